@@ -1,0 +1,103 @@
+"""monarch_nb: the notebook-native control room for GPU clusters.
+
+    %load_ext monarch_nb            in a notebook: %mesh and %%mesh
+    import monarch_nb               in a script: the same as calls
+
+Importing this imports neither torch nor grpc: names are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from monarch_nb.client.mesh import Mesh, RankInfo, RunInfo, StackReport
+    from monarch_nb.client.reservation import Reservation, ReservationInfo, attach, list_reservations, reserve
+    from monarch_nb.client.run import InterruptReport, Run
+    from monarch_nb.config import VERSION as __version__
+    from monarch_nb.errors import (
+        CapacityError,
+        MeshNotFound,
+        MonarchNbError,
+        NodeUnreachable,
+        PickleError,
+        PoolError,
+        PreloadError,
+        RankDead,
+        RankFailure,
+        RankUnresponsive,
+        ReservationConflict,
+        ReservationNotFound,
+        RunFailed,
+        RunNotFound,
+        RunPending,
+        SpawnError,
+        TargetError,
+        UsageError,
+        VersionMismatch,
+    )
+    from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
+    from monarch_nb.shape import Extent
+
+__all__ = [
+    "CapacityError",
+    "Extent",
+    "InterruptReport",
+    "Mesh",
+    "MeshNotFound",
+    "MonarchNbError",
+    "NodeUnreachable",
+    "PickleError",
+    "PoolError",
+    "PreloadError",
+    "RankDead",
+    "RankFailure",
+    "RankInfo",
+    "RankUnresponsive",
+    "Reservation",
+    "ReservationConflict",
+    "ReservationInfo",
+    "ReservationNotFound",
+    "Run",
+    "RunFailed",
+    "RunInfo",
+    "RunNotFound",
+    "RunPending",
+    "SpawnError",
+    "StackReport",
+    "TargetError",
+    "UsageError",
+    "VersionMismatch",
+    "__version__",
+    "attach",
+    "list_reservations",
+    "load_ipython_extension",
+    "reserve",
+    "unload_ipython_extension",
+]
+
+_HOMES = {
+    "monarch_nb.client.mesh": ("Mesh", "RankInfo", "RunInfo", "StackReport"),
+    "monarch_nb.client.reservation": ("Reservation", "ReservationInfo", "attach", "list_reservations", "reserve"),
+    "monarch_nb.client.run": ("InterruptReport", "Run"),
+    "monarch_nb.notebook": ("load_ipython_extension", "unload_ipython_extension"),
+    "monarch_nb.shape": ("Extent",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from where it lives; errors live in monarch_nb.errors."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "__version__":
+        value = importlib.import_module("monarch_nb.config").VERSION
+    else:
+        value = getattr(importlib.import_module(_HOME_OF.get(name, "monarch_nb.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,149 @@
+"""`python -m monarch_nb.allocator`: run one node in the foreground until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import IO
+
+from monarch_nb import config
+from monarch_nb.allocator import facts, processes
+from monarch_nb.errors import MonarchNbError, PoolError
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser("monarch-nb allocator", description="Run one node's allocator in the foreground.")
+    parser.add_argument("--directory", type=Path, help="state of the node (default: a node of the local pool)")
+    parser.add_argument("--node-id", default="node0", help="unique in the pool (default: %(default)s)")
+    parser.add_argument("--procs", type=int, help="CPU ranks that fit (default: the number of CPUs)")
+    parser.add_argument("--gpus", choices=["all", "none"], default="all", help="offer the GPUs (default: %(default)s)")
+    parser.add_argument("--python", default=sys.executable, help="the ranks' python (default: this one)")
+    parser.add_argument("--preload", action="append", help="module that ranks have imported already (default: torch)")
+    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
+    """Serve until Shutdown (everything ends) or a signal (ranks go on, the next allocator adopts them)."""
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+    from monarch_nb.allocator.node import Node
+    from monarch_nb.allocator.service import AllocatorService
+    from monarch_nb.proto import allocator_pb2_grpc
+    from monarch_nb.rpc.channel import make_server
+
+    preload = list(config.DEFAULT_PRELOAD) if options.preload is None else [m for m in options.preload if m]
+    node = Node(
+        paths,
+        options.node_id,
+        procs=options.procs or facts.cpu_slots(),
+        gpus=facts.discover_gpus() if options.gpus == "all" else [],
+        python=options.python,
+        preload=preload,
+    )
+    await node.start()
+    server = make_server()
+    allocator_pb2_grpc.add_AllocatorServicer_to_server(AllocatorService(node), server)
+    health_service = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    paths.allocator_socket.unlink(missing_ok=True)
+    address = f"unix:{paths.allocator_socket}"
+    server.add_insecure_port(address)
+    await server.start()
+    for name in ("", "monarch_nb.v1.Allocator"):
+        await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
+    identity = processes.identify(os.getpid())
+    write_facts(
+        paths,
+        {
+            "node_id": options.node_id,
+            "pid": identity.pid,
+            "start_ticks": identity.start_ticks,
+            "boot_id": identity.boot_id,
+            "address": address,
+            "procs": node.state.procs,
+            "gpus": len(node.gpus),
+        },
+    )
+    report(options.ready_fd, {"serving": address})
+    stopped_by_signal = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, stopped_by_signal, number)
+    watcher = asyncio.create_task(_report_template(node, options.ready_fd))
+    waits = [asyncio.create_task(event.wait()) for event in (stopped_by_signal, node.shutdown)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for task in (*waits, watcher):
+        task.cancel()
+    await server.stop(grace=0.2)
+    await node.close(end_processes=node.shutdown.is_set())
+
+
+def _on_signal(stopped: asyncio.Event, number: int) -> None:
+    if stopped.is_set():
+        os._exit(128 + number)
+    stopped.set()
+
+
+async def _report_template(node: object, ready_fd: int | None) -> None:
+    await node.template_ready.wait()  # type: ignore[attr-defined]
+    report(ready_fd, {"template_error": node.template_error})  # type: ignore[attr-defined]
+    if ready_fd is not None:
+        os.close(ready_fd)
+
+
+def write_facts(paths: config.NodePaths, content: dict[str, object]) -> None:
+    """Tell local clients where the node serves; replaced in one step."""
+    temporary = paths.facts.with_suffix(".new")
+    temporary.write_text(json.dumps(content))
+    temporary.replace(paths.facts)
+
+
+def report(ready_fd: int | None, content: dict[str, object]) -> None:
+    """Write one line for whoever started us, if they still listen."""
+    if ready_fd is not None:
+        try:
+            os.write(ready_fd, json.dumps(content).encode() + b"\n")
+        except BrokenPipeError:
+            pass
+
+
+def lock(paths: config.NodePaths) -> IO[bytes]:
+    """Make sure that this is the node's only allocator; held until the process ends."""
+    file = paths.lock.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise PoolError(f"another allocator serves {paths.directory} already") from error
+    return file
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the allocator; return the exit status."""
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    try:
+        directory = options.directory or config.pool_directory() / options.node_id
+        paths = config.NodePaths(config.private_directory(directory.absolute()))
+        config.private_directory(paths.sockets)
+        held = lock(paths)
+        processes.become_subreaper()
+        asyncio.run(serve(options, paths))
+        held.close()
+    except MonarchNbError as error:
+        sys.stderr.write(f"monarch-nb allocator: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Asking and telling ranks: requests passed to their control threads, which answer while the main thread is stuck."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from monarch_nb.allocator.supervisor import RankProcess
+from monarch_nb.errors import UsageError
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import worker_pb2 as wire
+
+if TYPE_CHECKING:
+    from monarch_nb.allocator.node import Node
+
+STACK_WAIT_S = 1.0
+
+
+async def control_ranks(node: Node, request: pb.ControlRanksRequest) -> list[pb.RankReply]:
+    """Pass a request to the control threads of ranks; those that do not answer in time are told apart."""
+    mesh = node.state.mesh(request.mesh_id)
+    kind = request.WhichOneof("message")
+    if kind == "interrupt_run_id":
+        node.cancel(request.interrupt_run_id)
+    if kind == "kill":
+        doomed = [p for rank in request.ranks if (p := node.supervisor.ranks.get((request.mesh_id, rank)))]
+        node.supervisor.kill(doomed)
+        return [pb.RankReply(rank=process.rank, answered=True) for process in doomed]
+    ranks = [rank for rank in request.ranks if rank in mesh.ranks]
+    return list(await asyncio.gather(*(_control_rank(node, request, rank) for rank in ranks)))
+
+
+async def _control_rank(node: Node, request: pb.ControlRanksRequest, rank: int) -> pb.RankReply:
+    process = node.supervisor.ranks.get((request.mesh_id, rank))
+    if process is None:
+        return pb.RankReply(rank=rank)
+    timeout_s = request.timeout_s or 5.0
+    if request.WhichOneof("message") == "stack":
+        timeout_s = min(timeout_s, STACK_WAIT_S)
+    reply = await process.link.control(_rank_request(request), timeout_s)
+    if reply is None and request.WhichOneof("message") == "stack":
+        stack = await _stack_from_outside(node, process)
+        return pb.RankReply(rank=rank, answered=bool(stack), stack=stack)
+    if reply is None:
+        return pb.RankReply(rank=rank)
+    return pb.RankReply(
+        rank=rank,
+        answered=True,
+        where=reply.where,
+        stack=reply.stack,
+        completions=reply.completions,
+        completion_start=reply.completion_start,
+    )
+
+
+async def _stack_from_outside(node: Node, process: RankProcess) -> str:
+    """C code holds the GIL: faulthandler's signal handler writes the stack without it."""
+    path = node.paths.stacks(process.mesh_id, process.rank)
+    path.write_bytes(b"")
+    written = asyncio.Event()
+    node.watch.arm(path.parent, written.set)
+    os.kill(process.record.process.pid, signal.SIGUSR2)
+    try:
+        await asyncio.wait_for(written.wait(), STACK_WAIT_S)
+    except TimeoutError:
+        return ""
+    size_bytes = -1
+    while size_bytes != (size_bytes := path.stat().st_size):  # it writes line by line, within microseconds
+        await asyncio.sleep(0.01)
+    return path.read_text(errors="replace")
+
+
+def _rank_request(request: pb.ControlRanksRequest) -> wire.ControlRequest:
+    match request.WhichOneof("message"):
+        case "interrupt_run_id":
+            return wire.ControlRequest(interrupt=wire.InterruptRun(run_id=request.interrupt_run_id))
+        case "where":
+            return wire.ControlRequest(where=wire.GetWhere())
+        case "stack":
+            return wire.ControlRequest(stack=wire.GetStack())
+        case "complete":
+            complete = wire.GetCompletions(code=request.complete.code, cursor=request.complete.cursor)
+            return wire.ControlRequest(complete=complete)
+        case "abort_groups":
+            return wire.ControlRequest(abort_groups=wire.AbortGroups(reason=request.abort_groups))
+    raise UsageError("an empty control request")

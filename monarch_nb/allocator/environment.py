@@ -1,0 +1,56 @@
+"""The environment of a rank: torchrun's variables, the leased GPUs, threads. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from monarch_nb.config import RANK_TOKEN_VARIABLE
+from monarch_nb.proto import allocator_pb2 as pb
+
+_LOOPBACK = "127.0.0.1"
+
+
+def rank_environment(
+    base: Mapping[str, str],
+    spec: pb.SpawnRequest,
+    rank: int,
+    *,
+    gpu_indices: Sequence[int],
+    incarnation: int,
+    token: str,
+    cpu_count: int,
+) -> dict[str, str]:
+    """Return the whole environment of one rank.
+
+    Args:
+        base: the allocator's environment.
+        incarnation: how often the rank was restarted.
+        cpu_count: CPUs of the node, shared out among its ranks.
+    """
+    local_rank = rank - spec.first_rank
+    nodes = max(1, spec.world_size // max(1, spec.ranks))
+    environment = {name: value for name, value in base.items() if not name.startswith("GRPC_")}
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count // spec.ranks)))
+    environment |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(spec.world_size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(spec.ranks),
+        "GROUP_RANK": str(spec.node_rank),
+        "GROUP_WORLD_SIZE": str(nodes),
+        "NODE_RANK": str(spec.node_rank),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(spec.world_size),
+        "MASTER_ADDR": spec.master_host,
+        "MASTER_PORT": str(spec.master_port),
+        "TORCHELASTIC_RUN_ID": spec.mesh_id,
+        "TORCHELASTIC_RESTART_COUNT": str(incarnation),
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        # A script that a rank starts finds the mesh's store instead of hosting its own.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpu_indices)),
+        RANK_TOKEN_VARIABLE: token,
+    }
+    if spec.master_host == _LOOPBACK:
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    environment.update(spec.environment)
+    return environment

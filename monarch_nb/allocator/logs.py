@@ -1,0 +1,83 @@
+"""`ReadLogs`: every line that ranks wrote, run after run, from the files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from monarch_nb.allocator.output import RankFiles, stored_runs
+from monarch_nb.proto import allocator_pb2 as pb
+
+if TYPE_CHECKING:
+    from monarch_nb.allocator.node import Node
+
+_PIECE_BYTES = 256 << 10
+
+
+async def read_logs(node: Node, request: pb.ReadLogsRequest) -> AsyncIterator[pb.LogRecords]:
+    """Yield what ranks wrote: by run, then by rank, whole lines, stdout and stderr interleaved as they were written.
+
+    With `last_lines` only the newest lines of each rank.
+    """
+    mesh = node.state.mesh(request.mesh_id)
+    ranks = [rank for rank in sorted(mesh.ranks) if not request.ranks or rank in request.ranks]
+    runs = node.paths.runs(request.mesh_id)
+    numbers = [n for n in stored_runs(runs) if request.number in (0, n)]
+    if request.last_lines:
+        for rank in ranks:
+            records: list[pb.LogRecord] = []
+            for number in reversed(numbers):
+                piece = _run_records(RankFiles(runs, number, rank), request.last_lines)
+                records = [*piece, *records][-request.last_lines :]
+                if len(records) >= request.last_lines:
+                    break
+            if records:
+                yield pb.LogRecords(records=records)
+        return
+    for number in numbers:
+        for rank in ranks:
+            files = RankFiles(runs, number, rank)
+            async for batch in _all_records(files):
+                yield batch
+
+
+def _run_records(files: RankFiles, lines: int) -> list[pb.LogRecord]:
+    """Return the newest lines of a run."""
+    records: list[pb.LogRecord] = []
+    for kind, start, end in reversed(files.segments()):
+        window = 64 << 10
+        while True:
+            data = files.read(kind, max(start, end - window), end)
+            if data.count(b"\n") > lines or end - window <= start:
+                break
+            window *= 4
+        pieces = data.splitlines(keepends=True)[-(lines - len(records)) :]
+        records = [*(_record(files, kind, piece) for piece in pieces), *records]
+        if len(records) >= lines:
+            break
+    return records
+
+
+async def _all_records(files: RankFiles) -> AsyncIterator[pb.LogRecords]:
+    for kind, start, end in files.segments():
+        pending = b""
+        while start < end:
+            data = await asyncio.to_thread(files.read, kind, start, min(end, start + _PIECE_BYTES))
+            if not data:
+                break
+            start += len(data)
+            whole, _, rest = (pending + data).rpartition(b"\n")
+            if whole:
+                records = [_record(files, kind, line + b"\n") for line in whole.split(b"\n")]
+                yield pb.LogRecords(records=records)
+            pending = rest
+            if len(pending) > 4 * _PIECE_BYTES:  # a very long line travels in pieces
+                yield pb.LogRecords(records=[_record(files, kind, pending)])
+                pending = b""
+        if pending:
+            yield pb.LogRecords(records=[_record(files, kind, pending)])
+
+
+def _record(files: RankFiles, kind: str, text: bytes) -> pb.LogRecord:
+    return pb.LogRecord(rank=files.rank, stderr=kind == "err", number=files.number, text=text)

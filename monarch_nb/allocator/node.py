@@ -1,0 +1,505 @@
+"""A node: carries out what its state decides, with its supervisor, its database and its clients' sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+
+from monarch_nb import config
+from monarch_nb.allocator import facts, processes
+from monarch_nb.allocator.database import Database
+from monarch_nb.allocator.describe import describe_ranks
+from monarch_nb.allocator.environment import rank_environment
+from monarch_nb.allocator.output import RankFiles
+from monarch_nb.allocator.sessions import Follower, Session
+from monarch_nb.allocator.state import Effect, Lease, Mesh, NodeState, RankFinished, RankSlot, Run, RunDropped, StartRun
+from monarch_nb.allocator.supervisor import RankProcess, Supervisor, new_token
+from monarch_nb.allocator.watch import DirectoryWatch
+from monarch_nb.errors import MonarchNbError, RunNotFound, UsageError
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2, state_pb2
+from monarch_nb.proto import worker_pb2 as wire
+
+_log = logging.getLogger(__name__)
+
+FLUSH_DELAY_S = 0.005
+GATHER_RESULTS_S = 0.002
+STDERR_TAIL_LINES = 8
+
+
+class Node:
+    """One allocator's node.
+
+    Args:
+        paths: where everything of it lies.
+        node_id: "node0"; unique in the pool.
+        procs: CPU slots. gpus: its GPUs.
+        python, preload: of the template that is kept warm.
+        store_host: the interface on which stores listen.
+    """
+
+    def __init__(
+        self,
+        paths: config.NodePaths,
+        node_id: str,
+        *,
+        procs: int,
+        gpus: list[pb.Gpu],
+        python: str,
+        preload: list[str],
+        store_host: str = "127.0.0.1",
+    ) -> None:
+        self.paths, self.node_id, self.gpus, self.store_host = paths, node_id, gpus, store_host
+        self.python, self.preload = python, preload
+        self.token = uuid.uuid4().hex
+        self.state = NodeState(procs, [gpu.index for gpu in gpus])
+        self.sessions: set[Session] = set()
+        self.shutdown = asyncio.Event()
+        self.template_error = ""
+        self.template_ready = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._database = Database(paths.database)
+        self.watch = DirectoryWatch(self._loop)
+        self.supervisor = Supervisor(paths, self._on_result, self._on_death, self._save_template)
+        self._dirty_runs: set[tuple[str, str]] = set()
+        self._unacknowledged: dict[tuple[str, int], list[str]] = {}
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._gathered: dict[str, list[run_pb2.RankResult]] = {}
+        self._expiries: dict[str, asyncio.TimerHandle] = {}
+        self._spawning = asyncio.Lock()
+        self._stores: dict[str, state_pb2.MeshRecord] = {}
+        self._shown: dict[str, dict[int, run_pb2.Cursor]] = {}
+
+    # ---- start and end ----
+
+    async def start(self) -> None:
+        """Read the database, adopt what still lives, and begin to warm the default template."""
+        self._read_state()
+        for _, record in list(self._database.read("template", state_pb2.TemplateRecord)):
+            await self.supervisor.adopt_template(record)
+        ranks = [record for _, record in self._database.read("rank", state_pb2.RankRecord)]
+        await asyncio.gather(*(self._adopt(record) for record in ranks))
+        self._flush()
+        self._warming = asyncio.create_task(self._warm())
+
+    def _read_state(self) -> None:
+        for key, lease in self._database.read("lease", state_pb2.LeaseRecord):
+            self.state.leases[key] = Lease(lease.request, list(lease.gpu_indices), lease.confirmed)
+            if not lease.confirmed:
+                self._expire_later(key)
+        for key, record in self._database.read("mesh", state_pb2.MeshRecord):
+            mesh = Mesh(record.spec, last_number=record.last_number, previous=dict(record.previous))
+            self.state.meshes[key] = mesh
+            self.supervisor.adopt_store(key, record.store)
+        for _, rank in self._database.read("rank", state_pb2.RankRecord):
+            death = rank.death if rank.HasField("death") else None
+            if mesh_of_rank := self.state.meshes.get(rank.mesh_id):
+                mesh_of_rank.ranks[rank.rank] = RankSlot(list(rank.gpu_indices), death)
+        runs = [run for _, run in self._database.read("run", state_pb2.RunRecord)]
+        for run in sorted(runs, key=lambda run: run.submit.run.number):
+            if mesh_of_run := self.state.meshes.get(run.submit.mesh_id):
+                mesh_of_run.runs[run.submit.run.run_id] = Run.from_record(run)
+
+    async def _adopt(self, record: state_pb2.RankRecord) -> None:
+        if record.HasField("death") or record.mesh_id not in self.state.meshes:
+            return
+        hello = await self.supervisor.adopt_rank(record)
+        if hello is not None:
+            for result in hello.results:
+                self._on_result(record.mesh_id, result)
+            self._apply(self.state.rank_adopted(record.mesh_id, record.rank, hello.running, hello.done))
+
+    async def _warm(self) -> None:
+        try:
+            await self.supervisor.template(self.python, self.preload)
+        except MonarchNbError as error:
+            self.template_error = str(error)
+        self.template_ready.set()
+
+    async def close(self, *, end_processes: bool) -> None:
+        """Stop; with `end_processes` everything of the node ends and its files are removed."""
+        self._warming.cancel()
+        for handle in self._expiries.values():
+            handle.cancel()
+        await self.supervisor.close(end_processes=end_processes)
+        self._flush()
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+        self._database.close()
+        self.watch.close()
+        if end_processes:
+            shutil.rmtree(self.paths.directory, ignore_errors=True)
+
+    # ---- leases ----
+
+    def reserve(self, request: pb.ReserveRequest) -> list[int]:
+        """Lease slots provisionally; return the GPUs' indices."""
+        lease = self.state.reserve(request)
+        if not lease.confirmed:
+            self._expire_later(request.reservation_id)
+        self._save_lease(request.reservation_id)
+        return lease.gpu_indices
+
+    def confirm(self, reservation_id: str) -> None:
+        self.state.confirm(reservation_id)
+        if handle := self._expiries.pop(reservation_id, None):
+            handle.cancel()
+        self._save_lease(reservation_id)
+
+    def _save_lease(self, reservation_id: str) -> None:
+        lease = self.state.leases[reservation_id]
+        record = state_pb2.LeaseRecord(request=lease.request, gpu_indices=lease.gpu_indices, confirmed=lease.confirmed)
+        self._database.put("lease", reservation_id, record)
+        self._flush()
+
+    def _expire_later(self, reservation_id: str) -> None:
+        if handle := self._expiries.pop(reservation_id, None):
+            handle.cancel()
+        expire = lambda: asyncio.ensure_future(self.release(reservation_id))  # noqa: E731
+        self._expiries[reservation_id] = self._loop.call_later(config.PROVISIONAL_LEASE_S, expire)
+
+    async def release(self, reservation_id: str) -> int:
+        """End everything of a reservation and give its slots back; return how many ranks ended."""
+        if handle := self._expiries.pop(reservation_id, None):
+            handle.cancel()
+        meshes = [m for m, mesh in self.state.meshes.items() if mesh.spec.reservation_id == reservation_id]
+        ranks = [rank for rank in self.supervisor.ranks.values() if rank.mesh_id in meshes]
+        await self.supervisor.end(ranks, patience_s=1.0)
+        for mesh_id in meshes:
+            await self._forget_mesh(mesh_id)
+        self.state.release(reservation_id)
+        self._database.delete("lease", reservation_id)
+        self._flush()
+        return len(ranks)
+
+    async def _forget_mesh(self, mesh_id: str) -> None:
+        for session in self.sessions:
+            for run_id in self.state.meshes[mesh_id].runs:
+                session.unfollow(run_id)
+        await self.supervisor.end_store(mesh_id)
+        self.state.meshes.pop(mesh_id, None)
+        self._dirty_runs = {key for key in self._dirty_runs if key[0] != mesh_id}
+        self._database.delete("mesh", mesh_id)
+        self._database.delete_prefix("rank", mesh_id)
+        self._database.delete_prefix("run", mesh_id)
+        await asyncio.to_thread(shutil.rmtree, self.paths.mesh(mesh_id), ignore_errors=True)
+
+    # ---- meshes ----
+
+    async def host_store(self, request: pb.HostStoreRequest) -> tuple[str, int]:
+        """Host the mesh's torch.distributed store here; return where it listens."""
+        self.state.lease(request.reservation_id)
+        template = await self.supervisor.template(request.python or self.python, request.preload)
+        pid, port = await self.supervisor.fork_store(request.mesh_id, template, self.store_host)
+        record = state_pb2.MeshRecord(store_port=port, store_host=self.store_host)
+        record.spec.mesh_id, record.spec.reservation_id = request.mesh_id, request.reservation_id
+        record.store.CopyFrom(processes.identify(pid))
+        self._stores[request.mesh_id] = record
+        return self.store_host, port
+
+    async def spawn(self, spec: pb.SpawnRequest) -> list[pb.Rank]:
+        """Fork the mesh's ranks on this node and wait until they are ready."""
+        mesh = self.state.add_mesh(spec)
+        try:
+            for directory in (self.paths.runs(spec.mesh_id), self.paths.blobs(spec.mesh_id)):
+                directory.mkdir(parents=True, exist_ok=True)
+            self._save_mesh(spec.mesh_id)
+            await self._fork(mesh, sorted(mesh.ranks), dict.fromkeys(mesh.ranks, 0))
+        except BaseException:
+            await self.supervisor.end_store(spec.mesh_id)
+            await self._forget_mesh(spec.mesh_id)
+            raise
+        return describe_ranks(self, mesh, mesh.ranks)
+
+    async def _fork(self, mesh: Mesh, ranks: list[int], incarnations: dict[int, int]) -> None:
+        spec = mesh.spec
+        records, specs = [], []
+        for rank in ranks:
+            slot, incarnation = mesh.ranks[rank], incarnations[rank]
+            record = state_pb2.RankRecord(
+                mesh_id=spec.mesh_id,
+                rank=rank,
+                incarnation=incarnation,
+                gpu_indices=slot.gpu_indices,
+                token=new_token(),
+            )
+            environment = rank_environment(
+                os.environ,
+                spec,
+                rank,
+                gpu_indices=slot.gpu_indices,
+                incarnation=incarnation,
+                token=record.token,
+                cpu_count=facts.cpu_slots(),
+            )
+            records.append(record)
+            specs.append(
+                wire.RankSpec(
+                    mesh_id=spec.mesh_id,
+                    rank=rank,
+                    environment=environment,
+                    directory=spec.directory,
+                    socket=str(self.paths.rank_socket(spec.mesh_id, rank, incarnation)),
+                    log_directory=str(self.paths.runs(spec.mesh_id)),
+                    blob_directory=str(self.paths.blobs(spec.mesh_id)),
+                    stacks_file=str(self.paths.stacks(spec.mesh_id, rank)),
+                )
+            )
+        template = await self.supervisor.template(spec.python or self.python, spec.preload)
+        for process in await self.supervisor.fork_ranks(template, records, specs):
+            self._save_rank(process.record)
+            self._apply(self.state.rank_ready(spec.mesh_id, process.rank))
+        self._flush()
+
+    async def restart(self, mesh_id: str, ranks: Iterable[int]) -> list[pb.Rank]:
+        """Replace ranks by fresh ones; those that hold GPUs end before their successors start."""
+        mesh = self.state.mesh(mesh_id)
+        chosen = sorted(ranks)
+        if unknown := [rank for rank in chosen if rank not in mesh.ranks]:
+            raise UsageError(f"no such ranks here: {unknown}")
+        async with self._spawning:
+            incarnations = {}
+            old = []
+            for rank in chosen:
+                if process := self.supervisor.ranks.pop((mesh_id, rank), None):
+                    old.append(process)
+                    incarnations[rank] = process.record.incarnation + 1
+                else:
+                    incarnations[rank] = self._last_incarnation(mesh_id, rank) + 1
+                self._apply(self.state.rank_restarting(mesh_id, rank))
+            busy = [process for process in old if mesh.ranks[process.rank].running]
+            self.supervisor.kill(busy)
+            ending = asyncio.ensure_future(self.supervisor.end(old))
+            if any(mesh.ranks[rank].gpu_indices for rank in chosen):
+                await ending
+            try:
+                await self._fork(mesh, chosen, incarnations)
+            except MonarchNbError as error:
+                for rank in chosen:
+                    death = run_pb2.Death(likely_cause=f"could not be restarted: {error}")
+                    self._apply(self.state.rank_died(mesh_id, rank, death))
+                raise
+            finally:
+                await ending
+        return describe_ranks(self, mesh, chosen)
+
+    def _last_incarnation(self, mesh_id: str, rank: int) -> int:
+        for key, record in self._database.read("rank", state_pb2.RankRecord):
+            if key == _rank_key(mesh_id, rank):
+                return record.incarnation
+        return 0
+
+    def _save_mesh(self, mesh_id: str) -> None:
+        mesh = self.state.meshes[mesh_id]
+        record = self._stores.get(mesh_id, state_pb2.MeshRecord())
+        record.spec.CopyFrom(mesh.spec)
+        record.last_number = mesh.last_number
+        record.previous.update(mesh.previous)
+        self._database.put("mesh", mesh_id, record)
+
+    def _save_rank(self, record: state_pb2.RankRecord) -> None:
+        self._database.put("rank", _rank_key(record.mesh_id, record.rank), record)
+
+    def _save_template(self, key: str, record: state_pb2.TemplateRecord | None) -> None:
+        if record is None:
+            self._database.delete("template", key)
+        else:
+            self._database.put("template", key, record)
+        self._flush_soon()
+
+    # ---- runs ----
+
+    def submit(self, session: Session, submit: pb.Submit) -> None:
+        """Queue a run for a session that follows it; the same run id again only follows it."""
+        mesh = self.state.mesh(submit.mesh_id)
+        known = submit.run.run_id in mesh.runs
+        queued, effects = self.state.submit(submit, time.time())
+        run = mesh.runs[submit.run.run_id]
+        if submit.ranks:
+            (self.paths.runs(submit.mesh_id) / str(run.number)).mkdir(exist_ok=True)
+        waits = len(submit.all_ranks) > len(submit.ranks) or bool(queued.ahead)
+        session.send(urgent=waits, queued=queued)
+        self._apply(effects)
+        self._follow(session, mesh, run, {}, quiet=submit.quiet)
+        if known:
+            self._send_results(session, run)
+        else:
+            self._dirty_runs.add((submit.mesh_id, run.run_id))
+            self._flush_soon()
+
+    def follow(self, session: Session, request: pb.Follow) -> None:
+        """Send a run's output from the given cursors, and the results it has."""
+        mesh = self.state.mesh(request.mesh_id)
+        run = mesh.runs.get(request.run_id)
+        if run is None:
+            raise RunNotFound("the run is not known here any more: `%mesh logs` has its output")
+        cursors = self._shown.get(run.run_id, {}) if request.from_shown else dict(request.cursors)
+        session.send(queued=pb.Queued(run_id=run.run_id, number=run.number))
+        self._follow(session, mesh, run, cursors, quiet=False)
+        self._send_results(session, run)
+
+    def _follow(self, session: Session, mesh: Mesh, run: Run, shown: dict[int, run_pb2.Cursor], *, quiet: bool) -> None:
+        if quiet or not run.submit.ranks:
+            return
+        cursors = {rank: run_pb2.Cursor() for rank in run.submit.ranks}
+        for rank, cursor in shown.items():
+            if rank in cursors:
+                cursors[rank].CopyFrom(cursor)
+        runs = self.paths.runs(mesh.spec.mesh_id)
+        follower = Follower(session, self.watch, run.run_id, run.number, runs, cursors)
+        follower.finished = run.finished
+        session.follow(follower)
+
+    def _send_results(self, session: Session, run: Run) -> None:
+        if run.results:
+            session.send(finished=pb.Finished(run_id=run.run_id, results=list(run.results.values())))
+
+    def cancel(self, run_id: str) -> None:
+        """Drop a run where it has not begun."""
+        self._apply(self.state.cancel(run_id))
+
+    def proceed(self, request: pb.Proceed) -> None:
+        self._apply(self.state.proceed(request.mesh_id, request.run_id))
+
+    def collected(self, run_id: str) -> None:
+        """The client has the results: their values need not be kept."""
+        if mesh_id := self.state.collected(run_id):
+            run = self.state.meshes[mesh_id].runs[run_id]
+            for result in run.results.values():
+                if result.HasField("value_blob"):
+                    self.blob_path(mesh_id, result.value_blob).unlink(missing_ok=True)
+                result.ClearField("value")
+                result.ClearField("bundle_json")
+            self._dirty_runs.add((mesh_id, run_id))
+            self._flush_soon()
+
+    def shown(self, request: pb.Shown) -> None:
+        """Remember what the client has shown."""
+        self._shown.setdefault(request.run_id, {}).update(dict(request.cursors))
+
+    def _apply(self, effects: list[Effect]) -> None:
+        encoded: dict[str, bytes] = {}
+        for effect in effects:
+            if isinstance(effect, StartRun):
+                run_id = effect.run.run_id
+                if run_id not in encoded:
+                    encoded[run_id] = wire.ToRank(run=effect.run).SerializeToString()
+                if process := self.supervisor.ranks.get((effect.mesh_id, effect.rank)):
+                    process.link.start(encoded[run_id])
+                self._dirty_runs.add((effect.mesh_id, run_id))
+            elif isinstance(effect, RankFinished):
+                self._finish(effect)
+            elif isinstance(effect, RunDropped):
+                self._drop(effect)
+
+    def _finish(self, effect: RankFinished) -> None:
+        run = self.state.meshes[effect.mesh_id].runs[effect.run_id]
+        self._dirty_runs.add((effect.mesh_id, effect.run_id))
+        gathered = self._gathered.setdefault(effect.run_id, [])
+        gathered.append(effect.result)
+        if run.finished:
+            self._send_gathered(effect.run_id)
+        elif len(gathered) == 1:
+            self._loop.call_later(GATHER_RESULTS_S, self._send_gathered, effect.run_id)
+
+    def _send_gathered(self, run_id: str) -> None:
+        results = self._gathered.pop(run_id, None)
+        if not results:
+            return
+        run = next((mesh.runs[run_id] for mesh in self.state.meshes.values() if run_id in mesh.runs), None)
+        for session in self._interested(run_id):
+            if follower := session.followers.get(run_id):
+                for result in results:
+                    follower.pump_rank(result)
+                follower.finished = run is not None and run.finished
+            session.send(finished=pb.Finished(run_id=run_id, results=results))
+        self._flush_soon()
+
+    def _interested(self, run_id: str) -> list[Session]:
+        return [session for session in self.sessions if run_id in session.run_ids]
+
+    def _drop(self, effect: RunDropped) -> None:
+        self._database.delete("run", _run_key(effect.mesh_id, effect.run_id))
+        self._dirty_runs.discard((effect.mesh_id, effect.run_id))
+        self._shown.pop(effect.run_id, None)
+        for session in self.sessions:
+            session.forget(effect.run_id)
+        directory = self.paths.runs(effect.mesh_id) / str(effect.number)
+        try:
+            if not any(entry.stat().st_size for entry in os.scandir(directory)):
+                shutil.rmtree(directory, ignore_errors=True)  # it printed nothing: no log is lost
+        except FileNotFoundError:
+            pass
+
+    def _on_result(self, mesh_id: str, result: run_pb2.RankResult) -> None:
+        self._unacknowledged.setdefault((mesh_id, result.rank), []).append(result.run_id)
+        self._apply(self.state.result(mesh_id, result))
+        self._flush_soon()
+
+    def _on_death(self, process: RankProcess, status: int | None) -> None:
+        mesh = self.state.meshes.get(process.mesh_id)
+        if mesh is None:
+            return
+        running = mesh.ranks[process.rank].running
+        number = mesh.runs[running].number if running in mesh.runs else mesh.last_number
+        files = RankFiles(self.paths.runs(process.mesh_id), number, process.rank)
+        death = processes.explain_death(
+            process.record.process.pid,
+            status,
+            killed_by_us=process.killed_by_us,
+            oom_kills_before=process.oom_kills_before,
+            stderr_tail=files.tail_lines("err", STDERR_TAIL_LINES),
+        )
+        process.record.death.CopyFrom(death)
+        self._save_rank(process.record)
+        self._apply(self.state.rank_died(process.mesh_id, process.rank, death))
+        for session in self.sessions:
+            session.send(rank_died=pb.RankDied(mesh_id=process.mesh_id, rank=process.rank, death=death))
+        self._flush_soon()
+
+    def blob_path(self, mesh_id: str, blob: str) -> Path:
+        """Return a blob's path; its name must be one plain file name."""
+        self.state.mesh(mesh_id)
+        if not blob or blob != Path(blob).name or blob.startswith("."):
+            raise UsageError(f"bad blob name {blob!r}")
+        return self.paths.blobs(mesh_id) / blob
+
+    # ---- the database ----
+
+    def _flush_soon(self) -> None:
+        if self._flush_timer is None:
+            self._flush_timer = self._loop.call_later(FLUSH_DELAY_S, self._flush)
+
+    def _flush(self) -> None:
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        for mesh_id, run_id in self._dirty_runs:
+            if run := self.state.meshes[mesh_id].runs.get(run_id):
+                self._database.put("run", _run_key(mesh_id, run_id), run.record())
+                self._save_mesh(mesh_id)
+        self._dirty_runs.clear()
+        try:
+            self._database.flush()
+        except sqlite3.Error as error:  # a full disk: ranks keep their results until it can be written
+            _log.warning("state can not be written: %s", error)
+            return
+        for (mesh_id, rank), run_ids in self._unacknowledged.items():
+            if process := self.supervisor.ranks.get((mesh_id, rank)):
+                process.link.forget_results(run_ids)
+        self._unacknowledged.clear()
+
+
+def _rank_key(mesh_id: str, rank: int) -> str:
+    return f"{mesh_id}/{rank}"
+
+
+def _run_key(mesh_id: str, run_id: str) -> str:
+    return f"{mesh_id}/{run_id}"

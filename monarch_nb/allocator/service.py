@@ -1,0 +1,195 @@
+"""The gRPC service: thin. Each method unpacks a request, calls the node, and packs the reply."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from monarch_nb import config
+from monarch_nb.allocator.control import control_ranks
+from monarch_nb.allocator.describe import describe_node, describe_status
+from monarch_nb.allocator.logs import read_logs
+from monarch_nb.allocator.node import Node
+from monarch_nb.allocator.sessions import Session as ClientSession
+from monarch_nb.errors import MonarchNbError, UsageError, VersionMismatch
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import allocator_pb2_grpc as service
+from monarch_nb.rpc.status import error_to_json, refuse
+
+_Method = Callable[[Any, Any, Any], Awaitable[Any]]
+
+
+def _translated(method: _Method) -> _Method:
+    """Let a method raise the errors of monarch_nb."""
+
+    @functools.wraps(method)
+    async def translated(self: Any, request: Any, context: Any) -> Any:
+        try:
+            return await method(self, request, context)
+        except MonarchNbError as error:
+            await refuse(context, error)
+
+    return translated
+
+
+class AllocatorService(service.AllocatorServicer):
+    """One node's service. A call that a client abandons still runs to its end: half a spawn would leak ranks."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    @_translated
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
+        check_protocol(request.protocol, request.client_version)
+        return describe_node(self._node)
+
+    @_translated
+    async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
+        return pb.ReserveReply(gpu_indices=self._node.reserve(request))
+
+    @_translated
+    async def Confirm(self, request: pb.ConfirmRequest, context: Any) -> pb.ConfirmReply:
+        self._node.confirm(request.reservation_id)
+        return pb.ConfirmReply()
+
+    @_translated
+    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:
+        ended = await _whole(self._node.release(request.reservation_id))
+        return pb.ReleaseReply(ranks_ended=ended)
+
+    @_translated
+    async def HostStore(self, request: pb.HostStoreRequest, context: Any) -> pb.HostStoreReply:
+        host, port = await _whole(self._node.host_store(request))
+        return pb.HostStoreReply(host=host, port=port)
+
+    @_translated
+    async def Spawn(self, request: pb.SpawnRequest, context: Any) -> pb.SpawnReply:
+        return pb.SpawnReply(ranks=await _whole(self._node.spawn(request)))
+
+    @_translated
+    async def Restart(self, request: pb.RestartRequest, context: Any) -> pb.RestartReply:
+        return pb.RestartReply(ranks=await _whole(self._node.restart(request.mesh_id, request.ranks)))
+
+    @_translated
+    async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
+        return describe_status(self._node, memory=request.memory)
+
+    @_translated
+    async def Control(self, request: pb.ControlRanksRequest, context: Any) -> pb.ControlRanksReply:
+        return pb.ControlRanksReply(replies=await control_ranks(self._node, request))
+
+    async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
+        """Read requests and write batches of events until either side ends."""
+        session = ClientSession()
+        self._node.sessions.add(session)
+        writer = asyncio.create_task(self._write_events(session, context))
+        try:
+            async for request in request_iterator:
+                self._handle(session, request)
+        finally:
+            writer.cancel()
+            self._node.sessions.discard(session)
+            session.close()
+
+    async def _write_events(self, session: ClientSession, context: Any) -> None:
+        with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
+            while True:
+                await context.write(await session.batches())
+
+    def _handle(self, session: ClientSession, request: pb.SessionRequest) -> None:
+        kind = request.WhichOneof("message")
+        message: Any = getattr(request, kind) if kind else None
+        try:
+            match kind:
+                case "open":
+                    check_protocol(message.protocol, message.client_id)
+                    opened = pb.Opened(protocol=config.PROTOCOL, version=config.VERSION, token=self._node.token)
+                    session.send(opened=opened)
+                case "submit":
+                    session.run_ids.add(message.run.run_id)
+                    self._node.submit(session, message)
+                case "follow":
+                    session.run_ids.add(message.run_id)
+                    self._node.follow(session, message)
+                case "collected":
+                    self._node.collected(message.run_id)
+                case "cancel":
+                    self._node.cancel(message.run_id)
+                case "shown":
+                    self._node.shown(message)
+                case "unfollow":
+                    session.unfollow(message.run_id)
+                case "proceed":
+                    self._node.proceed(message)
+        except MonarchNbError as error:
+            run_id = message.run.run_id if kind == "submit" else getattr(message, "run_id", "")
+            session.send(refused=pb.Refused(run_id=run_id, error_json=error_to_json(error)))
+        except OSError as error:
+            refused = UsageError(f"{self._node.node_id}: {error}")
+            session.send(refused=pb.Refused(run_id=message.run.run_id, error_json=error_to_json(refused)))
+
+    async def ReadLogs(self, request: pb.ReadLogsRequest, context: Any) -> AsyncIterator[pb.LogRecords]:
+        try:
+            async for records in read_logs(self._node, request):
+                yield records
+        except MonarchNbError as error:
+            await refuse(context, error)
+
+    @_translated
+    async def PutBlob(self, request_iterator: Any, context: Any) -> pb.PutBlobReply:
+        size_bytes, file, path = 0, None, None
+        try:
+            async for chunk in request_iterator:
+                if file is None:
+                    path = self._node.blob_path(chunk.mesh_id, chunk.blob)
+                    file = path.open("wb")
+                file.write(chunk.data)
+                size_bytes += len(chunk.data)
+        except OSError as error:
+            if path is not None:
+                path.unlink(missing_ok=True)
+            raise MonarchNbError(f"{self._node.node_id} can not store {path}: {error.strerror}") from error
+        finally:
+            if file is not None:
+                file.close()
+        return pb.PutBlobReply(size_bytes=size_bytes)
+
+    async def ReadBlob(self, request: pb.ReadBlobRequest, context: Any) -> AsyncIterator[pb.BlobChunk]:
+        try:
+            path = self._node.blob_path(request.mesh_id, request.blob)
+            with path.open("rb") as file:
+                while data := file.read(config.CHUNK_BYTES):
+                    yield pb.BlobChunk(data=data)
+        except FileNotFoundError:
+            await refuse(context, MonarchNbError("the value is not kept any more"))
+        except MonarchNbError as error:
+            await refuse(context, error)
+
+    @_translated
+    async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownReply:
+        if self._node.state.leases and not request.force:
+            held = ", ".join(sorted(lease.request.name for lease in self._node.state.leases.values()))
+            raise UsageError(f"reservations are held: {held}; release them first, or use --force")
+        self._node.shutdown.set()
+        return pb.ShutdownReply()
+
+
+async def _whole(work: Any) -> Any:
+    """Run to the end even if the client goes away."""
+    return await asyncio.shield(asyncio.ensure_future(work))
+
+
+def check_protocol(protocol: int, client: str) -> None:
+    """Raise VersionMismatch unless the client speaks our protocol."""
+    if protocol != config.PROTOCOL:
+        raise VersionMismatch(
+            f"the notebook's monarch_nb speaks protocol {protocol}, this node's (version {config.VERSION}) protocol "
+            f"{config.PROTOCOL}: install the same version on both and restart the older one",
+            client=f"{client} (protocol {protocol})",
+            node=f"{config.VERSION} (protocol {config.PROTOCOL})",
+        )

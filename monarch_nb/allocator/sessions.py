@@ -1,0 +1,156 @@
+"""Client sessions: who follows which run, and what they are sent, in batches and at a bounded rate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+from monarch_nb.allocator.output import RankFiles
+from monarch_nb.allocator.watch import DirectoryWatch
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+
+OUTPUT_INTERVAL_S = 0.04
+FLOOD_INTERVAL_S = 0.1
+BATCH_S = 0.003
+MAX_FOLLOWED = 64
+
+
+class Session:
+    """One client's stream of events."""
+
+    def __init__(self) -> None:
+        self._events: list[pb.SessionEvent] = []
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self.followers: dict[str, Follower] = {}
+        self.run_ids: set[str] = set()
+        """Runs whose results this client wants."""
+
+    def send(self, *, urgent: bool = True, **event: object) -> None:
+        """Queue an event; one that is not urgent may wait a little for others."""
+        self._events.append(pb.SessionEvent(**event))  # type: ignore[arg-type]
+        if urgent:
+            self._wake.set()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(BATCH_S, self._wake.set)
+
+    async def batches(self) -> pb.SessionEvents:
+        """Wait for the next batch of events."""
+        await self._wake.wait()
+        self._wake.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        batch = pb.SessionEvents(events=self._events)
+        self._events = []
+        return batch
+
+    def follow(self, follower: Follower) -> None:
+        """Begin to send a run's output; the oldest finished run is followed no longer when there are many."""
+        if old := self.followers.pop(follower.run_id, None):
+            old.close()
+        self.followers[follower.run_id] = follower
+        if len(self.followers) > MAX_FOLLOWED:
+            for run_id, other in self.followers.items():
+                if other.finished:
+                    self.unfollow(run_id)
+                    break
+
+    def unfollow(self, run_id: str) -> None:
+        if follower := self.followers.pop(run_id, None):
+            follower.close()
+
+    def forget(self, run_id: str) -> None:
+        """The run is known no longer."""
+        self.unfollow(run_id)
+        self.run_ids.discard(run_id)
+
+    def close(self) -> None:
+        for follower in self.followers.values():
+            follower.close()
+        self.followers.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class Follower:
+    """Sends a run's output to one session: at once when it was quiet, else at a bounded rate.
+
+    Args:
+        cursors: where to begin, by rank; updated as output is sent.
+        runs: the mesh's directory of runs.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        watch: DirectoryWatch,
+        run_id: str,
+        number: int,
+        runs: Path,
+        cursors: dict[int, run_pb2.Cursor],
+    ) -> None:
+        self.session, self.run_id, self.cursors = session, run_id, cursors
+        self.finished = False
+        self._watch, self._directory = watch, runs / str(number)
+        self._files = {rank: RankFiles(runs, number, rank) for rank in cursors}
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._last_pump_s = 0.0
+        self._interval_s = OUTPUT_INTERVAL_S
+        self._closed = False
+        self.pump()
+
+    def _on_change(self) -> None:
+        if self._closed or self._timer is not None:
+            return
+        delay_s = self._last_pump_s + self._interval_s - self._loop.time()
+        if delay_s <= 0:
+            self.pump()
+        else:
+            self._timer = self._loop.call_later(delay_s, self.pump)
+
+    def pump(self) -> None:
+        """Send everything written since the last time and wait for more."""
+        if self._closed:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._watch.arm(self._directory, self._on_change)  # before reading: what comes later is noticed
+        self._send(self._files)
+        self._last_pump_s = self._loop.time()
+
+    def pump_rank(self, result: run_pb2.RankResult) -> None:
+        """Send the rest of a rank that has finished, unless there is none."""
+        end, cursor = result.end, self.cursors.get(result.rank)
+        if cursor is not None and (
+            end.stdout_bytes > cursor.stdout_bytes
+            or end.stderr_bytes > cursor.stderr_bytes
+            or end.marks_bytes > cursor.marks_bytes
+        ):
+            self._send([result.rank])
+
+    def _send(self, ranks: Iterable[int]) -> None:
+        outputs = []
+        for rank in ranks:
+            try:
+                output = self._files[rank].read_since(self.cursors[rank])
+            except OSError as error:
+                output = pb.RankOutput(rank=rank, cursor=self._files[rank].end())
+                output.items.add(notice=f"the log can not be read: {error}")
+            if output is not None:
+                self.cursors[rank] = output.cursor
+                if output.items:
+                    outputs.append(output)
+        flood = any(item.HasField("elided") for output in outputs for item in output.items)
+        self._interval_s = FLOOD_INTERVAL_S if flood else OUTPUT_INTERVAL_S
+        if outputs:
+            self.session.send(output=pb.Output(run_id=self.run_id, ranks=outputs))
+
+    def close(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()

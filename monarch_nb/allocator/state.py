@@ -1,0 +1,379 @@
+"""What an allocator knows and decides: leases, meshes, ranks and the order of runs. Pure: no I/O, no clock.
+
+Each method is a stimulus. It changes the state, or raises without changing it, and returns what is to be done as a list
+of effects, which the node carries out (monarch_nb.allocator.node).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from monarch_nb.errors import CapacityError, MeshNotFound, ReservationConflict, ReservationNotFound, UsageError
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2, state_pb2
+from monarch_nb.shape import name_ranks
+
+MAX_FINISHED_RUNS = 200
+
+
+@dataclass(frozen=True)
+class StartRun:
+    """Send the run to the rank, which is free."""
+
+    mesh_id: str
+    rank: int
+    run: run_pb2.RunSpec
+
+
+@dataclass(frozen=True)
+class RankFinished:
+    """A rank finished a run (or never will run it)."""
+
+    mesh_id: str
+    run_id: str
+    result: run_pb2.RankResult
+
+
+@dataclass(frozen=True)
+class RunDropped:
+    """A finished run is old and forgotten."""
+
+    mesh_id: str
+    run_id: str
+    number: int
+
+
+Effect = StartRun | RankFinished | RunDropped
+
+
+@dataclass
+class Run:
+    """One run's part on this node."""
+
+    submit: pb.Submit
+    submitted_at: float
+    results: dict[int, run_pb2.RankResult] = field(default_factory=dict)
+    started: set[int] = field(default_factory=set)
+    collected: bool = False
+
+    @property
+    def run_id(self) -> str:
+        return self.submit.run.run_id
+
+    @property
+    def number(self) -> int:
+        return self.submit.run.number
+
+    @property
+    def finished(self) -> bool:
+        return len(self.results) == len(self.submit.ranks)
+
+    def record(self) -> state_pb2.RunRecord:
+        return state_pb2.RunRecord(
+            submit=self.submit,
+            results=list(self.results.values()),
+            collected=self.collected,
+            submitted_at=self.submitted_at,
+            started=sorted(self.started),
+        )
+
+    @classmethod
+    def from_record(cls, record: state_pb2.RunRecord) -> Run:
+        results = {result.rank: result for result in record.results}
+        return cls(record.submit, record.submitted_at, results, set(record.started), record.collected)
+
+
+@dataclass
+class RankSlot:
+    """One rank of a mesh on this node. `death` is None while it lives; `running` is a run's id."""
+
+    gpu_indices: list[int] = field(default_factory=list)
+    death: run_pb2.Death | None = None
+    ready: bool = False
+    running: str = ""
+
+
+@dataclass
+class Mesh:
+    spec: pb.SpawnRequest
+    ranks: dict[int, RankSlot] = field(default_factory=dict)
+    runs: dict[str, Run] = field(default_factory=dict)
+    last_number: int = 0
+    previous: dict[int, int] = field(default_factory=dict)
+    forgotten: int = 0
+    """The newest number among the runs that were forgotten."""
+
+    @property
+    def pending(self) -> list[Run]:
+        """Unfinished runs in the order in which ranks get them."""
+        return sorted((run for run in self.runs.values() if not run.finished), key=lambda run: run.number)
+
+
+@dataclass
+class Lease:
+    request: pb.ReserveRequest
+    gpu_indices: list[int]
+    confirmed: bool = False
+
+
+class NodeState:
+    """Everything an allocator must not forget.
+
+    Args:
+        procs: CPU slots of the node.
+        gpus: indices of its GPUs.
+    """
+
+    def __init__(self, procs: int, gpus: Iterable[int] = ()) -> None:
+        self.procs = procs
+        self.gpus = list(gpus)
+        self.leases: dict[str, Lease] = {}
+        self.meshes: dict[str, Mesh] = {}
+
+    # ---- leases ----
+
+    @property
+    def procs_free(self) -> int:
+        return self.procs - sum(lease.request.procs for lease in self.leases.values())
+
+    @property
+    def gpus_free(self) -> list[int]:
+        taken = {index for lease in self.leases.values() for index in lease.gpu_indices}
+        return [index for index in self.gpus if index not in taken]
+
+    def reserve(self, request: pb.ReserveRequest) -> Lease:
+        """Lease slots; asking again for the same reservation returns its lease.
+
+        Raises:
+            UsageError: neither procs nor gpus, or both.
+            ReservationConflict: the owner's name is taken by another reservation.
+            CapacityError: not enough is free; the message says who holds the rest.
+        """
+        if lease := self.leases.get(request.reservation_id):
+            return lease
+        if bool(request.procs) == bool(request.gpus):
+            raise UsageError("ask for --procs N (CPU ranks) or --gpus N, per node, not both")
+        for lease in self.leases.values():
+            if (lease.request.name, lease.request.owner) == (request.name, request.owner):
+                raise ReservationConflict(f"the name {request.name!r} is already held; release it or choose another")
+        if request.procs > self.procs_free:
+            raise CapacityError(self._shortage(request.procs, self.procs_free, self.procs, "procs"))
+        if request.gpus > len(self.gpus_free):
+            raise CapacityError(self._shortage(request.gpus, len(self.gpus_free), len(self.gpus), "gpus"))
+        lease = self.leases[request.reservation_id] = Lease(request, self.gpus_free[: request.gpus])
+        return lease
+
+    def _shortage(self, wanted: int, free: int, total: int, kind: str) -> str:
+        if not total:
+            return f"this node has no {kind.upper().rstrip('S')}s"
+        held = [
+            f"{lease.request.name} ({lease.request.owner}) holds {count}"
+            for lease in self.leases.values()
+            if (count := getattr(lease.request, kind))
+        ]
+        return f"{wanted} {kind} per node asked for, {free} of {total} free" + (f"; {', '.join(held)}" if held else "")
+
+    def confirm(self, reservation_id: str) -> None:
+        """Keep a provisional lease."""
+        self.lease(reservation_id).confirmed = True
+
+    def lease(self, reservation_id: str) -> Lease:
+        """Return a lease, or raise ReservationNotFound."""
+        if lease := self.leases.get(reservation_id):
+            return lease
+        raise ReservationNotFound("the reservation is not held here (released, or never confirmed); reserve again")
+
+    def release(self, reservation_id: str) -> list[str]:
+        """Give a lease back; return the ids of its meshes, which are gone from the state."""
+        self.leases.pop(reservation_id, None)
+        gone = [mesh_id for mesh_id, mesh in self.meshes.items() if mesh.spec.reservation_id == reservation_id]
+        for mesh_id in gone:
+            del self.meshes[mesh_id]
+        return gone
+
+    # ---- meshes ----
+
+    def mesh(self, mesh_id: str) -> Mesh:
+        """Return a mesh, or raise MeshNotFound."""
+        if mesh := self.meshes.get(mesh_id):
+            return mesh
+        raise MeshNotFound("the mesh does not exist here any more (released?); reserve again")
+
+    def add_mesh(self, spec: pb.SpawnRequest) -> Mesh:
+        """Add a mesh to a lease; its ranks become ready one by one.
+
+        Raises:
+            ReservationNotFound: no such lease.
+            CapacityError: more ranks than slots.
+        """
+        lease = self.lease(spec.reservation_id)
+        slots = lease.request.gpus or lease.request.procs
+        if spec.ranks > slots:
+            raise CapacityError(f"{spec.ranks} ranks do not fit in {slots} slots of {lease.request.name}")
+        mesh = self.meshes[spec.mesh_id] = Mesh(spec)
+        for local_rank in range(spec.ranks):
+            gpus = [lease.gpu_indices[local_rank]] if lease.gpu_indices else []
+            mesh.ranks[spec.first_rank + local_rank] = RankSlot(gpus)
+        return mesh
+
+    # ---- runs ----
+
+    def submit(self, submit: pb.Submit, now: float) -> tuple[pb.Queued, list[Effect]]:
+        """Queue a run; the same run id again changes nothing.
+
+        Returns:
+            What the client needs to submit it to the other nodes, and the effects.
+
+        Raises:
+            MeshNotFound: no such mesh.
+            UsageError: a rank that is not on this node.
+        """
+        mesh = self.mesh(submit.mesh_id)
+        run_id = submit.run.run_id
+        if run_id in mesh.runs:
+            run = mesh.runs[run_id]
+            return pb.Queued(run_id=run_id, number=run.number, previous=dict(mesh.previous)), []
+        if unknown := [rank for rank in submit.ranks if rank not in mesh.ranks]:
+            raise UsageError(f"{name_ranks(unknown)} not on this node")
+        queued = pb.Queued(run_id=run_id, ahead=self._ahead(mesh, submit.ranks))
+        if submit.give_number:
+            mesh.last_number += 1
+            submit.run.number = mesh.last_number
+            queued.previous.update(mesh.previous)
+            per_node = max(1, mesh.spec.ranks)
+            mesh.previous.update({rank // per_node: submit.run.number for rank in submit.all_ranks})
+        queued.number = submit.run.number
+        mesh.runs[run_id] = Run(submit, now)
+        return queued, [*self._bury(mesh), *self._advance(mesh), *self._trim(mesh)]
+
+    def _ahead(self, mesh: Mesh, ranks: Iterable[int]) -> list[str]:
+        wanted = set(ranks)
+        return [run.submit.title for run in mesh.pending if wanted & (set(run.submit.ranks) - run.results.keys())]
+
+    def proceed(self, mesh_id: str, run_id: str) -> list[Effect]:
+        """Start a run although the run before it never arrived (its client died in between)."""
+        mesh = self.mesh(mesh_id)
+        if run := mesh.runs.get(run_id):
+            run.submit.after = 0
+        return self._advance(mesh)
+
+    def result(self, mesh_id: str, result: run_pb2.RankResult) -> list[Effect]:
+        """A rank finished a run."""
+        mesh = self.meshes.get(mesh_id)
+        run = mesh.runs.get(result.run_id) if mesh else None
+        if mesh is None or run is None or result.rank in run.results or result.rank not in run.submit.ranks:
+            return []
+        run.results[result.rank] = result
+        slot = mesh.ranks[result.rank]
+        if slot.running == result.run_id:
+            slot.running = ""
+        return [RankFinished(mesh_id, result.run_id, result), *self._advance(mesh)]
+
+    def rank_ready(self, mesh_id: str, rank: int) -> list[Effect]:
+        """A rank's process is up (again) and waits for runs."""
+        mesh = self.mesh(mesh_id)
+        slot = mesh.ranks[rank]
+        slot.ready, slot.death, slot.running = True, None, ""
+        return self._advance(mesh)
+
+    def rank_adopted(self, mesh_id: str, rank: int, running: str, done: Iterable[str]) -> list[Effect]:
+        """A living rank answered a restarted allocator; its kept results are given to `result` before this."""
+        mesh = self.mesh(mesh_id)
+        slot = mesh.ranks[rank]
+        slot.ready, slot.running = True, running
+        for run in mesh.runs.values():
+            if rank in run.submit.ranks and run.run_id == running:
+                run.started.add(rank)
+            elif rank in run.started and rank not in run.results and run.run_id not in done:
+                run.started.discard(rank)
+        return self._advance(mesh)
+
+    def rank_died(self, mesh_id: str, rank: int, death: run_pb2.Death) -> list[Effect]:
+        """A rank's process ended: so do its runs, running and queued."""
+        mesh = self.meshes.get(mesh_id)
+        if mesh is None or rank not in mesh.ranks:
+            return []
+        slot = mesh.ranks[rank]
+        slot.death, slot.ready, slot.running = death, False, ""
+        return [*self._bury(mesh), *self._advance(mesh)]
+
+    def rank_restarting(self, mesh_id: str, rank: int) -> list[Effect]:
+        """A rank is about to be replaced: what it runs or has queued ends."""
+        effects = self.rank_died(mesh_id, rank, run_pb2.Death(likely_cause="restarted"))
+        self.mesh(mesh_id).ranks[rank].death = None
+        return effects
+
+    def cancel(self, run_id: str) -> list[Effect]:
+        """Drop a run on ranks where it has not begun."""
+        effects: list[Effect] = []
+        for mesh_id, mesh in self.meshes.items():
+            if run := mesh.runs.get(run_id):
+                for rank in run.submit.ranks:
+                    if rank not in run.started and rank not in run.results:
+                        effects += self._finish(mesh_id, run, rank, run_pb2.OUTCOME_CANCELLED)
+                effects += self._advance(mesh)
+        return effects
+
+    def collected(self, run_id: str) -> str:
+        """The client has the results. Returns the mesh's id, empty when the run is unknown."""
+        for mesh_id, mesh in self.meshes.items():
+            if run := mesh.runs.get(run_id):
+                run.collected = True
+                return mesh_id
+        return ""
+
+    def _finish(
+        self, mesh_id: str, run: Run, rank: int, outcome: run_pb2.Outcome.ValueType, death: run_pb2.Death | None = None
+    ) -> list[Effect]:
+        result = run_pb2.RankResult(run_id=run.run_id, rank=rank, outcome=outcome, death=death)
+        run.results[rank] = result
+        return [RankFinished(mesh_id, run.run_id, result)]
+
+    def _bury(self, mesh: Mesh) -> list[Effect]:
+        """End what dead ranks were to run."""
+        dead = {rank: slot.death for rank, slot in mesh.ranks.items() if slot.death is not None}
+        effects: list[Effect] = []
+        if dead:
+            for run in mesh.runs.values():
+                for rank in run.submit.ranks:
+                    if rank in dead and rank not in run.results:
+                        effects += self._finish(mesh.spec.mesh_id, run, rank, run_pb2.OUTCOME_DIED, dead[rank])
+        return effects
+
+    def _advance(self, mesh: Mesh) -> list[Effect]:
+        """Give every free rank the oldest run that waits for it. A rank is never given a run before an older one."""
+        effects: list[Effect] = []
+        blocked: set[int] = set()
+        for run in mesh.pending:
+            waits = self._gap(mesh, run)
+            for rank in run.submit.ranks:
+                if rank in run.results or rank in blocked:
+                    continue
+                slot = mesh.ranks[rank]
+                if not waits and slot.ready and not slot.running and rank not in run.started:
+                    run.started.add(rank)
+                    slot.running = run.run_id
+                    effects.append(StartRun(mesh.spec.mesh_id, rank, run.submit.run))
+                blocked.add(rank)
+        return effects
+
+    @staticmethod
+    def _gap(mesh: Mesh, run: Run) -> bool:
+        """True when a run that must come first has not reached this node."""
+        after = run.submit.after
+        return after > mesh.forgotten and all(other.number != after for other in mesh.runs.values())
+
+    def _trim(self, mesh: Mesh) -> list[Effect]:
+        """Forget the oldest finished runs that a client has collected, and any beyond twice that number."""
+        if len(mesh.runs) <= MAX_FINISHED_RUNS:
+            return []
+        finished = [run for run in mesh.runs.values() if run.finished]
+        excess = len(finished) - MAX_FINISHED_RUNS
+        effects: list[Effect] = []
+        for run in finished[: max(0, excess)]:
+            if run.collected or excess > MAX_FINISHED_RUNS:
+                del mesh.runs[run.run_id]
+                mesh.forgotten = max(mesh.forgotten, run.number)
+                effects.append(RunDropped(mesh.spec.mesh_id, run.run_id, run.number))
+        return effects

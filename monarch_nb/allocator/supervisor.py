@@ -1,0 +1,376 @@
+"""The processes of one node: templates, ranks and stores. Starts, adopts, watches and ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import monarch_nb
+from monarch_nb.allocator import processes
+from monarch_nb.allocator.links import RankLink, TemplateLink
+from monarch_nb.config import NodePaths
+from monarch_nb.errors import PreloadError, SpawnError
+from monarch_nb.proto import run_pb2, state_pb2
+from monarch_nb.proto import worker_pb2 as wire
+
+EXIT_STATUS_WAIT_S = 1.0
+GRACEFUL_EXIT_S = 2.0
+READY_WAIT_S = 60.0
+TEMPLATE_WAIT_S = 300.0
+
+_TEMPLATE_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",  # else numpy starts threads, and a process with threads can not fork safely
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # the same for pyarrow
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch.cuda.is_available() without initialising CUDA
+}
+
+
+@dataclass
+class RankProcess:
+    """A living rank."""
+
+    mesh_id: str
+    rank: int
+    record: state_pb2.RankRecord
+    link: RankLink
+    watch: ProcessWatch
+    oom_kills_before: int
+    killed_by_us: bool = False
+
+
+class ProcessWatch:
+    """Learns of a process's end from its pidfd, within a millisecond.
+
+    Attributes:
+        ended: set when the process is gone.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        try:
+            self._fd: int | None = os.pidfd_open(pid)
+            self._loop.add_reader(self._fd, self._on_end)
+        except ProcessLookupError:
+            self._fd = None
+            self.ended.set()
+
+    def _on_end(self) -> None:
+        assert self._fd is not None
+        self._loop.remove_reader(self._fd)
+        self.ended.set()
+
+    def exit_status(self) -> int | None:
+        """Return the wait status when the kernel still tells it to us, who may not be the parent."""
+        status = processes.reap(self.pid)
+        if status is None and self._fd is not None:
+            status = processes.exit_status_of(self._fd)
+        return status
+
+    def close(self) -> None:
+        if self._fd is not None:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = None
+
+
+class Supervisor:
+    """Owner of all processes of a node.
+
+    Args:
+        on_result: called with (mesh id, result) when a rank finished a run.
+        on_death: called with (process, wait status) when a rank ended and was not asked to; None: status unknown.
+        save_template: called with a TemplateRecord to be remembered, or with (key, None) to be forgotten.
+    """
+
+    def __init__(
+        self,
+        paths: NodePaths,
+        on_result: Callable[[str, run_pb2.RankResult], None],
+        on_death: Callable[[RankProcess, int | None], None],
+        save_template: Callable[[str, state_pb2.TemplateRecord | None], None],
+    ) -> None:
+        self.paths = paths
+        self._on_result, self._on_death, self._save_template = on_result, on_death, save_template
+        self._templates: dict[str, asyncio.Task[TemplateLink]] = {}
+        self._template_watches: dict[str, ProcessWatch] = {}
+        self._exits: dict[int, int] = {}
+        self._exit_waiters: dict[int, asyncio.Future[int]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.ranks: dict[tuple[str, int], RankProcess] = {}
+        self.stores: dict[str, ProcessWatch] = {}
+
+    # ---- templates ----
+
+    async def template(self, python: str, preload: Sequence[str]) -> TemplateLink:
+        """Return the warm template of (python, preload), started if need be.
+
+        Raises:
+            PreloadError: a preload failed; the next call tries again.
+            SpawnError: it did not start; the message ends with its log.
+        """
+        key = template_key(python, preload)
+        task = self._templates.get(key)
+        if task is None or (task.done() and (task.cancelled() or task.exception() or not task.result().alive)):
+            task = asyncio.create_task(self._start_template(key, python, preload))
+            self._templates[key] = task
+        return await asyncio.shield(task)
+
+    async def _start_template(self, key: str, python: str, preload: Sequence[str]) -> TemplateLink:
+        path = self.paths.template_socket(key)
+        path.unlink(missing_ok=True)
+        environment = os.environ | _TEMPLATE_ENVIRONMENT
+        source = str(Path(monarch_nb.__file__).parent.parent)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH")]))
+        arguments = [argument for module in preload for argument in ("--preload", module)]
+        with socket.socket(socket.AF_UNIX) as listener, self.paths.template_log(key).open("ab") as log:
+            listener.bind(str(path))
+            listener.listen()
+            try:
+                process = subprocess.Popen(  # noqa: ASYNC220 (a pidfd watches it, not asyncio)
+                    [python, "-m", "monarch_nb.worker.template", "--listen-fd", str(listener.fileno()), *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    pass_fds=[listener.fileno()],
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise SpawnError(f"can not run {python}: {error}") from error
+        watch = self._watch_template(key, process.pid)
+        record = state_pb2.TemplateRecord(key=key, python=python, preload=preload)
+        record.process.CopyFrom(processes.identify(process.pid))
+        self._save_template(key, record)
+        link = TemplateLink(path, self._note_exit)
+        try:
+            ready = asyncio.create_task(link.connect())
+            ended = asyncio.create_task(watch.ended.wait())
+            await asyncio.wait({ready, ended}, timeout=TEMPLATE_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            if not ready.done():
+                await asyncio.wait({ready}, timeout=EXIT_STATUS_WAIT_S)
+            if not ready.done():
+                ready.cancel()
+                raise SpawnError(self._template_failure(key, python))
+            ready.result()
+        except PreloadError:
+            raise
+        except (SpawnError, OSError) as error:
+            raise SpawnError(self._template_failure(key, python)) from error
+        return link
+
+    def _template_failure(self, key: str, python: str) -> str:
+        log = self.paths.template_log(key)
+        text = log.read_text(errors="replace").strip() if log.exists() else ""
+        last = "\n".join(text.splitlines()[-15:])
+        return f"the template process of {python} did not start; the end of {log}:\n{last}"
+
+    def _watch_template(self, key: str, pid: int) -> ProcessWatch:
+        watch = self._template_watches[key] = ProcessWatch(pid)
+        self._spawn_task(self._forget_template(key, watch))
+        return watch
+
+    async def _forget_template(self, key: str, watch: ProcessWatch) -> None:
+        await watch.ended.wait()
+        processes.reap(watch.pid)
+        watch.close()
+        if self._template_watches.get(key) is watch:
+            del self._template_watches[key]
+            self._save_template(key, None)
+
+    async def adopt_template(self, record: state_pb2.TemplateRecord) -> None:
+        """Connect to a template that outlived the allocator before us."""
+        if not processes.is_alive(record.process):
+            self._save_template(record.key, None)
+            return
+        self._watch_template(record.key, record.process.pid)
+        link = TemplateLink(self.paths.template_socket(record.key), self._note_exit)
+
+        async def adopted() -> TemplateLink:
+            await link.connect()
+            return link
+
+        task = asyncio.create_task(adopted())
+        self._templates[record.key] = task
+        await asyncio.wait({task}, timeout=READY_WAIT_S)
+
+    def _note_exit(self, pid: int, wait_status: int) -> None:
+        self._exits[pid] = wait_status
+        if (waiter := self._exit_waiters.pop(pid, None)) and not waiter.done():
+            waiter.set_result(wait_status)
+
+    # ---- ranks ----
+
+    async def fork_ranks(
+        self, template: TemplateLink, records: list[state_pb2.RankRecord], specs: list[wire.RankSpec]
+    ) -> list[RankProcess]:
+        """Fork ranks and wait until each is ready.
+
+        Raises:
+            SpawnError: some did not get ready; none of them is left.
+        """
+        pids = await template.fork_ranks(specs)
+        oom_kills_before = processes.oom_kills()
+        ranks: list[RankProcess] = []
+        for record, spec, pid in zip(records, specs, pids, strict=True):
+            with contextlib.suppress(ProcessLookupError):
+                record.process.CopyFrom(processes.identify(pid))
+            ranks.append(self._make_rank(record, Path(spec.socket), pid, oom_kills_before))
+        try:
+            async with asyncio.timeout(READY_WAIT_S):
+                await asyncio.gather(*(rank.link.connect() for rank in ranks))
+        except (SpawnError, TimeoutError) as error:
+            self.kill(ranks)
+            for rank in ranks:
+                rank.link.close()
+                rank.watch.close()
+            raise SpawnError(f"ranks did not get ready: {str(error) or 'no answer'}") from error
+        for rank in ranks:
+            self._supervise(rank)
+        return ranks
+
+    def _make_rank(self, record: state_pb2.RankRecord, path: Path, pid: int, oom_kills_before: int) -> RankProcess:
+        mesh_id = record.mesh_id
+        link = RankLink(path, lambda result: self._on_result(mesh_id, result))
+        return RankProcess(mesh_id, record.rank, record, link, ProcessWatch(pid), oom_kills_before)
+
+    async def adopt_rank(self, record: state_pb2.RankRecord) -> wire.RankHello | None:
+        """Connect to a rank that outlived the allocator before us; None when it is gone (its death is reported)."""
+        path = self.paths.rank_socket(record.mesh_id, record.rank, record.incarnation)
+        rank = self._make_rank(record, path, record.process.pid, processes.oom_kills())
+        if not processes.is_alive(record.process):
+            self._on_death(rank, await self._exit_status(rank.watch))
+            rank.watch.close()
+            return None
+        self._supervise(rank)
+        try:
+            async with asyncio.timeout(READY_WAIT_S):
+                return await rank.link.connect()
+        except (SpawnError, TimeoutError):
+            self.kill([rank])
+            return None
+
+    def _supervise(self, rank: RankProcess) -> None:
+        self.ranks[rank.mesh_id, rank.rank] = rank
+        self._spawn_task(self._await_death(rank))
+
+    async def _await_death(self, rank: RankProcess) -> None:
+        await rank.watch.ended.wait()
+        key = (rank.mesh_id, rank.rank)
+        if self.ranks.get(key) is not rank:
+            return  # replaced or released: `end` looks after it
+        del self.ranks[key]
+        status = await self._exit_status(rank.watch)
+        rank.link.close()
+        rank.watch.close()
+        processes.kill_trees([(rank.record.process, rank.record.token)])
+        self._on_death(rank, status)
+
+    async def _exit_status(self, watch: ProcessWatch) -> int | None:
+        """The template tells; if it is dead we are the parent; else ask the kernel; else it is unknown."""
+        pid = watch.pid
+        if pid not in self._exits and (status := watch.exit_status()) is not None:
+            return status
+        if pid not in self._exits:
+            waiter = self._exit_waiters[pid] = asyncio.get_running_loop().create_future()
+            await asyncio.wait({waiter}, timeout=EXIT_STATUS_WAIT_S)
+            self._exit_waiters.pop(pid, None)
+        status = self._exits.pop(pid, None)
+        for task in self._templates.values():
+            if task.done() and not task.cancelled() and not task.exception():
+                task.result().forget([pid])
+        return watch.exit_status() if status is None else status
+
+    def kill(self, ranks: Iterable[RankProcess]) -> None:
+        """SIGKILL ranks with all that they started. Their deaths are reported as ever."""
+        doomed = list(ranks)
+        for rank in doomed:
+            rank.killed_by_us = True
+        processes.kill_trees([(rank.record.process, rank.record.token) for rank in doomed])
+
+    async def end(self, ranks: Iterable[RankProcess], *, patience_s: float = GRACEFUL_EXIT_S) -> None:
+        """End ranks for good: ask the idle ones, then SIGKILL every tree. No death is reported."""
+        doomed = list(ranks)
+        for rank in doomed:
+            self.ranks.pop((rank.mesh_id, rank.rank), None)
+        await asyncio.gather(*(self._end_gently(rank, patience_s) for rank in doomed))
+        self.kill(doomed)
+        for rank in doomed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(rank.watch.ended.wait(), GRACEFUL_EXIT_S)
+            await self._exit_status(rank.watch)
+            rank.link.close()
+            rank.watch.close()
+            self.paths.rank_socket(rank.mesh_id, rank.rank, rank.record.incarnation).unlink(missing_ok=True)
+
+    async def _end_gently(self, rank: RankProcess, patience_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                if await rank.link.control(wire.ControlRequest(exit=wire.ExitRank()), patience_s):
+                    await rank.watch.ended.wait()
+
+    # ---- stores ----
+
+    async def fork_store(self, mesh_id: str, template: TemplateLink, host: str) -> tuple[int, int]:
+        """Fork a mesh's store; return its pid and port."""
+        pid, port = await template.fork_store(host, dict(os.environ))
+        self.stores[mesh_id] = ProcessWatch(pid)
+        return pid, port
+
+    def adopt_store(self, mesh_id: str, record: state_pb2.ProcessIdentity) -> None:
+        if processes.is_alive(record):
+            self.stores[mesh_id] = ProcessWatch(record.pid)
+
+    async def end_store(self, mesh_id: str) -> None:
+        """End a mesh's store."""
+        if watch := self.stores.pop(mesh_id, None):
+            if not watch.ended.is_set():
+                os.kill(watch.pid, signal.SIGKILL)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(watch.ended.wait(), GRACEFUL_EXIT_S)
+            await self._exit_status(watch)
+            watch.close()
+
+    # ---- the end ----
+
+    async def close(self, *, end_processes: bool) -> None:
+        """Let go of everything; with `end_processes` end it as well."""
+        if end_processes:
+            await self.end(list(self.ranks.values()), patience_s=1.0)
+            for mesh_id in list(self.stores):
+                await self.end_store(mesh_id)
+            for watch in list(self._template_watches.values()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(watch.pid, signal.SIGKILL)  # it holds nothing worth saving
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(watch.ended.wait(), GRACEFUL_EXIT_S)
+            shutil.rmtree(self.paths.sockets, ignore_errors=True)
+        for task in [*self._tasks, *self._templates.values()]:
+            task.cancel()
+
+    def _spawn_task(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def template_key(python: str, preload: Sequence[str]) -> str:
+    """Return the short name of a template: one per python executable and preload list."""
+    return hashlib.sha256("\0".join([python, *preload]).encode()).hexdigest()[:8]
+
+
+def new_token() -> str:
+    """Return a token for a rank's environment, by which its descendants are found."""
+    return uuid.uuid4().hex

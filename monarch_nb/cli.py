@@ -1,0 +1,305 @@
+"""`monarch-nb`: the local pool and what is held, from a terminal. Every command can be repeated."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from monarch_nb.config import DEFAULT_POOL, PROTOCOL, VERSION
+from monarch_nb.errors import MonarchNbError, UsageError
+
+if TYPE_CHECKING:
+    from monarch_nb.client.reservation import ReservationInfo
+    from monarch_nb.provision import Node
+
+_EXAMPLES = """\
+examples:
+  monarch-nb up --nodes 2 --procs 4     a pool of this machine: 2 nodes with 4 CPU ranks each
+  monarch-nb status                     its nodes, what is held, and by whom
+  monarch-nb logs dev -t 0 -n 20        the last 20 lines of rank 0
+  monarch-nb release dev                end the ranks of a reservation
+  monarch-nb down                       end the pool
+"""
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Room for the longest command, whose indentation argparse forgets to count."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
+        self._action_max_length = len("    allocator")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that suggests the nearest command or flag."""
+
+    def error(self, message: str) -> NoReturn:
+        if match := re.match(r"argument COMMAND: invalid choice: '(.*?)'", message):
+            commands = [name for action in self._actions for name in action.choices or ()]
+            message = f"no command {match[1]!r}{_nearest(match[1], commands)}"
+        elif match := re.match(r"unrecognized arguments: (-\S+)", message):
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            message = f"unknown flag {match[1]}{_nearest(match[1], flags)}"
+        super().error(message)
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    parser = _Parser(
+        "monarch-nb",
+        description="The local pool and what is held, from a terminal. Every command can be repeated.",
+        epilog=_EXAMPLES,
+        formatter_class=_Formatter,
+    )
+    parser.add_argument("--version", action="version", version=_version_line())
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str, *examples: str) -> _Parser:
+        added: _Parser = commands.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog="\n".join(["examples:", *(f"  monarch-nb {example}" for example in examples)]) if examples else None,
+            formatter_class=_Formatter,
+            allow_abbrev=False,
+        )
+        added.set_defaults(run=run, parser=added)
+        if name not in ("allocator", "version"):
+            added.add_argument("--pool", default=DEFAULT_POOL, help="name of the pool (default: %(default)s)")
+        return added
+
+    up = command("up", _up, "start the local pool", "up --nodes 2 --procs 4", "up --nodes 4")
+    up.add_argument("--nodes", type=int, metavar="N", help="how many (default: those that there are, else 1)")
+    up.add_argument("--procs", type=int, metavar="N", help="CPU ranks that fit on each node (default: one per core)")
+    up.add_argument("--gpus", choices=["all", "none"], help="whether node0 offers this machine's GPUs (default: all)")
+
+    status = command("status", _status, "show the nodes and what is held", "status", "status --json | jq .reservations")
+    status.add_argument("--json", action="store_true", help="for programs")
+
+    command("list", _list, "show what is held, one line each", "list")
+
+    logs = command("logs", _logs, "show what ranks printed", "logs dev -t 0,2-3 -n 20", "logs dev --follow")
+    logs.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
+    logs.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
+    logs.add_argument("-n", "--lines", type=int, metavar="N", help="only the last N lines of each rank")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C")
+
+    release = command(
+        "release", _release, "end the ranks of a reservation and give its slots back", "release dev", "release --all"
+    )
+    which = release.add_mutually_exclusive_group()
+    which.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
+    which.add_argument("--all", action="store_true", help="everything that you hold")
+
+    down = command("down", _down, "end the local pool and remove its files", "down", "down --force")
+    down.add_argument("--force", action="store_true", help="also when reservations are held")
+
+    command("allocator", _allocator, "run one node in the foreground")
+    command("version", _version, "print the version")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status: 0, 1 for errors, 2 for wrong usage, 130 for Ctrl-C."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["allocator"]:
+        from monarch_nb.allocator.__main__ import main as allocator_main
+
+        return allocator_main(words[1:])
+    options, unknown = make_parser().parse_known_args(words)
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    try:
+        status: int = options.run(options)
+        sys.stdout.flush()
+    except UsageError as error:
+        options.parser.error(str(error))
+    except MonarchNbError as error:
+        print(f"monarch-nb: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nmonarch-nb: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output (head, less) has enough; without this, Python complains at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _up(options: argparse.Namespace) -> int:
+    from monarch_nb.provision import provisioner
+
+    nodes = provisioner("local").up(options.nodes, options.procs, options.gpus, pool=options.pool, progress=_say)
+    print(f"the pool {options.pool!r} is up: {', '.join(node.node_id for node in nodes)}")
+    return 0
+
+
+def _down(options: argparse.Namespace) -> int:
+    from monarch_nb.provision import provisioner
+
+    count = provisioner("local").down(options.force, pool=options.pool, progress=_say)
+    print(f"the pool {options.pool!r} is down" if count else f"no pool {options.pool!r} is up")
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    from monarch_nb import list_reservations
+    from monarch_nb.provision import provisioner
+
+    nodes = provisioner("local").nodes(pool=options.pool)
+    described = [_describe(node) for node in nodes]
+    reservations = list_reservations(options.pool)
+    if options.json:
+        held = [asdict(reservation) for reservation in reservations]
+        print(json.dumps({"pool": options.pool, "nodes": described, "reservations": held}, indent=2, default=str))
+        return 0
+    if not nodes:
+        print(f"no pool {options.pool!r} is up (monarch-nb up starts one)")
+        return 0
+    rows = [
+        (node["node"], node["state"], node["pid"], _used(node["procs_free"], node["procs"]), _gpus(node))
+        for node in described
+    ]
+    _print_table(("node", "state", "pid", "procs used", "GPUs used"), rows)
+    print()
+    _print_reservations(reservations)
+    return 0
+
+
+def _describe(node: Node) -> dict[str, Any]:
+    """Return what `status --json` tells of a node."""
+    from monarch_nb.provision.daemons import describe
+
+    told: dict[str, Any] = {"node": node.node_id, "address": node.address, "pid": node.pid, "state": "serves"}
+    told |= dict.fromkeys(("hostname", "procs", "procs_free", "gpus", "gpus_free"))
+    if not node.alive:
+        return told | {"state": "died (monarch-nb up starts it again)"}
+    try:
+        reply = describe(node.address, timeout_s=5.0)
+    except MonarchNbError as error:
+        return told | {"state": str(error)}
+    if not reply.template_ready:
+        told["state"] = "warming up"
+    elif reply.template_error:
+        told["state"] = f"can not start ranks: {reply.template_error.splitlines()[-1]}"
+    gpus = [{"index": gpu.index, "name": gpu.name, "memory_bytes": gpu.memory_bytes} for gpu in reply.gpus]
+    facts = {"hostname": reply.hostname, "procs": reply.procs, "procs_free": reply.procs_free}
+    return told | facts | {"gpus": gpus, "gpus_free": reply.gpus_free}
+
+
+def _list(options: argparse.Namespace) -> int:
+    from monarch_nb import list_reservations
+
+    _print_reservations(list_reservations(options.pool))
+    return 0
+
+
+def _logs(options: argparse.Namespace) -> int:
+    from monarch_nb import attach
+    from monarch_nb.shape import parse_targets
+
+    mesh = attach(options.name, pool=options.pool).mesh
+    ranks = parse_targets(options.targets, mesh.extent)
+    open_line: tuple[int, str] | None = None  # very long lines come in pieces
+    for record in mesh.logs(ranks=ranks, lines=options.lines, follow=options.follow):
+        source = (record.rank, record.stream)
+        if source != open_line:
+            print("" if open_line is None else "\n", f"[{record.rank}] ", sep="", end="")
+        print(record.text, end="", flush=options.follow)
+        open_line = None if record.text.endswith("\n") else source
+    print("" if open_line is None else "\n", end="")
+    return 0
+
+
+def _release(options: argparse.Namespace) -> int:
+    from monarch_nb import attach, list_reservations
+
+    mine = {info.name: info for info in list_reservations(options.pool) if info.held_by_me}
+    chosen = list(mine) if options.all else _chosen(options.name, list(mine))
+    for name in chosen:
+        attach(name, pool=options.pool).release()
+        print(f"released {name} ({mine[name].shape})")
+    if not chosen:
+        what = f"{options.name!r} is not held" if options.name else "nothing is held"
+        print(what + (f"; you hold {', '.join(mine)}" if mine else ""))
+    return 0
+
+
+def _chosen(name: str | None, mine: list[str]) -> list[str]:
+    if name is None and len(mine) > 1:
+        raise UsageError(f"you hold {', '.join(mine)}: name one, or --all")
+    return mine if name is None else [name] if name in mine else []
+
+
+def _allocator(options: argparse.Namespace) -> int:
+    raise AssertionError("main() hands this command to monarch_nb.allocator")
+
+
+def _version(options: argparse.Namespace) -> int:
+    print(_version_line())
+    return 0
+
+
+def _version_line() -> str:
+    return f"monarch-nb {VERSION} (protocol {PROTOCOL})"
+
+
+def _print_reservations(reservations: Sequence[ReservationInfo]) -> None:
+    if not reservations:
+        print("nothing is held (%mesh reserve NAME --nodes 1 --procs 4 in a notebook)")
+        return
+    rows = [
+        (info.name, info.owner, info.shape, f"{len(info.alive)} of {len(info.ranks)}", _running(info), info.notebook)
+        for info in reservations
+    ]
+    _print_table(("reservation", "owner", "shape", "ranks alive", "running", "notebook"), rows)
+
+
+def _running(info: ReservationInfo) -> str:
+    from monarch_nb.shape import format_ranks
+
+    running = [rank.rank for rank in info.ranks if rank.run_id]
+    return f"ranks {format_ranks(running)}" if running else "idle"
+
+
+def _used(free: int | None, total: int | None) -> str:
+    return "" if free is None or total is None else f"{total - free} of {total}"
+
+
+def _gpus(node: dict[str, Any]) -> str:
+    return _used(node["gpus_free"], len(node["gpus"])) if node["gpus"] else ""
+
+
+def _print_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print columns; those that are empty in every row are left out."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    kept = [column for column in range(len(headers)) if any(row[column] for row in rows)]
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for column in kept:
+        table.add_column(headers[column], overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(row[column] or "")) for column in kept))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table)

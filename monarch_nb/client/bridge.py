@@ -1,0 +1,59 @@
+"""The one bridge between callers' threads and the asyncio loop on which all work on channels happens."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Coroutine
+from functools import cache
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+CLEAN_UP_S = 10.0
+"""How long an interrupted call may clean up after itself."""
+
+
+@cache
+def background_loop() -> asyncio.AbstractEventLoop:
+    """Return the loop of the background thread, started at the first use in this process."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="monarch_nb", daemon=True).start()
+    return loop
+
+
+os.register_at_fork(after_in_child=background_loop.cache_clear)
+
+
+def call(work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+    """Run `work` on the background loop and return its result; Ctrl-C cancels it and waits until it has cleaned up.
+
+    Raises:
+        TimeoutError: it took longer than `timeout_s`; it is cancelled.
+    """
+    loop = background_loop()
+    result: concurrent.futures.Future[T] = concurrent.futures.Future()
+    tasks: list[asyncio.Task[None]] = []
+
+    async def run() -> None:
+        try:
+            result.set_result(await work)
+        except asyncio.CancelledError:
+            result.cancel()
+        except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
+            result.set_exception(error)
+
+    def cancel() -> None:
+        for task in tasks:
+            task.cancel()
+
+    loop.call_soon_threadsafe(lambda: tasks.append(loop.create_task(run())))
+    try:
+        return result.result(timeout_s)
+    except (TimeoutError, KeyboardInterrupt):
+        if not result.done():
+            loop.call_soon_threadsafe(cancel)
+            concurrent.futures.wait([result], CLEAN_UP_S)
+        raise

@@ -1,0 +1,272 @@
+"""A client's connection to one node: unary calls, and the session stream that comes back after every break."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, Protocol
+
+from monarch_nb.rpc.channel import open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
+import grpc
+
+from monarch_nb import config
+from monarch_nb.errors import MonarchNbError, VersionMismatch
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
+from monarch_nb.rpc.status import error_from_json, translate
+
+_log = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 30.0
+SPAWN_TIMEOUT_S = 300.0
+FIRST_RETRY_S = 0.05
+LONGEST_RETRY_S = 1.0
+SHOWN_INTERVAL_S = 0.5
+
+
+class RunListener(Protocol):
+    """What a run gives to a connection that follows it. All methods are called on the background loop."""
+
+    run_id: str
+
+    def on_queued(self, connection: Connection, queued: pb.Queued) -> None: ...
+    def on_started(self, connection: Connection) -> None: ...
+    def on_output(self, connection: Connection, output: pb.Output) -> None: ...
+    def on_finished(self, connection: Connection, finished: pb.Finished) -> None: ...
+    def on_refused(self, connection: Connection, error: MonarchNbError) -> None: ...
+    def on_link(self, connection: Connection, up: bool) -> None: ...
+
+
+class _Followed:
+    """A run on this connection: what to send again after a break."""
+
+    def __init__(self, listener: RunListener, submit: pb.Submit | None, follow: pb.Follow) -> None:
+        self.listener, self.submit, self.follow = listener, submit, follow
+        self.accepted = False
+        self.resubmitted = False
+
+    def request(self) -> pb.SessionRequest:
+        if self.submit is not None and not self.accepted:
+            return pb.SessionRequest(submit=self.submit)
+        return pb.SessionRequest(follow=self.follow)
+
+
+class Connection:
+    """One node. Make and use it on the background loop only.
+
+    Args:
+        name: of the node, for messages.
+        address: as gRPC writes it.
+
+    Attributes:
+        up: whether the session stream is open.
+        mesh_deaths: by mesh id, what is called when one of its ranks dies on the node.
+    """
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name, self.address = name, address
+        self._channel = open_channel(address)
+        self._stub: Any = AllocatorStub(self._channel)  # type: ignore[no-untyped-call, unused-ignore]
+        self._client_id = uuid.uuid4().hex
+        self._outgoing: asyncio.Queue[pb.SessionRequest] = asyncio.Queue()
+        self._followed: dict[str, _Followed] = {}
+        self._session: asyncio.Task[None] | None = None
+        self._shown: dict[str, asyncio.TimerHandle] = {}
+        self.up = False
+        self.mesh_deaths: dict[str, Callable[[pb.RankDied], None]] = {}
+
+    # ---- unary calls ----
+
+    async def unary(self, method: str, request: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        """Call a method; a failure raises an error of monarch_nb."""
+        try:
+            return await getattr(self._stub, method)(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise translate(error, self.name) from None
+
+    async def describe(self, timeout_s: float = 5.0) -> pb.DescribeReply:
+        """Ask for the node's facts; the version handshake."""
+        request = pb.DescribeRequest(protocol=config.PROTOCOL, client_version=config.VERSION)
+        reply: pb.DescribeReply = await self.unary("Describe", request, timeout_s)
+        return reply
+
+    async def stream(self, method: str, request: Any) -> AsyncIterator[Any]:
+        """Call a method that streams its reply."""
+        try:
+            async for message in getattr(self._stub, method)(request):
+                yield message
+        except grpc.aio.AioRpcError as error:
+            raise translate(error, self.name) from None
+
+    async def put_blob(self, mesh_id: str, blob: str, pieces: Iterable[bytes | memoryview]) -> None:
+        """Send a blob in chunks."""
+
+        async def chunks() -> AsyncIterator[pb.BlobChunk]:
+            yield pb.BlobChunk(mesh_id=mesh_id, blob=blob)
+            for piece in pieces:
+                view = memoryview(piece).cast("B")
+                for start in range(0, len(view), config.CHUNK_BYTES):
+                    yield pb.BlobChunk(data=bytes(view[start : start + config.CHUNK_BYTES]))
+
+        try:
+            await self._stub.PutBlob(chunks())
+        except grpc.aio.AioRpcError as error:
+            raise translate(error, self.name) from None
+
+    async def read_blob(self, mesh_id: str, blob: str) -> bytes:
+        """Fetch a blob."""
+        request = pb.ReadBlobRequest(mesh_id=mesh_id, blob=blob)
+        return b"".join([chunk.data async for chunk in self.stream("ReadBlob", request)])
+
+    # ---- the session ----
+
+    def submit(self, listener: RunListener, submit: pb.Submit) -> None:
+        """Submit a run and follow it; sent again after a break, executed once."""
+        follow = pb.Follow(mesh_id=submit.mesh_id, run_id=listener.run_id)
+        self._track(_Followed(listener, submit, follow))
+
+    def follow(self, listener: RunListener, mesh_id: str, *, from_shown: bool) -> None:
+        """Follow a run that another client submitted."""
+        follow = pb.Follow(mesh_id=mesh_id, run_id=listener.run_id, from_shown=from_shown)
+        self._track(_Followed(listener, None, follow))
+
+    def _track(self, followed: _Followed) -> None:
+        self._followed[followed.listener.run_id] = followed
+        self._outgoing.put_nowait(followed.request())
+        self.ensure_session()
+
+    def send(self, **message: Any) -> None:
+        """Send a message that need not survive a break."""
+        if self.up:
+            self._outgoing.put_nowait(pb.SessionRequest(**message))
+
+    def forget(self, run_id: str) -> None:
+        """Follow a run no longer."""
+        if self._followed.pop(run_id, None):
+            self.send(unfollow=pb.Unfollow(run_id=run_id))
+
+    def ensure_session(self) -> None:
+        """Open the session stream if there is none."""
+        if self._session is None or self._session.done():
+            self._session = asyncio.get_running_loop().create_task(self._keep_session())
+
+    async def _keep_session(self) -> None:
+        retry_s = FIRST_RETRY_S
+        while True:
+            try:
+                async for _ in self._one_session():
+                    retry_s = FIRST_RETRY_S
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+                pass
+            except VersionMismatch as error:
+                self._refuse_all(error)
+                return
+            self._set_up(False)
+            await asyncio.sleep(retry_s)  # nothing tells when an allocator comes back
+            retry_s = min(LONGEST_RETRY_S, 2 * retry_s)
+
+    async def _one_session(self) -> AsyncIterator[None]:
+        """One stream, from open to break; yields once when the node has answered."""
+        stream = self._stub.Session()
+        self._outgoing = asyncio.Queue()
+        opening = pb.Open(protocol=config.PROTOCOL, client_id=self._client_id)
+        self._outgoing.put_nowait(pb.SessionRequest(open=opening))
+        for followed in self._followed.values():
+            self._outgoing.put_nowait(followed.request())
+        writer = asyncio.create_task(self._write(stream))
+        try:
+            while (batch := await stream.read()) is not grpc.aio.EOF:
+                for event in batch.events:
+                    if event.HasField("opened"):
+                        self._set_up(True)
+                        yield
+                    else:
+                        self._dispatch(event)
+        finally:
+            writer.cancel()
+            stream.cancel()
+
+    async def _write(self, stream: Any) -> None:
+        try:
+            while True:
+                await stream.write(await self._outgoing.get())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+            stream.cancel()
+
+    def _set_up(self, up: bool) -> None:
+        if self.up == up:
+            return
+        self.up = up
+        for followed in list(self._followed.values()):
+            followed.listener.on_link(self, up)
+
+    def _dispatch(self, event: pb.SessionEvent) -> None:
+        kind = event.WhichOneof("message")
+        if kind == "rank_died":
+            if listener := self.mesh_deaths.get(event.rank_died.mesh_id):
+                listener(event.rank_died)
+            return
+        message = getattr(event, kind or "")
+        followed = self._followed.get(message.run_id)
+        if kind == "refused":
+            self._on_refused(followed, event.refused)
+        elif followed is None:
+            return
+        elif kind == "queued":
+            followed.accepted = True
+            followed.listener.on_queued(self, event.queued)
+        elif kind == "started":
+            followed.listener.on_started(self)
+        elif kind == "output":
+            self._on_output(followed, event.output)
+        elif kind == "finished":
+            followed.listener.on_finished(self, event.finished)
+
+    def _on_output(self, followed: _Followed, output: pb.Output) -> None:
+        for rank in output.ranks:
+            followed.follow.cursors[rank.rank].CopyFrom(rank.cursor)
+        followed.follow.from_shown = False
+        followed.listener.on_output(self, output)
+        run_id = output.run_id
+        if run_id not in self._shown:
+            loop = asyncio.get_running_loop()
+            self._shown[run_id] = loop.call_later(SHOWN_INTERVAL_S, self._send_shown, run_id)
+
+    def _send_shown(self, run_id: str) -> None:
+        self._shown.pop(run_id, None)
+        if followed := self._followed.get(run_id):
+            self.send(shown=pb.Shown(run_id=run_id, cursors=dict(followed.follow.cursors)))
+
+    def _on_refused(self, followed: _Followed | None, refused: pb.Refused) -> None:
+        error = error_from_json(refused.error_json)
+        if isinstance(error, VersionMismatch) and followed is None:
+            raise error
+        if followed is None:
+            return
+        if followed.accepted and followed.submit is not None and not followed.resubmitted:
+            # The allocator died before it wrote the run down. Ranks know which runs they had.
+            followed.resubmitted = True
+            followed.accepted = False
+            self._outgoing.put_nowait(followed.request())
+            return
+        followed.listener.on_refused(self, error)
+
+    def _refuse_all(self, error: MonarchNbError) -> None:
+        for followed in list(self._followed.values()):
+            followed.listener.on_refused(self, error)
+
+    def cursors(self, run_id: str) -> dict[int, run_pb2.Cursor]:
+        """Return up to where each rank's output of a run has come."""
+        followed = self._followed.get(run_id)
+        return dict(followed.follow.cursors) if followed else {}
+
+    async def close(self) -> None:
+        """Close the session and the channel."""
+        if self._session is not None:
+            self._session.cancel()
+        for handle in self._shown.values():
+            handle.cancel()
+        await self._channel.close()

@@ -1,0 +1,67 @@
+"""What a run tells its listeners, in the order in which each rank did it."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from monarch_nb.errors import RankFailure
+
+Stream = Literal["stdout", "stderr"]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text that a rank printed: any piece, not necessarily whole lines."""
+
+    rank: int
+    stream: Stream
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Elided:
+    """Lines that were not forwarded because a rank printed faster than anyone reads; the log has them all."""
+
+    rank: int
+    stream: Stream
+    lines: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """A figure, HTML or other rich output. `kind` is "show", "update" (of the same `display_id`) or "clear"."""
+
+    rank: int
+    kind: Literal["show", "update", "clear"]
+    data: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    display_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A rank finished the run. `bundle` is the last expression's MIME bundle, empty when there is none."""
+
+    rank: int
+    outcome: Literal["ok", "error", "interrupted", "died", "cancelled"]
+    duration_s: float
+    bundle: dict[str, Any] = field(default_factory=dict)
+    failure: RankFailure | None = None
+    group_aborted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that monarch_nb itself has to say about the run, e.g. who waits for whom. Replaces the notice before
+    it of the same `key`; an empty text removes it."""
+
+    text: str
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event: every rank has finished."""
+
+
+Event = Text | Elided | Display | Result | Notice | Finished

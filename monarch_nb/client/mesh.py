@@ -1,0 +1,520 @@
+"""Meshes: named sets of live ranks, and parts of them."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakValueDictionary
+
+from monarch_nb.client.bridge import background_loop, call
+from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
+from monarch_nb.client.logs import LogRecord, read_logs
+from monarch_nb.client.run import InterruptReport, Listener, OnError, Run
+from monarch_nb.errors import MonarchNbError, NodeUnreachable, PickleError, RankDead, RankUnresponsive, TargetError
+from monarch_nb.frames import pack_pickle
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+from monarch_nb.shape import Extent, name_ranks
+
+if TYPE_CHECKING:
+    from monarch_nb.client.pool import HeldReservation
+    from monarch_nb.client.reservation import Reservation
+
+CONTROL_TIMEOUT_S = 5.0
+TITLE_CHARACTERS = 60
+
+_STATES = {
+    pb.Rank.STATE_STARTING: "starting",
+    pb.Rank.STATE_IDLE: "idle",
+    pb.Rank.STATE_RUNNING: "running",
+    pb.Rank.STATE_DEAD: "dead",
+}
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """What an allocator knows of a rank. `state` is starting, idle, running or dead; `memory_bytes` is its PSS."""
+
+    rank: int
+    host: str
+    pid: int
+    state: str
+    gpu_indices: tuple[int, ...]
+    memory_bytes: int
+    run_id: str
+    running_s: float
+    death: str | None
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """A run that is unfinished, or whose results nobody has collected."""
+
+    run_id: str
+    number: int
+    title: str
+    ranks: tuple[int, ...]
+    finished: tuple[int, ...]
+    collected: bool
+    submitted_at: float
+    cell_number: int
+
+    @property
+    def done(self) -> bool:
+        return len(self.finished) == len(self.ranks)
+
+
+@dataclass(frozen=True)
+class StackReport:
+    """Every rank's stack, equal ones together; ranks that did not answer have an empty one."""
+
+    groups: list[tuple[tuple[int, ...], str]]
+
+    def __str__(self) -> str:
+        parts = []
+        for ranks, stack in self.groups:
+            parts.append(f"── {name_ranks(ranks)} " + "─" * 40)
+            parts.append(stack.rstrip() or "no answer")
+        return "\n".join(parts)
+
+
+class MeshCore:
+    """What a mesh and its slices share. Its coroutines run on the background loop."""
+
+    _cores: ClassVar[WeakValueDictionary[str, MeshCore]] = WeakValueDictionary()
+
+    def __init__(self, mesh_id: str, connections: dict[int, Connection], ranks_per_node: int) -> None:
+        self.mesh_id, self.connections, self.ranks_per_node = mesh_id, connections, ranks_per_node
+        self.dead: dict[int, str] = {}
+
+    @classmethod
+    def get(cls, mesh_id: str, connections: dict[int, Connection], ranks_per_node: int) -> MeshCore:
+        """Return the one core of a mesh in this process."""
+        core = cls._cores.get(mesh_id)
+        if core is None:
+            core = cls._cores[mesh_id] = cls(mesh_id, connections, ranks_per_node)
+            background_loop().call_soon_threadsafe(core._listen)
+        core.connections.update(connections)
+        return core
+
+    def _listen(self) -> None:
+        for connection in self.connections.values():
+            connection.mesh_deaths[self.mesh_id] = self._on_rank_died
+            connection.ensure_session()
+
+    def _on_rank_died(self, died: pb.RankDied) -> None:
+        self.dead[died.rank] = died.death.likely_cause
+
+    @property
+    def first_node(self) -> int:
+        """The node that gives runs their numbers."""
+        return 0
+
+    def by_node(self, ranks: Iterable[int]) -> dict[int, list[int]]:
+        """Return the ranks of each node that has some."""
+        nodes: dict[int, list[int]] = {}
+        for rank in ranks:
+            nodes.setdefault(rank // self.ranks_per_node, []).append(rank)
+        return nodes
+
+    def connection_of(self, rank: int) -> Connection:
+        """Return the connection to a rank's node, or raise NodeUnreachable."""
+        node = rank // self.ranks_per_node
+        if connection := self.connections.get(node):
+            return connection
+        raise NodeUnreachable(f"the node of rank {rank} (number {node}) does not answer: %mesh attach looks again")
+
+    async def control(
+        self, ranks: Iterable[int], *, timeout_s: float = CONTROL_TIMEOUT_S, **message: Any
+    ) -> dict[int, pb.RankReply]:
+        """Ask or tell the control threads of ranks; those that did not answer are missing."""
+
+        async def one(node: int, on_node: list[int]) -> list[pb.RankReply]:
+            request = pb.ControlRanksRequest(mesh_id=self.mesh_id, ranks=on_node, timeout_s=timeout_s, **message)
+            try:
+                reply = await self.connection_of(on_node[0]).unary("Control", request, timeout_s + 2)
+            except NodeUnreachable:
+                return []
+            return list(reply.replies)
+
+        replies = await asyncio.gather(*(one(node, on_node) for node, on_node in self.by_node(ranks).items()))
+        return {reply.rank: reply for node in replies for reply in node if reply.answered}
+
+    async def where(self, ranks: Iterable[int]) -> dict[int, run_pb2.Where]:
+        """Return where ranks are; those that did not answer are missing."""
+        replies = await self.control(ranks, timeout_s=1.0, where=True)
+        return {rank: reply.where for rank, reply in replies.items()}
+
+    async def abort_groups(self, reason: str, ranks: Iterable[int] | None = None) -> None:
+        """Make every rank forget its process groups, so that the next init by all forms a clean one."""
+        chosen = range(self.ranks_per_node * len(self.connections)) if ranks is None else ranks
+        await self.control(chosen, timeout_s=2.0, abort_groups=reason)
+
+    async def restart(self, ranks: Iterable[int]) -> None:
+        """Replace ranks by fresh ones and abort the survivors' groups."""
+        chosen = sorted(ranks)
+        by_node = self.by_node(chosen)
+        requests = [
+            (self.connection_of(on_node[0]), pb.RestartRequest(mesh_id=self.mesh_id, ranks=on_node))
+            for on_node in by_node.values()
+        ]
+        await asyncio.gather(*(c.unary("Restart", request, SPAWN_TIMEOUT_S) for c, request in requests))
+        for rank in chosen:
+            self.dead.pop(rank, None)
+        survivors = set(range(self.ranks_per_node * len(self.connections))) - set(chosen)
+        if survivors:
+            await self.abort_groups(f"{name_ranks(chosen)} restarted", survivors)
+
+    async def status(self, *, memory: bool = False) -> list[tuple[Connection, pb.MeshStatus]]:
+        """Return what every node says of the mesh."""
+        request = pb.StatusRequest(memory=memory)
+        replies = await asyncio.gather(*(c.unary("Status", request) for c in self.connections.values()))
+        found = []
+        for connection, reply in zip(self.connections.values(), replies, strict=True):
+            for reservation in reply.reservations:
+                found += [(connection, mesh) for mesh in reservation.meshes if mesh.mesh_id == self.mesh_id]
+        if not found:
+            raise MonarchNbError("the mesh does not exist any more (released?): %mesh reserve makes a new one")
+        self.dead = {
+            rank.rank: rank.death.likely_cause
+            for _, mesh in found
+            for rank in mesh.ranks
+            if rank.state == pb.Rank.STATE_DEAD
+        }
+        return found
+
+
+class Mesh:
+    """A named set of live ranks, or a part of one.
+
+    Attributes:
+        id, name: of the mesh.
+        extent: its labelled shape, e.g. `{"hosts": 2, "procs": 4}`, also for a part of it.
+        ranks: those that this object stands for.
+        reservation: what it belongs to.
+    """
+
+    def __init__(
+        self,
+        mesh_id: str,
+        name: str,
+        extent: Extent,
+        reservation: Reservation,
+        connections: dict[int, Connection],
+        dead: Mapping[int, str] | None = None,
+        ranks: Iterable[int] | None = None,
+    ) -> None:
+        self.id, self.name, self.extent, self.reservation = mesh_id, name, extent, reservation
+        self.ranks = tuple(range(extent.size)) if ranks is None else tuple(ranks)
+        ranks_per_node = extent.size // extent["hosts"]
+        self.core = MeshCore.get(mesh_id, connections, ranks_per_node)
+        if dead is not None:
+            self.core.dead = dict(dead)
+
+    def __repr__(self) -> str:
+        part = "" if len(self.ranks) == self.extent.size else f", {name_ranks(self.ranks)}"
+        return f"<Mesh {self.reservation.name}/{self.name}: {self.extent}{part}>"
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    # ---- parts ----
+
+    def slice(self, **dimensions: int | slice) -> Mesh:
+        """Return the part with the given coordinates, e.g. `mesh.slice(hosts=0, procs=slice(0, 2))`."""
+        return self.select(self.extent.ranks(**dimensions))
+
+    def select(self, ranks: Iterable[int]) -> Mesh:
+        """Return the part of exactly these ranks.
+
+        Raises:
+            TargetError: a rank that is not in this mesh, or none at all.
+        """
+        chosen = tuple(sorted(set(ranks)))
+        if missing := [rank for rank in chosen if rank not in self.ranks]:
+            raise TargetError(f"{name_ranks(missing)} not in {self!r}")
+        if not chosen:
+            raise TargetError("no rank chosen")
+        return Mesh(self.id, self.name, self.extent, self.reservation, self.core.connections, ranks=chosen)
+
+    # ---- runs ----
+
+    def run(
+        self,
+        code: str,
+        *,
+        timeout_s: float | None = None,
+        on_error: OnError = "wait",
+        cell_number: int = 0,
+        want_value: bool = True,
+        listener: Listener | None = None,
+    ) -> Run:
+        """Run code on the ranks and wait until all have finished. Ctrl-C interrupts the ranks and keeps their memory.
+
+        Args:
+            timeout_s: give up waiting after this time; the run goes on.
+            on_error: "abort" interrupts ranks that wait in a collective for one that failed.
+            cell_number: shown in tracebacks as `Cell In[…]`.
+            want_value: bring the last expression's values back.
+            listener: called with the run's events on a background thread.
+
+        Returns:
+            The finished run; `run.values` is a list by rank.
+
+        Raises:
+            RunFailed: it failed on some ranks.
+            RankDead: a rank of this mesh is dead.
+            TimeoutError: it goes on after `timeout_s`.
+
+        Example:
+            >>> mesh.run("x = rank * 2\\nx").values  # doctest: +SKIP
+            [0, 2, 4, 6]
+        """
+        run = self.submit(code, on_error=on_error, cell_number=cell_number, want_value=want_value, listener=listener)
+        run.join(timeout_s)
+        if not run.done:
+            run.result(0.0)  # raises TimeoutError
+        run.collected()
+        run.raise_failures()
+        return run
+
+    def submit(
+        self,
+        code: str,
+        *,
+        on_error: OnError = "wait",
+        cell_number: int = 0,
+        want_value: bool = True,
+        listener: Listener | None = None,
+    ) -> Run:
+        """As `run`, but return at once."""
+        cell = run_pb2.Cell(code=code, cell_number=cell_number, want_value=want_value)
+        return self._start(run_pb2.RunSpec(cell=cell), _title(code), on_error, listener)
+
+    def _start(
+        self, spec: run_pb2.RunSpec, title: str, on_error: OnError = "wait", listener: Listener | None = None
+    ) -> Run:
+        self._check_alive()
+        spec.run_id = uuid.uuid4().hex
+        run = Run(self, spec.run_id, self.ranks, title, on_error=on_error, listener=listener)
+        background_loop().call_soon_threadsafe(run.submit, spec)
+        return run
+
+    def _check_alive(self) -> None:
+        if not any(rank in self.core.dead for rank in self.ranks):
+            return
+        call(self.core.status())  # somebody else may have restarted it
+        dead = [rank for rank in self.ranks if rank in self.core.dead]
+        if not dead:
+            return
+        alive = [rank for rank in self.ranks if rank not in self.core.dead]
+        others = f", or leave it out: -t {','.join(map(str, alive))}" if alive else ""
+        names = ",".join(map(str, dead))
+        raise RankDead(
+            f"{name_ranks(dead)} dead ({self.core.dead[dead[0]]}): %mesh restart -t {names} starts "
+            f"{'it' if len(dead) == 1 else 'them'} again{others}",
+            dead,
+        )
+
+    def push(self, variables: Mapping[str, Any]) -> None:
+        """Set variables on every rank; one copy per node travels, and large arrays are shared by its ranks.
+
+        Raises:
+            PickleError: a value can not be pickled; the message names it.
+            RunFailed: it could not be unpickled on some ranks.
+        """
+        self._check_alive()
+        pieces = _pack_variables(dict(variables))
+        blob = uuid.uuid4().hex
+        call(self._put(blob, pieces))
+        spec = run_pb2.RunSpec(push=run_pb2.Push(blob=blob))
+        self._finish_quietly(self._start(spec, f"push {', '.join(variables)}"))
+
+    async def _put(self, blob: str, pieces: list[bytes | memoryview]) -> None:
+        nodes = [self.core.connection_of(ranks[0]) for ranks in self.core.by_node(self.ranks).values()]
+        await asyncio.gather(*(node.put_blob(self.id, blob, pieces) for node in nodes))
+
+    def pull(self, expression: str) -> list[Any]:
+        """Return the value of an expression (a variable's name, say) on every rank, by rank.
+
+        Raises:
+            RunFailed: it can not be evaluated on some ranks.
+            PickleError: a value can not be pickled; the message names it.
+        """
+        spec = run_pb2.RunSpec(pull=run_pb2.Pull(expression=expression))
+        return self._finish_quietly(self._start(spec, f"pull {expression}"))
+
+    @staticmethod
+    def _finish_quietly(run: Run) -> list[Any]:
+        run.join()
+        return run.result()
+
+    def interrupt(self) -> InterruptReport:
+        """Interrupt whatever runs on these ranks, whoever started it; nothing in memory is lost."""
+        reports = [
+            self.attach_run(info.run_id).interrupt()
+            for info in self.runs()
+            if not info.done and set(info.ranks) & set(self.ranks)
+        ]
+        return InterruptReport(
+            stopped=tuple(sorted({rank for report in reports for rank in report.stopped})),
+            stuck={rank: line for report in reports for rank, line in report.stuck.items()},
+            aborted=tuple(sorted({rank for report in reports for rank in report.aborted})),
+        )
+
+    def runs(self) -> list[RunInfo]:
+        """Return the runs that are unfinished or whose results nobody has collected, oldest first."""
+        return run_infos([mesh for _, mesh in call(self.core.status())])
+
+    def attach_run(self, run_id: str, *, from_start: bool = False, listener: Listener | None = None) -> Run:
+        """Follow a run that another client submitted.
+
+        Args:
+            from_start: send all its output again, not only what no client has shown.
+
+        Raises:
+            RunNotFound: there is no such run.
+        """
+        found = [info for info in self.runs() if info.run_id == run_id]
+        if not found:
+            from monarch_nb.errors import RunNotFound
+
+            raise RunNotFound(f"no run {run_id} is going on or uncollected")
+        info = found[0]
+        run = Run(self, run_id, info.ranks, info.title, on_error="wait", listener=listener)
+        run.number, run.submitted_at = info.number, info.submitted_at
+        follow = lambda: run.follow(from_shown=not from_start)  # noqa: E731
+        background_loop().call_soon_threadsafe(follow)
+        return run
+
+    # ---- ranks ----
+
+    def restart(self, ranks: Iterable[int] | None = None) -> None:
+        """Replace ranks (all of this object's by default) by fresh ones under the same coordinates.
+
+        Their variables are lost. The others keep theirs; their process groups are aborted, so that an
+        `init_process_group()` by all forms a new one. Returns when the new ranks are ready.
+        """
+        chosen = self.ranks if ranks is None else self.select(ranks).ranks
+        call(self.core.restart(chosen))
+
+    def status(self) -> list[RankInfo]:
+        """Return what the allocators know of the ranks."""
+        infos = [info for connection, mesh in call(self.core.status(memory=True)) for info in _infos(connection, mesh)]
+        return [info for info in sorted(infos, key=lambda info: info.rank) if info.rank in self.ranks]
+
+    def where(self) -> dict[int, run_pb2.Where]:
+        """Return where each rank's main thread is; ranks that do not answer are missing."""
+        return call(self.core.where(self.ranks))
+
+    def stacks(self) -> StackReport:
+        """Return every rank's Python stack, also while C code holds the interpreter; equal ones together."""
+        replies = call(self.core.control(self.ranks, stack=True))
+        groups: dict[str, list[int]] = {}
+        for rank in self.ranks:
+            reply = replies.get(rank)
+            groups.setdefault(reply.stack if reply else "", []).append(rank)
+        return StackReport([(tuple(ranks), stack) for stack, ranks in groups.items()])
+
+    def complete(self, code: str, cursor: int, rank: int | None = None) -> tuple[list[str], int]:
+        """Return completions of live names on a rank, and where in the code the completed word begins."""
+        alive = [one for one in self.ranks if one not in self.core.dead]
+        if not alive:
+            return [], cursor
+        chosen = alive[0] if rank is None else rank
+        completion = pb.Completion(code=code, cursor=cursor)
+        reply = call(self.core.control([chosen], timeout_s=1.0, complete=completion)).get(chosen)
+        if reply is None:
+            raise RankUnresponsive(f"rank {chosen} does not answer", [chosen])
+        return list(reply.completions), reply.completion_start
+
+    def logs(
+        self, ranks: Iterable[int] | None = None, lines: int | None = None, run: Run | RunInfo | int | None = None
+    ) -> Iterator[LogRecord]:
+        """Yield what the ranks wrote, from their files: all of it, run after run.
+
+        Args:
+            ranks: only these. lines: only the newest lines of each. run: only that run (or its number).
+        """
+        chosen = self.ranks if ranks is None else self.select(ranks).ranks
+        number = run if isinstance(run, int) else run.number if run is not None else 0
+        requests = []
+        for on_node in self.core.by_node(chosen).values():
+            request = pb.ReadLogsRequest(mesh_id=self.id, ranks=on_node, number=number, last_lines=lines or 0)
+            requests.append((self.core.connection_of(on_node[0]), request))
+        return read_logs(requests)
+
+
+def rank_infos(held: HeldReservation, mesh_id: str) -> list[RankInfo]:
+    """Return the ranks of a mesh as its nodes told them."""
+    infos = [
+        info
+        for connection, status in held.nodes.values()
+        for mesh in status.meshes
+        if mesh.mesh_id == mesh_id
+        for info in _infos(connection, mesh)
+    ]
+    return sorted(infos, key=lambda info: info.rank)
+
+
+def _infos(connection: Connection, mesh: pb.MeshStatus) -> Iterator[RankInfo]:
+    for rank in mesh.ranks:
+        yield RankInfo(
+            rank=rank.rank,
+            host=connection.name,
+            pid=rank.pid,
+            state=_STATES.get(rank.state, "starting"),
+            gpu_indices=tuple(rank.gpu_indices),
+            memory_bytes=rank.memory_bytes,
+            run_id=rank.run_id,
+            running_s=rank.running_s,
+            death=rank.death.likely_cause if rank.state == pb.Rank.STATE_DEAD else None,
+        )
+
+
+def run_infos(meshes: Iterable[pb.MeshStatus]) -> list[RunInfo]:
+    """Put the nodes' parts of each run together, oldest first."""
+    parts: dict[str, list[pb.RunStatus]] = {}
+    for mesh in meshes:
+        for run in mesh.runs:
+            if run.ranks:
+                parts.setdefault(run.run_id, []).append(run)
+    infos = [
+        RunInfo(
+            run_id=run_id,
+            number=runs[0].number,
+            title=runs[0].title,
+            ranks=tuple(sorted(runs[0].all_ranks)),
+            finished=tuple(sorted(rank for run in runs for rank in run.finished)),
+            collected=all(run.collected for run in runs),
+            submitted_at=runs[0].submitted_at,
+            cell_number=runs[0].cell_number,
+        )
+        for run_id, runs in parts.items()
+    ]
+    return sorted(infos, key=lambda info: info.number)
+
+
+def _title(code: str) -> str:
+    lines = [line.strip() for line in code.splitlines() if line.strip() and not line.strip().startswith("#")]
+    first = lines[0] if lines else ""
+    return first if len(first) <= TITLE_CHARACTERS else first[: TITLE_CHARACTERS - 1] + "…"
+
+
+def _pack_variables(variables: dict[str, Any]) -> list[bytes | memoryview]:
+    import cloudpickle
+
+    try:
+        return pack_pickle(variables, cloudpickle.dumps)
+    except Exception as error:
+        for name, value in variables.items():
+            try:
+                cloudpickle.dumps(value)
+            except Exception as cause:
+                raise PickleError(
+                    f"{name} ({type(value).__name__}) can not be pickled: {cause}; build it on the ranks instead", name
+                ) from cause
+        raise PickleError(f"can not be pickled: {error}") from error

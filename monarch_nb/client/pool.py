@@ -1,0 +1,313 @@
+"""A pool as a client sees it: the allocators that answer, what they hold, how a reservation is taken and given back.
+
+Everything here runs on the background loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from monarch_nb import config
+from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
+from monarch_nb.errors import CapacityError, MonarchNbError, NodeUnreachable, PoolError, ReservationNotFound
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.provision import provisioner
+
+STATUS_TIMEOUT_S = 5.0
+Progress = Callable[[str], None]
+
+
+def current_owner() -> str:
+    """Return who we are to the allocators."""
+    return getpass.getuser()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is asked for: nodes, and CPU ranks (`procs`) or GPUs per node."""
+
+    nodes: int
+    procs: int
+    gpus: int
+
+    @property
+    def per_node(self) -> int:
+        return self.gpus or self.procs
+
+    @property
+    def kind(self) -> str:
+        return "gpus" if self.gpus else "procs"
+
+    def __str__(self) -> str:
+        return f"{self.nodes} node{'' if self.nodes == 1 else 's'} × {self.per_node} {self.kind}"
+
+
+@dataclass(frozen=True)
+class SpawnOptions:
+    """How ranks are started."""
+
+    directory: str
+    python: str = ""
+    preload: tuple[str, ...] = config.DEFAULT_PRELOAD
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class HeldReservation:
+    """A reservation put together from its nodes' answers.
+
+    Attributes:
+        nodes: (connection, what it said) by node rank; nodes that do not answer are missing.
+    """
+
+    reservation_id: str
+    nodes: dict[int, tuple[Connection, pb.ReservationStatus]]
+
+    @property
+    def facts(self) -> pb.ReservationStatus:
+        return next(iter(self.nodes.values()))[1]
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.facts.nodes, self.facts.procs, self.facts.gpus)
+
+    @property
+    def complete(self) -> bool:
+        """Every node answers and has spawned its part of the main mesh."""
+        return len(self.nodes) == self.facts.nodes and all(status.meshes for _, status in self.nodes.values())
+
+
+class Pool:
+    """The allocators of one pool."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.connections: dict[str, Connection] = {}
+
+    def discover(self) -> list[Connection]:
+        """Return the connections to the nodes that live."""
+        found = []
+        for node in provisioner().nodes(pool=self.name):
+            if node.alive:
+                connection = self.connections.get(node.node_id)
+                if connection is None or connection.address != node.address:
+                    connection = self.connections[node.node_id] = Connection(node.node_id, node.address)
+                found.append(connection)
+        return found
+
+    async def ask(self, *, memory: bool = False) -> list[tuple[Connection, pb.StatusReply]]:
+        """Return what every living node says.
+
+        Raises:
+            PoolError: the pool has no living node.
+        """
+        connections = self.discover()
+        if not connections:
+            raise PoolError(f"no pool {self.name!r} is up: monarch-nb up starts one, and so does %mesh reserve")
+        request = pb.StatusRequest(memory=memory)
+        replies = await asyncio.gather(
+            *(connection.unary("Status", request, STATUS_TIMEOUT_S) for connection in connections),
+            return_exceptions=True,
+        )
+        answers = []
+        for connection, reply in zip(connections, replies, strict=True):
+            if isinstance(reply, NodeUnreachable):
+                continue
+            if isinstance(reply, BaseException):
+                raise reply
+            answers.append((connection, reply))
+        return answers
+
+    async def reservations(self, *, memory: bool = False) -> list[HeldReservation]:
+        """Return every reservation that the living nodes hold, oldest first."""
+        held: dict[str, HeldReservation] = {}
+        for connection, reply in await self.ask(memory=memory):
+            for status in reply.reservations:
+                one = held.setdefault(status.reservation_id, HeldReservation(status.reservation_id, {}))
+                one.nodes[status.node_rank] = (connection, status)
+        return sorted(held.values(), key=lambda one: one.facts.created_at)
+
+    async def find(self, name: str, owner: str) -> HeldReservation | None:
+        """Return the owner's reservation of that name."""
+        for held in await self.reservations():
+            if (held.facts.name, held.facts.owner) == (name, owner):
+                return held
+        return None
+
+    async def reserve(self, name: str, shape: Shape, options: SpawnOptions, notebook: str, say: Progress) -> str:
+        """Lease slots on enough nodes and spawn the main mesh; return the reservation's id.
+
+        Interrupted or failed, it gives everything back.
+
+        Raises:
+            CapacityError: not enough is free; the message says what is and who holds the rest.
+            SpawnError: ranks could not be started.
+        """
+        answers = await self.ask()
+        chosen = choose_nodes(shape, [reply.node for _, reply in answers])
+        connections = [answers[index][0] for index in chosen]
+        reservation_id = uuid.uuid4().hex
+        requests = [
+            pb.ReserveRequest(
+                reservation_id=reservation_id,
+                name=name,
+                owner=current_owner(),
+                procs=shape.procs,
+                gpus=shape.gpus,
+                node_rank=node_rank,
+                nodes=shape.nodes,
+                notebook=notebook,
+                created_at=time.time(),
+            )
+            for node_rank in range(shape.nodes)
+        ]
+        try:
+            say(f"leasing {shape}")
+            await _all(c.unary("Reserve", r) for c, r in zip(connections, requests, strict=True))
+            say(f"starting {shape.nodes * shape.per_node} ranks")
+            await spawn_mesh(connections, reservation_id, "main", shape, options)
+            confirm = pb.ConfirmRequest(reservation_id=reservation_id)
+            await _all(connection.unary("Confirm", confirm) for connection in connections)
+        except BaseException:
+            await asyncio.shield(release(connections, reservation_id))
+            raise
+        return reservation_id
+
+    async def shutdown(self, *, force: bool) -> None:
+        """End every node."""
+        request = pb.ShutdownRequest(force=force)
+        await _all(connection.unary("Shutdown", request) for connection in self.discover())
+
+
+def choose_nodes(shape: Shape, nodes: list[pb.DescribeReply]) -> list[int]:
+    """Return the indices of the nodes to use: the first that have enough free.
+
+    Raises:
+        CapacityError: there are too few; the message says what is free and who holds the rest.
+    """
+    free = [node.gpus_free if shape.gpus else node.procs_free for node in nodes]
+    total = [len(node.gpus) if shape.gpus else node.procs for node in nodes]
+    if shape.gpus and not any(total):
+        raise CapacityError(
+            f"{shape.gpus} GPUs per node asked for, but no node of this pool has a GPU; --procs N asks for CPU ranks"
+        )
+    fitting = [index for index, count in enumerate(free) if count >= shape.per_node]
+    if len(fitting) >= shape.nodes:
+        return fitting[: shape.nodes]
+    fit = f"only {len(fitting)} of {len(nodes)} nodes can take {shape.per_node} {shape.kind}"
+    lines = [f"{shape} asked for, but {fit}:"]
+    for node, count, most in zip(nodes, free, total, strict=True):
+        held = "".join(f"; {_holds(holder)}" for holder in node.holders)
+        lines.append(f"  {node.node_id}: {count} of {most} {shape.kind} free{held}")
+    if len(nodes) < shape.nodes:
+        lines.append(f"monarch-nb up --nodes {shape.nodes} adds nodes to a local pool")
+    elif max(total, default=0) < shape.per_node:
+        lines.append(
+            f"a local pool has the slots that it was started with: monarch-nb down, up --procs {shape.per_node}"
+        )
+    else:
+        lines.append("release what you no longer need (%mesh release NAME), or ask for less")
+    raise CapacityError("\n".join(lines))
+
+
+def _holds(holder: pb.Holder) -> str:
+    kind = "gpus" if holder.gpus else "procs"
+    return f"{holder.reservation} ({holder.owner}) holds {holder.gpus or holder.procs} {kind}"
+
+
+async def spawn_mesh(
+    connections: list[Connection], reservation_id: str, name: str, shape: Shape, options: SpawnOptions
+) -> str:
+    """Host a mesh's store on the first node and fork its ranks on all; return the mesh's id."""
+    mesh_id = uuid.uuid4().hex
+    store_request = pb.HostStoreRequest(
+        reservation_id=reservation_id, mesh_id=mesh_id, python=options.python, preload=options.preload
+    )
+    store: pb.HostStoreReply = await connections[0].unary("HostStore", store_request, SPAWN_TIMEOUT_S)
+    requests = [
+        pb.SpawnRequest(
+            reservation_id=reservation_id,
+            mesh_id=mesh_id,
+            name=name,
+            first_rank=node_rank * shape.per_node,
+            ranks=shape.per_node,
+            world_size=shape.nodes * shape.per_node,
+            node_rank=node_rank,
+            master_host=store.host,
+            master_port=store.port,
+            directory=options.directory,
+            python=options.python,
+            preload=options.preload,
+            environment=options.environment,
+            extent=[pb.Axis(name="hosts", size=shape.nodes), pb.Axis(name=shape.kind, size=shape.per_node)],
+        )
+        for node_rank in range(shape.nodes)
+    ]
+    await _all(c.unary("Spawn", r, SPAWN_TIMEOUT_S) for c, r in zip(connections, requests, strict=True))
+    return mesh_id
+
+
+async def release(connections: Iterable[Connection], reservation_id: str) -> None:
+    """Give a reservation back on every node that answers."""
+    request = pb.ReleaseRequest(reservation_id=reservation_id)
+    calls = (connection.unary("Release", request) for connection in connections)
+    for reply in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(reply, BaseException) and not isinstance(reply, MonarchNbError):
+            raise reply
+
+
+async def _all(calls: Iterable[object]) -> None:
+    """Wait for every call, also when one fails; then raise the first failure."""
+    tasks = [asyncio.ensure_future(call) for call in calls]  # type: ignore[call-overload]
+    try:
+        await asyncio.wait(tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    for task in tasks:
+        task.result()
+
+
+_pools: dict[str, Pool] = {}
+
+
+def pool_named(name: str | None) -> Pool:
+    """Return this process's one Pool object of that name."""
+    chosen = name or config.DEFAULT_POOL
+    return _pools.setdefault(chosen, Pool(chosen))
+
+
+def not_found(name: str | None, held: list[HeldReservation]) -> ReservationNotFound:
+    """Return the error that lists what there is."""
+    mine = [f"{one.facts.name} ({one.shape})" for one in held if one.facts.owner == current_owner()]
+    what = f"no reservation {name!r}" if name else "nothing to attach to"
+    there = f"you hold {', '.join(mine)}" if mine else "you hold none: %mesh reserve NAME --nodes 1 --procs 4"
+    return ReservationNotFound(f"{what}; {there}")
+
+
+def environment_option(chosen: Mapping[str, str | None] | None) -> dict[str, str]:
+    """Return what `--env NAME[=VALUE]` adds: a name without a value takes the client's."""
+    environment = {}
+    for name, value in (chosen or {}).items():
+        text = os.environ.get(name) if value is None else value
+        if text is not None:
+            environment[name] = text
+    return environment
+
+
+def working_directory(directory: str | os.PathLike[str] | None, notebook: str | None) -> str:
+    """Return where ranks start: as asked, else the notebook's directory, else the current one."""
+    if directory is not None:
+        return str(Path(directory).expanduser().absolute())
+    with contextlib.suppress(OSError):
+        if notebook and Path(notebook).is_file():
+            return str(Path(notebook).absolute().parent)
+    return os.getcwd()

@@ -1,0 +1,260 @@
+"""Reservations: taken once, found again by any later process, released by name."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from monarch_nb import config
+from monarch_nb.client import pool as pools
+from monarch_nb.client.bridge import call
+from monarch_nb.client.mesh import Mesh, RankInfo, rank_infos
+from monarch_nb.client.pool import HeldReservation, Pool, Progress, Shape, SpawnOptions, current_owner, pool_named
+from monarch_nb.errors import CapacityError, ReservationConflict, UsageError
+from monarch_nb.provision import provisioner
+from monarch_nb.shape import Extent
+
+DEFAULT_NAME = "main"
+_FORBIDDEN_IN_NAMES = set("/\\\n\r\t\0 ")
+
+
+@dataclass(frozen=True)
+class ReservationInfo:
+    """What is known of a reservation.
+
+    Attributes:
+        procs, gpus: per node; one of them is 0.
+        ranks: of the main mesh, by rank; those of nodes that do not answer are missing.
+        nodes_answering: how many of its nodes answer.
+        created_at: seconds since the epoch.
+    """
+
+    name: str
+    reservation_id: str
+    owner: str
+    nodes: int
+    procs: int
+    gpus: int
+    notebook: str
+    created_at: float
+    ranks: tuple[RankInfo, ...]
+    nodes_answering: int
+
+    @property
+    def held_by_me(self) -> bool:
+        return self.owner == current_owner()
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """The ranks that live."""
+        return tuple(info.rank for info in self.ranks if info.state != "dead")
+
+    @property
+    def shape(self) -> str:
+        """`2 nodes × 4 procs`."""
+        return str(Shape(self.nodes, self.procs, self.gpus))
+
+
+class Reservation:
+    """What a user holds: nodes, slots on each, and a main mesh of ranks that live until `release()`.
+
+    Example:
+        >>> dev = monarch_nb.reserve("dev", nodes=2, procs=4)  # doctest: +SKIP
+        >>> dev.mesh.run("rank * 2").values  # doctest: +SKIP
+        [0, 2, 4, 6, 8, 10, 12, 14]
+    """
+
+    def __init__(self, pool: Pool, held: HeldReservation) -> None:
+        facts = held.facts
+        self._pool = pool
+        self.id, self.name, self.owner, self.notebook = facts.reservation_id, facts.name, facts.owner, facts.notebook
+        self.nodes, self.procs, self.gpus = facts.nodes, facts.procs, facts.gpus
+        self._connections = {rank: connection for rank, (connection, _) in held.nodes.items()}
+        status = next(mesh for mesh in facts.meshes if mesh.name == "main")
+        extent = Extent({axis.name: axis.size for axis in status.spec.extent})
+        dead = {
+            info.rank: info.death
+            for info in rank_infos(held, status.mesh_id)
+            if info.state == "dead" and info.death is not None
+        }
+        self.mesh = Mesh(status.mesh_id, "main", extent, self, self._connections, dead)
+
+    def __repr__(self) -> str:
+        return f"<Reservation {self.name}: {Shape(self.nodes, self.procs, self.gpus)}>"
+
+    def status(self) -> ReservationInfo:
+        """Return what its nodes say now.
+
+        Raises:
+            ReservationNotFound: it was released.
+        """
+        held = call(_find_id(self._pool, self.id, self.name))
+        return _info(held)
+
+    def release(self) -> None:
+        """End its ranks and give its slots back. Nothing is asked; releasing twice is fine."""
+        call(pools.release(self._connections.values(), self.id))
+
+
+async def _find_id(pool: Pool, reservation_id: str, name: str) -> HeldReservation:
+    held = await pool.reservations(memory=True)
+    for one in held:
+        if one.reservation_id == reservation_id:
+            return one
+    raise pools.not_found(name, held)
+
+
+def reserve(
+    name: str | None = None,
+    /,
+    *,
+    nodes: int = 1,
+    procs: int | None = None,
+    gpus: int | None = None,
+    pool: str | None = None,
+    python: str | None = None,
+    env: Mapping[str, str | None] | None = None,
+    preload: Sequence[str] | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    replace: bool = False,
+    notebook: str | None = None,
+    progress: Progress | None = None,
+) -> Reservation:
+    """Reserve nodes and start a rank in every slot; the same call again returns the same live reservation.
+
+    Starts a local pool when none is up.
+
+    Args:
+        name: how it is found again.
+        nodes: number of nodes.
+        procs: CPU ranks per node. gpus: GPUs per node, one rank each. Exactly one of them.
+        pool: name of the pool.
+        python: the ranks' python; by default this one.
+        env: variables to add to the ranks' environment; None takes this process's value.
+        preload: modules that ranks have imported already; by default torch.
+        directory: where ranks start; by default the notebook's directory, else the current one.
+        replace: release a reservation of the same name and another shape first.
+        notebook: path of the notebook that holds it, which finds it again.
+        progress: told what is being done.
+
+    Raises:
+        UsageError: arguments that make no sense.
+        CapacityError: the pool has not that much, or not that much free.
+        ReservationConflict: the name is held with another shape.
+        SpawnError: ranks could not be started (a broken preload: PreloadError).
+    """
+    name = _checked_name(name or DEFAULT_NAME)
+    shape = _checked_shape(nodes, procs, gpus)
+    say = progress or _silent
+    chosen = pool_named(pool)
+    options = SpawnOptions(
+        directory=pools.working_directory(directory, notebook),
+        python=python or sys.executable,
+        preload=config.DEFAULT_PRELOAD if preload is None else tuple(preload),
+        environment=pools.environment_option(env),
+    )
+    if not chosen.discover():
+        _start_pool(chosen, shape, say)
+    held = call(_reserve(chosen, name, shape, options, notebook or "", replace, say))
+    return Reservation(chosen, held)
+
+
+async def _reserve(
+    pool: Pool, name: str, shape: Shape, options: SpawnOptions, notebook: str, replace: bool, say: Progress
+) -> HeldReservation:
+    held = await pool.find(name, current_owner())
+    if held is not None:
+        if held.shape == shape and held.complete and not replace:
+            return held
+        if held.shape != shape and not replace:
+            raise ReservationConflict(
+                f"{name!r} is already held with {held.shape}; --replace releases it first (its ranks and their "
+                f"variables are lost), or choose another name"
+            )
+        if held.complete or replace:
+            say(f"releasing {name}")
+        await pools.release([connection for connection, _ in held.nodes.values()], held.reservation_id)
+    reservation_id = await pool.reserve(name, shape, options, notebook, say)
+    return await _find_id(pool, reservation_id, name)
+
+
+def _start_pool(pool: Pool, shape: Shape, say: Progress) -> None:
+    if shape.gpus:
+        from monarch_nb.allocator.facts import discover_gpus
+
+        if not (found := discover_gpus()):
+            raise CapacityError("this machine has no GPU (NVML finds none); --procs N asks for CPU ranks")
+        if shape.nodes > 1 or shape.gpus > len(found):
+            raise CapacityError(f"{shape} asked for; this machine is 1 node with {len(found)} GPUs")
+    began = time.monotonic()
+    say(f"no pool is up: starting a local one, {shape}")
+    provisioner().up(shape.nodes, shape.procs or None, pool=pool.name, progress=say)
+    say(f"local pool ready in {time.monotonic() - began:.1f} s")
+
+
+def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str | None = None) -> Reservation:
+    """Return a living reservation: by name, else the notebook's, else the only one.
+
+    Raises:
+        ReservationNotFound: there is none, or several; the message lists them.
+        PoolError: no pool is up.
+    """
+    chosen = pool_named(pool)
+    held = call(chosen.reservations())
+    mine = [one for one in held if one.facts.owner == current_owner() and one.complete]
+    if name:
+        matching = [one for one in mine if one.facts.name == name]
+    else:
+        matching = [one for one in mine if notebook and one.facts.notebook == notebook]
+    if not matching and not name and len(mine) == 1:
+        matching = mine
+    if not matching:
+        raise pools.not_found(name, held)
+    return Reservation(chosen, matching[-1])
+
+
+def list_reservations(pool: str | None = None) -> list[ReservationInfo]:
+    """Return every reservation in the pool, oldest first; an empty list when no pool is up."""
+    chosen = pool_named(pool)
+    if not chosen.discover():
+        return []
+    return [_info(held) for held in call(chosen.reservations())]
+
+
+def _info(held: HeldReservation) -> ReservationInfo:
+    facts = held.facts
+    main = next((mesh for mesh in facts.meshes if mesh.name == "main"), None)
+    return ReservationInfo(
+        name=facts.name,
+        reservation_id=held.reservation_id,
+        owner=facts.owner,
+        nodes=facts.nodes,
+        procs=facts.procs,
+        gpus=facts.gpus,
+        notebook=facts.notebook,
+        created_at=facts.created_at,
+        ranks=tuple(rank_infos(held, main.mesh_id)) if main else (),
+        nodes_answering=len(held.nodes),
+    )
+
+
+def _checked_name(name: str) -> str:
+    if not name.strip() or len(name) > 64 or _FORBIDDEN_IN_NAMES & set(name):
+        raise UsageError(f"{name!r} is no name for a reservation: at most 64 characters, no spaces or slashes")
+    return name
+
+
+def _checked_shape(nodes: int, procs: int | None, gpus: int | None) -> Shape:
+    for option, value in (("nodes", nodes), ("procs", procs), ("gpus", gpus)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise UsageError(f"{option} must be a whole number of at least 1, not {value!r}")
+    if (procs is None) == (gpus is None):
+        raise UsageError("ask for procs=N (CPU ranks) or gpus=N, per node: exactly one of them")
+    return Shape(nodes, procs or 0, gpus or 0)
+
+
+def _silent(_: str) -> None:
+    pass

@@ -1,0 +1,493 @@
+"""A run: one execution of a body on some ranks of a mesh, followed from here."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from monarch_nb.client import events
+from monarch_nb.client.bridge import background_loop, call
+from monarch_nb.client.connection import Connection
+from monarch_nb.client.waits import explain_waits
+from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, RunFailed
+from monarch_nb.frames import unpack_pickle
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+from monarch_nb.shape import name_ranks
+
+if TYPE_CHECKING:
+    from monarch_nb.client.logs import LogRecord
+    from monarch_nb.client.mesh import Mesh
+
+Listener = Callable[[events.Event], None]
+OnError = Literal["wait", "abort"]
+
+STOP_WAIT_S = 4.0
+"""How long ranks may take to stop after an interrupt before they are called stuck."""
+WAITS_INTERVAL_S = 3.0
+ABORT_INTERVAL_S = 0.5
+PROCEED_AFTER_S = 2.0
+
+_OUTCOMES: dict[int, Literal["ok", "error", "interrupted", "died", "cancelled"]] = {
+    run_pb2.OUTCOME_OK: "ok",
+    run_pb2.OUTCOME_ERROR: "error",
+    run_pb2.OUTCOME_INTERRUPTED: "interrupted",
+    run_pb2.OUTCOME_DIED: "died",
+    run_pb2.OUTCOME_CANCELLED: "cancelled",
+}
+
+
+@dataclass(frozen=True)
+class InterruptReport:
+    """What an interrupt did.
+
+    Attributes:
+        stopped: ranks that are free now.
+        stuck: ranks that did not stop in a few seconds, and the line where each hangs.
+        aborted: ranks whose process group had to be aborted; the whole mesh needs `init_process_group()` again.
+        restarted: ranks that were killed and started again.
+    """
+
+    stopped: tuple[int, ...] = ()
+    stuck: dict[int, str] = field(default_factory=dict)
+    aborted: tuple[int, ...] = ()
+    restarted: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [f"interrupted {name_ranks(self.stopped)}" if self.stopped else "nothing was running"]
+        if self.aborted:
+            parts.append("process group aborted: call dist.init_process_group() again and wrap DDP models again")
+        for rank, line in self.stuck.items():
+            parts.append(f"rank {rank} does not stop ({line}): interrupt again to kill and restart it")
+        if self.restarted:
+            parts.append(f"killed and restarted {name_ranks(self.restarted)}: their variables are lost")
+        return "; ".join(parts)
+
+
+class Run:
+    """A run that goes on, or went.
+
+    Attributes:
+        id: made by the client, so that a retry can not run twice.
+        ranks: those it runs on. title: the first line of its code.
+        results: by rank, of those that have finished.
+    """
+
+    def __init__(
+        self, mesh: Mesh, run_id: str, ranks: Iterable[int], title: str, *, on_error: OnError, listener: Listener | None
+    ) -> None:
+        self.mesh, self.id, self.ranks, self.title = mesh, run_id, tuple(ranks), title
+        self.number = 0
+        self.results: dict[int, events.Result] = {}
+        self.submitted_at = time.time()
+        self.run_id = run_id
+        self._on_error = on_error
+        self._listeners: list[Listener] = [listener] if listener else []
+        self._packed: dict[int, run_pb2.RankResult] = {}
+        self._values: dict[int, Any] = {}
+        self._refusal: MonarchNbError | None = None
+        self._done = threading.Event()
+        self._decoders: dict[tuple[int, str], codecs.IncrementalDecoder] = {}
+        self._submits: dict[int, pb.Submit] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._started_on_first = False
+        self._watching_waits = False
+        self._completing = False
+        self._listening = threading.Lock()
+
+    def __repr__(self) -> str:
+        state = "done" if self.done else f"{len(self.results)} of {len(self.ranks)} ranks finished"
+        return f"<Run {self.number or self.id[:8]} on {name_ranks(self.ranks)}: {state}>"
+
+    # ---- for callers, from any thread ----
+
+    @property
+    def done(self) -> bool:
+        """Whether every rank has finished."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until every rank has finished; return whether they have."""
+        return self._done.wait(timeout_s)
+
+    def result(self, timeout_s: float | None = None) -> list[Any]:
+        """Wait, and return the last expression's value of every rank.
+
+        Raises:
+            TimeoutError: it goes on after `timeout_s`; it is not stopped.
+            RunFailed: it failed on some ranks; `values` has those of the others.
+            PickleError: a value could not be pickled.
+        """
+        if not self.wait(timeout_s):
+            left = [rank for rank in self.ranks if rank not in self.results]
+            raise TimeoutError(f"run {self.number} goes on after {timeout_s:g} s on {name_ranks(left)}")
+        self.collected()
+        self.raise_failures()
+        return self.values
+
+    def raise_failures(self) -> None:
+        """Raise what the run failed with, if it did."""
+        if self._refusal is not None:
+            raise self._refusal
+        if failures := self.failures:
+            raise RunFailed(failures=failures, run=self)
+
+    @property
+    def failures(self) -> list[RankFailure]:
+        """Why it failed, by rank."""
+        return [result.failure for _, result in sorted(self.results.items()) if result.failure is not None]
+
+    @property
+    def values(self) -> list[Any]:
+        """The last expression's value by rank of `ranks`; None where there is none or the rank failed.
+
+        Raises:
+            PickleError: a value could not be pickled on its rank, or not unpickled here.
+        """
+        errors: dict[str, list[int]] = {}
+        for rank, packed in self._packed.items():
+            if packed.WhichOneof("value") == "value_error":
+                errors.setdefault(packed.value_error, []).append(rank)
+        if errors:
+            text = "; ".join(f"{name_ranks(ranks)}: {error}" for error, ranks in errors.items())
+            raise PickleError(text, next(iter(errors)), [rank for ranks in errors.values() for rank in ranks])
+        return [self._value(rank) for rank in self.ranks]
+
+    def _value(self, rank: int) -> Any:
+        packed = self._packed.get(rank)
+        if rank not in self._values and packed is not None and packed.WhichOneof("value") == "value_inline":
+            try:
+                self._values[rank] = unpack_pickle(bytearray(packed.value_inline))
+            except Exception as error:
+                raise PickleError(
+                    f"the value of rank {rank} can not be unpickled here: {type(error).__name__}: {error}", ranks=[rank]
+                ) from error
+            packed.ClearField("value")
+        return self._values.get(rank)
+
+    def logs(self) -> Iterator[LogRecord]:
+        """Yield everything that it printed, from the ranks' files."""
+        return self.mesh.logs(run=self)
+
+    def cancel(self) -> None:
+        """Interrupt it where it runs and drop it where it has not begun; does not wait."""
+        asyncio.run_coroutine_threadsafe(self._send_interrupt(), background_loop())
+
+    def interrupt(self, kill_stuck: bool = False) -> InterruptReport:
+        """Free its ranks without costing their memory, and wait a few seconds until they are.
+
+        Args:
+            kill_stuck: kill and restart the ranks that still do not stop.
+        """
+        return call(self._interrupt(kill_stuck))
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait as a blocked cell does: Ctrl-C interrupts the ranks, a second one kills and restarts those that hang.
+
+        Returns:
+            Whether it is done.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C, when the ranks are free.
+        """
+        interrupts = 0
+        report = InterruptReport()
+        while True:
+            try:
+                if not interrupts:
+                    return self.wait(timeout_s)
+                report = self.interrupt(kill_stuck=interrupts > 1)
+                self.wait()  # what is stuck may still stop by itself; another Ctrl-C kills it
+                break
+            except KeyboardInterrupt:
+                interrupts += 1
+        self.collected()
+        raise KeyboardInterrupt(str(report))
+
+    def collected(self) -> None:
+        """Tell the allocators that the results are here: they need not be kept for a later kernel."""
+
+        def tell() -> None:
+            for connection in self.mesh.core.connections.values():
+                connection.send(collected=pb.Collected(run_id=self.id))
+
+        background_loop().call_soon_threadsafe(tell)
+
+    def add_listener(self, listener: Listener) -> None:
+        """Call `listener` with every event from the run's beginning, on the background thread."""
+
+        def add() -> None:
+            first = not self._listeners
+            self._listeners.append(listener)
+            for result in self.results.values():
+                listener(result)
+            if self.done:
+                listener(events.Finished())
+            if first:
+                for connection in self._connections():
+                    connection.follow(self, self.mesh.id, from_shown=False)
+
+        background_loop().call_soon_threadsafe(add)
+
+    # ---- on the background loop ----
+
+    def _emit(self, event: events.Event) -> None:
+        for listener in self._listeners:
+            listener(event)
+
+    def _connections(self) -> list[Connection]:
+        return [self.mesh.core.connections[node] for node in self._by_node(self.ranks)]
+
+    def _by_node(self, ranks: Iterable[int]) -> dict[int, list[int]]:
+        return self.mesh.core.by_node(ranks)
+
+    def submit(self, spec: run_pb2.RunSpec) -> None:
+        """Send it: to the first node, which gives it its number, and when it has one to the others."""
+        by_node = self._by_node(self.ranks)
+        core = self.mesh.core
+        first = core.first_node
+        for node in {first, *by_node}:
+            self._submits[node] = pb.Submit(
+                mesh_id=self.mesh.id,
+                run=spec,
+                ranks=by_node.get(node, []),
+                all_ranks=self.ranks,
+                give_number=node == first,
+                title=self.title,
+                quiet=not self._listeners,
+            )
+        core.connections[first].submit(self, self._submits[first])
+        if len(self._submits) > 1:
+            self._spawn(self._proceed_later())
+
+    def follow(self, *, from_shown: bool) -> None:
+        """Follow a run that another client submitted."""
+        self._started_on_first = True
+        for connection in self._connections():
+            connection.follow(self, self.mesh.id, from_shown=from_shown)
+
+    def on_queued(self, connection: Connection, queued: pb.Queued) -> None:
+        if not self.number:
+            self.number = queued.number
+            self._submit_to_others(queued)
+        if queued.ahead:
+            self._emit(events.Notice(f"waits for: {'; '.join(queued.ahead)}", key="queue"))
+
+    def _submit_to_others(self, queued: pb.Queued) -> None:
+        core = self.mesh.core
+        for node, submit in self._submits.items():
+            if node != core.first_node:
+                submit.run.number = queued.number
+                submit.after = queued.previous.get(node, 0)
+                core.connections[node].submit(self, submit)
+
+    def on_started(self, connection: Connection) -> None:
+        self._emit(events.Notice("", key="queue"))
+
+    async def _proceed_later(self) -> None:
+        """A run before this one may never reach a node because its client died half-way: do not wait for it."""
+        await asyncio.sleep(PROCEED_AFTER_S)
+        if self.number and not self.done:
+            for connection in self._connections():
+                connection.send(proceed=pb.Proceed(mesh_id=self.mesh.id, run_id=self.id))
+
+    def on_output(self, connection: Connection, output: pb.Output) -> None:
+        for rank_output in output.ranks:
+            for item in rank_output.items:
+                for event in self._events_of(rank_output.rank, item):
+                    self._emit(event)
+
+    def _events_of(self, rank: int, item: pb.OutputItem) -> Iterator[events.Event]:
+        match item.WhichOneof("item"):
+            case "stdout":
+                yield self._text(rank, "stdout", item.stdout)
+            case "stderr":
+                yield self._text(rank, "stderr", item.stderr)
+            case "elided":
+                stream: events.Stream = "stderr" if item.elided.stderr else "stdout"
+                yield events.Elided(rank, stream, item.elided.lines, item.elided.size_bytes)
+            case "display":
+                yield _display_event(rank, item.display)
+            case "notice":
+                yield events.Notice(f"rank {rank}: {item.notice}", key=f"rank{rank}")
+
+    def _text(self, rank: int, stream: events.Stream, data: bytes) -> events.Text:
+        key = (rank, stream)
+        if key not in self._decoders:
+            self._decoders[key] = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        return events.Text(rank, stream, self._decoders[key].decode(data))
+
+    def on_finished(self, connection: Connection, finished: pb.Finished) -> None:
+        for packed in finished.results:
+            if packed.rank not in self.results and packed.rank in self.ranks:
+                self._packed[packed.rank] = packed
+                result = self.results[packed.rank] = _result_event(packed, connection.name)
+                self._emit(result)
+        if len(self.results) == len(self.ranks):
+            self._complete()
+        elif self.results and not self._watching_waits:
+            self._watching_waits = True
+            self._spawn(self._watch_waits())
+
+    def on_refused(self, connection: Connection, error: MonarchNbError) -> None:
+        self._refusal = self._refusal or error
+        self._emit(events.Notice(str(error), key="refused"))
+        self._finish()
+
+    def on_link(self, connection: Connection, up: bool) -> None:
+        if not self.done:
+            text = "" if up else f"{connection.name} does not answer; its ranks go on, trying again…"
+            self._emit(events.Notice(text, key=f"link {connection.name}"))
+
+    def _complete(self) -> None:
+        """Every rank has finished: fetch large values and repair groups if need be, then tell everybody."""
+        if self._completing:
+            return
+        self._completing = True
+        blobs = [packed for packed in self._packed.values() if packed.WhichOneof("value") == "value_blob"]
+        aborted = any(result.group_aborted for result in self.results.values())
+        if blobs or aborted:
+            self._spawn(self._complete_slowly(blobs, aborted))
+        else:
+            self._finish()
+
+    async def _complete_slowly(self, blobs: list[run_pb2.RankResult], aborted: bool) -> None:
+        try:
+            if aborted:
+                await self.mesh.core.abort_groups("a run was interrupted in a collective")
+            await asyncio.gather(*(self._fetch(packed) for packed in blobs))
+        finally:
+            self._finish()
+
+    async def _fetch(self, packed: run_pb2.RankResult) -> None:
+        connection = self.mesh.core.connection_of(packed.rank)
+        try:
+            packed.value_inline = await connection.read_blob(self.mesh.id, packed.value_blob)
+        except MonarchNbError as error:
+            packed.value_error = f"the value could not be fetched: {error}"
+
+    def _finish(self) -> None:
+        if not self._done.is_set():
+            self._emit(events.Notice("", key="waits"))
+            self._emit(events.Finished())
+            self._done.set()
+            for task in self._tasks:
+                if task is not asyncio.current_task():
+                    task.cancel()
+
+    async def _watch_waits(self) -> None:
+        """Some ranks have finished, others go on: say who waits for whom; with on_error="abort" end it."""
+        abort = self._on_error == "abort"
+        while True:
+            await asyncio.sleep(ABORT_INTERVAL_S if abort else WAITS_INTERVAL_S)
+            left = [rank for rank in self.ranks if rank not in self.results]
+            where = await self.mesh.core.where(left)
+            waiting = [rank for rank, at in where.items() if at.state == run_pb2.Where.STATE_COLLECTIVE]
+            if abort and self.failures and waiting:
+                self._emit(events.Notice(f"{name_ranks(waiting)} interrupted: another rank failed", key="abort"))
+                await self._send_interrupt()
+                abort = False
+                continue
+            self._emit(events.Notice(explain_waits(self.results, where, self.mesh.reservation.name), key="waits"))
+
+    async def _send_interrupt(self) -> None:
+        left = [rank for rank in self.ranks if rank not in self.results]
+        await self.mesh.core.control(left, interrupt_run_id=self.id, timeout_s=2.0)
+
+    async def _interrupt(self, kill_stuck: bool) -> InterruptReport:
+        before = set(self.results)
+        left = [rank for rank in self.ranks if rank not in before]
+        await self._send_interrupt()
+        await asyncio.to_thread(self._done.wait, 0.2 if kill_stuck else STOP_WAIT_S)
+        stuck = [rank for rank in left if rank not in self.results]
+        restarted: tuple[int, ...] = ()
+        if stuck and kill_stuck:
+            await self.mesh.core.restart(stuck)
+            await asyncio.to_thread(self._done.wait, STOP_WAIT_S)
+            restarted, stuck = tuple(stuck), []
+        lines = {}
+        if stuck:
+            where = await self.mesh.core.where(stuck)
+            lines = {rank: _place(where.get(rank)) for rank in stuck}
+            text = "; ".join(f"rank {rank} does not stop: {line}" for rank, line in lines.items())
+            self._emit(events.Notice(f"{text}. Interrupt again to kill and restart just those.", key="stuck"))
+        return InterruptReport(
+            stopped=tuple(rank for rank in left if rank in self.results and rank not in restarted),
+            stuck=lines,
+            aborted=tuple(rank for rank, result in self.results.items() if result.group_aborted),
+            restarted=restarted,
+        )
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _place(where: run_pb2.Where | None) -> str:
+    if where is None:
+        return "it does not answer: native code holds the interpreter"
+    return f"in {where.collective} at {where.line}" if where.collective else f"at {where.line or 'an unknown line'}"
+
+
+def _display_event(rank: int, display: run_pb2.Display) -> events.Display:
+    content = json.loads(display.content_json or "{}")
+    kinds: dict[int, Literal["show", "update", "clear"]] = {
+        run_pb2.Display.KIND_UPDATE: "update",
+        run_pb2.Display.KIND_CLEAR: "clear",
+    }
+    kind = kinds.get(display.kind, "show")
+    if kind == "clear":
+        return events.Display(rank, kind, metadata=content)
+    display_id = content.get("transient", {}).get("display_id")
+    return events.Display(rank, kind, content.get("data", {}), content.get("metadata", {}), display_id)
+
+
+def _result_event(packed: run_pb2.RankResult, host: str) -> events.Result:
+    outcome = _OUTCOMES.get(packed.outcome, "error")
+    return events.Result(
+        rank=packed.rank,
+        outcome=outcome,
+        duration_s=packed.duration_s,
+        bundle=json.loads(packed.bundle_json) if packed.bundle_json else {},
+        failure=None if outcome == "ok" else _failure(packed, outcome, host),
+        group_aborted=packed.group_aborted,
+    )
+
+
+def _failure(packed: run_pb2.RankResult, outcome: str, host: str) -> RankFailure:
+    if outcome == "died":
+        return _death_failure(packed.rank, packed.death, host)
+    if outcome == "cancelled":
+        return RankFailure(packed.rank, host, outcome, "Cancelled", "dropped before it began on this rank")
+    failure = packed.failure
+    return RankFailure(packed.rank, host, outcome, failure.name, failure.message, failure.traceback, failure.where)
+
+
+def _death_failure(rank: int, death: run_pb2.Death, host: str) -> RankFailure:
+    import signal
+
+    signal_number = death.signal if death.HasField("signal") else None
+    exit_code = death.exit_code if death.HasField("exit_code") else None
+    if signal_number is not None:
+        how = f"killed by signal {signal_number} ({signal.Signals(signal_number).name})"
+    elif exit_code is not None:
+        how = f"exited with code {exit_code}"
+    else:
+        how = "ended"
+    return RankFailure(
+        rank,
+        host,
+        "died",
+        "RankDied",
+        f"{how}: {death.likely_cause}. `%mesh restart -t {rank}` starts it again" if death.likely_cause else how,
+        exit_code=exit_code,
+        signal=signal_number,
+        stderr_tail=tuple(death.stderr_tail),
+    )

@@ -1,0 +1,127 @@
+"""Where things lie and what they are called: the one home of paths, environment variables and defaults.
+
+Sockets and state lie in `$MONARCH_NB_HOME`, else in `/tmp/monarch-nb-UID/HOST`: not in $XDG_RUNTIME_DIR (removed at
+logout), not in TMPDIR (differs between Slurm jobs), never on a home that hosts may share.
+"""
+
+import hashlib
+import os
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from monarch_nb.errors import PoolError
+
+VERSION = "0.1.0"
+VERSION = "0.1.0"
+PROTOCOL = 1
+HOME_VARIABLE = "MONARCH_NB_HOME"
+RANK_TOKEN_VARIABLE = "MONARCH_NB_RANK_TOKEN"
+NONINTERACTIVE_VARIABLE = "MONARCH_NB_NONINTERACTIVE"
+DEFAULT_PRELOAD = ("torch",)
+DEFAULT_POOL = "local"
+MAX_SOCKET_PATH_BYTES = 107
+CHUNK_BYTES = 1 << 20
+"""Largest piece of a blob in one message."""
+INLINE_VALUE_BYTES = 128 << 10
+"""Values pickled to more than this travel as blobs."""
+PROVISIONAL_LEASE_S = 30.0
+"""A lease that its client does not confirm in this time is given back."""
+
+
+def home_directory() -> Path:
+    """Return the state directory of this user on this host, made and verified.
+
+    Raises:
+        PoolError: it exists but is a link, belongs to another user or is open to others.
+    """
+    if chosen := os.environ.get(HOME_VARIABLE):
+        return private_directory(Path(chosen).expanduser().absolute())
+    return private_directory(private_directory(_temporary_root()) / socket.gethostname())
+
+
+def private_directory(path: Path) -> Path:
+    """Make `path` (0700) if it is missing; verify that only this user can enter it.
+
+    Raises:
+        PoolError: it is a link, belongs to another user or is open to others.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = path.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+        raise PoolError(f"{path} is a link or belongs to another user; remove it or set {HOME_VARIABLE}")
+    if facts.st_mode & 0o077:
+        raise PoolError(f"{path} is open to other users: run chmod 700 {path}, or set {HOME_VARIABLE}")
+    return path
+
+
+def pool_directory(pool: str = DEFAULT_POOL) -> Path:
+    """Return the directory of a pool on this host; its nodes are the folders in it."""
+    return home_directory() / pool
+
+
+def _temporary_root() -> Path:
+    return Path(f"/tmp/monarch-nb-{os.getuid()}")
+
+
+@dataclass(frozen=True)
+class NodePaths:
+    """Every path of one node. Sockets move to a short directory when the node's own is too long for them."""
+
+    directory: Path
+
+    @property
+    def sockets(self) -> Path:
+        own = self.directory / "s"
+        if len(os.fsencode(own)) + 24 <= MAX_SOCKET_PATH_BYTES:
+            return own
+        return _temporary_root() / hashlib.sha256(os.fsencode(self.directory)).hexdigest()[:12]
+
+    @property
+    def allocator_socket(self) -> Path:
+        return self.sockets / "allocator"
+
+    def template_socket(self, key: str) -> Path:
+        return self.sockets / f"t-{key}"
+
+    def rank_socket(self, mesh_id: str, rank: int, incarnation: int) -> Path:
+        return self.sockets / f"{mesh_id[:8]}-{rank}-{incarnation}"
+
+    @property
+    def lock(self) -> Path:
+        return self.directory / "lock"
+
+    @property
+    def facts(self) -> Path:
+        """JSON: written when the allocator serves; `node_id`, `pid`, `start_ticks`, `boot_id`, `address`."""
+        return self.directory / "node.json"
+
+    @property
+    def database(self) -> Path:
+        return self.directory / "state.sqlite"
+
+    @property
+    def allocator_log(self) -> Path:
+        return self.directory / "allocator.log"
+
+    def template_log(self, key: str) -> Path:
+        return self.directory / f"template-{key}.log"
+
+    def mesh(self, mesh_id: str) -> Path:
+        return self.directory / "meshes" / mesh_id
+
+    def runs(self, mesh_id: str) -> Path:
+        """Holds one directory per run number, and in it RANK.out, RANK.err and RANK.marks."""
+        return self.mesh(mesh_id) / "runs"
+
+    def blobs(self, mesh_id: str) -> Path:
+        return self.mesh(mesh_id) / "blobs"
+
+    def stacks(self, mesh_id: str, rank: int) -> Path:
+        return self.mesh(mesh_id) / f"{rank}.stacks"
+
+
+def run_file(runs: Path, number: int, rank: int, kind: str) -> Path:
+    """Return the path of a rank's "out", "err" or "marks" file of run `number`."""
+    return runs / str(number) / f"{rank}.{kind}"

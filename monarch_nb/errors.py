@@ -1,0 +1,208 @@
+"""Every error that monarch_nb raises: one class per cause, with the facts as attributes.
+
+The classes are plain data so that they can cross processes: `to_facts` and `from_facts` are the wire form.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+
+class MonarchNbError(Exception):
+    """Base of all errors of monarch_nb. The first argument is the whole message, for people."""
+
+    _registry: ClassVar[dict[str, type[MonarchNbError]]] = {}
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        MonarchNbError._registry[cls.__name__] = cls
+
+    def to_facts(self) -> dict[str, Any]:
+        """Return a JSON-serialisable description: the class's name and its constructor's arguments."""
+        names = [name for name in inspect.signature(type(self)).parameters if name != "message"]
+        return {"error": type(self).__name__, "message": str(self), **{name: getattr(self, name) for name in names}}
+
+    @staticmethod
+    def from_facts(facts: Mapping[str, Any]) -> MonarchNbError:
+        """Rebuild what `to_facts` described; an unknown class becomes a MonarchNbError."""
+        arguments = dict(facts)
+        kind = MonarchNbError._registry.get(arguments.pop("error", ""))
+        message = arguments.pop("message", "")
+        return kind(message, **arguments) if kind else MonarchNbError(message)
+
+    def _render_traceback_(self, *_: Any) -> list[str]:
+        """In IPython these errors show their message, not our stack."""
+        return [f"\x1b[31m{type(self).__name__}\x1b[39m: {self}"]
+
+
+class UsageError(MonarchNbError, ValueError):
+    """A request that makes no sense as written: bad flag, bad number, bad name."""
+
+
+class TargetError(UsageError):
+    """Targets that can not be read, or that name ranks which the mesh does not have."""
+
+
+class PoolError(MonarchNbError):
+    """The pool can not be reached or started."""
+
+
+class NodeUnreachable(PoolError):
+    """A node's allocator does not answer."""
+
+    def __init__(self, message: str, node: str = "") -> None:
+        super().__init__(message)
+        self.node = node
+
+
+class VersionMismatch(PoolError):
+    """Client and allocator speak different versions of the protocol."""
+
+    def __init__(self, message: str, client: str = "", node: str = "") -> None:
+        super().__init__(message)
+        self.client, self.node = client, node
+
+
+class CapacityError(MonarchNbError):
+    """More was asked for than the pool has, or than is free."""
+
+
+class ReservationNotFound(MonarchNbError):
+    """No reservation of that name (or none at all), or it was released."""
+
+
+class ReservationConflict(MonarchNbError):
+    """The name is held with another shape."""
+
+
+class MeshNotFound(MonarchNbError):
+    """The mesh does not exist (any more) on that node."""
+
+
+class RunNotFound(MonarchNbError):
+    """The run is not known (any more)."""
+
+
+class RunPending(MonarchNbError):
+    """The result was asked for while the run goes on."""
+
+
+class SpawnError(MonarchNbError):
+    """Ranks could not be started."""
+
+
+class PreloadError(SpawnError):
+    """A module of the preload list failed to import, started a thread or initialised CUDA."""
+
+    def __init__(self, message: str, module: str = "", traceback: str = "") -> None:
+        super().__init__(message)
+        self.module, self.traceback = module, traceback
+
+
+class PickleError(MonarchNbError):
+    """A value could not be pickled; the message names it."""
+
+    def __init__(self, message: str, name: str = "", ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.name, self.ranks = name, list(ranks)
+
+
+class RankUnresponsive(MonarchNbError):
+    """Ranks did not answer in time."""
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = list(ranks)
+
+
+class ProcessGroupAborted(MonarchNbError, RuntimeError):
+    """On a rank: a collective was freed by breaking its process group. Variables are kept; a new group can be made.
+
+    Attributes:
+        collective: "all_reduce", "init_process_group", …; empty when unknown.
+        reason: "interrupted", or what happened to the group.
+    """
+
+    def __init__(self, message: str = "", collective: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.collective, self.reason = collective, reason
+
+
+class RankDead(MonarchNbError):
+    """A run was asked for on ranks whose processes have ended."""
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = list(ranks)
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """Why a run failed on one rank.
+
+    Attributes:
+        kind: "error" (user code raised), "interrupted", "died" or "cancelled".
+        name: the exception's class, or the signal's name.
+        message: the exception's message, or what the death report says.
+        traceback: as IPython rendered it on the rank, with ANSI colours; empty for deaths.
+        where: "train.py:41", the innermost line of user code; empty when unknown.
+        exit_code, signal: for deaths; both None when unknown.
+        stderr_tail: for deaths: the last lines of stderr.
+    """
+
+    rank: int
+    host: str
+    kind: str
+    name: str
+    message: str
+    traceback: str = ""
+    where: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    stderr_tail: tuple[str, ...] = field(default_factory=tuple)
+
+
+class RunFailed(MonarchNbError):
+    """A run failed on some ranks; results of the others stay available in `run`.
+
+    Attributes:
+        failures: one RankFailure per failing rank, by rank.
+        run: the Run, with the good ranks' values; None when raised without one.
+    """
+
+    def __init__(self, message: str = "", failures: Sequence[RankFailure] = (), run: Any = None) -> None:
+        self.failures = {failure.rank: failure for failure in failures}
+        self.run = run
+        super().__init__(message or self._summary())
+
+    def groups(self) -> list[tuple[list[int], RankFailure]]:
+        """Return the failures that are equal but for rank and host, each once, with its ranks."""
+        groups: dict[tuple[Any, ...], tuple[list[int], RankFailure]] = {}
+        for rank, failure in sorted(self.failures.items()):
+            key = (failure.kind, failure.name, failure.message, failure.traceback, failure.stderr_tail)
+            groups.setdefault(key, ([], failure))[0].append(rank)
+        return list(groups.values())
+
+    def _summary(self) -> str:
+        from monarch_nb.shape import name_ranks
+
+        return "; ".join(f"{name_ranks(ranks)}: {f.name}: {f.message}".rstrip(": ") for ranks, f in self.groups())
+
+    def _render_traceback_(self, *_: Any) -> list[str]:
+        from monarch_nb.shape import name_ranks
+
+        lines = []
+        for ranks, failure in self.groups():
+            lines.append(f"\x1b[1;31m{name_ranks(ranks)}\x1b[0m ({failure.host})")
+            lines += (failure.traceback or f"{failure.name}: {failure.message}").splitlines()
+            lines += [f"    {line}" for line in failure.stderr_tail]
+        total = len(self.run.ranks) if self.run is not None else None
+        if total and total > len(self.failures):
+            lines.append(f"{len(self.failures)} of {total} ranks failed; results of the others are kept")
+        return lines

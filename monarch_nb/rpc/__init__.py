@@ -1,0 +1,1 @@
+"""gRPC's edges: channels, servers, and the one table between statuses and errors."""

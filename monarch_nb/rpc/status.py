@@ -1,0 +1,63 @@
+"""The one table between gRPC statuses and the errors of monarch_nb.
+
+An error travels as JSON facts in trailing metadata, so the client raises the very class that the allocator raised.
+"""
+
+import json
+from typing import Any
+
+import grpc
+
+from monarch_nb.errors import (
+    CapacityError,
+    MeshNotFound,
+    MonarchNbError,
+    NodeUnreachable,
+    ReservationConflict,
+    ReservationNotFound,
+    RunNotFound,
+    UsageError,
+    VersionMismatch,
+)
+
+METADATA_KEY = "monarch-nb-error-bin"
+
+_CODES: dict[type[MonarchNbError], grpc.StatusCode] = {
+    UsageError: grpc.StatusCode.INVALID_ARGUMENT,
+    VersionMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    CapacityError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ReservationConflict: grpc.StatusCode.ALREADY_EXISTS,
+    ReservationNotFound: grpc.StatusCode.NOT_FOUND,
+    MeshNotFound: grpc.StatusCode.NOT_FOUND,
+    RunNotFound: grpc.StatusCode.NOT_FOUND,
+}
+
+
+def error_to_json(error: MonarchNbError) -> str:
+    """Return the wire form of an error."""
+    return json.dumps(error.to_facts())
+
+
+def error_from_json(text: str) -> MonarchNbError:
+    """Rebuild an error from its wire form."""
+    return MonarchNbError.from_facts(json.loads(text))
+
+
+async def refuse(context: Any, error: MonarchNbError) -> None:
+    """End a call with `error`; never returns normally."""
+    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.UNKNOWN)
+    await context.abort(code, str(error), ((METADATA_KEY, error_to_json(error).encode()),))
+
+
+def translate(error: grpc.aio.AioRpcError, node: str) -> MonarchNbError:
+    """Return the error to raise for a failed call to `node`."""
+    for key, value in error.trailing_metadata() or ():
+        if key == METADATA_KEY:
+            return error_from_json(value.decode() if isinstance(value, bytes) else value)
+    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        return NodeUnreachable(f"{node} does not answer; is its allocator running? (monarch-nb status)", node)
+    if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return NodeUnreachable(f"{node} did not answer in time", node)
+    if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+        return VersionMismatch(f"{node} runs another version of monarch_nb: restart its allocator", node=node)
+    return MonarchNbError(f"{node}: {error.details() or error.code().name.lower()}")
