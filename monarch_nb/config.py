@@ -122,6 +122,6 @@ class NodePaths:
         return self.mesh(mesh_id) / f"{rank}.stacks"
 
 
-def run_file(runs: Path, number: int, rank: int, kind: str) -> Path:
+def run_file(runs: str | os.PathLike[str], number: int, rank: int, kind: str) -> Path:
     """Return the path of a rank's "out", "err" or "marks" file of run `number`."""
-    return runs / str(number) / f"{rank}.{kind}"
+    return Path(runs) / str(number) / f"{rank}.{kind}"

@@ -1,0 +1,223 @@
+"""What `%mesh`, its subcommands and `%%mesh` accept: declarations only."""
+
+from __future__ import annotations
+
+from monarch_nb.notebook.command_line import Command, CommandSet, Flag, Words
+
+LOG_LINES = 50
+"""How many of the last lines of each rank `%mesh logs` shows."""
+
+_TARGETS = Flag(
+    "--targets", "ranks: 0 | 0,2-3 | ::2 | all | hosts=0,procs=0:2", short="-t", value="T", completes="target"
+)
+_NOBLOCK = Flag("--noblock", "go on at once; output keeps arriving here", short="-a")
+
+RESERVE = Command(
+    "reserve",
+    "hold nodes and start ranks on them, or return to those already held",
+    usage="[NAME] [--nodes N] --gpus N | --procs N",
+    magic="%mesh ",
+    section="Hold",
+    words=Words("NAME", "what to call it; the same name and shape again is the same live mesh"),
+    flags=(
+        Flag("--nodes", "how many nodes (1 when not said)", value="N", kind="count"),
+        Flag("--gpus", "GPUs per node, one rank each", value="N", kind="count"),
+        Flag("--procs", "CPU ranks per node", value="N", kind="count"),
+        Flag("--pool", "the pool to take them from (the local one, started when it is not up)", value="POOL"),
+        Flag("--python", "the python of the ranks (this kernel's on the local pool)", value="PATH"),
+        Flag(
+            "--env",
+            "set a variable in the ranks; NAME alone takes this kernel's value",
+            value="NAME[=VALUE]",
+            repeat=True,
+        ),
+        Flag(
+            "--preload", "a module to import before ranks are forked (torch when not said)", value="MODULE", repeat=True
+        ),
+        Flag("--replace", "when the name is held with another shape: release that first"),
+    ),
+    notes="Ranks stay until they are released: they survive this kernel, the browser and the Jupyter server.",
+    examples=(
+        ("%mesh reserve dev --nodes 2 --gpus 8", "16 ranks with a GPU each"),
+        ("%mesh reserve dev --nodes 2 --procs 4", "8 CPU ranks"),
+        ("%mesh reserve dev --procs {n} --env WANDB_MODE=offline", "{x} and $x are this kernel's variables"),
+    ),
+)
+ATTACH = Command(
+    "attach",
+    "use a mesh that is held, and follow what runs on it to the end",
+    usage="[NAME] [--noblock] [--from-start]",
+    magic="%mesh ",
+    section="Hold",
+    words=Words("NAME", "a reservation; this notebook's when not said", completes="reservation"),
+    flags=(
+        _NOBLOCK,
+        Flag("--from-start", "show all the output of the run, not only what was lost"),
+    ),
+    notes="Also shows finished runs that nobody has seen, results and errors included.\n"
+    "Interrupting it interrupts the run.",
+    examples=(
+        ("%mesh attach", "after a kernel restart: the running cell goes on here"),
+        ("%mesh attach dev --noblock", "from another notebook, in the background"),
+    ),
+)
+DETACH = Command(
+    "detach",
+    "forget the mesh in this notebook; it stays held, with all its variables",
+    magic="%mesh ",
+    section="Hold",
+)
+RELEASE = Command(
+    "release",
+    "end the ranks and give the nodes back",
+    usage="[NAME | --all]",
+    magic="%mesh ",
+    section="Hold",
+    words=Words("NAME", "a reservation; this notebook's when not said", completes="reservation"),
+    flags=(Flag("--all", "every reservation of yours"),),
+    notes="Never asks. Variables on the ranks are lost.",
+    examples=(("%mesh release dev", ""),),
+)
+LIST = Command("list", "every reservation in the pool", magic="%mesh ", section="Hold")
+STATUS = Command("status", "the ranks, what they do, and why any of them died", magic="%mesh ", section="Look")
+STACKS = Command(
+    "stacks",
+    "where every rank is: its Python stack, equal ones once",
+    usage="[-t T]",
+    magic="%mesh ",
+    section="Look",
+    flags=(_TARGETS,),
+    notes="Works while ranks run or hang, also inside C code.",
+    examples=(("%mesh stacks -t 0,7", "two ranks"),),
+)
+LOGS = Command(
+    "logs",
+    "what ranks printed, all of it, from the logs on disk",
+    usage="[-t T] [-n LINES] [--run N]",
+    magic="%mesh ",
+    section="Look",
+    flags=(
+        _TARGETS,
+        Flag(
+            "--lines",
+            f"the last LINES of each rank ({LOG_LINES} when not said; 0: all)",
+            short="-n",
+            value="LINES",
+            kind="number",
+        ),
+        Flag("--run", "only run number N", value="N", kind="count"),
+    ),
+    examples=(
+        ("%mesh logs -t 3 -n 200", "the last 200 lines of rank 3"),
+        ("%mesh logs --run 12 -n 0", "all of run 12"),
+    ),
+)
+PUSH = Command(
+    "push",
+    "set variables of this kernel on every rank",
+    usage="NAME... | NAME=EXPRESSION...",
+    magic="%mesh ",
+    section="Data",
+    words=Words(
+        "NAME", "a variable of this kernel, or NAME=EXPRESSION", most=None, least=1, raw=True, completes="kernel_name"
+    ),
+    flags=(_TARGETS,),
+    examples=(
+        ("%mesh push tokens config", "two variables"),
+        ("%mesh push lr=3e-4", "a value"),
+        ("%mesh push {names}", "the variables whose names the kernel's `names` holds"),
+    ),
+)
+PULL = Command(
+    "pull",
+    "fetch a variable or expression from every rank: a list by rank",
+    usage="EXPRESSION [-o NAME] [-t T]",
+    magic="%mesh ",
+    section="Data",
+    words=Words("EXPRESSION", "evaluated on each rank", most=None, least=1, joined=True, completes="rank_name"),
+    flags=(
+        Flag(
+            "--out", "keep the list in this variable of the kernel", short="-o", value="NAME", completes="kernel_name"
+        ),
+        _TARGETS,
+    ),
+    examples=(("%mesh pull losses -o losses", ""), ("total = %mesh pull sum(losses) -t 0", "a list of one value")),
+)
+INTERRUPT = Command(
+    "interrupt",
+    "stop what runs on every rank; variables stay",
+    magic="%mesh ",
+    section="Steer",
+    notes="Also frees ranks that hang in a collective. Those that do not stop are named with where they hang;\n"
+    "a second time, just those are killed and started anew.",
+)
+RESTART = Command(
+    "restart",
+    "fresh ranks under the same coordinates",
+    usage="[-t T]",
+    magic="%mesh ",
+    section="Steer",
+    flags=(_TARGETS,),
+    notes="Variables of restarted ranks are lost; the others keep theirs.",
+    examples=(("%mesh restart -t 3", "rank 3 alone"),),
+)
+ON = Command(
+    "on",
+    "run every following cell on the mesh; %%local at a cell's top runs it in the kernel",
+    usage="[-t T]",
+    magic="%mesh ",
+    section="Steer",
+    flags=(_TARGETS,),
+)
+OFF = Command("off", "run cells in the kernel again", magic="%mesh ", section="Steer")
+HELP = Command(
+    "help",
+    "this, or what SUBCOMMAND says about itself",
+    usage="[SUBCOMMAND]",
+    magic="%mesh ",
+    section="Steer",
+    words=Words("SUBCOMMAND", "reserve, attach, …; cell for %%mesh", completes="subcommand"),
+)
+
+MESH = CommandSet(
+    "%mesh",
+    "live ranks for this notebook",
+    commands=(
+        *(RESERVE, ATTACH, DETACH, RELEASE, LIST),
+        *(STATUS, STACKS, LOGS),
+        *(PUSH, PULL),
+        *(INTERRUPT, RESTART, ON, OFF, HELP),
+    ),
+    examples=(
+        ("%mesh reserve dev --nodes 2 --procs 4", "8 CPU ranks, live until released"),
+        ("%%mesh", "at the top of a cell: run it on every rank"),
+        ("%%mesh -t 0 -o loss", "on rank 0; keep the last value in the kernel"),
+        ("%mesh attach", "after a kernel restart: everything is still there"),
+    ),
+)
+
+CELL = Command(
+    "%%mesh",
+    "run the cell on the ranks; their output and values show here",
+    usage="[-t T] [-a] [-o NAME] [options]",
+    flags=(
+        _TARGETS,
+        _NOBLOCK,
+        Flag("--out", "keep the values, a list by rank; with --noblock the Run", short="-o", value="NAME"),
+        Flag("--group-outputs", "how output is arranged", value="HOW", choices=("type", "order", "rank")),
+        Flag("--stream", "show output while the cell runs, or only at its end", negatable=True),
+        Flag("--timeout", "stop waiting after S seconds; the run goes on", value="S", kind="seconds"),
+        Flag(
+            "--on-error",
+            "when some ranks fail: wait for the others, or abort them",
+            value="HOW",
+            choices=("wait", "abort"),
+        ),
+        Flag("--local", "run the cell in the kernel too"),
+    ),
+    notes="The cell's body is left as it is; {x} and $x are expanded in this line only.",
+    examples=(
+        ("%%mesh -t 0,2-3", "ranks 0, 2 and 3"),
+        ("%%mesh -t hosts=0 --noblock -o run", "in the background; run.result() waits"),
+    ),
+)

@@ -1,0 +1,263 @@
+"""What this kernel holds: its reservation, and how a new kernel of the same notebook finds it again.
+
+A notebook is known by its path. The reservation remembers the notebook that made it; a small file per notebook
+remembers what was attached or detached since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from monarch_nb import config
+from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, UsageError
+from monarch_nb.shape import parse_targets
+
+if TYPE_CHECKING:
+    from monarch_nb.client.mesh import Mesh, RunInfo
+    from monarch_nb.client.reservation import Reservation, ReservationInfo
+    from monarch_nb.client.run import Run
+
+T = TypeVar("T")
+REATTACH_TIMEOUT_S = 5.0
+"""How long `%load_ext` may look for what the notebook held."""
+
+
+class Client(Protocol):
+    """The part of the package `monarch_nb` that a session calls."""
+
+    reserve: Callable[..., Reservation]
+    attach: Callable[..., Reservation]
+    list_reservations: Callable[..., list[ReservationInfo]]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a notebook last did: it held this reservation, or none when `reservation_id` is empty."""
+
+    notebook: str
+    reservation_id: str
+    pool: str | None = None
+
+
+class Session:
+    """What a kernel holds.
+
+    Attributes:
+        notebook: the notebook's path, if it can be known.
+        reservation: the current one, or None.
+        runs: runs of this kernel that go on in the background, by id.
+    """
+
+    def __init__(self, client: Client, notebook: str | None = None) -> None:
+        self.client = client
+        self.notebook = notebook
+        self.reservation: Reservation | None = None
+        self.pool: str | None = None
+        self.runs: dict[str, Run] = {}
+
+    def hold(self, reservation: Reservation, pool: str | None = None) -> None:
+        """Make `reservation` the current one, for later kernels of this notebook too."""
+        self.reservation, self.pool = reservation, pool
+        if self.notebook:
+            remember(Memory(self.notebook, reservation.id, pool))
+
+    def forget(self) -> None:
+        """Hold nothing any more."""
+        self.reservation = None
+        self.runs.clear()
+        if self.notebook:
+            remember(Memory(self.notebook, ""))
+
+    def current(self) -> Reservation:
+        """Return the current reservation.
+
+        Raises:
+            UsageError: there is none; the message says what to type.
+        """
+        if self.reservation is None:
+            raise UsageError(
+                "this notebook holds no mesh yet: type %mesh reserve dev --nodes 1 --procs 4 (or --gpus N),\n"
+                "or %mesh attach NAME for one that is held (%mesh list shows them)"
+            )
+        return self.reservation
+
+    def mesh(self, targets: str | None = None) -> Mesh:
+        """Return the current reservation's mesh, or its part that `targets` names.
+
+        Raises:
+            UsageError: nothing is held.
+            TargetError: the targets can not be read, or name ranks that it does not have.
+        """
+        mesh = self.current().mesh
+        return mesh if targets is None else mesh.select(parse_targets(targets, mesh.extent))
+
+    def names(self) -> list[str]:
+        """Return the names of the owner's reservations."""
+        return sorted(info.name for info in self.client.list_reservations(self.pool) if info.held_by_me)
+
+    def attach(self, name: str | None) -> Reservation:
+        """Make a reservation the current one: `name`, else this notebook's, else the only one that the owner holds.
+
+        Raises:
+            ReservationNotFound: there is none, or several and no way to choose; the message lists them.
+        """
+        if name is None and self.reservation is not None:
+            name = self.reservation.name
+        if name is None:
+            infos = self.client.list_reservations(self.pool)
+            mine = [info for info in infos if info.held_by_me]
+            found = choose(infos, self.notebook, recall(self.notebook)) or (mine[0] if len(mine) == 1 else None)
+            if found is None:
+                raise ReservationNotFound(_nothing_to_attach(mine))
+            name = found.name
+        reservation = self.client.attach(name, pool=self.pool)
+        self.hold(reservation, self.pool)
+        return reservation
+
+    def reattach(self) -> str:
+        """Find what this notebook held before its kernel was restarted; never fails, never takes long.
+
+        Returns:
+            One line to show, or an empty text when there is nothing to say.
+        """
+        try:
+            memory = recall(self.notebook)
+            self.pool = memory.pool if memory else None
+            reservation, line = bounded(lambda: self._find(memory), REATTACH_TIMEOUT_S)
+        except TimeoutError:
+            return "the pool does not answer yet: %mesh attach tries again"
+        except MonarchNbError as error:
+            return f"nothing attached: {error}"
+        if reservation is not None:
+            self.hold(reservation, self.pool)
+        return line
+
+    def _find(self, memory: Memory | None) -> tuple[Reservation | None, str]:
+        infos = self.client.list_reservations(self.pool)
+        found = choose(infos, self.notebook, memory)
+        if found is None:
+            held = sorted(info.name for info in infos if info.held_by_me)
+            return None, f"you hold {', '.join(held)}: %mesh attach NAME uses it here" if held else ""
+        reservation = self.client.attach(found.name, pool=self.pool)
+        return reservation, attached_line(reservation)
+
+
+def choose(infos: Sequence[ReservationInfo], notebook: str | None, memory: Memory | None) -> ReservationInfo | None:
+    """Return the reservation that a notebook held, or None when that can not be told.
+
+    Where the notebook is not known and the owner holds exactly one reservation, it is that one.
+    """
+    mine = [info for info in infos if info.held_by_me]
+    if notebook is None:
+        return mine[0] if len(mine) == 1 else None
+    if memory is not None:
+        for info in mine:
+            if info.reservation_id == memory.reservation_id:
+                return info
+        if not memory.reservation_id:
+            return None
+    made_here = [info for info in mine if info.notebook == notebook]
+    return max(made_here, key=lambda info: info.created_at, default=None)
+
+
+def notebook_path(namespace: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
+    """Return the path of the notebook that this kernel serves: as Jupyter says it, or as VS Code does."""
+    for path in (environment.get("JPY_SESSION_NAME"), namespace.get("__vsc_ipynb_file__")):
+        if isinstance(path, str) and path:
+            return os.path.abspath(path)
+    return None
+
+
+def attached_line(reservation: Reservation) -> str:
+    """Return one calm line that says what is alive.
+
+    Example:
+        attached to dev: 2 nodes × 4 procs, 8 ranks alive, cell 7 still running: %mesh attach follows it
+    """
+    ranks = reservation.mesh.status()
+    alive = sum(rank.state != "dead" for rank in ranks)
+    count = f"{alive} rank{'' if alive == 1 else 's'}" if alive == len(ranks) else f"{alive} of {len(ranks)} ranks"
+    line = f"attached to {reservation.name}: {shape(reservation)}, {count} alive"
+    runs = reservation.mesh.runs()
+    if going := [run for run in runs if not run.done]:
+        return f"{line}, {_cells(going)} still running: %mesh attach follows {'it' if len(going) == 1 else 'them'}"
+    if unseen := [run for run in runs if not run.collected]:
+        return f"{line}, {_cells(unseen)} finished meanwhile: %mesh attach shows {'it' if len(unseen) == 1 else 'them'}"
+    return line
+
+
+def shape(held: Reservation | ReservationInfo) -> str:
+    """Return "2 nodes × 4 procs"."""
+    kind, per_node = ("gpu", held.gpus) if held.gpus else ("proc", held.procs)
+    return f"{held.nodes} node{'' if held.nodes == 1 else 's'} × {per_node} {kind}{'' if per_node == 1 else 's'}"
+
+
+def remember(memory: Memory) -> None:
+    """Keep what a notebook holds, for its next kernel. A disk that refuses costs only that comfort."""
+    try:
+        path = _memory_file(memory.notebook)
+        config.private_directory(path.parent)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(asdict(memory)))
+        temporary.replace(path)
+    except (OSError, PoolError):
+        return
+
+
+def recall(notebook: str | None) -> Memory | None:
+    """Return what a notebook last held, or None when that is not known."""
+    if notebook is None:
+        return None
+    try:
+        return Memory(**json.loads(_memory_file(notebook).read_text()))
+    except (OSError, PoolError, ValueError, TypeError):
+        return None
+
+
+def bounded(call: Callable[[], T], timeout_s: float) -> T:
+    """Return what `call` returns, or raise what it raises, within `timeout_s`.
+
+    Raises:
+        TimeoutError: it takes longer; it goes on in its thread and its outcome is dropped.
+    """
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            results.append(call())
+        except Exception as error:  # noqa: BLE001 raised again in the caller's thread
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="monarch_nb reattach", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"no answer within {timeout_s:g} s")
+    return results[0]
+
+
+def _memory_file(notebook: str) -> Path:
+    digest = hashlib.sha256(notebook.encode()).hexdigest()[:24]
+    return config.home_directory() / "notebooks" / f"{digest}.json"
+
+
+def _cells(runs: Sequence[RunInfo]) -> str:
+    numbers = [f"cell {run.cell_number}" if run.cell_number else f"run {run.number}" for run in runs]
+    return numbers[0] if len(numbers) == 1 else f"{', '.join(numbers[:-1])} and {numbers[-1]}"
+
+
+def _nothing_to_attach(mine: Sequence[ReservationInfo]) -> str:
+    if not mine:
+        return "you hold no reservation: %mesh reserve NAME --nodes 1 --procs 4 makes one"
+    names = ", ".join(sorted(info.name for info in mine))
+    return f"you hold {names}: say which, as in %mesh attach {mine[0].name}"

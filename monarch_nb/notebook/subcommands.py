@@ -1,0 +1,281 @@
+"""The subcommands of `%mesh`: each reads its line, makes one or two calls of the client, and shows what came of it."""
+
+from __future__ import annotations
+
+import keyword
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.display import display
+
+from monarch_nb.errors import UsageError
+from monarch_nb.notebook import commands
+from monarch_nb.notebook.cell import CellRunner, in_place
+from monarch_nb.notebook.command_line import Command, Parsed, help_text, overview, parse, split_words
+from monarch_nb.notebook.logs import folded_lines
+from monarch_nb.notebook.mode import MeshMode
+from monarch_nb.notebook.progress import Progress
+from monarch_nb.notebook.session import Session, attached_line, shape
+from monarch_nb.notebook.tables import (
+    calm_line,
+    duration,
+    preformatted,
+    reservations_table,
+    stacks_view,
+    status_table,
+)
+from monarch_nb.shape import name_ranks
+
+if TYPE_CHECKING:
+    from monarch_nb.client.reservation import Reservation
+
+
+class Subcommands:
+    """`%mesh SUBCOMMAND …`."""
+
+    def __init__(self, shell: InteractiveShell, session: Session, mode: MeshMode, cells: CellRunner) -> None:
+        self._shell, self._session, self._mode, self._cells = shell, session, mode, cells
+        self._handlers: dict[Command, Callable[[Parsed], Any]] = {
+            commands.RESERVE: self._reserve,
+            commands.ATTACH: self._attach,
+            commands.DETACH: self._detach,
+            commands.RELEASE: self._release,
+            commands.LIST: self._list,
+            commands.STATUS: self._status,
+            commands.STACKS: self._stacks,
+            commands.LOGS: self._logs,
+            commands.PUSH: self._push,
+            commands.PULL: self._pull,
+            commands.INTERRUPT: self._interrupt,
+            commands.RESTART: self._restart,
+            commands.ON: self._on,
+            commands.OFF: self._off,
+            commands.HELP: self._help,
+        }
+
+    def run(self, line: str) -> Any:
+        """Do what stands after `%mesh`; returns what the magic evaluates to.
+
+        Raises:
+            UsageError: the line can not be read, or makes no sense now.
+            MonarchNbError: what the client raises.
+        """
+        name, _, rest = line.strip().partition(" ")
+        if not name:
+            return self._bare()
+        if name in ("--help", "-h"):
+            return self._help(Parsed(commands.HELP))
+        command = commands.MESH.find(name)
+        if wants_help(rest):
+            return self._show(preformatted(help_text(command)))
+        return self._handlers[command](parse(command, rest))
+
+    def _bare(self) -> None:
+        if self._session.reservation is None:
+            self._show(preformatted(overview(commands.MESH)))
+        else:
+            self._status(Parsed(commands.STATUS))
+
+    def _reserve(self, parsed: Parsed) -> None:
+        gpus, procs = parsed.count("gpus"), parsed.count("procs")
+        if gpus is None and procs is None:
+            raise UsageError("say how many ranks per node: --gpus N, or --procs N for CPU ranks")
+        if gpus is not None and procs is not None:
+            raise UsageError("say --gpus N or --procs N, not both: one mesh has one kind of rank")
+        pool = parsed.text("pool")
+        with Progress(in_place(self._shell)) as progress:
+            reservation = self._session.client.reserve(
+                parsed.word,
+                nodes=parsed.count("nodes") or 1,
+                procs=procs,
+                gpus=gpus,
+                pool=pool,
+                python=parsed.text("python"),
+                env=read_environment(parsed.many("env")) or None,
+                preload=parsed.many("preload") or None,
+                replace=parsed.switch("replace"),
+                notebook=self._session.notebook,
+                progress=progress,
+            )
+            self._session.hold(reservation, pool)
+            progress.done(_reserved_line(reservation, progress))
+
+    def _attach(self, parsed: Parsed) -> None:
+        reservation = self._session.attach(parsed.word)
+        self._show(calm_line(attached_line(reservation)))
+        self._cells.follow(reservation.mesh, from_start=parsed.switch("from_start"), block=not parsed.switch("noblock"))
+
+    def _detach(self, _: Parsed) -> None:
+        name = self._session.current().name
+        self._session.forget()
+        self._mode.stop()
+        self._show(calm_line(f"detached from {name}; it stays held: %mesh attach {name} returns to it"))
+
+    def _release(self, parsed: Parsed) -> None:
+        if parsed.switch("all") and parsed.word:
+            raise UsageError(f"%mesh release {parsed.word} or %mesh release --all, not both")
+        if parsed.switch("all"):
+            names = self._session.names()
+            if not names:
+                self._show(calm_line("nothing to release"))
+        else:
+            names = [parsed.word or self._session.current().name]
+        for name in names:
+            self._release_one(name)
+
+    def _release_one(self, name: str) -> None:
+        current = self._session.reservation
+        mine = current is not None and current.name == name
+        reservation = current if mine and current else self._session.client.attach(name, pool=self._session.pool)
+        with Progress(in_place(self._shell)) as progress:
+            progress(f"releasing {name}")
+            reservation.release()
+            progress.done(f"{name}: released {shape(reservation)} in {duration(progress.elapsed_s)}")
+        if mine:
+            self._session.forget()
+            self._mode.stop()
+
+    def _list(self, _: Parsed) -> None:
+        current = self._session.reservation
+        infos = self._session.client.list_reservations(self._session.pool)
+        self._show(reservations_table(infos, current.id if current else None))
+
+    def _status(self, _: Parsed) -> None:
+        reservation = self._session.current()
+        self._show(status_table(reservation, reservation.mesh.status(), reservation.mesh.runs()))
+
+    def _stacks(self, parsed: Parsed) -> None:
+        self._show(stacks_view(self._session.mesh(parsed.text("targets")).stacks().groups))
+
+    def _logs(self, parsed: Parsed) -> None:
+        mesh = self._session.mesh(parsed.text("targets"))
+        lines = parsed.count("lines")
+        lines = commands.LOG_LINES if lines is None else lines
+        for line in folded_lines(mesh.logs(lines=lines or None, run=parsed.count("run"))):
+            sys.stdout.write(f"{line}\n")
+
+    def _push(self, parsed: Parsed) -> None:
+        values = {name: self._evaluate(name, expression) for name, expression in push_items(parsed.words)}
+        mesh = self._session.mesh(parsed.text("targets"))
+        mesh.push(values)
+        self._show(calm_line(f"pushed {', '.join(values)} to {name_ranks(mesh.ranks)}"))
+
+    def _evaluate(self, name: str, expression: str | None) -> Any:
+        if expression is not None:
+            return self._shell.ev(expression)
+        if name not in self._shell.user_ns:
+            raise UsageError(f"this kernel has no variable {name!r}; a value is pushed as {name}=EXPRESSION")
+        return self._shell.user_ns[name]
+
+    def _pull(self, parsed: Parsed) -> list[Any] | None:
+        out = checked_name(parsed.text("out"))
+        values = self._session.mesh(parsed.text("targets")).pull(parsed.words[0])
+        if out is None:
+            return values
+        self._shell.user_ns[out] = values
+        return None
+
+    def _interrupt(self, _: Parsed) -> None:
+        self._show(calm_line(str(self._cells.interrupt(self._session.mesh()))))
+
+    def _restart(self, parsed: Parsed) -> None:
+        mesh = self._session.mesh()
+        targets = parsed.text("targets")
+        ranks = None if targets is None else self._session.mesh(targets).ranks
+        with Progress(in_place(self._shell)) as progress:
+            chosen = mesh.ranks if ranks is None else ranks
+            progress(f"restarting {name_ranks(chosen)}")
+            mesh.restart(ranks)
+            progress.done(_restarted_line(chosen, mesh.ranks, progress.elapsed_s))
+
+    def _on(self, parsed: Parsed) -> None:
+        targets = parsed.text("targets")
+        mesh = self._session.mesh(targets)
+        self._mode.start(targets)
+        name = self._session.current().name
+        self._show(
+            calm_line(
+                f"every following cell runs on mesh {name}, {name_ranks(mesh.ranks)}; "
+                "%%local at a cell's top runs it in the kernel, %mesh off ends this"
+            )
+        )
+
+    def _off(self, _: Parsed) -> None:
+        was_on = self._mode.on
+        self._mode.stop()
+        self._show(calm_line("cells run in the kernel again" if was_on else "cells run in the kernel already"))
+
+    def _help(self, parsed: Parsed) -> None:
+        if parsed.word is None:
+            self._show(preformatted(overview(commands.MESH)))
+        elif parsed.word.lstrip("%") in ("cell", "mesh"):
+            self._show(preformatted(help_text(commands.CELL)))
+        else:
+            self._show(preformatted(help_text(commands.MESH.find(parsed.word))))
+
+    def _show(self, shown: Any) -> None:
+        display(shown)
+
+
+def wants_help(line: str) -> bool:
+    """Return whether a line asks for help instead of work."""
+    return any(word in ("--help", "-h") for word in split_words(line))
+
+
+def read_environment(settings: Iterable[str]) -> dict[str, str | None]:
+    """Return what `--env NAME[=VALUE]` sets; a name alone takes the kernel's value, which None stands for.
+
+    Raises:
+        UsageError: a name that no environment variable can have.
+    """
+    environment: dict[str, str | None] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not name.isidentifier():
+            raise UsageError(f"--env is NAME or NAME=VALUE, not {setting!r}")
+        environment[name] = value if equals else None
+    return environment
+
+
+def push_items(words: Sequence[str]) -> list[tuple[str, str | None]]:
+    """Return the names that `%mesh push` sets, each with its expression; None stands for the kernel's variable.
+
+    Raises:
+        UsageError: something that is neither a name nor NAME=EXPRESSION.
+    """
+    items: list[tuple[str, str | None]] = []
+    for word in words:
+        name, equals, expression = word.partition("=")
+        if not _is_name(name) or (equals and not expression) or expression.startswith("="):
+            raise UsageError(f"%mesh push takes NAME or NAME=EXPRESSION without blanks around =, not {word!r}")
+        items.append((name, expression if equals else None))
+    return items
+
+
+def checked_name(name: str | None) -> str | None:
+    """Return `name` if it can be a variable.
+
+    Raises:
+        UsageError: it can not.
+    """
+    if name is not None and not _is_name(name):
+        raise UsageError(f"--out is the name of a variable, not {name!r}")
+    return name
+
+
+def _is_name(text: str) -> bool:
+    return text.isidentifier() and not keyword.iskeyword(text)
+
+
+def _reserved_line(reservation: Reservation, progress: Progress) -> str:
+    ranks = len(reservation.mesh.ranks)
+    return f"{reservation.name}: {shape(reservation)}, {ranks} ranks ready in {duration(progress.elapsed_s)}"
+
+
+def _restarted_line(ranks: Sequence[int], everyone: Sequence[int], elapsed_s: float) -> str:
+    lost = f"{name_ranks(ranks)} restarted in {duration(elapsed_s)}: variables are gone"
+    if len(ranks) == len(everyone):
+        return lost
+    return f"{lost} there, the others keep theirs; call dist.init_process_group() on all ranks again"

@@ -1,0 +1,184 @@
+"""What `%mesh` shows besides the output of runs: calm lines, tables, stacks and logs, as HTML and as plain text."""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.notebook.session import shape
+from monarch_nb.shape import format_ranks, name_ranks
+
+if TYPE_CHECKING:
+    from monarch_nb.client.mesh import RankInfo, RunInfo
+    from monarch_nb.client.reservation import Reservation, ReservationInfo
+
+_MUTED = "color:var(--jp-ui-font-color2,#666)"
+_ALARM = "color:var(--jp-error-color1,#b00020)"
+_MONO = "font-family:var(--jp-code-font-family,monospace);font-size:var(--jp-code-font-size,13px)"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Something to display: text for terminals and files, HTML for notebooks."""
+
+    plain: str
+    html: str
+
+    def __repr__(self) -> str:
+        return self.plain
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/plain": self.plain, "text/html": self.html}
+
+
+def calm_line(text: str) -> Shown:
+    """Return one quiet line (or a few)."""
+    return Shown(text, f'<div style="{_MUTED};font-size:90%;white-space:pre-wrap">{html.escape(text)}</div>')
+
+
+def preformatted(text: str) -> Shown:
+    """Return text whose columns must stay aligned."""
+    style = f"{_MONO};line-height:1.4;margin:0;white-space:pre-wrap"
+    return Shown(text, f'<pre style="{style}">{html.escape(text)}</pre>')
+
+
+def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], notes: Iterable[str] = ()) -> Shown:
+    """Return a table with a title above it and notes below it; columns that are empty everywhere are left out."""
+    kept = [column for column, _ in enumerate(headers) if any(row[column] for row in rows)]
+    headers = [headers[column] for column in kept]
+    rows = [[row[column] for column in kept] for row in rows]
+    notes = list(notes)
+    widths = [max(len(line[column]) for line in (headers, *rows)) for column in range(len(headers))]
+    lines = [title] if title else []
+    for line in (headers, *rows) if rows else ():
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    return Shown("\n".join([*lines, *notes]), _table_html(title, headers, rows, notes))
+
+
+def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequence[RunInfo]) -> Shown:
+    """Return who runs where, what the ranks do, and why any of them died: equal ranks once."""
+    titles = {run.run_id: _run_name(run) for run in runs}
+    groups: dict[tuple[str, str], list[RankInfo]] = {}
+    for rank in sorted(ranks, key=lambda rank: rank.rank):
+        groups.setdefault((rank.host, _state(rank, titles)), []).append(rank)
+    rows = [
+        [
+            format_ranks(rank.rank for rank in group),
+            host,
+            state,
+            _longest([rank.running_s for rank in group if rank.run_id]),
+            ",".join(str(index) for rank in group for index in rank.gpu_indices),
+            _memory(group),
+        ]
+        for (host, state), group in groups.items()
+    ]
+    headers = ["ranks", "host", "state", "for", "GPUs", "memory"]
+    dead = [rank.rank for rank in ranks if rank.state == "dead"]
+    notes = [f"%mesh restart -t {format_ranks(dead)} gives {name_ranks(dead)} anew"] if dead else []
+    waiting = [run for run in runs if run.done and not run.collected]
+    notes += [f"{_run_name(run)} finished and nobody has seen it: %mesh attach shows it" for run in waiting]
+    alive = len(ranks) - len(dead)
+    title = f"{reservation.name} · {shape(reservation)} · {alive} of {len(ranks)} ranks alive"
+    return table(title, headers, rows, notes)
+
+
+def reservations_table(infos: Sequence[ReservationInfo], current: str | None) -> Shown:
+    """Return every reservation of the pool; the one named by the id `current` is marked."""
+    if not infos:
+        return calm_line("nobody holds anything: %mesh reserve NAME --nodes 1 --procs 4")
+    rows = [
+        [
+            f"{info.name}{' *' if info.reservation_id == current else ''}",
+            shape(info),
+            f"{len(info.alive)} of {info.nodes * (info.gpus or info.procs)}",
+            "you" if info.held_by_me else info.owner,
+            duration(max(0.0, time.time() - info.created_at)),
+            info.notebook,
+        ]
+        for info in sorted(infos, key=lambda info: (not info.held_by_me, info.name))
+    ]
+    notes = ["* this notebook's"] if any(info.reservation_id == current for info in infos) else []
+    return table("", ["name", "shape", "ranks alive", "held by", "for", "notebook"], rows, notes)
+
+
+def stacks_view(groups: Sequence[tuple[Sequence[int], str]]) -> Shown:
+    """Return the stacks of ranks, each with the ranks that have it; the largest group first."""
+    ordered = sorted(groups, key=lambda group: (-len(group[0]), min(group[0])))
+    plain = "\n\n".join(f"{name_ranks(ranks)}\n{_indent(text)}" for ranks, text in ordered)
+    parts = [
+        f"<details{' open' if len(ordered) <= 4 else ''}><summary><b>{html.escape(name_ranks(ranks))}</b> "
+        f'<span style="{_MUTED}">{html.escape(_last_line(text))}</span></summary>'
+        f'<pre style="{_MONO};margin:0 0 8px 16px;white-space:pre-wrap">{html.escape(text.rstrip())}</pre></details>'
+        for ranks, text in ordered
+    ]
+    return Shown(plain, "".join(parts))
+
+
+def duration(seconds: float) -> str:
+    """Return "1.9 s", "12 s", "2 min 10 s", "2 h 10 min" or "3 d 2 h"."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return _two_units(seconds, "min", 60, "s", 1)
+    if seconds < 86400:
+        return _two_units(seconds, "h", 3600, "min", 60)
+    return _two_units(seconds, "d", 86400, "h", 3600)
+
+
+def _table_html(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
+    cell = "text-align:left;padding:2px 16px 2px 0;vertical-align:top;border:0;background:none"
+    head = "".join(f'<th style="{cell};{_MUTED};font-weight:normal">{html.escape(each)}</th>' for each in headers)
+    body = ""
+    for row in rows:
+        alarm = f";{_ALARM}" if any(each.startswith("dead") for each in row) else ""
+        cells = (f'<td style="{cell}{alarm}">{html.escape(each)}</td>' for each in row)
+        body += f"<tr>{''.join(cells)}</tr>"
+    parts = [f"<div><b>{html.escape(title)}</b></div>" if title else ""]
+    if rows:
+        parts.append(f'<table style="margin:4px 0;border-collapse:collapse;border:0"><tr>{head}</tr>{body}</table>')
+    parts += [f'<div style="{_MUTED};font-size:90%">{html.escape(note)}</div>' for note in notes]
+    return "".join(parts)
+
+
+def _two_units(seconds: float, unit: str, size: int, smaller: str, smaller_size: int) -> str:
+    whole, rest = divmod(int(seconds), size)
+    rest //= smaller_size
+    return f"{whole} {unit} {rest} {smaller}" if rest else f"{whole} {unit}"
+
+
+def _state(rank: RankInfo, titles: dict[str, str]) -> str:
+    if rank.state == "dead":
+        return f"dead: {rank.death}" if rank.death else "dead"
+    if rank.run_id:
+        return f"running {titles.get(rank.run_id, '')}".rstrip()
+    return rank.state
+
+
+def _run_name(run: RunInfo) -> str:
+    name = f"cell {run.cell_number}" if run.cell_number else f"run {run.number}"
+    title = run.title if len(run.title) <= 48 else f"{run.title[:47]}…"
+    return f"{name} ({title})" if title else name
+
+
+def _longest(running_s: Sequence[float]) -> str:
+    return duration(max(running_s)) if running_s else ""
+
+
+def _memory(group: Sequence[RankInfo]) -> str:
+    largest = max(rank.memory_bytes for rank in group)
+    return f"{largest / 2**20:,.0f} MiB" if largest else ""
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.rstrip().splitlines())
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

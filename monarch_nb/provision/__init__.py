@@ -1,0 +1,77 @@
+"""Ways to obtain nodes: one file each, found by the entry points of the group `monarch_nb.provisioners`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Protocol
+
+from monarch_nb.config import DEFAULT_POOL
+from monarch_nb.errors import UsageError
+
+ENTRY_POINTS = "monarch_nb.provisioners"
+
+Progress = Callable[[str], None]
+"""Is told, line by line, what is being done."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a pool.
+
+    Attributes:
+        directory: holds everything of the node (see monarch_nb.config.NodePaths).
+        address: where its allocator listens, as gRPC writes it.
+        pid: of its allocator; None when it is dead.
+    """
+
+    node_id: str
+    directory: Path
+    address: str
+    pid: int | None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the node's allocator lives."""
+        return self.pid is not None
+
+
+class Provisioner(Protocol):
+    """What obtains nodes, and gives them back. Every call is idempotent."""
+
+    def up(
+        self,
+        nodes: int | None = None,
+        procs: int | None = None,
+        gpus: str | None = None,
+        *,
+        pool: str = DEFAULT_POOL,
+        progress: Progress | None = None,
+    ) -> list[Node]:
+        """Have that many nodes; return when they are ready."""
+
+    def down(self, force: bool = False, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> int:
+        """End every node; return how many there were."""
+
+    def nodes(self, *, pool: str = DEFAULT_POOL) -> list[Node]:
+        """Return the nodes, also those whose allocator died."""
+
+
+@cache
+def provisioner(name: str = "local") -> Provisioner:
+    """Return the provisioner of that name.
+
+    Raises:
+        UsageError: there is none; the message lists those that are installed.
+
+    Example:
+        >>> provisioner("local").up(nodes=2, procs=4)  # doctest: +SKIP
+    """
+    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name not in found:
+        raise UsageError(f"no provisioner {name!r}; installed: {', '.join(sorted(found)) or 'none'}")
+    made: Provisioner = found[name].load()()
+    return made

@@ -1,0 +1,212 @@
+"""Allocators as daemons of this machine: started detached, awaited, asked and ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from monarch_nb.allocator.processes import is_alive
+from monarch_nb.config import PROTOCOL, RANK_TOKEN_VARIABLE, VERSION, NodePaths
+from monarch_nb.errors import NodeUnreachable, PoolError
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import state_pb2
+
+LOG_TAIL_LINES = 15
+
+# Run by a small interpreter of its own, because a kernel has threads and must not fork. The interpreter is the leader
+# of a new session and leaves at once: the daemon is neither in the kernel's process group nor in its process tree.
+_DETACH = "import os, sys\nif os.fork() == 0: os.execv(sys.argv[1], sys.argv[1:])"
+
+# What says "you are in this notebook" or "you belong to that rank" is not true of a daemon and the ranks that inherit
+# its environment.
+_NOT_INHERITED = (RANK_TOKEN_VARIABLE, "JPY_", "MPLBACKEND", "VSCODE_", "PYDEVD_")
+
+
+@dataclass
+class Starting:
+    """An allocator that was started: it writes a line of JSON to `pipe` when it serves and one when its template is
+    warm or has failed."""
+
+    node_id: str
+    paths: NodePaths
+    pipe: int
+    received: bytearray = field(default_factory=bytearray)
+
+    @property
+    def lines(self) -> int:
+        """How many of the two lines have come."""
+        return self.received.count(b"\n")
+
+    def read(self) -> None:
+        """Take what is in the pipe; called when there is something.
+
+        Raises:
+            PoolError: the allocator is dead; the message ends with the last lines of its log.
+        """
+        if data := os.read(self.pipe, 4096):
+            self.received += data
+        elif self.lines < 2:
+            raise PoolError(f"{self.node_id} did not start ({self.paths.allocator_log}):\n{log_tail(self.paths)}")
+
+    @property
+    def template_error(self) -> str:
+        """Why its template did not get warm; empty when it did, or is still at it."""
+        return str(json.loads(self.received.splitlines()[1])["template_error"]) if self.lines > 1 else ""
+
+    def close(self) -> None:
+        """Give the pipe back; the allocator goes on."""
+        os.close(self.pipe)
+
+
+def start_allocator(paths: NodePaths, node_id: str, procs: int, gpus: str, preload: Iterable[str]) -> Starting:
+    """Start a node's allocator, detached from this process twice (own session, parent gone); return at once."""
+    pipe, ready_fd = os.pipe()
+    command = [sys.executable, "-m", "monarch_nb.allocator", "--directory", str(paths.directory), "--node-id", node_id]
+    command += ["--procs", str(procs), "--gpus", gpus, "--python", sys.executable, "--ready-fd", str(ready_fd)]
+    for module in preload:
+        command += ["--preload", module]
+    try:
+        with paths.allocator_log.open("ab") as log:
+            subprocess.run(
+                [sys.executable, "-I", "-S", "-c", _DETACH, *command],
+                check=True,
+                cwd=paths.directory,
+                env=daemon_environment(),
+                pass_fds=[ready_fd],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+    except BaseException:
+        os.close(pipe)
+        raise
+    finally:
+        os.close(ready_fd)
+    return Starting(node_id, paths, pipe)
+
+
+def daemon_environment() -> dict[str, str]:
+    """Return this process's environment without what ties it to a notebook or a rank."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
+
+
+def wait_for_lines(
+    starting: Sequence[Starting], lines: int, deadline: float, came: Callable[[Starting], None] = lambda _: None
+) -> None:
+    """Wait until each has written that many lines; `came` is told of each.
+
+    Raises:
+        PoolError: one died, or `deadline` (of time.monotonic) passed.
+    """
+    with selectors.DefaultSelector() as selector:
+        for one in starting:
+            if one.lines < lines:
+                selector.register(one.pipe, selectors.EVENT_READ, one)
+        while selector.get_map():
+            events = selector.select(max(0.0, deadline - time.monotonic()))
+            if not events:
+                late = [cast(Starting, key.data) for key in selector.get_map().values()]
+                names = ", ".join(one.node_id for one in late)
+                raise PoolError(f"{names} not ready in time; last lines of its log:\n{log_tail(late[0].paths)}")
+            for key, _ in events:
+                one = cast(Starting, key.data)
+                one.read()
+                if one.lines >= lines:
+                    selector.unregister(one.pipe)
+                    came(one)
+
+
+def log_tail(paths: NodePaths) -> str:
+    """Return the last lines that the allocator wrote to its log."""
+    try:
+        text = paths.allocator_log.read_text(errors="replace")
+    except FileNotFoundError:
+        text = ""
+    return "\n".join(f"    {line}" for line in text.splitlines()[-LOG_TAIL_LINES:]) or "    (its log is empty)"
+
+
+def describe(address: str, timeout_s: float = 10.0) -> pb.DescribeReply:
+    """Ask an allocator for its facts.
+
+    Raises:
+        NodeUnreachable: it does not answer. Any error of monarch_nb that it answers with.
+    """
+    request = pb.DescribeRequest(protocol=PROTOCOL, client_version=VERSION)
+    return cast(pb.DescribeReply, _call(address, "Describe", request, timeout_s))
+
+
+def shut_down(address: str, timeout_s: float = 5.0) -> None:
+    """Tell an allocator to end its ranks, its templates and itself; return when it has answered or is gone."""
+    try:
+        _call(address, "Shutdown", pb.ShutdownRequest(force=True), timeout_s)
+    except NodeUnreachable:
+        pass  # It left before its answer was read, or hangs: the caller watches its process anyway.
+
+
+def _call(address: str, method: str, request: Any, timeout_s: float) -> Any:
+    from monarch_nb.rpc import status  # isort: skip  (sets gRPC's environment before grpc is imported)
+    import grpc
+
+    from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
+
+    with grpc.insecure_channel(address) as channel:
+        try:
+            return getattr(AllocatorStub(channel), method)(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise status.translate(cast(Any, error), address) from None
+
+
+class Watched:
+    """A living process of this machine that is not our child; signals can not reach another one of the same pid."""
+
+    def __init__(self, identity: state_pb2.ProcessIdentity) -> None:
+        self._pidfd: int | None = None
+        try:
+            pidfd = os.pidfd_open(identity.pid)
+        except ProcessLookupError:
+            return
+        if is_alive(identity):
+            self._pidfd = pidfd
+        else:
+            os.close(pidfd)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it has ended; return whether it has."""
+        if self._pidfd is None:
+            return True
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+
+    def end(self, timeout_s: float) -> bool:
+        """Wait until it has ended, then help with SIGTERM and SIGKILL; return whether it ended by itself."""
+        if self.wait(timeout_s):
+            return True
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            self._signal(number)
+            if self.wait(timeout_s=5.0):
+                break
+        return False
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._pidfd is not None:
+            try:
+                signal.pidfd_send_signal(self._pidfd, number)
+            except ProcessLookupError:
+                pass
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None

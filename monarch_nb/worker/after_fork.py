@@ -1,0 +1,118 @@
+"""What makes a forked child of the template a rank: everything in which it must not look like a copy.
+
+After this a rank is what a fresh process would be: own session, environment, directory, random state, thread counts,
+signal handlers and garbage collector.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from monarch_nb.proto.worker_pb2 import RankSpec
+
+_OOM_SCORE = 300
+"""The kernel's out-of-memory killer takes ranks before allocators and Jupyter."""
+_PR_SET_NAME = 15
+_INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
+
+_libc = ctypes.CDLL(None)
+_stacks_files: list[Any] = []
+"""faulthandler writes to the descriptor as long as the process lives."""
+
+
+def become_rank(spec: RankSpec) -> None:
+    """Give this freshly forked process everything of its own."""
+    os.setsid()
+    name_process(f"rank {spec.rank}")
+    with contextlib.suppress(OSError):
+        with open("/proc/self/oom_score_adj", "w") as score:
+            score.write(str(_OOM_SCORE))
+    gc.enable()
+    _replace_environment(spec.environment)
+    _replace_stdin()
+    _enter_directory(spec.directory)
+    _reset_signals(spec.stacks_file)
+    _reseed()
+    _restore_threads(os.environ)
+
+
+def name_process(name: str) -> None:
+    """Set what `ps -o comm` and `top` show."""
+    _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def presets(environment: Mapping[str, str]) -> dict[str, int]:
+    """Return the numbers that every rank's namespace starts with."""
+    names = {"rank": "RANK", "world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK"}
+    return {name: int(environment.get(variable, "1" if name == "world_size" else "0")) for name, variable in names.items()}
+
+
+def device_name(environment: Mapping[str, str]) -> str:
+    """Return `cuda:LOCAL_RANK` when GPUs are leased to this rank, else `cpu`; asks no driver.
+
+    Example:
+        >>> device_name({"CUDA_VISIBLE_DEVICES": "2,3", "LOCAL_RANK": "1"})
+        'cuda:1'
+    """
+    gpus = [gpu for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip() not in ("", "-1")]
+    return f"cuda:{int(environment.get('LOCAL_RANK', '0')) % len(gpus)}" if gpus else "cpu"
+
+
+def _replace_environment(environment: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    os.environ.setdefault("MPLBACKEND", _INLINE_BACKEND)
+    # The interpreter read PYTHONPATH when the template started.
+    for path in reversed(environment.get("PYTHONPATH", "").split(os.pathsep)):
+        if path and path not in sys.path:
+            sys.path.insert(1, path)
+
+
+def _replace_stdin() -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]
+
+
+def _enter_directory(directory: str) -> None:
+    os.chdir(directory)
+    sys.path[0] = directory
+    sys.argv = [""]
+
+
+def _reset_signals(stacks_file: str) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.enable(2)
+    if stacks_file:
+        _stacks_files.append(open(stacks_file, "w"))
+        faulthandler.register(signal.SIGUSR2, file=_stacks_files[-1], all_threads=True)
+
+
+def _reseed() -> None:
+    """Python's `random` reseeds itself after a fork; these copy their state."""
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()
+
+
+def _restore_threads(environment: Mapping[str, str]) -> None:
+    """Undo the template's restriction to one thread."""
+    wanted = environment.get("OMP_NUM_THREADS", "")
+    count = int(wanted) if wanted.isdecimal() and int(wanted) else len(os.sched_getaffinity(0))
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+    blas_wanted = environment.get("OPENBLAS_NUM_THREADS", "")
+    blas_count = int(blas_wanted) if blas_wanted.isdecimal() and int(blas_wanted) else count
+    if blas_count > 1 and "numpy" in sys.modules:
+        from threadpoolctl import ThreadpoolController
+
+        ThreadpoolController().select(internal_api="openblas").limit(limits=blas_count)

@@ -1,0 +1,119 @@
+"""Recognise torch.distributed in stacks and errors, without importing torch."""
+
+from __future__ import annotations
+
+import dis
+import re
+from types import FrameType, TracebackType
+from typing import Any
+
+_SKIPPED_FILES = re.compile(r"/torch/distributed/c10d_logger\.py$|/monarch_nb/worker/[a-z_]+\.py$|/contextlib\.py$")
+_PUBLIC_FILES = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives|rendezvous)\.py$")
+_NAMES = (
+    (re.compile(r"/torch/distributed/distributed_c10d\.py$"), "_new_group_with_tag", "new_group"),
+    (re.compile(r"/torch/autograd/graph\.py$"), "_engine_run_backward", "backward"),
+    (re.compile(r"/torch/nn/parallel/distributed\.py$"), "__init__", "DistributedDataParallel"),
+    (re.compile(r"/torch/nn/parallel/distributed\.py$"), "forward", "DistributedDataParallel.forward"),
+)
+_WRAPPED_GROUP = re.compile(r"/torch/(nn/parallel/distributed|autograd/graph)\.py$")
+_STORE_METHODS = {"wait", "get", "multi_get", "queue_pop"}
+_LOADS = {"LOAD_NAME", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_CLOSURE"}
+_GROUP_ERROR = re.compile(
+    r"gloo/|\bc10d\b|\bNCCL\b|TCPStore|Connection (closed|reset) by peer|Connection was likely closed|Broken pipe"
+)
+
+
+def collective(frame: FrameType) -> str | None:
+    """Return the collective that a thread is in, or None when it is in none that can be seen.
+
+    Args:
+        frame: the thread's innermost Python frame.
+
+    Returns:
+        "all_reduce", "recv", "barrier", "init_process_group", "new_group", …; "backward" (also while it computes);
+        "wait" for `work.wait()`; "store wait".
+    """
+    found: str | None = None
+    current: FrameType | None = frame
+    while current is not None and (name := _name(current.f_code.co_filename, current.f_code.co_name)) is not None:
+        found = name or found
+        current = current.f_back
+    return found or _awaited(frame)
+
+
+def is_group_error(error: BaseException) -> bool:
+    """Return whether Gloo, NCCL or a store raised `error`, or what was raised while it was handled."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if isinstance(current, RuntimeError):
+            is_torch = type(current).__module__.startswith("torch.")
+            if (is_torch and type(current).__name__.startswith("Dist")) or _GROUP_ERROR.search(str(current)):
+                return True
+        current = current.__cause__ or current.__context__
+    return False
+
+
+def in_wrapped_model(error: BaseException) -> bool:
+    """Return whether `error` was raised inside a DistributedDataParallel or in backward."""
+    traceback: TracebackType | None = error.__traceback__
+    while traceback is not None:
+        if _WRAPPED_GROUP.search(traceback.tb_frame.f_code.co_filename):
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _name(path: str, function: str) -> str | None:
+    """Return a collective's name for a function of torch, "" for one that is part of something else, None outside."""
+    for file, private, name in _NAMES:
+        if function == private and file.search(path):
+            return name
+    if _PUBLIC_FILES.search(path):
+        return "" if function.startswith("_") or function == "rendezvous" else function
+    return "" if "/torch/" in path or _SKIPPED_FILES.search(path) else None
+
+
+def _awaited(frame: FrameType) -> str | None:
+    """Recognise `work.wait()` and `store.get(key)`: they are C++ all the way, so the stack ends at their caller."""
+    call = _method_called(frame)
+    if call is None:
+        return None
+    method, receiver = call
+    if receiver is None:
+        return "wait" if method == "wait" else None
+    kinds = {kind.__name__ for kind in type(receiver).__mro__ if kind.__module__.startswith("torch.")}
+    if method == "wait" and kinds & {"Work", "Future"}:
+        return "wait"
+    return "store wait" if method in _STORE_METHODS and "Store" in kinds else None
+
+
+def _method_called(frame: FrameType) -> tuple[str, Any] | None:
+    """Return the name of the method that `frame` is calling, and its object when that is a name like `a` or `a.b`."""
+    instructions = list(dis.get_instructions(frame.f_code))
+    index = next((i for i, instruction in enumerate(instructions) if instruction.offset == frame.f_lasti), None)
+    if index is None or not instructions[index].opname.startswith("CALL"):
+        return None
+    start = _start(instructions[index])
+    # All that makes up `a.b.method` begins where the call begins.
+    chain = [instruction for instruction in instructions[max(0, index - 50) : index] if _start(instruction) == start]
+    while chain and chain[-1].opname not in ("LOAD_METHOD", "LOAD_ATTR"):
+        chain.pop()
+    if start is None or not chain:
+        return None
+    method = str(chain.pop().argval)
+    if not chain or chain[0].opname not in _LOADS or any(step.opname != "LOAD_ATTR" for step in chain[1:]):
+        return method, None
+    names = [str(step.argval) for step in chain]
+    value = frame.f_locals.get(names[0], frame.f_globals.get(names[0]))
+    for name in names[1:]:
+        value = getattr(value, "__dict__", {}).get(name)
+    return method, value
+
+
+def _start(instruction: dis.Instruction) -> tuple[int, int] | None:
+    position = instruction.positions
+    if position is None or position.lineno is None or position.col_offset is None:
+        return None
+    return position.lineno, position.col_offset

@@ -1,0 +1,103 @@
+"""Completing names and attributes from the live namespace without running any user code: no property, no __getattr__."""
+
+import builtins
+import inspect
+import keyword
+import re
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+_EXPRESSION = re.compile(r"((?:[^\W\d]\w*\.)*)([^\W\d]\w*)?$")
+_KEY = re.compile(r"((?:[^\W\d]\w*\.)*[^\W\d]\w*)\[(['\"])([^'\"\[\]]*)$")
+_MISSING = object()
+_TORCH_DICTIONARIES = ("_parameters", "_buffers", "_modules")
+"""An nn.Module finds these by __getattr__."""
+_LIMIT = 500
+
+
+def complete(code: str, cursor: int, namespace: Mapping[str, Any]) -> tuple[list[str], int]:
+    """Return the words that can stand at `cursor`, and where the completed word begins.
+
+    Args:
+        code: the cell.
+        cursor: position in characters.
+        namespace: the user's.
+
+    Example:
+        >>> complete("x = al", 6, {"alpha": 1})
+        (['alpha'], 4)
+    """
+    line = code[:cursor].rpartition("\n")[2]
+    if match := _KEY.search(line):
+        keys = _keys(_resolve(match[1].split("."), namespace))
+        return _matching(keys, match[3]), cursor - len(match[3])
+    match = _EXPRESSION.search(line)
+    assert match is not None  # it matches the empty string
+    prefix = match[2] or ""
+    start = cursor - len(prefix)
+    if line[: len(line) - len(match[0])].endswith("."):
+        return [], start  # an attribute of something that only running the code would tell
+    if path := match[1]:
+        owner = _resolve(path[:-1].split("."), namespace)
+        names: Iterable[str] = [] if owner is _MISSING else _attributes(owner)
+    else:
+        names = {*namespace, *vars(builtins), *keyword.kwlist} if prefix else namespace
+    return _matching(names, prefix), start
+
+
+def _matching(names: Iterable[str], prefix: str) -> list[str]:
+    hidden = "" if prefix.startswith("_") else "_"
+    matches = [name for name in names if name.startswith(prefix) and not (hidden and name.startswith(hidden))]
+    return sorted(matches)[:_LIMIT]
+
+
+def _resolve(path: list[str], namespace: Mapping[str, Any]) -> Any:
+    first, *rest = path
+    value = namespace.get(first, getattr(builtins, first, _MISSING))
+    for name in rest:
+        value = _attribute(value, name)
+        if value is _MISSING:
+            return _MISSING
+    return value
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    """Return an attribute that is stored, not computed."""
+    own = _own_dictionary(owner)
+    if name in own:
+        return own[name]
+    for dictionary in _torch_dictionaries(own):
+        if name in dictionary:
+            return dictionary[name]
+    value = inspect.getattr_static(owner, name, _MISSING)
+    computed = isinstance(value, property) or inspect.isdatadescriptor(value)
+    return _MISSING if computed else value
+
+
+def _attributes(owner: Any) -> set[str]:
+    own = _own_dictionary(owner)
+    names = {name for name in own if isinstance(name, str)}
+    for dictionary in _torch_dictionaries(own):
+        names.update(dictionary)
+    if isinstance(owner, ModuleType):
+        return names
+    for kind in type.mro(owner) if isinstance(owner, type) else type.mro(type(owner)):
+        names.update(vars(kind))
+    return names
+
+
+def _own_dictionary(owner: Any) -> dict[str, Any]:
+    try:
+        own = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return {}
+    return dict(own)
+
+
+def _torch_dictionaries(own: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [own[name] for name in _TORCH_DICTIONARIES if type(own.get(name)) is dict]
+
+
+def _keys(value: Any) -> list[str]:
+    return [key for key in value if isinstance(key, str)] if type(value) is dict else []

@@ -1,0 +1,177 @@
+"""Interrupting a run: SIGINT for Python code, cancellation for a cell that awaits, broken connections for a collective.
+
+An interrupt carries a run id and counts only while that run's user code executes: the handler raises only when the
+user's frames are on the stack, so neither an idle rank nor our own code is ever hit. The control thread calls `press`
+again and again until the run ends, because a signal that arrives a moment too early is dropped.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
+
+from monarch_nb.worker import process_groups
+from monarch_nb.worker.failures import RunInterrupted, interruption
+from monarch_nb.worker.user_code import outwards
+
+PRESS_INTERVAL_S = 0.1
+_FORCE_AFTER_S = 1.0
+"""A signal handler of the user's gets this long before the exception is forced on the main thread."""
+
+
+@dataclass
+class ActiveRun:
+    """The run that the main thread executes.
+
+    Attributes:
+        task: of a cell that awaits.
+        requested_at: when its interrupt was asked for; None when none was.
+        delivered: the interrupt was raised in user code, or its task cancelled.
+        collective: what it was freed from.
+        group_aborted: process groups were broken.
+    """
+
+    run_id: str
+    started: float = field(default_factory=time.monotonic)
+    task: asyncio.Task[None] | None = None
+    requested_at: float | None = None
+    delivered: bool = False
+    forced: bool = False
+    collective: str = ""
+    group_aborted: bool = False
+    cpu_ticks: int = -1
+
+    def error(self) -> RunInterrupted:
+        """Return what its interrupt raises."""
+        return interruption(self.collective, self.group_aborted)
+
+
+class Interrupter:
+    """Owns SIGINT in a rank.
+
+    Args:
+        loop: the main thread's.
+        entries: the code of those functions that call user code; the handler raises only below one of them.
+        not_user_files: files of functions that an entry also calls but that are not user code.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, entries: set[CodeType], not_user_files: set[str]) -> None:
+        self._loop = loop
+        self._entries = entries
+        self._not_user_files = not_user_files
+        self._pid = os.getpid()
+        self._main = threading.main_thread()
+        self.active: ActiveRun | None = None
+
+    def install(self) -> None:
+        """Take SIGINT (again: user code may have taken it)."""
+        if signal.getsignal(signal.SIGINT) != self._on_signal:
+            signal.signal(signal.SIGINT, self._on_signal)
+            sys.unraisablehook = self._on_unraisable
+
+    def request(self, run_id: str) -> bool:
+        """Ask that a run be interrupted (an empty id: whatever runs); return whether it runs. From any thread."""
+        active = self.active
+        if active is None or run_id not in ("", active.run_id):
+            return False
+        active.requested_at = time.monotonic()
+        active.delivered = active.forced = False
+        self.press()
+        return True
+
+    def press(self) -> bool:
+        """Do what the interrupt of the active run needs now; return whether it must be called again."""
+        active = self.active
+        if active is None or active.requested_at is None:
+            return False
+        waited_s = time.monotonic() - active.requested_at
+        if waited_s >= PRESS_INTERVAL_S:
+            self._break_collective(active)
+        if not active.delivered:
+            if active.task is not None:
+                self._loop.call_soon_threadsafe(self._cancel, active)
+            if self.active is active and self._main.ident is not None:
+                signal.pthread_kill(self._main.ident, signal.SIGINT)
+            if waited_s >= _FORCE_AFTER_S and not active.forced and self._handler_was_replaced():
+                active.forced = True
+                _raise_in_thread(self._main, RunInterrupted)
+        return True
+
+    def finished(self) -> None:
+        """The active run has ended. On the main thread."""
+        active, self.active = self.active, None
+        if active is not None and active.forced:
+            _raise_in_thread(self._main, None)
+
+    def break_groups(self, active: ActiveRun, collective: str, reason: str) -> None:
+        """Break this rank's process groups under a run."""
+        if process_groups.break_groups(reason):
+            active.group_aborted = True
+            active.collective = active.collective or collective
+
+    def _break_collective(self, active: ActiveRun) -> None:
+        frame = sys._current_frames().get(self._main.ident or 0)
+        collective = process_groups.collective(frame) if frame is not None else None
+        blocked = self._is_blocked(active)
+        computes = collective == "backward" and not blocked
+        if (collective and not computes) or (blocked and active.task is None and process_groups.in_use()):
+            self.break_groups(active, collective or "", "interrupted")
+
+    def _is_blocked(self, active: ActiveRun) -> bool:
+        """Return whether the main thread sleeps and has used no CPU since this was last asked."""
+        state, ticks = thread_state(self._main.native_id or 0)
+        before, active.cpu_ticks = active.cpu_ticks, ticks
+        return state == "S" and ticks == before
+
+    def _on_signal(self, _: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            raise KeyboardInterrupt  # a forked child of the user's
+        active = self.active
+        if active is None or active.requested_at is None or active.delivered:
+            return
+        if self._runs_user_code(frame):
+            active.delivered = True
+            raise active.error()
+
+    def _runs_user_code(self, frame: FrameType | None) -> bool:
+        for each in outwards(frame):
+            if each.f_back is not None and each.f_back.f_code in self._entries:
+                return each.f_code.co_filename not in self._not_user_files
+        return False
+
+    def _cancel(self, active: ActiveRun) -> None:
+        if not active.delivered and active.task is not None and not active.task.done():
+            active.delivered = True
+            active.task.cancel()
+
+    def _handler_was_replaced(self) -> bool:
+        return signal.getsignal(signal.SIGINT) != self._on_signal
+
+    def _on_unraisable(self, unraisable: Any) -> None:
+        """An interrupt raised inside a destructor is swallowed by Python: raise it again."""
+        if isinstance(unraisable.exc_value, RunInterrupted) and self.active is not None:
+            self.active.delivered = False
+        else:
+            sys.__unraisablehook__(unraisable)
+
+
+def thread_state(thread_id: int) -> tuple[str, int]:
+    """Return the state letter of a thread of this process and the CPU time it has used, in clock ticks."""
+    try:
+        with open(f"/proc/self/task/{thread_id}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return "", -1
+    return fields[0].decode(), int(fields[11]) + int(fields[12])
+
+
+def _raise_in_thread(thread: threading.Thread, error: type[BaseException] | None) -> None:
+    """Let a thread raise `error` at its next bytecode; None takes that back."""
+    argument = ctypes.py_object(error) if error is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), argument)

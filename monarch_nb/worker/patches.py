@@ -1,0 +1,51 @@
+"""What behaves differently in a rank than in a terminal, and says so: input(), and spawning what only a cell defines."""
+
+import builtins
+import getpass
+import multiprocessing.context
+import multiprocessing.reduction
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NoReturn
+
+from IPython.core.error import StdinNotImplementedError
+
+
+class SpawnError(RuntimeError):
+    """A process that is spawned (not forked) can not find what was defined in a cell."""
+
+
+def install() -> None:
+    """Patch this process."""
+    builtins.input = _refuse_input
+    getpass.getpass = _refuse_input
+    reduction: Any = multiprocessing.reduction
+    reduction.dump = _dump_for_spawn(reduction.dump)
+
+
+def _refuse_input(*_: Any, **__: Any) -> NoReturn:
+    __tracebackhide__ = True
+    raise StdinNotImplementedError(
+        "a rank has no keyboard: input() and getpass() do not work in a %%mesh cell. "
+        "Ask in a local cell and send the answer with mesh.push({...}) or %mesh push"
+    )
+
+
+def _dump_for_spawn(dump: Callable[..., None]) -> Callable[..., None]:
+    class CheckingPickler(multiprocessing.reduction.ForkingPickler):
+        def reducer_override(self, item: Any) -> Any:
+            if isinstance(item, (type, FunctionType)) and item.__module__ == "__main__":
+                raise SpawnError(
+                    f"{item.__qualname__} is defined in a cell, and a process that is spawned can not find it there. "
+                    "Use the start method 'fork', or put it into a file (%%writefile mycode.py) and import it from there"
+                )
+            return NotImplemented
+
+    def checking_dump(item: Any, file: Any, protocol: int | None = None) -> None:
+        __tracebackhide__ = True
+        if multiprocessing.context.get_spawning_popen() is None:
+            dump(item, file, protocol)
+        else:
+            CheckingPickler(file, protocol).dump(item)
+
+    return checking_dump

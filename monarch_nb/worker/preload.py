@@ -1,0 +1,78 @@
+"""Importing what the template preloads, and refusing by name a module after which the template could not fork."""
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class Unfit(Exception):
+    """The template can not be forked, or a module of its preload list can not be imported.
+
+    Attributes:
+        module: the module to blame; empty when unknown.
+        text: what to show: the traceback of a failed import, else the message.
+    """
+
+    def __init__(self, message: str, module: str = "", text: str = "") -> None:
+        super().__init__(message)
+        self.module = module
+        self.text = text or message
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Import each module; the first that fails, leaves a thread or initialises CUDA is refused.
+
+    Raises:
+        Unfit: names the module.
+    """
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # SystemExit too: a module may call sys.exit()
+            text = "".join(traceback.format_exception(type(error), error, _without_ours(error)))
+            raise Unfit(f"{name} can not be imported: {error}", name, text) from error
+        if threads := other_threads():
+            reason = f"leaves a thread running ({', '.join(threads)}), and a process with threads can not be forked"
+            raise Unfit(f"{name} can not be preloaded: importing it {reason}. Import it in a cell instead.", name)
+        if cuda := cuda_traces():
+            reason = f"initialises CUDA ({cuda}), and ranks forked after that could not use the GPU"
+            raise Unfit(f"{name} can not be preloaded: importing it {reason}. Import it in a cell instead.", name)
+
+
+def other_threads() -> list[str]:
+    """Return the names of this process's threads other than the calling one, as the kernel knows them."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        if int(task) != os.getpid():
+            try:
+                names.append(Path(f"/proc/self/task/{task}/comm").read_text().strip())
+            except OSError:
+                continue  # it has just ended
+    return names
+
+
+def cuda_traces() -> str:
+    """Return a sign that this process has initialised CUDA; empty when there is none."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:
+            continue
+        if target.startswith("/dev/nvidia"):
+            return f"{target} is open"
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return "torch.cuda.is_initialized()" if cuda is not None and cuda.is_initialized() else ""
+
+
+def _without_ours(error: BaseException) -> "object":
+    """Return the error's traceback without our frame and importlib's."""
+    trace = error.__traceback__
+    while trace is not None and (
+        trace.tb_frame.f_code.co_filename in (__file__, importlib.__file__)
+        or trace.tb_frame.f_code.co_filename.startswith("<frozen importlib")
+    ):
+        trace = trace.tb_next
+    return trace

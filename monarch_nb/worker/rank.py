@@ -1,0 +1,263 @@
+"""A rank: a forked child of the template that runs cells, pushes and pulls for ever.
+
+The main thread has one asyncio loop: it reads the work connection, runs cells, and lets background tasks of the user's
+go on in between. The control thread (control.py) answers meanwhile.
+
+`asyncio.run()` and `loop.run_until_complete()` in a cell raise "cannot be called from a running event loop", as they do
+in a notebook's kernel: a cell can await at its top level.
+"""
+
+import asyncio
+import atexit
+import contextvars
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import NoReturn
+
+from monarch_nb.frames import FrameError, FrameSplitter
+from monarch_nb.proto.run_pb2 import (
+    OUTCOME_ERROR,
+    OUTCOME_INTERRUPTED,
+    OUTCOME_OK,
+    RankResult,
+    RunSpec,
+)
+from monarch_nb.proto.worker_pb2 import RankSpec, ToRank
+from monarch_nb.worker import after_fork, cells, failures, patches, process_groups, streams
+from monarch_nb.worker.control import ControlThread
+from monarch_nb.worker.interrupts import ActiveRun, Interrupter
+from monarch_nb.worker.results import Results
+from monarch_nb.worker.shell import RankShell
+from monarch_nb.worker.user_code import UserCode
+
+_EXIT_TIMEOUT_S = 1.0
+_RECEIVE_BYTES = 1 << 20
+_EXIT_SETUP_FAILED = 70
+
+
+def run_rank(spec: RankSpec, listener: socket.socket, shell: RankShell) -> NoReturn:
+    """Be a rank until told to exit. Called in the forked child, of which it takes possession.
+
+    Args:
+        spec: what to be.
+        listener: where the allocator connects.
+        shell: the template's shell.
+    """
+    try:
+        after_fork.become_rank(spec)
+        Rank(spec, listener, shell).serve()
+    except BaseException:
+        traceback.print_exc(file=sys.__stderr__)
+        sys.__stderr__.flush() if sys.__stderr__ else None
+    os._exit(_EXIT_SETUP_FAILED)
+
+
+class Rank:
+    """The main thread's side."""
+
+    def __init__(self, spec: RankSpec, listener: socket.socket, shell: RankShell) -> None:
+        self._spec = spec
+        self._shell = shell
+        self._listener = listener
+        self._loop = asyncio.new_event_loop()
+        self._context = contextvars.copy_context()
+        self._results = Results(spec.rank)
+        self._runner = cells.CellRunner(shell, spec.blob_directory)
+        self._user_code = UserCode(shell.cell_label, spec.directory)
+        entries = cells.user_code_entries()
+        self._interrupter = Interrupter(self._loop, entries, cells.not_user_files())
+        self._queue: deque[RunSpec] = deque()
+        self._work: socket.socket | None = None
+        self._must_forget_groups = False
+        self._pid = os.getpid()
+        self._control = ControlThread(
+            listener,
+            interrupter=self._interrupter,
+            user_code=self._user_code,
+            entries=entries,
+            namespace=shell.user_ns,
+            on_work=self._take_work_connection,
+            on_abort=lambda: self._loop.call_soon_threadsafe(self._groups_were_broken),
+            on_exit=self._exit,
+        )
+
+    def serve(self) -> None:
+        """Serve for ever."""
+        first = streams.RunOutput(self._spec.log_directory, 0, self._spec.rank)
+        self._context.run(streams.begin_output, first)
+        streams.install(first, self._control.wake_for_text)
+        patches.install()
+        process_groups.install()
+        os.register_at_fork(after_in_child=self._close_in_child)
+        self._shell.user_ns.update(after_fork.presets(os.environ))
+        self._interrupter.install()
+        self._control.start()
+        asyncio.set_event_loop(self._loop)
+        while True:
+            try:
+                self._loop.run_forever()
+            except BaseException:  # sys.exit() in a background task of the user's, an interrupt in its last moment
+                traceback.print_exc()
+
+    # ---- work connection ----
+
+    def _take_work_connection(self, connection: socket.socket, splitter: FrameSplitter, frames: list[bytes]) -> None:
+        """On the control thread: answer at once, even when the main thread is busy; it reads when it is free."""
+        self._results.attach(connection)
+        self._loop.call_soon_threadsafe(self._read_from, connection, splitter, frames)
+
+    def _read_from(self, connection: socket.socket, splitter: FrameSplitter, frames: list[bytes]) -> None:
+        if self._work is not None:
+            self._close_work()
+        self._work = connection
+        self._loop.add_reader(connection, self._receive, connection, splitter)
+        for frame in frames:
+            self._handle(ToRank.FromString(frame))
+
+    def _receive(self, connection: socket.socket, splitter: FrameSplitter) -> None:
+        try:
+            data = connection.recv(_RECEIVE_BYTES)
+            frames = list(splitter.feed(data))
+        except BlockingIOError:
+            return
+        except (OSError, FrameError):
+            data, frames = b"", []
+        if not data:
+            self._close_work()
+        for frame in frames:
+            self._handle(ToRank.FromString(frame))
+
+    def _close_work(self) -> None:
+        if self._work is not None:
+            self._loop.remove_reader(self._work)
+            self._results.detach(self._work)
+            self._work.close()
+            self._work = None
+
+    def _handle(self, message: ToRank) -> None:
+        match message.WhichOneof("message"):
+            case "run":
+                queued = any(spec.run_id == message.run.run_id for spec in self._queue)
+                if not queued and not self._results.knows(message.run.run_id):
+                    self._queue.append(message.run)
+                    self._run_next()
+            case "forget_results":
+                self._results.forget(message.forget_results.run_ids)
+
+    # ---- runs ----
+
+    def _run_next(self) -> None:
+        """Run what is queued; a cell that awaits goes on as a task."""
+        while self._queue and self._interrupter.active is None:
+            spec = self._queue.popleft()
+            active = ActiveRun(spec.run_id)
+            result = RankResult(run_id=spec.run_id, rank=self._spec.rank, outcome=OUTCOME_OK)
+            self._results.start(spec.run_id)
+            self._shell.forget_errors()
+            output = streams.RunOutput(self._spec.log_directory, spec.number, self._spec.rank)
+            self._context.run(streams.begin_output, output)
+            self._interrupter.install()
+            self._interrupter.active = active
+            transformed = self._context.run(self._runner.transform, spec.cell) if spec.HasField("cell") else None
+            body = self._runner.run(spec, transformed, result)
+            if transformed is not None and transformed.may_await:
+                whole = self._finish_later(body, active, result, output)
+                active.task = self._loop.create_task(whole, context=self._context)
+            else:
+                self._finish(self._context.run(_run_now, body), active, result, output)
+
+    async def _finish_later(self, body, active: ActiveRun, result: RankResult, output: streams.RunOutput) -> None:
+        self._finish(await body, active, result, output)
+        self._loop.call_soon(self._run_next)
+
+    def _finish(
+        self, error: BaseException | None, active: ActiveRun, result: RankResult, output: streams.RunOutput
+    ) -> None:
+        """Report a run whose user code has ended with `error` or well."""
+        if os.getpid() != self._pid:
+            _leave_forked_child(error)
+        self._interrupter.finished()
+        if error is not None:
+            self._describe(error, active, result)
+        result.group_aborted = active.group_aborted
+        result.duration_s = time.monotonic() - active.started
+        result.end.CopyFrom(output.cursor())
+        result.notice = output.notice
+        if active.group_aborted or self._must_forget_groups:
+            self._must_forget_groups = False
+            process_groups.forget_groups()
+        self._results.finish(result)
+
+    def _describe(self, error: BaseException, active: ActiveRun, result: RankResult) -> None:
+        """Fill `result` with what became of an error."""
+        shown, only_users = error, False
+        result.outcome = OUTCOME_ERROR
+        if active.requested_at is not None and _is_interruption(error, active):
+            result.outcome, only_users = OUTCOME_INTERRUPTED, True
+            shown = active.error().with_traceback(error.__traceback__)
+        elif isinstance(error, SystemExit):
+            shown = failures.explain_exit(error)
+        else:
+            shown = failures.readable(error)
+        result.failure.CopyFrom(failures.describe(self._shell, self._user_code, shown, only_users=only_users))
+        result.bundle_json = ""
+        result.ClearField("value")
+
+    def _groups_were_broken(self) -> None:
+        if self._interrupter.active is None:
+            process_groups.forget_groups()
+        else:
+            self._must_forget_groups = True
+
+    # ---- end ----
+
+    def _exit(self) -> None:
+        """On the control thread: run what atexit holds for at most a second, then end."""
+        if self._interrupter.active is None:
+            self._loop.call_soon_threadsafe(_leave)
+        else:
+            threading.Thread(target=_leave, daemon=True).start()
+        threading.Event().wait(_EXIT_TIMEOUT_S)
+        os._exit(0)
+
+    def _close_in_child(self) -> None:
+        """A child of the user's must not hold the rank's sockets open."""
+        self._control.close_in_child()
+        if self._work is not None:
+            os.close(self._work.fileno())
+
+
+def _run_now(body) -> BaseException | None:
+    """Run a coroutine that does not wait."""
+    try:
+        body.send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("a cell without await has waited")
+
+
+def _is_interruption(error: BaseException, active: ActiveRun) -> bool:
+    """Return whether `error` is what the interrupt of a run caused."""
+    if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
+        return True
+    return active.group_aborted and process_groups.readable(error) is not None
+
+
+def _leave() -> None:
+    atexit._run_exitfuncs()
+    streams.current_output().flush()
+    os._exit(0)
+
+
+def _leave_forked_child(error: BaseException | None) -> NoReturn:
+    """The user forked in a cell and the child came to the cell's end: it must not go on as a second rank."""
+    if error is not None and not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    streams.current_output().flush()
+    os._exit(0 if error is None else 1)

@@ -1,0 +1,177 @@
+"""The IPython shell of a rank: made once in the template, kept from keeping anything alive."""
+
+import base64
+import json
+import os
+import sys
+import tokenize
+import traceback
+from typing import Any, NoReturn
+
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.error import UsageError
+from IPython.core.history import HistoryManager
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets import Type
+from traitlets.config import Config
+
+from monarch_nb.proto.run_pb2 import Display
+from monarch_nb.worker import streams
+
+INTERACTIVESHELL_FILE = InteractiveShell.run_code.__code__.co_filename
+
+
+class LastValue(DisplayHook):
+    """Keeps the value of a cell's last expression until the cell's end; IPython's keeps it in `_`, `Out` and more."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the value."""
+        self.value: Any = None
+        self.bundle: dict[str, Any] = {}
+
+    def __call__(self, result: Any = None) -> None:
+        if result is None or _ends_with_semicolon(self.shell.running_code):
+            return
+        self.value = result
+        data, metadata = self.shell.display_formatter.format(result)
+        if data:
+            self.bundle = {"data": clean_data(data), "metadata": metadata}
+
+
+class FilePublisher(DisplayPublisher):
+    """Stores what `display()` shows in the marks of the run that shows it."""
+
+    def publish(  # type: ignore[override]
+        self,
+        data: dict[str, Any],
+        metadata: dict[str, Any] | None = None,
+        *,
+        transient: dict[str, Any] | None = None,
+        update: bool = False,
+        **_: Any,
+    ) -> None:
+        content = {"data": clean_data(data), "metadata": metadata or {}, "transient": transient or {}}
+        kind = Display.KIND_UPDATE if update else Display.KIND_SHOW
+        streams.current_output().display(Display(content_json=to_json(content), kind=kind))
+
+    def clear_output(self, wait: bool = False) -> None:
+        content = json.dumps({"wait": bool(wait)})
+        streams.current_output().display(Display(content_json=content, kind=Display.KIND_CLEAR))
+
+
+class RankShell(InteractiveShell):
+    """InteractiveShell without a terminal, history, output cache or exit."""
+
+    displayhook_class = Type(LastValue)
+    display_pub_class = Type(FilePublisher)
+    system = InteractiveShell.system_raw  # output of `!ls` goes to file descriptor 1: no pty, no reader
+    running_code = ""
+
+    def cell_label(self, filename: str) -> str | None:
+        """Return "Cell In[7]" for the file name of a cell's code, else None."""
+        label = self.compile.format_code_name(filename)
+        return "".join((label[0], " ", label[1])) if label else None
+
+    def ask_exit(self) -> NoReturn:
+        """What `exit` and `quit` call."""
+        raise SystemExit
+
+    def enable_gui(self, gui: str | None = None) -> None:
+        """A rank has no display."""
+        if gui:
+            print(f"a rank has no display for {gui}: figures are shown inline", file=sys.stderr)
+
+    def showtraceback(self, *args: Any, **kwargs: Any) -> None:
+        """Print a traceback, but not the cell's own: that one becomes the run's failure."""
+        if not _called_by_shell():
+            super().showtraceback(*args, **kwargs)
+
+    def showsyntaxerror(self, *args: Any, **kwargs: Any) -> None:
+        if not _called_by_shell():
+            super().showsyntaxerror(*args, **kwargs)
+
+    def showindentationerror(self) -> None:
+        """As `showsyntaxerror`."""
+
+    def _showtraceback(self, etype: Any, evalue: Any, stb: Any) -> None:
+        print(self.InteractiveTB.stb2text(stb), file=sys.stderr)
+
+    def render(self, error: BaseException) -> str:
+        """Return the traceback of an error as IPython shows it, with colours."""
+        kind, trace = type(error), error.__traceback__
+        if isinstance(error, UsageError):
+            return f"UsageError: {error}"
+        if isinstance(error, SyntaxError) and _raised_by_compiler(error):
+            lines = self.SyntaxTB.structured_traceback(kind, error, [])
+        elif isinstance(error, BaseExceptionGroup) or isinstance(error.__context__, BaseExceptionGroup):
+            return "".join(traceback.format_exception(kind, error, trace))
+        elif hasattr(error, "_render_traceback_"):
+            lines = error._render_traceback_()
+        else:
+            lines = self.InteractiveTB.structured_traceback(kind, error, trace, tb_offset=0)
+        return str(self.InteractiveTB.stb2text(lines))
+
+    def forget_errors(self) -> None:
+        """Release the last error with the frames that it keeps alive."""
+        result, self.last_execution_result = self.last_execution_result, None
+        error = (result.error_in_exec or result.error_before_exec) if result is not None else None
+        while error is not None:
+            traceback.clear_frames(error.__traceback__)
+            error = error.__cause__ or error.__context__
+        self.InteractiveTB.tb = None
+        self.SyntaxTB.last_syntax_error = None
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            if hasattr(sys, name):
+                setattr(sys, name, None)
+
+
+def make_shell() -> RankShell:
+    """Return the one shell of this process, warmed up: what a first cell, value or traceback imports is imported."""
+    HistoryManager.enabled = False  # its saver is a thread
+    config = Config()
+    config.InteractiveShell.cache_size = 0
+    config.InteractiveShell.colors = "neutral"
+    shell: RankShell = RankShell.instance(config=config)
+    InteractiveShell._instance = shell
+    return shell
+
+
+def clean_data(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a MIME bundle as JSON can hold it: binary values in base 64."""
+    return {mime: _clean(value) for mime, value in data.items()}
+
+
+def to_json(value: Any) -> str:
+    """Return JSON; what it can not hold is shown as text."""
+    return json.dumps(value, default=str)
+
+
+def _clean(value: Any) -> Any:
+    return base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
+
+
+def _ends_with_semicolon(code: str) -> bool:
+    if ";" not in code.rstrip().rpartition("\n")[2]:
+        return False
+    try:
+        return bool(DisplayHook.semicolon_at_end_of_expression(code))
+    except (tokenize.TokenError, SyntaxError):
+        return False
+
+
+def _called_by_shell() -> bool:
+    """Return whether the method that asks was called by IPython itself, for the error of the running cell."""
+    return sys._getframe(2).f_code.co_filename == INTERACTIVESHELL_FILE
+
+
+def _raised_by_compiler(error: SyntaxError) -> bool:
+    """Return whether an error is the cell's own syntax, rather than that of a module which the cell imports."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is None or os.path.dirname(trace.tb_frame.f_code.co_filename) == os.path.dirname(INTERACTIVESHELL_FILE)

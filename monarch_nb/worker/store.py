@@ -1,0 +1,61 @@
+"""The store process of a mesh: hosts torch.distributed's TCPStore for as long as the mesh lives.
+
+A store inside rank 0 would die with rank 0, and a later init would meet the keys of an earlier one.
+"""
+
+import importlib
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+_BACKLOG = 4096
+
+
+def serve(host: str, report_port: Callable[[int], None]) -> NoReturn:
+    """Host a TCPStore on `host` until SIGTERM. Runs in a process forked for it, of which it takes possession.
+
+    Args:
+        host: the one address to listen on.
+        report_port: called once with the port, when clients can connect. What it needs (a pipe) may be a
+            descriptor of the template: these are closed afterwards.
+
+    Example:
+        >>> if os.fork() == 0:
+        ...     serve("127.0.0.1", lambda port: pipe.send_bytes(b"%d" % port))
+    """
+    inherited = _open_descriptors()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    dist: Any = importlib.import_module("torch.distributed")
+
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+    port = listener.getsockname()[1]
+    # TCPStore would listen on every interface; this socket listens on one.
+    _store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    report_port(port)
+    _close(inherited)
+    while True:
+        signal.pause()
+
+
+def _open_descriptors() -> list[int]:
+    return [descriptor for descriptor in map(int, os.listdir("/proc/self/fd")) if _is_open(descriptor)]
+
+
+def _is_open(descriptor: int) -> bool:
+    """False for the descriptor that listed the others: its number is free again."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        if descriptor > 2 and _is_open(descriptor):
+            os.close(descriptor)

@@ -1,0 +1,264 @@
+"""The template process of a node: imports torch and IPython once, makes the shell once, and forks ranks from that.
+
+    python -m monarch_nb.worker.template --socket PATH --preload torch --preload x ...
+
+It has one thread, never imports grpc and never initialises CUDA: a forked child could use neither. It outlives the
+allocator that started it, and keeps the exit statuses of its children until an allocator has stored them.
+"""
+
+import argparse
+import gc
+import os
+import select
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from monarch_nb.frames import FrameError, FrameSplitter, encode_frame
+from monarch_nb.proto.worker_pb2 import (
+    ForkRanks,
+    Forked,
+    ForkStore,
+    FromTemplate,
+    PreloadFailed,
+    ProcessExit,
+    RankSpec,
+    TemplateReady,
+    ToTemplate,
+)
+from monarch_nb.worker import preload, rank, store
+from monarch_nb.worker.shell import RankShell, make_shell
+
+_SEND_TIMEOUT_S = 5.0
+_FAILURE_REPORT_TIMEOUT_S = 30.0
+_RECEIVE_BYTES = 1 << 20
+
+
+class Template:
+    """Serves one allocator at a time; a newer connection replaces the older."""
+
+    def __init__(self, listener: socket.socket, shell: RankShell) -> None:
+        self._listener = listener
+        self._shell = shell
+        self._selector = selectors.DefaultSelector()
+        self._connection: socket.socket | None = None
+        self._splitter = FrameSplitter()
+        self._children: set[int] = set()
+        self._exits: dict[int, int] = {}
+        self._stores: dict[int, tuple[int, int]] = {}  # pipe -> (request, pid)
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._leaving = False
+
+    def serve(self) -> None:
+        """Answer requests until ExitTemplate."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler must exist for the wakeup descriptor to be written
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._reap)
+        while not self._leaving:
+            for key, _ in self._selector.select():
+                key.data()
+
+    # ---- connection ----
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            connection, _ = self._listener.accept()
+            self._drop_connection()
+            connection.settimeout(_SEND_TIMEOUT_S)
+            self._connection, self._splitter = connection, FrameSplitter()
+            self._selector.register(connection, selectors.EVENT_READ, self._receive)
+            exits = [ProcessExit(pid=pid, wait_status=status) for pid, status in self._exits.items()]
+            version = getattr(sys.modules.get("torch"), "__version__", "")
+            ready = TemplateReady(pid=os.getpid(), exits=exits, python=sys.executable, torch_version=version)
+            self._send(FromTemplate(ready=ready))
+
+    def _drop_connection(self) -> None:
+        if self._connection is not None:
+            self._selector.unregister(self._connection)
+            self._connection.close()
+            self._connection = None
+
+    def _receive(self) -> None:
+        assert self._connection is not None
+        try:
+            data = self._connection.recv(_RECEIVE_BYTES)
+            frames = list(self._splitter.feed(data))
+        except (OSError, FrameError):
+            data, frames = b"", []
+        if not data:
+            self._drop_connection()
+        for frame in frames:
+            self._handle(ToTemplate.FromString(frame))
+
+    def _send(self, message: FromTemplate) -> None:
+        if self._connection is not None:
+            try:
+                self._connection.sendall(encode_frame(message.SerializeToString()))
+            except OSError:
+                self._drop_connection()
+
+    def _handle(self, message: ToTemplate) -> None:
+        match message.WhichOneof("message"):
+            case "fork_ranks":
+                self._send(FromTemplate(forked=self._fork_ranks(message.fork_ranks)))
+            case "fork_store":
+                self._fork_store(message.fork_store)
+            case "forget_exits":
+                for pid in message.forget_exits.pids:
+                    self._exits.pop(pid, None)
+            case "exit":
+                self._leaving = True
+
+    # ---- forking ----
+
+    def _fork_ranks(self, request: ForkRanks) -> Forked:
+        forked = Forked(request=request.request)
+        try:
+            self._check_single_thread()
+            for spec in request.ranks:
+                forked.pids.append(self._fork_rank(spec))
+        except OSError as error:
+            forked.error = str(error)
+        except preload.Unfit as error:
+            forked.error = str(error)
+        return forked
+
+    def _fork_rank(self, spec: RankSpec) -> int:
+        if not os.path.isdir(spec.directory):
+            raise NotADirectoryError(f"rank {spec.rank}: no directory {spec.directory}")
+        listener = listen(Path(spec.socket))
+        pid = os.fork()
+        if pid == 0:
+            self._leave_template()
+            rank.run_rank(spec, listener, self._shell)
+        self._children.add(pid)
+        listener.close()
+        return pid
+
+    def _fork_store(self, request: ForkStore) -> None:
+        try:
+            self._check_single_thread()
+            port_read, port_write = os.pipe2(os.O_CLOEXEC)
+            pid = os.fork()
+        except (OSError, preload.Unfit) as error:
+            self._send(FromTemplate(forked=Forked(request=request.request, error=str(error))))
+            return
+        if pid == 0:
+            os.close(port_read)
+            self._leave_template()
+            _serve_store(request, port_write)
+        os.close(port_write)
+        self._children.add(pid)
+        self._stores[port_read] = request.request, pid
+        self._selector.register(port_read, selectors.EVENT_READ, lambda: self._report_store(port_read))
+
+    def _report_store(self, pipe: int) -> None:
+        request, pid = self._stores.pop(pipe)
+        text = os.read(pipe, 100).decode()
+        self._selector.unregister(pipe)
+        os.close(pipe)
+        error = "" if text else "the store process ended before it could listen; see the template's log"
+        self._send(FromTemplate(forked=Forked(request=request, pids=[pid], store_port=int(text or 0), error=error)))
+
+    def _check_single_thread(self) -> None:
+        if threads := preload.other_threads():
+            raise preload.Unfit(f"the template process has other threads ({', '.join(threads)}) and can not fork")
+
+    def _leave_template(self) -> None:
+        """In a forked child: give up everything of the template's."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._selector.close()
+        self._listener.close()
+        if self._connection is not None:
+            self._connection.close()
+        for descriptor in (self._wake_read, self._wake_write, *self._stores):
+            os.close(descriptor)
+
+    # ---- children ----
+
+    def _reap(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+        for pid in list(self._children):
+            try:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                self._children.discard(pid)
+                continue
+            if ended:
+                self._children.discard(pid)
+                self._exits[pid] = status
+                self._send(FromTemplate(exit=ProcessExit(pid=pid, wait_status=status)))
+
+
+def listen(path: Path) -> socket.socket:
+    """Return a socket that listens at `path`, in the place of a stale one."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener.bind(str(path))
+    listener.listen(16)
+    return listener
+
+
+def main() -> None:
+    """Import everything, then serve."""
+    parser = argparse.ArgumentParser(prog="python -m monarch_nb.worker.template")
+    parser.add_argument("--socket", type=Path)
+    parser.add_argument("--listen-fd", type=int)
+    parser.add_argument("--preload", action="append", default=[], metavar="MODULE")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    listener = listen(arguments.socket) if arguments.socket else socket.socket(fileno=arguments.listen_fd)
+    try:
+        preload.import_modules(arguments.preload)
+    except preload.Unfit as error:
+        _report_failure(listener, PreloadFailed(module=error.module, traceback=error.text))
+        sys.exit(1)
+    shell = make_shell()
+    gc.collect()
+    gc.freeze()  # what exists now is never looked at by a rank's collector, so its pages stay shared
+    gc.disable()
+    Template(listener, shell).serve()
+
+
+def _report_failure(listener: socket.socket, failure: PreloadFailed) -> None:
+    """Tell whoever connects in the next half minute."""
+    print(f"preload of {failure.module} failed\n{failure.traceback}", file=sys.stderr, flush=True)
+    frame = encode_frame(FromTemplate(preload_failed=failure).SerializeToString())
+    deadline = time.monotonic() + _FAILURE_REPORT_TIMEOUT_S
+    told = False
+    while not told and (left_s := deadline - time.monotonic()) > 0:
+        if select.select([listener], [], [], left_s)[0]:
+            with suppress(OSError):
+                connection, _ = listener.accept()
+                connection.settimeout(_SEND_TIMEOUT_S)
+                connection.sendall(frame)
+                told = True
+                connection.recv(1)  # wait until the other side has read it and closes
+
+
+def _serve_store(request: ForkStore, port_pipe: int) -> NoReturn:
+    """In the store's process."""
+    try:
+        os.setsid()
+        os.environ.clear()
+        os.environ.update(request.environment)
+
+        store.serve(request.host, lambda port: os.write(port_pipe, str(port).encode()))
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Which stack frames are the user's, and what their lines are called.
+
+Frames of the standard library, of installed packages, of IPython and of this package are not: what a person wants to
+know is the innermost line of their own code, "train.py:41" or "Cell In[7]:3".
+"""
+
+import os
+import site
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType, TracebackType
+from typing import Any
+
+CellLabel = Callable[[str], str | None]
+"""Returns "Cell In[7]" for the file name of a cell's code, else None."""
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def _library_directories() -> tuple[str, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    paths = {sysconfig.get_path(name) for name in names} | {*site.getsitepackages(), site.getusersitepackages()}
+    return (_PACKAGE, *(os.path.join(path, "") for path in paths if path))
+
+
+class UserCode:
+    """Tells the user's frames from others.
+
+    Args:
+        cell_label: names the file of a cell's code.
+        directory: the rank's directory: files in it are named relative to it.
+    """
+
+    def __init__(self, cell_label: CellLabel, directory: str = "") -> None:
+        self._cell_label = cell_label
+        self._directory = os.path.join(directory, "")
+        self._libraries = _library_directories()
+
+    def is_users(self, filename: str) -> bool:
+        """Return whether code from `filename` is the user's own."""
+        if self._cell_label(filename):
+            return True
+        return not filename.startswith("<") and not os.path.abspath(filename).startswith(self._libraries)
+
+    def file_name(self, filename: str) -> str:
+        """Return "Cell In[7]", or the file's path, relative where it lies in the rank's directory."""
+        if label := self._cell_label(filename):
+            return label
+        if filename.startswith(self._directory):
+            return filename[len(self._directory) :]
+        return filename
+
+    def line(self, filename: str, number: int) -> str:
+        """Return "train.py:41" or "Cell In[7]:3"."""
+        name = self.file_name(filename)
+        return f"{os.path.basename(name) if os.path.isabs(name) else name}:{number}"
+
+    def line_of_stack(self, frames: Iterable[FrameType]) -> str:
+        """Return the innermost line of user code of a stack, given innermost first; empty when there is none."""
+        for each in frames:
+            if self.is_users(each.f_code.co_filename):
+                return self.line(each.f_code.co_filename, each.f_lineno)
+        return ""
+
+    def line_of_traceback(self, trace: TracebackType | None) -> str:
+        """Return the innermost line of user code of a traceback; empty when there is none."""
+        found = ""
+        while trace is not None:
+            if self.is_users(trace.tb_frame.f_code.co_filename):
+                found = self.line(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+            trace = trace.tb_next
+        return found
+
+    def only_users(self, trace: TracebackType | None) -> TracebackType | None:
+        """Return the traceback without the library frames inside the innermost user line: ranks that were interrupted
+        at different depths of one call then report equally."""
+        kept = []
+        while trace is not None:
+            kept.append(trace)
+            trace = trace.tb_next
+        while kept and not self.is_users(kept[-1].tb_frame.f_code.co_filename):
+            kept.pop()
+        result: TracebackType | None = None
+        for each in reversed(kept):
+            result = TracebackType(result, each.tb_frame, each.tb_lasti, each.tb_lineno)
+        return result
+
+
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and its callers, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def awaited_frames(awaitable: Any) -> list[FrameType]:
+    """Return the frames of a suspended coroutine and of what it awaits, innermost first."""
+    frames: list[FrameType] = []
+    while awaitable is not None:
+        frame = getattr(awaitable, "cr_frame", None) or getattr(awaitable, "gi_frame", None)
+        if frame is not None:
+            frames.insert(0, frame)
+        awaitable = getattr(awaitable, "cr_await", None) or getattr(awaitable, "gi_yieldfrom", None)
+    return frames
