@@ -90,11 +90,10 @@ def make_parser() -> argparse.ArgumentParser:
 
     command("list", _list, "show what is held, one line each", "list")
 
-    logs = command("logs", _logs, "show what ranks printed", "logs dev -t 0,2-3 -n 20", "logs dev --follow")
+    logs = command("logs", _logs, "show what ranks printed", "logs dev -t 0,2-3 -n 20", "logs dev > all.log")
     logs.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
     logs.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
     logs.add_argument("-n", "--lines", type=int, metavar="N", help="only the last N lines of each rank")
-    logs.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C")
 
     release = command(
         "release", _release, "end the ranks of a reservation and give its slots back", "release dev", "release --all"
@@ -215,14 +214,16 @@ def _logs(options: argparse.Namespace) -> int:
     from monarch_nb import attach
     from monarch_nb.shape import parse_targets
 
+    if options.lines is not None and options.lines < 1:
+        raise UsageError(f"-n must be at least 1, not {options.lines}")
     mesh = attach(options.name, pool=options.pool).mesh
     ranks = parse_targets(options.targets, mesh.extent)
     open_line: tuple[int, str] | None = None  # very long lines come in pieces
-    for record in mesh.logs(ranks=ranks, lines=options.lines, follow=options.follow):
+    for record in mesh.logs(ranks=ranks, lines=options.lines):
         source = (record.rank, record.stream)
         if source != open_line:
             print("" if open_line is None else "\n", f"[{record.rank}] ", sep="", end="")
-        print(record.text, end="", flush=options.follow)
+        print(record.text, end="")
         open_line = None if record.text.endswith("\n") else source
     print("" if open_line is None else "\n", end="")
     return 0
@@ -303,3 +304,7 @@ def _print_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     if not console.is_terminal:
         console.width = 200
     console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

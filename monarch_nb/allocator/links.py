@@ -10,6 +10,8 @@ from monarch_nb.frames import FrameSplitter, encode_frame
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
 
+FORGET_DELAY_S = 1.0
+
 
 class FrameConnection(asyncio.Protocol):
     """A Unix-socket connection of frames with the least latency asyncio has: no streams, no tasks."""
@@ -31,11 +33,11 @@ class FrameConnection(asyncio.Protocol):
         self._transport = None
         self._on_lost()
 
-    def send(self, payload: bytes) -> bool:
-        """Queue a frame; False when the connection is lost."""
+    def send(self, *payloads: bytes) -> bool:
+        """Queue frames; False when the connection is lost."""
         if self._transport is None:
             return False
-        self._transport.write(encode_frame(payload))
+        self._transport.write(b"".join(map(encode_frame, payloads)))
         return True
 
     def close(self) -> None:
@@ -160,6 +162,8 @@ class RankLink:
         self._hello.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._requests = itertools.count(1)
         self._replies: dict[int, asyncio.Future[wire.ControlReply | None]] = {}
+        self._to_forget: list[str] = []
+        self._forget_timer: asyncio.TimerHandle | None = None
 
     async def connect(self) -> wire.RankHello:
         """Open both channels; return what the rank is doing. Raises SpawnError when it ends first."""
@@ -198,15 +202,29 @@ class RankLink:
         self._replies.clear()
 
     def start(self, encoded_run: bytes) -> None:
-        """Send an encoded ToRank with a run."""
+        """Send an encoded ToRank with a run, and with it what is to be forgotten: one wake-up for both."""
         if self._work is not None:
-            self._work.send(encoded_run)
+            self._work.send(*self._forgetting(), encoded_run)
 
     def forget_results(self, run_ids: list[str]) -> None:
-        """The results of these runs are stored."""
+        """The results of these runs are stored. The rank is told soon, or with its next run."""
+        self._to_forget += run_ids
+        if self._forget_timer is None:
+            self._forget_timer = asyncio.get_running_loop().call_later(FORGET_DELAY_S, self._send_forgetting)
+
+    def _send_forgetting(self) -> None:
         if self._work is not None:
-            message = wire.ToRank(forget_results=wire.ForgetResults(run_ids=run_ids))
-            self._work.send(message.SerializeToString())
+            self._work.send(*self._forgetting())
+
+    def _forgetting(self) -> list[bytes]:
+        if self._forget_timer is not None:
+            self._forget_timer.cancel()
+            self._forget_timer = None
+        if not self._to_forget:
+            return []
+        message = wire.ToRank(forget_results=wire.ForgetResults(run_ids=self._to_forget))
+        self._to_forget = []
+        return [message.SerializeToString()]
 
     async def control(self, request: wire.ControlRequest, timeout_s: float) -> wire.ControlReply | None:
         """Ask the control thread; None when it does not answer in time (C code holds the GIL, or it ended)."""
@@ -223,6 +241,8 @@ class RankLink:
             self._replies.pop(request.request, None)
 
     def close(self) -> None:
+        if self._forget_timer is not None:
+            self._forget_timer.cancel()
         for connection in (self._work, self._control):
             if connection is not None:
                 connection.close()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from monarch_nb.allocator.output import RankFiles, stored_runs
+from monarch_nb.allocator.output import RankFiles, stored_outputs
 from monarch_nb.proto import allocator_pb2 as pb
 
 if TYPE_CHECKING:
@@ -23,26 +23,28 @@ async def read_logs(node: Node, request: pb.ReadLogsRequest) -> AsyncIterator[pb
     mesh = node.state.mesh(request.mesh_id)
     ranks = [rank for rank in sorted(mesh.ranks) if not request.ranks or rank in request.ranks]
     runs = node.paths.runs(request.mesh_id)
-    numbers = [n for n in stored_runs(runs) if request.number in (0, n)]
+    # Of the runs that share an output only the newest can have written to it.
+    number_of = {run.output: run.number for run in mesh.runs.values()}
+    outputs = [o for o in stored_outputs(runs) if request.number in (0, number_of.get(o, o))]
     if request.last_lines:
         for rank in ranks:
             records: list[pb.LogRecord] = []
-            for number in reversed(numbers):
-                piece = _run_records(RankFiles(runs, number, rank), request.last_lines)
+            for output in reversed(outputs):
+                files = RankFiles(runs, output, rank)
+                piece = _run_records(files, number_of.get(output, output), request.last_lines)
                 records = [*piece, *records][-request.last_lines :]
                 if len(records) >= request.last_lines:
                     break
             if records:
                 yield pb.LogRecords(records=records)
         return
-    for number in numbers:
+    for output in outputs:
         for rank in ranks:
-            files = RankFiles(runs, number, rank)
-            async for batch in _all_records(files):
+            async for batch in _all_records(RankFiles(runs, output, rank), number_of.get(output, output)):
                 yield batch
 
 
-def _run_records(files: RankFiles, lines: int) -> list[pb.LogRecord]:
+def _run_records(files: RankFiles, number: int, lines: int) -> list[pb.LogRecord]:
     """Return the newest lines of a run."""
     records: list[pb.LogRecord] = []
     for kind, start, end in reversed(files.segments()):
@@ -53,13 +55,13 @@ def _run_records(files: RankFiles, lines: int) -> list[pb.LogRecord]:
                 break
             window *= 4
         pieces = data.splitlines(keepends=True)[-(lines - len(records)) :]
-        records = [*(_record(files, kind, piece) for piece in pieces), *records]
+        records = [*(_record(files.rank, number, kind, piece) for piece in pieces), *records]
         if len(records) >= lines:
             break
     return records
 
 
-async def _all_records(files: RankFiles) -> AsyncIterator[pb.LogRecords]:
+async def _all_records(files: RankFiles, number: int) -> AsyncIterator[pb.LogRecords]:
     for kind, start, end in files.segments():
         pending = b""
         while start < end:
@@ -69,15 +71,15 @@ async def _all_records(files: RankFiles) -> AsyncIterator[pb.LogRecords]:
             start += len(data)
             whole, _, rest = (pending + data).rpartition(b"\n")
             if whole:
-                records = [_record(files, kind, line + b"\n") for line in whole.split(b"\n")]
+                records = [_record(files.rank, number, kind, line + b"\n") for line in whole.split(b"\n")]
                 yield pb.LogRecords(records=records)
             pending = rest
             if len(pending) > 4 * _PIECE_BYTES:  # a very long line travels in pieces
-                yield pb.LogRecords(records=[_record(files, kind, pending)])
+                yield pb.LogRecords(records=[_record(files.rank, number, kind, pending)])
                 pending = b""
         if pending:
-            yield pb.LogRecords(records=[_record(files, kind, pending)])
+            yield pb.LogRecords(records=[_record(files.rank, number, kind, pending)])
 
 
-def _record(files: RankFiles, kind: str, text: bytes) -> pb.LogRecord:
-    return pb.LogRecord(rank=files.rank, stderr=kind == "err", number=files.number, text=text)
+def _record(rank: int, number: int, kind: str, text: bytes) -> pb.LogRecord:
+    return pb.LogRecord(rank=rank, stderr=kind == "err", number=number, text=text)

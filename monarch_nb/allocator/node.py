@@ -17,7 +17,7 @@ from monarch_nb.allocator import facts, processes
 from monarch_nb.allocator.database import Database
 from monarch_nb.allocator.describe import describe_ranks
 from monarch_nb.allocator.environment import rank_environment
-from monarch_nb.allocator.output import RankFiles
+from monarch_nb.allocator.output import RankFiles, stored_outputs
 from monarch_nb.allocator.sessions import Follower, Session
 from monarch_nb.allocator.state import Effect, Lease, Mesh, NodeState, RankFinished, RankSlot, Run, RunDropped, StartRun
 from monarch_nb.allocator.supervisor import RankProcess, Supervisor, new_token
@@ -105,7 +105,7 @@ class Node:
         runs = [run for _, run in self._database.read("run", state_pb2.RunRecord)]
         for run in sorted(runs, key=lambda run: run.submit.run.number):
             if mesh_of_run := self.state.meshes.get(run.submit.mesh_id):
-                mesh_of_run.runs[run.submit.run.run_id] = Run.from_record(run)
+                mesh_of_run.add_run(Run.from_record(run))
 
     async def _adopt(self, record: state_pb2.RankRecord) -> None:
         if record.HasField("death") or record.mesh_id not in self.state.meshes:
@@ -322,8 +322,8 @@ class Node:
         known = submit.run.run_id in mesh.runs
         queued, effects = self.state.submit(submit, time.time())
         run = mesh.runs[submit.run.run_id]
-        if submit.ranks:
-            (self.paths.runs(submit.mesh_id) / str(run.number)).mkdir(exist_ok=True)
+        if submit.ranks and run.output == run.number and not known:
+            os.mkdir(self.paths.runs(submit.mesh_id) / str(run.number))
         waits = len(submit.all_ranks) > len(submit.ranks) or bool(queued.ahead)
         session.send(urgent=waits, queued=queued)
         self._apply(effects)
@@ -353,7 +353,7 @@ class Node:
             if rank in cursors:
                 cursors[rank].CopyFrom(cursor)
         runs = self.paths.runs(mesh.spec.mesh_id)
-        follower = Follower(session, self.watch, run.run_id, run.number, runs, cursors)
+        follower = Follower(session, self.watch, run.run_id, run.output, runs, cursors)
         follower.finished = run.finished
         session.follow(follower)
 
@@ -431,7 +431,9 @@ class Node:
         self._shown.pop(effect.run_id, None)
         for session in self.sessions:
             session.forget(effect.run_id)
-        directory = self.paths.runs(effect.mesh_id) / str(effect.number)
+        if not effect.output:
+            return
+        directory = self.paths.runs(effect.mesh_id) / str(effect.output)
         try:
             if not any(entry.stat().st_size for entry in os.scandir(directory)):
                 shutil.rmtree(directory, ignore_errors=True)  # it printed nothing: no log is lost
@@ -448,8 +450,9 @@ class Node:
         if mesh is None:
             return
         running = mesh.ranks[process.rank].running
-        number = mesh.runs[running].number if running in mesh.runs else mesh.last_number
-        files = RankFiles(self.paths.runs(process.mesh_id), number, process.rank)
+        runs = self.paths.runs(process.mesh_id)
+        output = mesh.runs[running].output if running in mesh.runs else max(stored_outputs(runs), default=0)
+        files = RankFiles(runs, output, process.rank)
         death = processes.explain_death(
             process.record.process.pid,
             status,

@@ -22,14 +22,14 @@ _MAX_DISPLAYS = 20
 
 @dataclass
 class RankFiles:
-    """The three files of one rank and run."""
+    """The three files of one rank and output (RunSpec.output)."""
 
     runs: Path
-    number: int
+    output: int
     rank: int
 
     def path(self, kind: str) -> Path:
-        return run_file(self.runs, self.number, self.rank, kind)
+        return run_file(self.runs, self.output, self.rank, kind)
 
     def size_bytes(self, kind: str) -> int:
         try:
@@ -161,8 +161,8 @@ def _parse_marks(data: bytes) -> tuple[list[run_pb2.Mark], int]:
     return marks, size_bytes
 
 
-def stored_runs(runs: Path) -> list[int]:
-    """Return the numbers of the runs that have files, oldest first."""
+def stored_outputs(runs: Path) -> list[int]:
+    """Return the numbers of the outputs that have files, oldest first."""
     try:
         return sorted(int(entry.name) for entry in os.scandir(runs) if entry.name.isdigit())
     except FileNotFoundError:

@@ -80,7 +80,7 @@ class Follower:
 
     Args:
         cursors: where to begin, by rank; updated as output is sent.
-        runs: the mesh's directory of runs.
+        output, runs: number of the run's output, and the mesh's directory of them.
     """
 
     def __init__(
@@ -88,14 +88,14 @@ class Follower:
         session: Session,
         watch: DirectoryWatch,
         run_id: str,
-        number: int,
+        output: int,
         runs: Path,
         cursors: dict[int, run_pb2.Cursor],
     ) -> None:
         self.session, self.run_id, self.cursors = session, run_id, cursors
         self.finished = False
-        self._watch, self._directory = watch, runs / str(number)
-        self._files = {rank: RankFiles(runs, number, rank) for rank in cursors}
+        self._watch, self._directory = watch, runs / str(output)
+        self._files = {rank: RankFiles(runs, output, rank) for rank in cursors}
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._last_pump_s = 0.0

@@ -37,11 +37,11 @@ class RankFinished:
 
 @dataclass(frozen=True)
 class RunDropped:
-    """A finished run is old and forgotten."""
+    """A finished run is old and forgotten; `output` may be removed, 0 when a newer run has it."""
 
     mesh_id: str
     run_id: str
-    number: int
+    output: int
 
 
 Effect = StartRun | RankFinished | RunDropped
@@ -64,6 +64,11 @@ class Run:
     @property
     def number(self) -> int:
         return self.submit.run.number
+
+    @property
+    def output(self) -> int:
+        """The directory of its output (RunSpec.output)."""
+        return self.submit.run.output or self.submit.run.number
 
     @property
     def finished(self) -> bool:
@@ -92,6 +97,8 @@ class RankSlot:
     death: run_pb2.Death | None = None
     ready: bool = False
     running: str = ""
+    untouched: int = 0
+    """The output that the last run on this rank left untouched, 0 if it did not."""
 
 
 @dataclass
@@ -104,10 +111,14 @@ class Mesh:
     forgotten: int = 0
     """The newest number among the runs that were forgotten."""
 
-    @property
-    def pending(self) -> list[Run]:
-        """Unfinished runs in the order in which ranks get them."""
-        return sorted((run for run in self.runs.values() if not run.finished), key=lambda run: run.number)
+    queue: list[Run] = field(default_factory=list)
+    """Unfinished runs in the order in which ranks get them."""
+
+    def add_run(self, run: Run) -> None:
+        self.runs[run.run_id] = run
+        if not run.finished:
+            self.queue.append(run)
+            self.queue.sort(key=lambda queued: queued.number)
 
 
 @dataclass
@@ -244,12 +255,20 @@ class NodeState:
             per_node = max(1, mesh.spec.ranks)
             mesh.previous.update({rank // per_node: submit.run.number for rank in submit.all_ranks})
         queued.number = submit.run.number
-        mesh.runs[run_id] = Run(submit, now)
+        submit.run.output = self._choose_output(mesh, submit)
+        mesh.add_run(Run(submit, now))
         return queued, [*self._bury(mesh), *self._advance(mesh), *self._trim(mesh)]
+
+    def _choose_output(self, mesh: Mesh, submit: pb.Submit) -> int:
+        """Return an output that the last runs on all these ranks left untouched, else a new one."""
+        untouched = {mesh.ranks[rank].untouched for rank in submit.ranks}
+        for rank in submit.ranks:
+            mesh.ranks[rank].untouched = 0
+        return untouched.pop() or submit.run.number if len(untouched) == 1 else submit.run.number
 
     def _ahead(self, mesh: Mesh, ranks: Iterable[int]) -> list[str]:
         wanted = set(ranks)
-        return [run.submit.title for run in mesh.pending if wanted & (set(run.submit.ranks) - run.results.keys())]
+        return [run.submit.title for run in mesh.queue if wanted & (set(run.submit.ranks) - run.results.keys())]
 
     def proceed(self, mesh_id: str, run_id: str) -> list[Effect]:
         """Start a run although the run before it never arrived (its client died in between)."""
@@ -264,17 +283,18 @@ class NodeState:
         run = mesh.runs.get(result.run_id) if mesh else None
         if mesh is None or run is None or result.rank in run.results or result.rank not in run.submit.ranks:
             return []
-        run.results[result.rank] = result
         slot = mesh.ranks[result.rank]
         if slot.running == result.run_id:
             slot.running = ""
-        return [RankFinished(mesh_id, result.run_id, result), *self._advance(mesh)]
+        is_last = not any(result.rank in queued.submit.ranks for queued in mesh.queue if queued is not run)
+        slot.untouched = run.output if result.untouched and is_last else 0
+        return [*self._finish(mesh, run, result), *self._advance(mesh)]
 
     def rank_ready(self, mesh_id: str, rank: int) -> list[Effect]:
         """A rank's process is up (again) and waits for runs."""
         mesh = self.mesh(mesh_id)
         slot = mesh.ranks[rank]
-        slot.ready, slot.death, slot.running = True, None, ""
+        slot.ready, slot.death, slot.running, slot.untouched = True, None, "", 0
         return self._advance(mesh)
 
     def rank_adopted(self, mesh_id: str, rank: int, running: str, done: Iterable[str]) -> list[Effect]:
@@ -311,7 +331,8 @@ class NodeState:
             if run := mesh.runs.get(run_id):
                 for rank in run.submit.ranks:
                     if rank not in run.started and rank not in run.results:
-                        effects += self._finish(mesh_id, run, rank, run_pb2.OUTCOME_CANCELLED)
+                        dropped = run_pb2.RankResult(run_id=run_id, rank=rank, outcome=run_pb2.OUTCOME_CANCELLED)
+                        effects += self._finish(mesh, run, dropped)
                 effects += self._advance(mesh)
         return effects
 
@@ -323,29 +344,30 @@ class NodeState:
                 return mesh_id
         return ""
 
-    def _finish(
-        self, mesh_id: str, run: Run, rank: int, outcome: run_pb2.Outcome.ValueType, death: run_pb2.Death | None = None
-    ) -> list[Effect]:
-        result = run_pb2.RankResult(run_id=run.run_id, rank=rank, outcome=outcome, death=death)
-        run.results[rank] = result
-        return [RankFinished(mesh_id, run.run_id, result)]
+    def _finish(self, mesh: Mesh, run: Run, result: run_pb2.RankResult) -> list[Effect]:
+        run.results[result.rank] = result
+        if run.finished:
+            mesh.queue.remove(run)
+        return [RankFinished(mesh.spec.mesh_id, run.run_id, result)]
 
     def _bury(self, mesh: Mesh) -> list[Effect]:
         """End what dead ranks were to run."""
         dead = {rank: slot.death for rank, slot in mesh.ranks.items() if slot.death is not None}
         effects: list[Effect] = []
         if dead:
-            for run in mesh.runs.values():
+            for run in list(mesh.queue):
                 for rank in run.submit.ranks:
                     if rank in dead and rank not in run.results:
-                        effects += self._finish(mesh.spec.mesh_id, run, rank, run_pb2.OUTCOME_DIED, dead[rank])
+                        outcome = run_pb2.OUTCOME_DIED
+                        result = run_pb2.RankResult(run_id=run.run_id, rank=rank, outcome=outcome, death=dead[rank])
+                        effects += self._finish(mesh, run, result)
         return effects
 
     def _advance(self, mesh: Mesh) -> list[Effect]:
         """Give every free rank the oldest run that waits for it. A rank is never given a run before an older one."""
         effects: list[Effect] = []
         blocked: set[int] = set()
-        for run in mesh.pending:
+        for run in mesh.queue:
             waits = self._gap(mesh, run)
             for rank in run.submit.ranks:
                 if rank in run.results or rank in blocked:
@@ -375,5 +397,6 @@ class NodeState:
             if run.collected or excess > MAX_FINISHED_RUNS:
                 del mesh.runs[run.run_id]
                 mesh.forgotten = max(mesh.forgotten, run.number)
-                effects.append(RunDropped(mesh.spec.mesh_id, run.run_id, run.number))
+                shared = any(other.output == run.output for other in mesh.runs.values())
+                effects.append(RunDropped(mesh.spec.mesh_id, run.run_id, 0 if shared else run.output))
         return effects

@@ -19,7 +19,7 @@ from monarch_nb import config
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.errors import CapacityError, MonarchNbError, NodeUnreachable, PoolError, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.provision import provisioner
+from monarch_nb.provision import Node, provisioner
 
 STATUS_TIMEOUT_S = 5.0
 Progress = Callable[[str], None]
@@ -92,15 +92,22 @@ class Pool:
         self.name = name
         self.connections: dict[str, Connection] = {}
 
+    @property
+    def is_up(self) -> bool:
+        """Whether a node lives."""
+        return bool(self._living_nodes())
+
+    def _living_nodes(self) -> list[Node]:
+        return [node for node in provisioner().nodes(pool=self.name) if node.alive]
+
     def discover(self) -> list[Connection]:
         """Return the connections to the nodes that live."""
         found = []
-        for node in provisioner().nodes(pool=self.name):
-            if node.alive:
-                connection = self.connections.get(node.node_id)
-                if connection is None or connection.address != node.address:
-                    connection = self.connections[node.node_id] = Connection(node.node_id, node.address)
-                found.append(connection)
+        for node in self._living_nodes():
+            connection = self.connections.get(node.node_id)
+            if connection is None or connection.address != node.address:
+                connection = self.connections[node.node_id] = Connection(node.node_id, node.address)
+            found.append(connection)
         return found
 
     async def ask(self, *, memory: bool = False) -> list[tuple[Connection, pb.StatusReply]]:

@@ -156,7 +156,7 @@ def reserve(
         preload=config.DEFAULT_PRELOAD if preload is None else tuple(preload),
         environment=pools.environment_option(env),
     )
-    if not chosen.discover():
+    if not chosen.is_up:
         _start_pool(chosen, shape, say)
     held = call(_reserve(chosen, name, shape, options, notebook or "", replace, say))
     return Reservation(chosen, held)
@@ -219,7 +219,7 @@ def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str
 def list_reservations(pool: str | None = None) -> list[ReservationInfo]:
     """Return every reservation in the pool, oldest first; an empty list when no pool is up."""
     chosen = pool_named(pool)
-    if not chosen.discover():
+    if not chosen.is_up:
         return []
     return [_info(held) for held in call(chosen.reservations())]
 

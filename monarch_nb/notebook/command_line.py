@@ -7,6 +7,7 @@ be read raises one UsageError that says what was meant, as far as it can be gues
 from __future__ import annotations
 
 import difflib
+import keyword
 import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping
@@ -223,6 +224,27 @@ def unquote(word: str) -> str:
     if "'" not in word and '"' not in word:
         return word
     return "".join(shlex.split(word))
+
+
+def wants_help(line: str) -> bool:
+    """Return whether a line asks for help instead of work."""
+    return any(word in ("--help", "-h") for word in split_words(line))
+
+
+def is_name(text: str) -> bool:
+    """Return whether `text` can be the name of a variable."""
+    return text.isidentifier() and not keyword.iskeyword(text)
+
+
+def checked_name(name: str | None) -> str | None:
+    """Return the value of `--out`, if it can be a variable.
+
+    Raises:
+        UsageError: it can not.
+    """
+    if name is not None and not is_name(name):
+        raise UsageError(f"--out is the name of a variable, not {name!r}")
+    return name
 
 
 def complete(command: Command | CommandSet, text: str, sources: Sources) -> tuple[str, list[str]]:

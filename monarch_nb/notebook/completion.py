@@ -116,7 +116,8 @@ def make_matcher(
             "suppress": bool(words),
         }
 
-    return match
+    matcher: Callable[[CompletionContext], SimpleMatcherResult] = match
+    return matcher
 
 
 def _typed_targets(line: str) -> str | None:

@@ -4,7 +4,7 @@ Every row has a position, and so has every rank: its newest row's. A new line of
 
 1. the first row after the rank's position that holds the very same line: the rank joins it;
 2. else beside the first line there that differs in its digits only (`loss 2.31`, `loss 2.35`), as a row of its own;
-3. else to a new row: at the end, or right behind the rank's position when other ranks are further on.
+3. else to a new row on the next line; before that line when one of the rank's own next lines is found there.
 
 So the order of each rank is always kept, and ranks that arrive one after the other look like ranks that arrive
 interleaved. Rows older than a second or so are closed for 2 and 3, so that lines which came much later stand later.
@@ -18,7 +18,7 @@ import hashlib
 import json
 from bisect import bisect_right, insort
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -36,6 +36,7 @@ MAX_DISPLAY_BYTES = 8_000_000
 _WINDOW_S = 0.5
 _FLOOD_S, _FLOOD_LINES = 1.0, 2_000
 _SHORT_CHARACTERS, _SHORT_REACH = 4, 8
+_LOOKAHEAD_LINES = 4
 _END = 1 << 62
 
 Position = tuple[int, int]
@@ -51,11 +52,13 @@ class Row:
     Attributes:
         ranks: bit r is set when rank r is in the set (see `members`); 0 when the row is gone.
         position, sequence: rows are shown in the order of position, first rank, sequence.
+        key: what it holds, as far as equality goes; None when nobody may join it.
     """
 
     ranks: int
     position: Position
     sequence: int
+    key: Hashable
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +76,6 @@ class DisplayRow(Row):
 
     data: Mapping[str, Any]
     metadata: Mapping[str, Any]
-    digest: bytes
     size_bytes: int
 
 
@@ -166,8 +168,9 @@ class Fold:
         self._results: dict[bytes, ResultGroup] = {}
         self._rows: list[Row] = []
         self._index: dict[Hashable, list[Row]] = {}  # rows by what they hold, in order of position
-        self._variants: dict[Hashable, list[Row]] = {}  # rows by what they hold but for digits, likewise
+        self._variants: dict[Hashable, list[Position]] = {}  # where there are rows, by what they hold but for digits
         self._displays: dict[tuple[int, str], list[DisplayRow]] = {}
+        self._places = 0  # in all of them
         self._sequence = 0
         self._last = 0  # highest line number of any row
         self._closed = 0  # rows up to this line number are older than the window
@@ -219,23 +222,26 @@ class Fold:
         screen = rank.screens.get(stream)
         if screen is None:
             screen = rank.screens[stream] = Screen(lambda: self._recall(rank, stream))
-        for line in screen.write(text):
-            self._add_line(rank, stream, line)
+        lines = screen.write(text)
+        for index, line in enumerate(lines):
+            self._add_line(rank, stream, line, lines, index + 1)
 
-    def _add_line(self, rank: _Rank, stream: Stream, text: str) -> None:
+    def _add_line(self, rank: _Rank, stream: Stream, text: str, lines: Sequence[str] = (), next_index: int = 0) -> None:
+        """Add a line; those of the same piece from `next_index` on come after it."""
         if rank.following and self._gap_begin <= rank.position < self._gap_end and rank.position[0] >= self._closed:
             rank.position = (rank.position[0] + 1, 0)  # in step with others' lines that were dropped
             self._dropped[rank.bit] += 1
             return
-        digest = text.digest if len(text) > MAX_LINE_CHARACTERS and isinstance(text, CutLine) else 0
-        key = (stream, text, digest)
-        short = len(text) < _SHORT_CHARACTERS
-        row = self._find(self._index.get(key), rank.position, rank.position[0], short)
+        key = _text_key(stream, text)
+        reach = _END if len(text) >= _SHORT_CHARACTERS else _SHORT_REACH
+        row = self._find(self._index.get(key), rank.position, rank.position[0] + reach)
         if row is None:
             variant = (stream, text.translate(_WITHOUT_DIGITS))
-            position = self._place(rank, variant, short)
-            row = TextRow(0, position, self._sequence, stream, text)
-            self._insert(row, key, variant)
+            position = self._beside(rank, variant, reach)
+            if position is None:
+                position = self._fresh(rank, variant, stream, lines[next_index : next_index + _LOOKAHEAD_LINES])
+            row = TextRow(0, position, self._sequence, key, stream, text)
+            self._insert(row)
         else:
             rank.following = True
         self._enter(rank, row)
@@ -257,12 +263,13 @@ class Fold:
             flood.seen_s, flood.passing = now_s, []
             rank.recent.clear()
         else:
-            found = self._find(self._index.get("elided"), rank.position, rank.position[0], short=True)
+            found = self._find(self._index.get("elided"), rank.position, rank.position[0] + event.lines)
             if isinstance(found, ElidedRow):
                 elided = found
             else:
-                elided = ElidedRow(0, self._place(rank, "elided", short=True), self._sequence)
-                self._insert(elided, "elided", "elided")
+                position = self._beside(rank, "elided", event.lines) or self._fresh(rank, "elided")
+                elided = ElidedRow(0, position, self._sequence, "elided")
+                self._insert(elided)
             flood = rank.flood = _Flood(elided, rank.position[0], now_s)
             self._enter(rank, elided)
         flood.row.lines[rank.number] += event.lines
@@ -314,12 +321,12 @@ class Fold:
         self._flush(rank)
         rank.flood = None
         key, variant = _digest([event.data, event.metadata]), tuple(sorted(event.data))
-        found = self._find(self._index.get(key), rank.position, rank.position[0], short=False)
+        found = self._find(self._index.get(key), rank.position, _END)
         if isinstance(found, DisplayRow):
             row, rank.following = found, True
         else:
-            row = self._display_row(self._place(rank, variant, short=False), event, key)
-            self._insert(row, key, variant)
+            position = self._beside(rank, variant, _END) or self._fresh(rank, variant)
+            row = self._insert_display(position, event, key)
         self._enter(rank, row)
         if event.display_id:
             self._displays.setdefault((rank.number, event.display_id), []).append(row)
@@ -327,7 +334,7 @@ class Fold:
 
     def _update_display(self, rank: _Rank, event: Display) -> None:
         shown = self._displays.get((rank.number, event.display_id or ""), [])
-        key, variant = _digest([event.data, event.metadata]), tuple(sorted(event.data))
+        key = _digest([event.data, event.metadata])
         for index, row in enumerate(shown):
             if not row.ranks & rank.bit:
                 continue  # dropped
@@ -336,15 +343,16 @@ class Fold:
                 if isinstance(new, DisplayRow) and new.ranks and new.position == row.position:
                     break
             else:
-                new = self._display_row(row.position, event, key)
-                self._insert(new, key, variant)
+                new = self._insert_display(row.position, event, key)
             new.ranks |= rank.bit
             shown[index] = new
         self._bound_displays()
 
-    def _display_row(self, position: Position, event: Display, digest: bytes) -> DisplayRow:
+    def _insert_display(self, position: Position, event: Display, key: bytes) -> DisplayRow:
         size_bytes = sum(len(value) if isinstance(value, str) else len(str(value)) for value in event.data.values())
-        return DisplayRow(0, position, self._sequence, event.data, event.metadata, digest, size_bytes)
+        row = DisplayRow(0, position, self._sequence, key, event.data, event.metadata, size_bytes)
+        self._insert(row)
+        return row
 
     def _bound_displays(self) -> None:
         """Keep the first few displays and the newest; of the others only say what they were."""
@@ -354,11 +362,12 @@ class Fold:
         if excess <= 0 and excess_bytes <= 0:
             return
         shown.sort(key=_order)
-        for row in shown[HEAD_DISPLAYS:] + shown[:HEAD_DISPLAYS]:
+        newest = shown.pop()
+        for row in (*shown[HEAD_DISPLAYS:], *shown[:HEAD_DISPLAYS], newest):
             if excess <= 0 and excess_bytes <= 0:
                 break
             excess, excess_bytes = excess - 1, excess_bytes - row.size_bytes
-            what = ElidedRow(row.ranks, row.position, row.sequence, displays=Counter(members(row.ranks)))
+            what = ElidedRow(row.ranks, row.position, row.sequence, None, displays=Counter(members(row.ranks)))
             what.text = str(row.data.get("text/plain", ""))[:200].partition("\n")[0]
             self._rows.append(what)
             row.ranks, row.data = 0, {}
@@ -388,37 +397,62 @@ class Fold:
     # ---- placing rows ----
 
     @staticmethod
-    def _find(rows: list[Row] | None, after: Position, base: int, short: bool) -> Row | None:
-        """Return the first living row after a position; short ones only when it is near `base`."""
+    def _find(rows: list[Row] | None, after: Position, last_line: int) -> Row | None:
+        """Return the first living row after a position, but not after `last_line`."""
         if not rows or rows[-1].position <= after:
             return None
         for index in range(bisect_right(rows, after, key=_position_of), len(rows)):
             row = rows[index]
-            if short and row.position[0] > base + _SHORT_REACH:
+            if row.position[0] > last_line:
                 return None
             if row.ranks:
                 return row
         return None
 
-    def _place(self, rank: _Rank, variant: Hashable, short: bool) -> Position:
-        """Return where a row goes that no other rank has."""
+    def _beside(self, rank: _Rank, variant: Hashable, reach: int) -> Position | None:
+        """Return where the next row is that differs from the rank's new one in its digits only."""
         after = max(rank.position, (self._closed, 0))
-        beside = self._find(self._variants.get(variant), after, after[0], short)
-        rank.following = beside is not None
-        if beside is not None:
-            return beside.position
-        line, inserted = after
-        return (line + 1, 0) if line >= self._last else (line, inserted + 1)
+        places = self._variants.get(variant)
+        rank.following = False
+        if not places or places[-1] <= after:
+            return None
+        place = places[bisect_right(places, after)]
+        if place[0] > after[0] + reach:
+            return None
+        rank.following = True
+        return place
 
-    def _insert(self, row: Row, key: Hashable, variant: Hashable) -> None:
+    def _fresh(self, rank: _Rank, variant: Hashable, stream: Stream = "stdout", coming: Sequence[str] = ()) -> Position:
+        """Return where a row goes that no other rank has anything like.
+
+        Args:
+            coming: the rank's next lines, as far as known.
+        """
+        after = max(rank.position, (self._closed, 0))
+        place = (after[0] + 1, 0)
+        if after[0] < self._last:
+            for line in coming:
+                if self._find(self._index.get(_text_key(stream, line)), after, after[0] + _SHORT_REACH):
+                    place = (after[0], after[1] + 1)  # the rank goes on with a line of others: make room before it
+                    break
+        if self._places >= 4 * (HEAD_ROWS + TAIL_ROWS):
+            self._purge_variants()
+        self._places += 1
+        insort(self._variants.setdefault(variant, []), place)
+        return place
+
+    def _insert(self, row: Row) -> None:
         """Take in a new row. The caller adds its ranks."""
         if len(self._rows) >= HEAD_ROWS + TAIL_ROWS + _SLACK_ROWS:
             self._trim()
         self._sequence += 1
         self._last = max(self._last, row.position[0])
         self._rows.append(row)
-        _add_sorted(self._index.setdefault(key, []), row)
-        _add_sorted(self._variants.setdefault(variant, []), row)
+        rows = self._index.setdefault(row.key, [])
+        if not rows or rows[-1].position <= row.position:
+            rows.append(row)
+        else:
+            insort(rows, row, key=_position_of)
 
     @staticmethod
     def _enter(rank: _Rank, row: Row) -> None:
@@ -437,8 +471,7 @@ class Fold:
                 if id(row) not in newest:
                     self._drop(row)
             self._gap_begin = rows[HEAD_ROWS - 1].position
-        self._rows = [row for row in rows if row.ranks]
-        self._purge_index()
+        self._purge()
 
     def _newest(self, rows: list[Row]) -> Iterator[Row]:
         each = max(1, _LAST_ROWS_OF_ALL // len(self._ranks))
@@ -467,14 +500,21 @@ class Fold:
         row.ranks = 0
         self._gap_end = max(self._gap_end, row.position)
 
-    def _purge_index(self) -> None:
-        for index in (self._index, self._variants):
-            for key, rows in list(index.items()):
-                living = [row for row in rows if row.ranks]
-                if not living:
-                    del index[key]
-                elif len(living) < len(rows):
-                    index[key] = living
+    def _purge(self) -> None:
+        """Forget the rows that are gone."""
+        for key in {row.key for row in self._rows if not row.ranks and row.key is not None}:
+            living = [row for row in self._index[key] if row.ranks]
+            if living:
+                self._index[key] = living
+            else:
+                del self._index[key]
+        self._rows = [row for row in self._rows if row.ranks]
+
+    def _purge_variants(self) -> None:
+        living = {row.position for row in self._rows if row.ranks}
+        kept = {variant: [place for place in places if place in living] for variant, places in self._variants.items()}
+        self._variants = {variant: places for variant, places in kept.items() if places}
+        self._places = sum(map(len, self._variants.values()))
 
     # ---- what to show ----
 
@@ -484,7 +524,7 @@ class Fold:
             self._trim()
         rows = sorted((row for row in self._rows if row.ranks), key=_order)
         if self._dropped or self._dropped_displays:
-            gap = ElidedRow(0, self._gap_begin, -1)
+            gap = ElidedRow(0, self._gap_begin, -1, None)
             for counts, by_rank in ((self._dropped, gap.lines), (self._dropped_displays, gap.displays)):
                 for ranks, count in counts.items():
                     by_rank.update(dict.fromkeys(members(ranks), count))
@@ -506,8 +546,7 @@ class Fold:
             self._dropped.clear()
             self._dropped_displays.clear()
             self._gap_begin, self._gap_end = (_END, 0), (0, 0)
-        self._rows = [row for row in self._rows if row.ranks]
-        self._purge_index()
+        self._purge()
         self._closed = max(self._closed, settled[0])
         return copies
 
@@ -527,7 +566,7 @@ class Fold:
                     key = (depth, stream, line)
                     ranks[key] = ranks.get(key, 0) | rank.bit
         rows = [
-            TextRow(bit_set, (_END, depth), 0, stream, text, live=True)
+            TextRow(bit_set, (_END, depth), 0, None, stream, text, live=True)
             for (depth, stream, text), bit_set in ranks.items()
             if text
         ]
@@ -542,11 +581,8 @@ def _order(row: Row) -> tuple[Position, int, int]:
     return row.position, row.ranks & -row.ranks, row.sequence
 
 
-def _add_sorted(rows: list[Row], row: Row) -> None:
-    if not rows or rows[-1].position <= row.position:
-        rows.append(row)
-    else:
-        insort(rows, row, key=_position_of)
+def _text_key(stream: Stream, text: str) -> Hashable:
+    return stream, text, text.digest if len(text) > MAX_LINE_CHARACTERS and isinstance(text, CutLine) else 0
 
 
 def _digest(content: Any) -> bytes:

@@ -8,9 +8,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from IPython.display import display
-
-from monarch_nb.notebook.tables import calm_line, duration
+from monarch_nb.notebook.tables import calm_line, duration, show, show_updatable
 
 _TICK_S = 0.25
 
@@ -85,6 +83,6 @@ class Progress:
             elif self._in_place and self._handle is not None:
                 self._handle.update(calm_line(text))
             elif self._in_place:
-                self._handle = display(calm_line(text), display_id=True)
+                self._handle = show_updatable(calm_line(text))
             elif final:
-                display(calm_line(text))
+                show(calm_line(text))

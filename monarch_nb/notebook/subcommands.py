@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import keyword
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.display import display
 
 from monarch_nb.errors import UsageError
 from monarch_nb.notebook import commands
-from monarch_nb.notebook.cell import CellRunner, in_place
-from monarch_nb.notebook.command_line import Command, Parsed, help_text, overview, parse, split_words
+from monarch_nb.notebook.cell import CellRunner
+from monarch_nb.notebook.command_line import (
+    Command,
+    Parsed,
+    checked_name,
+    help_text,
+    is_name,
+    overview,
+    parse,
+    wants_help,
+)
 from monarch_nb.notebook.logs import folded_lines
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.progress import Progress
@@ -23,6 +30,7 @@ from monarch_nb.notebook.tables import (
     duration,
     preformatted,
     reservations_table,
+    show,
     stacks_view,
     status_table,
 )
@@ -69,12 +77,13 @@ class Subcommands:
             return self._help(Parsed(commands.HELP))
         command = commands.MESH.find(name)
         if wants_help(rest):
-            return self._show(preformatted(help_text(command)))
+            show(preformatted(help_text(command)))
+            return None
         return self._handlers[command](parse(command, rest))
 
     def _bare(self) -> None:
         if self._session.reservation is None:
-            self._show(preformatted(overview(commands.MESH)))
+            show(preformatted(overview(commands.MESH)))
         else:
             self._status(Parsed(commands.STATUS))
 
@@ -85,7 +94,7 @@ class Subcommands:
         if gpus is not None and procs is not None:
             raise UsageError("say --gpus N or --procs N, not both: one mesh has one kind of rank")
         pool = parsed.text("pool")
-        with Progress(in_place(self._shell)) as progress:
+        with Progress(hasattr(self._shell, "kernel")) as progress:
             reservation = self._session.client.reserve(
                 parsed.word,
                 nodes=parsed.count("nodes") or 1,
@@ -104,14 +113,14 @@ class Subcommands:
 
     def _attach(self, parsed: Parsed) -> None:
         reservation = self._session.attach(parsed.word)
-        self._show(calm_line(attached_line(reservation)))
+        show(calm_line(attached_line(reservation)))
         self._cells.follow(reservation.mesh, from_start=parsed.switch("from_start"), block=not parsed.switch("noblock"))
 
     def _detach(self, _: Parsed) -> None:
         name = self._session.current().name
         self._session.forget()
         self._mode.stop()
-        self._show(calm_line(f"detached from {name}; it stays held: %mesh attach {name} returns to it"))
+        show(calm_line(f"detached from {name}; it stays held: %mesh attach {name} returns to it"))
 
     def _release(self, parsed: Parsed) -> None:
         if parsed.switch("all") and parsed.word:
@@ -119,7 +128,7 @@ class Subcommands:
         if parsed.switch("all"):
             names = self._session.names()
             if not names:
-                self._show(calm_line("nothing to release"))
+                show(calm_line("nothing to release"))
         else:
             names = [parsed.word or self._session.current().name]
         for name in names:
@@ -129,7 +138,7 @@ class Subcommands:
         current = self._session.reservation
         mine = current is not None and current.name == name
         reservation = current if mine and current else self._session.client.attach(name, pool=self._session.pool)
-        with Progress(in_place(self._shell)) as progress:
+        with Progress(hasattr(self._shell, "kernel")) as progress:
             progress(f"releasing {name}")
             reservation.release()
             progress.done(f"{name}: released {shape(reservation)} in {duration(progress.elapsed_s)}")
@@ -140,14 +149,14 @@ class Subcommands:
     def _list(self, _: Parsed) -> None:
         current = self._session.reservation
         infos = self._session.client.list_reservations(self._session.pool)
-        self._show(reservations_table(infos, current.id if current else None))
+        show(reservations_table(infos, current.id if current else None))
 
     def _status(self, _: Parsed) -> None:
         reservation = self._session.current()
-        self._show(status_table(reservation, reservation.mesh.status(), reservation.mesh.runs()))
+        show(status_table(reservation, reservation.mesh.status(), reservation.mesh.runs()))
 
     def _stacks(self, parsed: Parsed) -> None:
-        self._show(stacks_view(self._session.mesh(parsed.text("targets")).stacks().groups))
+        show(stacks_view(self._session.mesh(parsed.text("targets")).stacks().groups))
 
     def _logs(self, parsed: Parsed) -> None:
         mesh = self._session.mesh(parsed.text("targets"))
@@ -160,11 +169,12 @@ class Subcommands:
         values = {name: self._evaluate(name, expression) for name, expression in push_items(parsed.words)}
         mesh = self._session.mesh(parsed.text("targets"))
         mesh.push(values)
-        self._show(calm_line(f"pushed {', '.join(values)} to {name_ranks(mesh.ranks)}"))
+        show(calm_line(f"pushed {', '.join(values)} to {name_ranks(mesh.ranks)}"))
 
     def _evaluate(self, name: str, expression: str | None) -> Any:
         if expression is not None:
-            return self._shell.ev(expression)
+            evaluate: Any = self._shell.ev  # IPython's has no types
+            return evaluate(expression)
         if name not in self._shell.user_ns:
             raise UsageError(f"this kernel has no variable {name!r}; a value is pushed as {name}=EXPRESSION")
         return self._shell.user_ns[name]
@@ -178,13 +188,13 @@ class Subcommands:
         return None
 
     def _interrupt(self, _: Parsed) -> None:
-        self._show(calm_line(str(self._cells.interrupt(self._session.mesh()))))
+        show(calm_line(str(self._cells.interrupt(self._session.mesh()))))
 
     def _restart(self, parsed: Parsed) -> None:
         mesh = self._session.mesh()
         targets = parsed.text("targets")
         ranks = None if targets is None else self._session.mesh(targets).ranks
-        with Progress(in_place(self._shell)) as progress:
+        with Progress(hasattr(self._shell, "kernel")) as progress:
             chosen = mesh.ranks if ranks is None else ranks
             progress(f"restarting {name_ranks(chosen)}")
             mesh.restart(ranks)
@@ -195,7 +205,7 @@ class Subcommands:
         mesh = self._session.mesh(targets)
         self._mode.start(targets)
         name = self._session.current().name
-        self._show(
+        show(
             calm_line(
                 f"every following cell runs on mesh {name}, {name_ranks(mesh.ranks)}; "
                 "%%local at a cell's top runs it in the kernel, %mesh off ends this"
@@ -205,23 +215,15 @@ class Subcommands:
     def _off(self, _: Parsed) -> None:
         was_on = self._mode.on
         self._mode.stop()
-        self._show(calm_line("cells run in the kernel again" if was_on else "cells run in the kernel already"))
+        show(calm_line("cells run in the kernel again" if was_on else "cells run in the kernel already"))
 
     def _help(self, parsed: Parsed) -> None:
         if parsed.word is None:
-            self._show(preformatted(overview(commands.MESH)))
+            show(preformatted(overview(commands.MESH)))
         elif parsed.word.lstrip("%") in ("cell", "mesh"):
-            self._show(preformatted(help_text(commands.CELL)))
+            show(preformatted(help_text(commands.CELL)))
         else:
-            self._show(preformatted(help_text(commands.MESH.find(parsed.word))))
-
-    def _show(self, shown: Any) -> None:
-        display(shown)
-
-
-def wants_help(line: str) -> bool:
-    """Return whether a line asks for help instead of work."""
-    return any(word in ("--help", "-h") for word in split_words(line))
+            show(preformatted(help_text(commands.MESH.find(parsed.word))))
 
 
 def read_environment(settings: Iterable[str]) -> dict[str, str | None]:
@@ -248,30 +250,22 @@ def push_items(words: Sequence[str]) -> list[tuple[str, str | None]]:
     items: list[tuple[str, str | None]] = []
     for word in words:
         name, equals, expression = word.partition("=")
-        if not _is_name(name) or (equals and not expression) or expression.startswith("="):
+        if not is_name(name) or (equals and not expression) or expression.startswith("="):
             raise UsageError(f"%mesh push takes NAME or NAME=EXPRESSION without blanks around =, not {word!r}")
         items.append((name, expression if equals else None))
     return items
 
 
-def checked_name(name: str | None) -> str | None:
-    """Return `name` if it can be a variable.
-
-    Raises:
-        UsageError: it can not.
-    """
-    if name is not None and not _is_name(name):
-        raise UsageError(f"--out is the name of a variable, not {name!r}")
-    return name
-
-
-def _is_name(text: str) -> bool:
-    return text.isidentifier() and not keyword.iskeyword(text)
-
-
 def _reserved_line(reservation: Reservation, progress: Progress) -> str:
-    ranks = len(reservation.mesh.ranks)
-    return f"{reservation.name}: {shape(reservation)}, {ranks} ranks ready in {duration(progress.elapsed_s)}"
+    mesh = reservation.mesh
+    ranks = f"{len(mesh.ranks)} rank{'' if len(mesh.ranks) == 1 else 's'}"
+    if not progress.messages:  # nothing had to be done
+        dead = [info.rank for info in mesh.status() if info.state == "dead"]
+        alive = (
+            f"{ranks} alive" if not dead else f"{name_ranks(dead)} dead, the others alive: %mesh restart -t {dead[0]}"
+        )
+        return f"{reservation.name}: already held, {alive}"
+    return f"{reservation.name}: {shape(reservation)}, {ranks} ready in {duration(progress.elapsed_s)}"
 
 
 def _restarted_line(ranks: Sequence[int], everyone: Sequence[int], elapsed_s: float) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from IPython.display import display
+
 from monarch_nb.notebook.session import shape
 from monarch_nb.shape import format_ranks, name_ranks
 
@@ -32,6 +34,19 @@ class Shown:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {"text/plain": self.plain, "text/html": self.html}
+
+
+_display: Any = display  # IPython's has no types
+
+
+def show(shown: Shown) -> None:
+    """Display it in the cell that executes now."""
+    _display(shown)
+
+
+def show_updatable(shown: Shown) -> Any:
+    """As `show`; the handle's `update` replaces it."""
+    return _display(shown, display_id=True)
 
 
 def calm_line(text: str) -> Shown:
@@ -61,7 +76,7 @@ def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], not
 
 def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequence[RunInfo]) -> Shown:
     """Return who runs where, what the ranks do, and why any of them died: equal ranks once."""
-    titles = {run.run_id: _run_name(run) for run in runs}
+    titles = {run.run_id: run_name(run) for run in runs}
     groups: dict[tuple[str, str], list[RankInfo]] = {}
     for rank in sorted(ranks, key=lambda rank: rank.rank):
         groups.setdefault((rank.host, _state(rank, titles)), []).append(rank)
@@ -80,7 +95,7 @@ def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequ
     dead = [rank.rank for rank in ranks if rank.state == "dead"]
     notes = [f"%mesh restart -t {format_ranks(dead)} gives {name_ranks(dead)} anew"] if dead else []
     waiting = [run for run in runs if run.done and not run.collected]
-    notes += [f"{_run_name(run)} finished and nobody has seen it: %mesh attach shows it" for run in waiting]
+    notes += [f"{run_name(run)} finished and nobody has seen it: %mesh attach shows it" for run in waiting]
     alive = len(ranks) - len(dead)
     title = f"{reservation.name} · {shape(reservation)} · {alive} of {len(ranks)} ranks alive"
     return table(title, headers, rows, notes)
@@ -107,12 +122,13 @@ def reservations_table(infos: Sequence[ReservationInfo], current: str | None) ->
 
 def stacks_view(groups: Sequence[tuple[Sequence[int], str]]) -> Shown:
     """Return the stacks of ranks, each with the ranks that have it; the largest group first."""
-    ordered = sorted(groups, key=lambda group: (-len(group[0]), min(group[0])))
+    known = ((ranks, text.rstrip() or "no answer: the process is stuck or gone") for ranks, text in groups)
+    ordered = sorted(known, key=lambda group: (-len(group[0]), min(group[0])))
     plain = "\n\n".join(f"{name_ranks(ranks)}\n{_indent(text)}" for ranks, text in ordered)
     parts = [
         f"<details{' open' if len(ordered) <= 4 else ''}><summary><b>{html.escape(name_ranks(ranks))}</b> "
         f'<span style="{_MUTED}">{html.escape(_last_line(text))}</span></summary>'
-        f'<pre style="{_MONO};margin:0 0 8px 16px;white-space:pre-wrap">{html.escape(text.rstrip())}</pre></details>'
+        f'<pre style="{_MONO};margin:0 0 8px 16px;white-space:pre-wrap">{html.escape(text)}</pre></details>'
         for ranks, text in ordered
     ]
     return Shown(plain, "".join(parts))
@@ -160,7 +176,8 @@ def _state(rank: RankInfo, titles: dict[str, str]) -> str:
     return rank.state
 
 
-def _run_name(run: RunInfo) -> str:
+def run_name(run: RunInfo) -> str:
+    """Return "cell 7 (train())", or "run 12 (train())" for a run of no cell."""
     name = f"cell {run.cell_number}" if run.cell_number else f"run {run.number}"
     title = run.title if len(run.title) <= 48 else f"{run.title[:47]}…"
     return f"{name} ({title})" if title else name
@@ -176,7 +193,7 @@ def _memory(group: Sequence[RankInfo]) -> str:
 
 
 def _indent(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.rstrip().splitlines())
+    return "\n".join(f"  {line}" for line in text.splitlines())
 
 
 def _last_line(text: str) -> str:

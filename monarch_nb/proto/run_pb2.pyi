@@ -58,12 +58,17 @@ class RunSpec(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
     CELL_FIELD_NUMBER: _builtins.int
     PUSH_FIELD_NUMBER: _builtins.int
     PULL_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
-    """Order within the mesh, given by the mesh's first node; also names the log directory."""
+    """Order within the mesh, given by the mesh's first node."""
+    output: _builtins.int
+    """Names the directory of its output: its own number, or that of an earlier run whose files are untouched on every
+    rank, because making files costs more (0.8 ms on ext4) than running an empty cell.
+    """
     @_builtins.property
     def cell(self) -> Global___Cell: ...
     @_builtins.property
@@ -75,13 +80,14 @@ class RunSpec(_message.Message):
         *,
         run_id: _builtins.str = ...,
         number: _builtins.int = ...,
+        output: _builtins.int = ...,
         cell: Global___Cell | None = ...,
         push: Global___Push | None = ...,
         pull: Global___Pull | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cell", b"cell", "pull", b"pull", "push", b"push"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cell", b"cell", "number", b"number", "pull", b"pull", "push", b"push", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cell", b"cell", "number", b"number", "output", b"output", "pull", b"pull", "push", b"push", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["cell", "push", "pull"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
@@ -175,6 +181,7 @@ class RankResult(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     GROUP_ABORTED_FIELD_NUMBER: _builtins.int
     NOTICE_FIELD_NUMBER: _builtins.int
+    UNTOUCHED_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     rank: _builtins.int
     outcome: Global___Outcome.ValueType
@@ -189,6 +196,8 @@ class RankResult(_message.Message):
     """True when this rank's process group was aborted to stop the run."""
     notice: _builtins.str
     """Something that the user should know about the rank, e.g. that output was lost because the disk is full."""
+    untouched: _builtins.bool
+    """The run wrote nothing and left nothing behind that could (thread, task, child process): its files can be reused."""
     @_builtins.property
     def failure(self) -> Global___Failure: ...
     @_builtins.property
@@ -213,10 +222,11 @@ class RankResult(_message.Message):
         end: Global___Cursor | None = ...,
         group_aborted: _builtins.bool = ...,
         notice: _builtins.str = ...,
+        untouched: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["death", b"death", "end", b"end", "failure", b"failure", "value", b"value", "value_blob", b"value_blob", "value_error", b"value_error", "value_inline", b"value_inline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_json", b"bundle_json", "death", b"death", "duration_s", b"duration_s", "end", b"end", "failure", b"failure", "group_aborted", b"group_aborted", "notice", b"notice", "outcome", b"outcome", "rank", b"rank", "run_id", b"run_id", "value", b"value", "value_blob", b"value_blob", "value_error", b"value_error", "value_inline", b"value_inline"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_json", b"bundle_json", "death", b"death", "duration_s", b"duration_s", "end", b"end", "failure", b"failure", "group_aborted", b"group_aborted", "notice", b"notice", "outcome", b"outcome", "rank", b"rank", "run_id", b"run_id", "untouched", b"untouched", "value", b"value", "value_blob", b"value_blob", "value_error", b"value_error", "value_inline", b"value_inline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_value: _TypeAlias = _typing.Literal["value_inline", "value_blob", "value_error"]  # noqa: Y015
     _WhichOneofArgType_value: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015

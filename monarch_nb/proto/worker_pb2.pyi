@@ -122,7 +122,7 @@ class RankSpec(_message.Message):
     socket: _builtins.str
     """where the rank listens; bound by the template before the fork"""
     log_directory: _builtins.str
-    """runs' files lie in LOG_DIRECTORY/NUMBER/RANK.{out,err,marks}"""
+    """runs' files lie in LOG_DIRECTORY/OUTPUT/RANK.{out,err,marks}"""
     blob_directory: _builtins.str
     stacks_file: _builtins.str
     """faulthandler writes here on SIGUSR2"""

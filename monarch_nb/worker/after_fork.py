@@ -30,9 +30,8 @@ def become_rank(spec: RankSpec) -> None:
     """Give this freshly forked process everything of its own."""
     os.setsid()
     name_process(f"rank {spec.rank}")
-    with contextlib.suppress(OSError):
-        with open("/proc/self/oom_score_adj", "w") as score:
-            score.write(str(_OOM_SCORE))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write(str(_OOM_SCORE))
     gc.enable()
     _replace_environment(spec.environment)
     _replace_stdin()
@@ -49,8 +48,11 @@ def name_process(name: str) -> None:
 
 def presets(environment: Mapping[str, str]) -> dict[str, int]:
     """Return the numbers that every rank's namespace starts with."""
-    names = {"rank": "RANK", "world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK"}
-    return {name: int(environment.get(variable, "1" if name == "world_size" else "0")) for name, variable in names.items()}
+    return {
+        "rank": int(environment.get("RANK", "0")),
+        "world_size": int(environment.get("WORLD_SIZE", "1")),
+        "local_rank": int(environment.get("LOCAL_RANK", "0")),
+    }
 
 
 def device_name(environment: Mapping[str, str]) -> str:
@@ -78,7 +80,7 @@ def _replace_stdin() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
 
 
 def _enter_directory(directory: str) -> None:
@@ -91,7 +93,7 @@ def _reset_signals(stacks_file: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable(2)
     if stacks_file:
-        _stacks_files.append(open(stacks_file, "w"))
+        _stacks_files.append(open(stacks_file, "w"))  # noqa: SIM115
         faulthandler.register(signal.SIGUSR2, file=_stacks_files[-1], all_threads=True)
 
 

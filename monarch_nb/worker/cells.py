@@ -1,5 +1,6 @@
 """Running a body (a cell, a push, a pull) in the shell, and what comes of it."""
 
+import ast
 import os
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from monarch_nb.proto.run_pb2 import Cell, RankResult, RunSpec
 from monarch_nb.worker import values
 from monarch_nb.worker.after_fork import device_name
-from monarch_nb.worker.shell import INTERACTIVESHELL_FILE, RankShell, to_json
+from monarch_nb.worker.shell import INTERACTIVESHELL_FILE, LastValue, RankShell, to_json
 
 _ExceptionTuple = tuple[type[BaseException], BaseException, TracebackType | None]
 
@@ -47,6 +48,7 @@ class CellRunner:
     def __init__(self, shell: RankShell, blob_directory: str) -> None:
         self._shell = shell
         self._blob_directory = blob_directory
+        self._has_presets = False
 
     async def run(self, spec: RunSpec, transformed: Transformed | None, result: RankResult) -> BaseException | None:
         """Run a body; fill `result` with its value. Waits only in a cell that awaits.
@@ -64,20 +66,21 @@ class CellRunner:
                 case "pull":
                     value = self._evaluate(spec.pull.expression, spec.number)
                     _call(values.store_value, result, value, self._blob_directory)
-        except BaseException as error:  # KeyboardInterrupt and SystemExit of user code too
+        except BaseException as error:  # noqa: BLE001 -- KeyboardInterrupt and SystemExit of user code too
             return error
         return None
 
     def transform(self, cell: Cell) -> Transformed:
         """Turn magics, `!` and `?` into Python."""
         self._define_presets(cell.code)
-        if "\n" in cell.code.strip() and self._is_plain_python(cell.code):
+        if self._is_plain_python(cell.code):
             return Transformed(cell.code)  # IPython's transformers need a second for a megabyte
         try:
-            return Transformed(self._shell.transform_cell(cell.code))
-        except Exception:  # IPython: any error in a transformer, SyntaxError among them
+            return Transformed(self._shell.transform_cell(cell.code))  # type: ignore[no-untyped-call]
+        except Exception:  # noqa: BLE001 -- transformers may raise anything, a SyntaxError above all
             kind, error, trace = sys.exc_info()
-            assert kind is not None and error is not None
+            assert kind is not None
+            assert error is not None
             return Transformed(cell.code, (kind, error, trace))
 
     async def _run_cell(
@@ -86,7 +89,7 @@ class CellRunner:
         shell = self._shell
         shell.execution_count = cell.cell_number or number
         shell.running_code = cell.code
-        last = shell.displayhook
+        last: LastValue = shell.displayhook  # type: ignore[assignment]
         executed = await shell.run_cell_async(
             cell.code, transformed_cell=transformed.code, preprocessing_exc_tuple=transformed.problem
         )
@@ -112,20 +115,21 @@ class CellRunner:
         return values.load_variables(Path(self._blob_directory, blob))
 
     def _is_plain_python(self, code: str) -> bool:
+        """Return whether IPython's transformers would leave `code` as it is."""
         if self._shell.input_transformers_post:
             return False
         try:
-            self._shell.compile.ast_parse(code)
+            tree = self._shell.compile.ast_parse(code)
         except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
             return False
-        return True
+        # A single line may be a magic without its %: `ls -l` is valid Python.
+        return "\n" in code.strip() or not any(isinstance(node, ast.Expr) for node in ast.iter_child_nodes(tree))
 
     def _define_presets(self, code: str) -> None:
         """Define `dist` and `device`, importing torch for them, once a cell mentions them."""
-        namespace = self._shell.user_ns
-        if "torch" in sys.modules or "dist" in code or "device" in code:
-            define_torch_presets(namespace)
-            self._define_presets = _nothing  # type: ignore[method-assign]
+        if not self._has_presets and ("torch" in sys.modules or "dist" in code or "device" in code):
+            self._has_presets = True
+            define_torch_presets(self._shell.user_ns)
 
 
 def define_torch_presets(namespace: dict[str, Any]) -> None:
@@ -152,9 +156,3 @@ def not_user_files() -> set[str]:
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call something that runs user code: an interrupt may raise in there."""
     return function(*arguments)
-
-
-def _nothing(_: str) -> None:
-    """Presets are defined."""
-
-

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dis
 import re
-from types import FrameType, TracebackType
+import traceback
+from collections.abc import Iterable, Iterator
+from types import FrameType
 from typing import Any
 
 _SKIPPED_FILES = re.compile(r"/torch/distributed/c10d_logger\.py$|/monarch_nb/worker/[a-z_]+\.py$|/contextlib\.py$")
@@ -21,6 +23,7 @@ _LOADS = {"LOAD_NAME", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD
 _GROUP_ERROR = re.compile(
     r"gloo/|\bc10d\b|\bNCCL\b|TCPStore|Connection (closed|reset) by peer|Connection was likely closed|Broken pipe"
 )
+_LOST_CONNECTION = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
 
 
 def collective(frame: FrameType) -> str | None:
@@ -33,36 +36,67 @@ def collective(frame: FrameType) -> str | None:
         "all_reduce", "recv", "barrier", "init_process_group", "new_group", …; "backward" (also while it computes);
         "wait" for `work.wait()`; "store wait".
     """
-    found: str | None = None
-    current: FrameType | None = frame
-    while current is not None and (name := _name(current.f_code.co_filename, current.f_code.co_name)) is not None:
-        found = name or found
-        current = current.f_back
-    return found or _awaited(frame)
+    return _innermost(_outwards(frame)) or _awaited(frame)
 
 
 def is_group_error(error: BaseException) -> bool:
     """Return whether Gloo, NCCL or a store raised `error`, or what was raised while it was handled."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        if isinstance(current, RuntimeError):
-            is_torch = type(current).__module__.startswith("torch.")
-            if (is_torch and type(current).__name__.startswith("Dist")) or _GROUP_ERROR.search(str(current)):
-                return True
-        current = current.__cause__ or current.__context__
-    return False
+    return any(
+        isinstance(each, RuntimeError) and (_is_torchs(each) or _GROUP_ERROR.search(str(each)) is not None)
+        for each in _chain(error)
+    )
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Return whether a group error says that a connection ended, not that a wait timed out."""
+    return any(_LOST_CONNECTION.search(str(each)) for each in _chain(error))
+
+
+def collective_of(error: BaseException) -> str | None:
+    """Return the collective in which `error` was raised, or None when it was in none that can be seen."""
+    for each in _chain(error):
+        frames = list(traceback.walk_tb(each.__traceback__))
+        if frames and (name := _innermost(frame for frame, _ in reversed(frames))):
+            return name
+    return None
 
 
 def in_wrapped_model(error: BaseException) -> bool:
     """Return whether `error` was raised inside a DistributedDataParallel or in backward."""
-    traceback: TracebackType | None = error.__traceback__
-    while traceback is not None:
-        if _WRAPPED_GROUP.search(traceback.tb_frame.f_code.co_filename):
-            return True
-        traceback = traceback.tb_next
-    return False
+    frames = (frame for each in _chain(error) for frame, _ in traceback.walk_tb(each.__traceback__))
+    return any(_WRAPPED_GROUP.search(frame.f_code.co_filename) for frame in frames)
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield `error`, and what it was raised from or while handling."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _is_torchs(error: RuntimeError) -> bool:
+    kind = type(error)
+    return kind.__module__.startswith("torch.") and kind.__name__.startswith("Dist")
+
+
+def _innermost(frames: Iterable[FrameType]) -> str | None:
+    """Return the outermost name among the innermost frames that are torch's, which come first."""
+    found = None
+    for frame in frames:
+        name = _name(frame.f_code.co_filename, frame.f_code.co_name)
+        if name is None:
+            break
+        found = name or found
+    return found
 
 
 def _name(path: str, function: str) -> str | None:

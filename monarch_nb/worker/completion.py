@@ -1,4 +1,4 @@
-"""Completing names and attributes from the live namespace without running any user code: no property, no __getattr__."""
+"""Completing names and attributes from the live namespace without running user code: no property, no __getattr__."""
 
 import builtins
 import inspect
@@ -42,7 +42,7 @@ def complete(code: str, cursor: int, namespace: Mapping[str, Any]) -> tuple[list
         owner = _resolve(path[:-1].split("."), namespace)
         names: Iterable[str] = [] if owner is _MISSING else _attributes(owner)
     else:
-        names = {*namespace, *vars(builtins), *keyword.kwlist} if prefix else namespace
+        names = {*namespace, *vars(builtins), *keyword.kwlist} if prefix else set(namespace)
     return _matching(names, prefix), start
 
 
@@ -77,7 +77,7 @@ def _attribute(owner: Any, name: str) -> Any:
 
 def _attributes(owner: Any) -> set[str]:
     own = _own_dictionary(owner)
-    names = {name for name in own if isinstance(name, str)}
+    names = set(own)
     for dictionary in _torch_dictionaries(own):
         names.update(dictionary)
     if isinstance(owner, ModuleType):

@@ -24,7 +24,7 @@ from monarch_nb.worker.results import send_all
 from monarch_nb.worker.user_code import UserCode, awaited_frames, outwards
 
 _SEND_TIMEOUT_S = 2.0
-_RECEIVE_BYTES = 1 << 20
+_RECEIVE_BYTES = 1 << 16
 
 
 @dataclass

@@ -36,7 +36,7 @@ def interruption(collective: str, group_aborted: bool) -> RunInterrupted:
 def explain_exit(error: SystemExit) -> SystemExit:
     """Return the error of a cell that tried to end its process."""
     asked = "" if error.code is None else f" with {error.code!r}"
-    message = f"the cell asked to exit{asked}; the rank stays alive with its variables (%mesh restart gives fresh ranks)"
+    message = f"the cell asked to exit{asked}; the rank stays alive (use %mesh restart for a fresh one)"
     return SystemExit(message).with_traceback(error.__traceback__)
 
 
@@ -71,14 +71,14 @@ def describe(shell: RankShell, user_code: UserCode, error: BaseException, *, onl
 def _render(shell: RankShell, error: BaseException) -> str:
     try:
         return shell.render(error)
-    except Exception as problem:  # a broken __str__, source that changed on disk, …: an error must be shown anyhow
+    except Exception as problem:  # noqa: BLE001 -- a broken __str__ or source: an error must be shown anyhow
         return f"{type(error).__name__}: {_message(error)}\n(the traceback can not be rendered: {problem!r})"
 
 
 def _message(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception as problem:  # the user's __str__
+    except Exception as problem:  # noqa: BLE001 -- the user's __str__
         text = f"<its message can not be shown: {type(problem).__name__}>"
     if len(text) <= _MESSAGE_CHARACTERS:
         return text

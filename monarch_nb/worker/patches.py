@@ -1,4 +1,4 @@
-"""What behaves differently in a rank than in a terminal, and says so: input(), and spawning what only a cell defines."""
+"""What works differently in a rank than in a script, and says so: input(), and spawning what only a cell defines."""
 
 import builtins
 import getpass
@@ -36,8 +36,8 @@ def _dump_for_spawn(dump: Callable[..., None]) -> Callable[..., None]:
         def reducer_override(self, item: Any) -> Any:
             if isinstance(item, (type, FunctionType)) and item.__module__ == "__main__":
                 raise SpawnError(
-                    f"{item.__qualname__} is defined in a cell, and a process that is spawned can not find it there. "
-                    "Use the start method 'fork', or put it into a file (%%writefile mycode.py) and import it from there"
+                    f"{item.__qualname__} is defined in a cell, and a spawned process can not find it there: use the "
+                    "start method 'fork', or put it into a file (%%writefile mycode.py) and import it from there"
                 )
             return NotImplemented
 

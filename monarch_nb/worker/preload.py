@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from types import TracebackType
 
 
 class Unfit(Exception):
@@ -67,7 +68,7 @@ def cuda_traces() -> str:
     return "torch.cuda.is_initialized()" if cuda is not None and cuda.is_initialized() else ""
 
 
-def _without_ours(error: BaseException) -> "object":
+def _without_ours(error: BaseException) -> TracebackType | None:
     """Return the error's traceback without our frame and importlib's."""
     trace = error.__traceback__
     while trace is not None and (

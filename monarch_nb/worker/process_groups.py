@@ -13,6 +13,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import os
+import resource
 import sys
 import threading
 import time
@@ -34,9 +35,30 @@ _INIT_WAIT_S = 2.0
 _SWEEP_S = 0.02
 _NCCL_ABORT_WAIT_S = 5.0
 _RELEASE_WAIT_S = 2.0
+_DESCRIPTORS = 1 << 16
 _LOG_FATAL = 3
 _WRAP_AGAIN = "wrap the model in DistributedDataParallel again"
 _CALL_AGAIN = "call `dist.init_process_group()` again"
+
+
+@dataclass(frozen=True)
+class _Break:
+    """Why groups were broken, and what the main thread was in."""
+
+    reason: str = ""
+    collective: str | None = None
+
+    def error(self, cause: BaseException | None = None) -> ProcessGroupAborted:
+        """Return what user code should have seen in place of `cause`."""
+        where = collectives.collective_of(cause) if cause is not None else None
+        where = where or self.collective or ""
+        text = f"interrupted in {where}" if where else "interrupted"
+        if self.reason not in ("", "interrupted"):
+            text += f" ({self.reason})"
+        text += f"; process group aborted, {_CALL_AGAIN}"
+        if cause is not None and collectives.in_wrapped_model(cause):
+            text += f" and {_WRAP_AGAIN}"
+        return ProcessGroupAborted(text, collective=where, reason=self.reason)
 
 
 @dataclass
@@ -68,8 +90,8 @@ class _State:
     group_size: int = 0
     gloo: frozenset[int] = frozenset()
     whole: dict[int, int] = field(default_factory=dict)
-    broken: ProcessGroupAborted | None = None
-    forgotten: ProcessGroupAborted | None = None
+    broken: _Break | None = None
+    forgotten: _Break | None = None
     dropped: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     log_level: int | None = None
 
@@ -81,6 +103,9 @@ def install() -> None:
     """Prepare torch.distributed, now or when it is imported. Call once, in the rank, with its environment set."""
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+    # A destroyed group that a model still refers to keeps its descriptors.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _DESCRIPTORS), most))
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     _state.rendezvous = Rendezvous((host, int(port)) if host and port else None)
     _state.quiet.set()
@@ -124,7 +149,7 @@ def break_groups(reason: str) -> bool:
     with _state.lock:
         had_group, init = in_use(), _state.inits
         if had_group:
-            _state.broken = _aborted(reason, where)
+            _state.broken = _Break(reason, where)
             _hush()
         count = _shut_down_connections()
     count += _abort_nccl()
@@ -139,14 +164,14 @@ def break_groups(reason: str) -> bool:
 
 
 def forget_groups() -> None:
-    """Clear all that torch knows of groups that were broken. Call it from the main thread. Never raises.
+    """Clear all that torch knows of groups that were broken, here or by a peer. Call it from the main thread.
 
-    Does nothing when no group is broken, or when user code has made a new one since. Old groups are released in a
-    thread of their own, so that one that hangs does not hold up the rank.
+    Does nothing when no group is broken, or when user code has made a new one since. Never raises. Old groups are
+    released in a thread of their own, so that one that hangs does not hold up the rank.
     """
-    if _state.broken is None:
+    if _state.broken is None and not _lost_peers():
         return
-    _state.forgotten, _state.broken = _state.broken, None
+    _state.forgotten, _state.broken = _state.broken or _Break(), None
     with _state.lock:
         _shut_down_connections()
     groups = _clear(sys.modules[_C10D])
@@ -159,29 +184,38 @@ def forget_groups() -> None:
 def readable(error: BaseException) -> BaseException | None:
     """Return a short error in place of one that a broken group caused, or None when `error` is something else.
 
+    A group is also broken by a peer: one that was interrupted a moment before this rank, or died.
+
     Args:
         error: what user code raised, with its traceback.
     """
     if isinstance(error, ProcessGroupAborted):
         return error
     if isinstance(error, KeyboardInterrupt) and _state.broken is not None:
-        return _state.broken
-    if isinstance(error, ValueError) and "process group has not been initialized" in str(error):
-        return _state.forgotten
+        return _state.broken.error(error)
+    if isinstance(error, ValueError):
+        return _explain_missing_group(str(error))
     if not collectives.is_group_error(error):
         return None
-    if cause := _state.broken or _state.forgotten:
-        return cause
+    if _state.broken is not None:
+        return _state.broken.error(error)
+    if not collectives.is_lost_connection(error):
+        return None
+    if _state.forgotten is not None:
+        return _state.forgotten.error(error)
+    if _lost_peers():
+        return _Break("a peer was interrupted or died").error(error)
     if _state.dropped and collectives.in_wrapped_model(error):
         return ProcessGroupAborted(f"this model's process group was aborted: {_WRAP_AGAIN}")
     return None
 
 
-def _aborted(reason: str, where: str | None) -> ProcessGroupAborted:
-    text = f"interrupted in {where}" if where else "interrupted"
-    if reason and reason != "interrupted":
-        text += f" ({reason})"
-    return ProcessGroupAborted(f"{text}; process group aborted, {_CALL_AGAIN}", collective=where or "", reason=reason)
+def _explain_missing_group(text: str) -> ProcessGroupAborted | None:
+    if "process group has not been initialized" in text and _state.forgotten is not None:
+        return _state.forgotten.error()
+    if "not initialized in the world group map" in text and _state.dropped:
+        return ProcessGroupAborted("this process group was aborted: make it again with `dist.new_group()`")
+    return None
 
 
 # ---- connections and communicators
@@ -285,6 +319,7 @@ def _clear(c10d: Any) -> list[Any]:
     c10d._unregister_all_process_groups()
     # Differs between ranks after an init that failed; then the next group would wait under different names.
     world.group_count = 0
+    _state.whole = {}
     return groups
 
 
@@ -364,7 +399,6 @@ def _wrap_init(c10d: Any, init: Callable[..., None]) -> Callable[..., None]:
             if _state.broken is None and not _lost_peers():
                 _keep_or_raise(c10d, init, args, kwargs)
                 return
-            _state.broken = _state.broken or _aborted("a peer left the group", None)
             forget_groups()
         _state.broken = None
         hook = sys.excepthook
@@ -401,6 +435,8 @@ def _wrap_destroy(c10d: Any, destroy: Callable[..., None]) -> Callable[..., None
         gone = _default_group() is None and _state.forgotten is not None if group is None else group in _state.dropped
         if not gone:
             destroy(group)
+        if _default_group() is None:
+            _state.whole = {}
 
     return destroy_process_group
 
@@ -417,7 +453,7 @@ def _window() -> Iterator[None]:
     try:
         yield
         if _state.broken is not None:  # at a moment that torch did not notice
-            raise _state.broken
+            raise _state.broken.error()
     finally:
         if _state.windows == 1:
             _state.gloo = frozenset(loop.listener for loop in _group_loops())

@@ -17,8 +17,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Coroutine
+from typing import Any, NoReturn
 
 from monarch_nb.frames import FrameError, FrameSplitter
 from monarch_nb.proto.run_pb2 import (
@@ -37,8 +37,11 @@ from monarch_nb.worker.shell import RankShell
 from monarch_nb.worker.user_code import UserCode
 
 _EXIT_TIMEOUT_S = 1.0
-_RECEIVE_BYTES = 1 << 20
+_RECEIVE_BYTES = 1 << 16
 _EXIT_SETUP_FAILED = 70
+
+Body = Coroutine[Any, None, BaseException | None]
+"""Runs a body; returns what user code raised."""
 
 
 def run_rank(spec: RankSpec, listener: socket.socket, shell: RankShell) -> NoReturn:
@@ -52,9 +55,9 @@ def run_rank(spec: RankSpec, listener: socket.socket, shell: RankShell) -> NoRet
     try:
         after_fork.become_rank(spec)
         Rank(spec, listener, shell).serve()
-    except BaseException:
-        traceback.print_exc(file=sys.__stderr__)
-        sys.__stderr__.flush() if sys.__stderr__ else None
+    except BaseException:  # noqa: BLE001 -- the template logs it
+        traceback.print_exc()
+        sys.stderr.flush()
     os._exit(_EXIT_SETUP_FAILED)
 
 
@@ -83,15 +86,15 @@ class Rank:
             entries=entries,
             namespace=shell.user_ns,
             on_work=self._take_work_connection,
-            on_abort=lambda: self._loop.call_soon_threadsafe(self._groups_were_broken),
+            on_abort=self._after_abort,
             on_exit=self._exit,
         )
 
     def serve(self) -> None:
         """Serve for ever."""
-        first = streams.RunOutput(self._spec.log_directory, 0, self._spec.rank)
-        self._context.run(streams.begin_output, first)
-        streams.install(first, self._control.wake_for_text)
+        self._output = streams.RunOutput(self._spec.log_directory, 0, self._spec.rank)
+        self._context.run(streams.begin_output, self._output)
+        streams.install(self._output, self._control.wake_for_text)
         patches.install()
         process_groups.install()
         os.register_at_fork(after_in_child=self._close_in_child)
@@ -102,7 +105,7 @@ class Rank:
         while True:
             try:
                 self._loop.run_forever()
-            except BaseException:  # sys.exit() in a background task of the user's, an interrupt in its last moment
+            except BaseException:  # noqa: BLE001 -- sys.exit() in a background task of the user's
                 traceback.print_exc()
 
     # ---- work connection ----
@@ -160,8 +163,7 @@ class Rank:
             result = RankResult(run_id=spec.run_id, rank=self._spec.rank, outcome=OUTCOME_OK)
             self._results.start(spec.run_id)
             self._shell.forget_errors()
-            output = streams.RunOutput(self._spec.log_directory, spec.number, self._spec.rank)
-            self._context.run(streams.begin_output, output)
+            output = self._output_of(spec)
             self._interrupter.install()
             self._interrupter.active = active
             transformed = self._context.run(self._runner.transform, spec.cell) if spec.HasField("cell") else None
@@ -172,7 +174,15 @@ class Rank:
             else:
                 self._finish(self._context.run(_run_now, body), active, result, output)
 
-    async def _finish_later(self, body, active: ActiveRun, result: RankResult, output: streams.RunOutput) -> None:
+    def _output_of(self, spec: RunSpec) -> streams.RunOutput:
+        """Return the run's output, now the current one: new files, unless it is told to use the untouched ones."""
+        number = spec.output or spec.number
+        if number != self._output.number:
+            self._output = streams.RunOutput(self._spec.log_directory, number, self._spec.rank)
+            self._context.run(streams.begin_output, self._output)
+        return self._output
+
+    async def _finish_later(self, body: Body, active: ActiveRun, result: RankResult, output: streams.RunOutput) -> None:
         self._finish(await body, active, result, output)
         self._loop.call_soon(self._run_next)
 
@@ -188,6 +198,7 @@ class Rank:
         result.group_aborted = active.group_aborted
         result.duration_s = time.monotonic() - active.started
         result.end.CopyFrom(output.cursor())
+        result.untouched = output.is_untouched(self._loop)
         result.notice = output.notice
         if active.group_aborted or self._must_forget_groups:
             self._must_forget_groups = False
@@ -208,6 +219,10 @@ class Rank:
         result.failure.CopyFrom(failures.describe(self._shell, self._user_code, shown, only_users=only_users))
         result.bundle_json = ""
         result.ClearField("value")
+
+    def _after_abort(self) -> None:
+        """On the control thread."""
+        self._loop.call_soon_threadsafe(self._groups_were_broken)
 
     def _groups_were_broken(self) -> None:
         if self._interrupter.active is None:
@@ -233,12 +248,13 @@ class Rank:
             os.close(self._work.fileno())
 
 
-def _run_now(body) -> BaseException | None:
+def _run_now(body: Body) -> BaseException | None:
     """Run a coroutine that does not wait."""
     try:
         body.send(None)
     except StopIteration as stop:
-        return stop.value
+        error: BaseException | None = stop.value
+        return error
     raise AssertionError("a cell without await has waited")
 
 

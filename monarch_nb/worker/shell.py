@@ -1,7 +1,9 @@
 """The IPython shell of a rank: made once in the template, kept from keeping anything alive."""
 
 import base64
+import contextlib
 import json
+import linecache
 import os
 import sys
 import tokenize
@@ -26,7 +28,7 @@ class LastValue(DisplayHook):
     """Keeps the value of a cell's last expression until the cell's end; IPython's keeps it in `_`, `Out` and more."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
         self.clear()
 
     def clear(self) -> None:
@@ -35,10 +37,13 @@ class LastValue(DisplayHook):
         self.bundle: dict[str, Any] = {}
 
     def __call__(self, result: Any = None) -> None:
-        if result is None or _ends_with_semicolon(self.shell.running_code):
+        shell = self.shell
+        assert isinstance(shell, RankShell)
+        if result is None or _ends_with_semicolon(shell.running_code):
             return
         self.value = result
-        data, metadata = self.shell.display_formatter.format(result)
+        assert shell.display_formatter is not None
+        data, metadata = shell.display_formatter.format(result)  # type: ignore[no-untyped-call]
         if data:
             self.bundle = {"data": clean_data(data), "metadata": metadata}
 
@@ -84,7 +89,7 @@ class RankShell(InteractiveShell):
     def enable_gui(self, gui: str | None = None) -> None:
         """A rank has no display."""
         if gui:
-            print(f"a rank has no display for {gui}: figures are shown inline", file=sys.stderr)
+            sys.stderr.write(f"a rank has no display for {gui}: figures are shown inline\n")
 
     def showtraceback(self, *args: Any, **kwargs: Any) -> None:
         """Print a traceback, but not the cell's own: that one becomes the run's failure."""
@@ -93,13 +98,13 @@ class RankShell(InteractiveShell):
 
     def showsyntaxerror(self, *args: Any, **kwargs: Any) -> None:
         if not _called_by_shell():
-            super().showsyntaxerror(*args, **kwargs)
+            super().showsyntaxerror(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def showindentationerror(self) -> None:
         """As `showsyntaxerror`."""
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: Any) -> None:
-        print(self.InteractiveTB.stb2text(stb), file=sys.stderr)
+        sys.stderr.write(f"{self.InteractiveTB.stb2text(stb)}\n")
 
     def render(self, error: BaseException) -> str:
         """Return the traceback of an error as IPython shows it, with colours."""
@@ -107,7 +112,7 @@ class RankShell(InteractiveShell):
         if isinstance(error, UsageError):
             return f"UsageError: {error}"
         if isinstance(error, SyntaxError) and _raised_by_compiler(error):
-            lines = self.SyntaxTB.structured_traceback(kind, error, [])
+            lines = self.SyntaxTB.structured_traceback(kind, error, None)
         elif isinstance(error, BaseExceptionGroup) or isinstance(error.__context__, BaseExceptionGroup):
             return "".join(traceback.format_exception(kind, error, trace))
         elif hasattr(error, "_render_traceback_"):
@@ -132,13 +137,27 @@ class RankShell(InteractiveShell):
 
 def make_shell() -> RankShell:
     """Return the one shell of this process, warmed up: what a first cell, value or traceback imports is imported."""
-    HistoryManager.enabled = False  # its saver is a thread
+    HistoryManager.enabled = False  # type: ignore[assignment]  # its saver is a thread
     config = Config()
     config.InteractiveShell.cache_size = 0
     config.InteractiveShell.colors = "neutral"
-    shell: RankShell = RankShell.instance(config=config)
-    InteractiveShell._instance = shell
+    shell = RankShell.instance(config=config)
+    _warm_up(shell)
     return shell
+
+
+def _warm_up(shell: RankShell) -> None:
+    """Run a cell that fails, so that formatters and the renderer of tracebacks are imported before ranks are forked."""
+    code = "1/0 if True else await None"
+    shell.displayhook(shell)
+    with contextlib.suppress(StopIteration):
+        shell.run_cell_async(code, transformed_cell=code).send(None)
+    assert shell.last_execution_result is not None
+    shell.render(shell.last_execution_result.error_in_exec)
+    shell.forget_errors()
+    shell.displayhook.clear()
+    linecache.clearcache()
+    shell.compile._filename_map.clear()
 
 
 def clean_data(data: dict[str, Any]) -> dict[str, Any]:
@@ -159,7 +178,7 @@ def _ends_with_semicolon(code: str) -> bool:
     if ";" not in code.rstrip().rpartition("\n")[2]:
         return False
     try:
-        return bool(DisplayHook.semicolon_at_end_of_expression(code))
+        return bool(DisplayHook.semicolon_at_end_of_expression(code))  # type: ignore[no-untyped-call]
     except (tokenize.TokenError, SyntaxError):
         return False
 

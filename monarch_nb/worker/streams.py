@@ -9,6 +9,7 @@ Nothing here can block on a reader or fail for want of space: what a full disk r
 `RunOutput.notice`, which the rank's result carries to the allocator.
 """
 
+import asyncio
 import functools
 import io
 import os
@@ -16,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 from monarch_nb.config import run_file
@@ -24,7 +26,7 @@ from monarch_nb.proto.run_pb2 import Cursor, Display, Mark
 
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _THREAD_ATTRIBUTE = "_monarch_nb_run"
-_KINDS = ("out", "err")
+_PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "pty.spawn"}
 
 FLUSH_AFTER_S = 0.2
 """The beginning of a line is written this long after it was printed."""
@@ -49,18 +51,22 @@ class RunOutput:
 
     Attributes:
         notice: why output was lost; empty while none was.
+        has_started_processes: whether a process was started that may write here.
     """
 
-    def __init__(self, directory: os.PathLike[str], number: int, rank: int) -> None:
+    def __init__(self, directory: str, number: int, rank: int) -> None:
+        self.number = number
         self.notice = ""
-        self._paths = [run_file(directory, number, rank, kind) for kind in (*_KINDS, "marks")]  # type: ignore[arg-type]
-        self._descriptors = [self._open(path) for path in self._paths[:2]]
+        self.has_started_processes = False
+        self._base = str(run_file(Path(directory), number, rank, ""))
+        self._descriptors = [self._open("out"), self._open("err")]
         self._marks: int | None = None
         self._lock = threading.RLock()
-        self._text = [_text_writer(descriptor) for descriptor in self._descriptors]
+        self._text: list[io.TextIOWrapper | None] = [None, None]
         self.last: int | None = None
         self.is_listed = False
-        self.write_text: list[Callable[[str], int]] = [text.write for text in self._text]
+        self.write_text: list[Callable[[str], int]] = []
+        self.renew()
 
     def redirect_descriptors(self) -> None:
         """Point file descriptors 1 and 2 at this run."""
@@ -79,10 +85,11 @@ class RunOutput:
         """Write raw bytes, after the text before them."""
         if self.last != kind:
             self.switch(kind)
+        text = self._text[kind] or self._make_text(kind)
         try:
-            self._text[kind].flush()
-            self._text[kind].buffer.write(data)
-            self._text[kind].buffer.flush()
+            text.flush()
+            text.buffer.write(data)
+            text.buffer.flush()
         except OSError as error:
             self.lose(kind, error)
 
@@ -96,7 +103,8 @@ class RunOutput:
         """Write what is buffered (the beginning of a line)."""
         for kind, text in enumerate(self._text):
             try:
-                text.flush()
+                if text is not None:
+                    text.flush()
             except OSError as error:
                 self.lose(kind, error)
 
@@ -107,23 +115,51 @@ class RunOutput:
         marks = os.fstat(self._marks).st_size if self._marks is not None else 0
         return Cursor(stdout_bytes=out, stderr_bytes=err, marks_bytes=marks)
 
+    def is_untouched(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Return whether nothing was written and nothing is left that could still write: the next run may use it.
+
+        Args:
+            loop: the main thread's, whose tasks and timers count.
+        """
+        end = self.cursor()
+        return not (
+            end.stdout_bytes
+            or end.stderr_bytes
+            or end.marks_bytes
+            or self.notice
+            or self.has_started_processes
+            or any(getattr(thread, _THREAD_ATTRIBUTE, None) is self for thread in threading.enumerate())
+            or bool(asyncio.all_tasks(loop) - {asyncio.current_task(loop)})
+            or len(getattr(loop, "_scheduled", ())) > 0
+        )
+
     def lose(self, kind: int, error: OSError) -> None:
         """Drop what could not be written, so that the rank goes on."""
         self.notice = self.notice or f"output was lost: {error.strerror or error}"
-        stuck = self._text[kind]
-        self._renew(kind)
-        stuck.detach().detach()  # type: ignore[attr-defined]  # else it would try again when it is deleted
+        stuck, self._text[kind] = self._text[kind], None
+        self._make_text(kind)
+        if stuck is not None:
+            raw = stuck.buffer.raw  # type: ignore[attr-defined]
+            raw.close()  # else the stuck text would be tried again when it is deleted
 
     def renew(self) -> None:
-        """In a forked child: have writers that no thread of the parent's holds locked."""
-        for kind in range(2):
-            self._renew(kind)
+        """Have new writers, which no other thread (left behind in a parent process) holds locked."""
+        self._text = [None, None]
+        self.write_text = [functools.partial(self._write_first, kind) for kind in range(2)]
 
-    def _renew(self, kind: int) -> None:
-        self._text[kind] = _text_writer(self._descriptors[kind])
-        self.write_text[kind] = self._text[kind].write
+    def _write_first(self, kind: int, text: str) -> int:
+        """A run that prints nothing needs no writers."""
+        return self._make_text(kind).write(text)
 
-    def _open(self, path: os.PathLike[str]) -> int:
+    def _make_text(self, kind: int) -> io.TextIOWrapper:
+        raw = io.FileIO(self._descriptors[kind], "wb", closefd=False)
+        text = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", newline="\n", line_buffering=True)
+        self._text[kind] = text
+        self.write_text[kind] = text.write
+        return text
+
+    def _open(self, kind: str) -> int:
+        path = self._base + kind
         try:
             try:
                 return os.open(path, _FLAGS, 0o600)
@@ -136,7 +172,7 @@ class RunOutput:
 
     def _mark(self, mark: Mark) -> None:
         if self._marks is None:
-            self._marks = self._open(self._paths[2])
+            self._marks = self._open("marks")
         mark.stdout_bytes, mark.stderr_bytes = (os.fstat(descriptor).st_size for descriptor in self._descriptors)
         try:
             os.write(self._marks, encode_frame(mark.SerializeToString()))
@@ -197,9 +233,9 @@ class RunBytes(io.BufferedIOBase):
         self._kind = kind
 
     def write(self, data: Any) -> int:
-        view = memoryview(data)
-        current_output().write_bytes(self._kind, view.cast("B") if view.contiguous else bytes(view))  # type: ignore[arg-type]
-        return view.nbytes
+        copied = bytes(data)
+        current_output().write_bytes(self._kind, copied)
+        return len(copied)
 
     def flush(self) -> None:
         current_output().flush()
@@ -277,7 +313,13 @@ def install(output: RunOutput, on_text: Callable[[], None]) -> None:
         setattr(thread, _THREAD_ATTRIBUTE, current_output())
         start(thread)
 
-    threading.Thread.start = start_with_run  # type: ignore[method-assign]
+    sys.addaudithook(_note_started_process)
+    threading.Thread.start = start_with_run  # type: ignore[method-assign, assignment]
+
+
+def _note_started_process(event: str, _: object) -> None:
+    if event in _PROCESS_EVENTS and _newest is not None:
+        _newest.has_started_processes = True
 
 
 def _before_fork() -> None:
@@ -322,10 +364,3 @@ def _make_write(kind: int) -> Callable[[str], int]:
             return len(text)
 
     return write
-
-
-def _text_writer(descriptor: int) -> io.TextIOWrapper:
-    raw = io.FileIO(descriptor, "wb", closefd=False)
-    return io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", newline="\n", line_buffering=True
-    )

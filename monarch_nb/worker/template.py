@@ -22,8 +22,8 @@ from typing import NoReturn
 
 from monarch_nb.frames import FrameError, FrameSplitter, encode_frame
 from monarch_nb.proto.worker_pb2 import (
-    ForkRanks,
     Forked,
+    ForkRanks,
     ForkStore,
     FromTemplate,
     PreloadFailed,
@@ -37,7 +37,7 @@ from monarch_nb.worker.shell import RankShell, make_shell
 
 _SEND_TIMEOUT_S = 5.0
 _FAILURE_REPORT_TIMEOUT_S = 30.0
-_RECEIVE_BYTES = 1 << 20
+_RECEIVE_BYTES = 1 << 16
 
 
 class Template:
@@ -231,7 +231,8 @@ def main() -> None:
 
 def _report_failure(listener: socket.socket, failure: PreloadFailed) -> None:
     """Tell whoever connects in the next half minute."""
-    print(f"preload of {failure.module} failed\n{failure.traceback}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"preload of {failure.module} failed\n{failure.traceback}\n")
+    sys.stderr.flush()
     frame = encode_frame(FromTemplate(preload_failed=failure).SerializeToString())
     deadline = time.monotonic() + _FAILURE_REPORT_TIMEOUT_S
     told = False
@@ -252,8 +253,11 @@ def _serve_store(request: ForkStore, port_pipe: int) -> NoReturn:
         os.environ.clear()
         os.environ.update(request.environment)
 
-        store.serve(request.host, lambda port: os.write(port_pipe, str(port).encode()))
-    except BaseException:
+        def report_port(port: int) -> None:
+            os.write(port_pipe, str(port).encode())
+
+        store.serve(request.host, report_port)
+    except BaseException:  # noqa: BLE001 -- the template logs it
         traceback.print_exc()
         sys.stderr.flush()
     finally:

@@ -18,7 +18,7 @@ def store_value(result: RankResult, value: Any, directory: str) -> None:
     pickled or stored is noted in `result.value_error`."""
     try:
         pieces = pack_pickle(value, cloudpickle.dumps)
-    except Exception as error:  # pickling runs the __reduce__ of any class, which may raise anything
+    except Exception as error:  # noqa: BLE001 -- pickling runs the __reduce__ of any class, which may raise anything
         result.value_error = explain_unpicklable(value, error)
         return
     if sum(memoryview(piece).nbytes for piece in pieces) <= INLINE_VALUE_BYTES:
@@ -86,7 +86,7 @@ def _unpicklable_items(value: Any) -> Iterator[tuple[Any, Any]]:
     for key, item in items:
         try:
             cloudpickle.dumps(item)
-        except Exception:  # whatever its __reduce__ raises
+        except Exception:  # noqa: BLE001 -- whatever its __reduce__ raises
             yield key, item
 
 

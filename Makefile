@@ -1,0 +1,88 @@
+# The developer's interface. `make demo` and `make test` work in a fresh clone; everything else is quick when up to date.
+
+VENV ?= .venv
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest
+
+say = printf '\n\033[1m==> %s\033[0m\n'
+
+.NOTPARALLEL:
+.PHONY: help install demo lab format check test unit itest e2e notebooks bench proto docs clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## */\1\t/' | expand -t 12
+
+install: $(INSTALLED)  ## Make the virtual environment with the package (editable) and all its tools
+	@:
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("monarch_nb needs Python 3.11 or newer, not " + sys.version.split()[0] + ": make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
+	@test -x $(BIN)/python || { $(say) 'Making the virtual environment $(VENV)'; $(PYTHON) -m venv $(VENV); }
+	@$(say) 'Installing $(TORCH) (first, so that nothing pulls another build)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
+	@$(say) 'Installing monarch_nb and its tools (about a minute)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: install  ## Run the quickstart on a local pool of 2 nodes × 4 ranks, in the terminal
+	@$(BIN)/python scripts/demo.py
+
+lab: install  ## Open the quickstart in JupyterLab, on a local pool
+	@$(BIN)/monarch-nb up --nodes 2 --procs 4
+	@$(BIN)/jupyter lab notebooks/quickstart.ipynb
+
+format: install  ## Format Python and protos
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+	@$(BIN)/buf format --write
+
+check: install  ## Lint, types, layers, protos, stubs
+	@$(say) 'ruff'
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(say) 'mypy (strict)'
+	@$(BIN)/mypy
+	@$(say) 'layers'
+	@$(BIN)/lint-imports --no-logo
+	@$(say) 'protos and their stubs'
+	@$(BIN)/buf format --diff --exit-code
+	@$(BIN)/buf lint
+	@$(BIN)/python scripts/stubs.py --check
+
+test: check unit itest e2e notebooks  ## Everything (under 15 minutes on 2 cores)
+	@$(say) 'All passed'
+
+unit: install  ## Tests without processes: seconds
+	@$(say) 'Unit tests'
+	@$(PYTEST) tests/unit
+
+itest: install  ## Tests against real allocators and ranks
+	@$(say) 'Integration tests'
+	@$(PYTEST) tests/integration
+
+e2e: install  ## Tests in a real browser
+	@$(say) 'End-to-end tests in JupyterLab'
+	@$(PYTEST) tests/e2e
+
+notebooks: install  ## Execute the notebooks headlessly
+	@$(say) 'Notebooks'
+	@$(PYTEST) tests/notebooks
+
+bench: install  ## Measure against torchrun, ipyparallel and Monarch; prints a table
+	@$(say) 'Installing the rivals'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	@$(say) 'Benchmarks'
+	@$(BIN)/python -m tests.bench
+
+proto: install  ## Generate the stubs in monarch_nb/proto
+	@$(BIN)/python scripts/stubs.py
+
+docs: install  ## Write the --help texts into the docs and check links and snippets
+	@$(BIN)/python scripts/docs.py
+	@$(PYTEST) tests/unit/test_docs.py
+
+clean:  ## Remove what was built; the virtual environment stays
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

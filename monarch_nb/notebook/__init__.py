@@ -1,0 +1,55 @@
+"""The notebook's side: magics, completion and how results are shown."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from IPython.core.interactiveshell import InteractiveShell
+
+_unload: dict[InteractiveShell, Callable[[], None]] = {}
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """`%load_ext monarch_nb`: register the magics, and find again what this notebook held."""
+    import monarch_nb
+    from monarch_nb.notebook.completion import make_matcher
+    from monarch_nb.notebook.magics import MeshMagics
+    from monarch_nb.notebook.mode import MeshMode
+    from monarch_nb.notebook.session import Session, notebook_path
+    from monarch_nb.notebook.tables import calm_line, show
+
+    unload_ipython_extension(shell)
+    session, mode = Session(monarch_nb, notebook_path(shell.user_ns, os.environ)), MeshMode()
+    matcher = make_matcher(session, mode, shell.user_ns)
+    callbacks: dict[str, Callable[..., Any]] = {
+        "pre_execute": mode.pre_execute,
+        "pre_run_cell": mode.pre_run_cell,
+        "post_execute": mode.post_execute,
+    }
+
+    def unload() -> None:
+        for event, callback in callbacks.items():
+            shell.events.unregister(event, callback)
+        shell.input_transformers_cleanup.remove(mode)
+        shell.Completer.custom_matchers.remove(matcher)
+        for kind, name in (("line", "mesh"), ("cell", "mesh"), ("cell", "local")):
+            shell.magics_manager.magics[kind].pop(name, None)
+
+    shell.register_magics(MeshMagics(shell, session, mode))
+    shell.input_transformers_cleanup.append(mode)
+    shell.Completer.custom_matchers.append(matcher)
+    for event, callback in callbacks.items():
+        shell.events.register(event, callback)
+    _unload[shell] = unload
+    if line := session.reattach():
+        show(calm_line(line))
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """`%unload_ext monarch_nb`: take away what `load_ipython_extension` registered; ranks go on."""
+    if unload := _unload.pop(shell, None):
+        unload()

@@ -1,0 +1,178 @@
+"""`%%mesh`: a cell's body goes to the ranks, and what they print and return comes back under the cell."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from monarch_nb.client.events import Notice
+from monarch_nb.errors import MonarchNbError, PickleError
+from monarch_nb.notebook.command_line import checked_name, help_text, parse, wants_help
+from monarch_nb.notebook.commands import CELL
+from monarch_nb.notebook.following import RunInterrupted, wait_for
+from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
+from monarch_nb.notebook.session import Session
+from monarch_nb.notebook.tables import calm_line, duration, preformatted, run_name, show
+from monarch_nb.notebook.view import RunView
+from monarch_nb.shape import name_ranks
+
+if TYPE_CHECKING:
+    from monarch_nb.client.mesh import Mesh, RunInfo
+    from monarch_nb.client.run import InterruptReport, Run
+
+
+Failed = MonarchNbError | RunInterrupted | None
+"""What a cell must raise when everything has been shown."""
+
+
+class KernelCellFailed(MonarchNbError):
+    """A cell failed in the kernel, which has shown its traceback already."""
+
+
+class CellRunner:
+    """Runs cells on the current mesh, follows runs of earlier kernels, and interrupts what goes on."""
+
+    def __init__(self, shell: InteractiveShell, session: Session, mode: MeshMode) -> None:
+        self._shell, self._session, self._mode = shell, session, mode
+        self._stuck: set[str] = set()
+
+    def run(self, line: str, code: str) -> None:
+        """Do what a `%%mesh` cell says.
+
+        Raises:
+            UsageError: the line can not be read, or nothing is held.
+            RunFailed: the cell failed on some ranks.
+            RunInterrupted: it was interrupted.
+            RunTimeout: it goes on after `--timeout`.
+        """
+        announced = line.lstrip().startswith(ANNOUNCE)
+        line = line.lstrip().removeprefix(ANNOUNCE)
+        if wants_help(line):
+            show(preformatted(help_text(CELL)))
+            return
+        if announced and not self._mode.visible:
+            self.run_in_kernel(code, silent=True)
+            return
+        parsed = parse(CELL, line)
+        out = checked_name(parsed.text("out"))
+        mesh = self._session.mesh(parsed.text("targets"))
+        if announced:
+            show(calm_line(f"on mesh {self._session.current().name} · {_how_many(mesh)}"))
+        view = RunView(mesh.ranks)
+        on_error: Literal["wait", "abort"] = "abort" if parsed.text("on_error") == "abort" else "wait"
+        run = mesh.submit(
+            code,
+            on_error=on_error,
+            cell_number=self._shell.execution_count,
+            want_value=out is not None,
+            listener=view.on_event,
+        )
+        self._session.runs[run.id] = run
+        failed_here = self._failed_in_kernel(code) if parsed.switch("local") else None
+        if parsed.switch("noblock"):
+            if out is not None:
+                self._shell.user_ns[out] = run
+        else:
+            self._finish(run, view, parsed.seconds("timeout"), out)
+        if failed_here is not None:
+            raise failed_here
+
+    def run_in_kernel(self, code: str, silent: bool = False) -> None:
+        """Run a cell in the kernel.
+
+        Raises:
+            KernelCellFailed: it failed there.
+        """
+        if (failed := self._failed_in_kernel(code, silent)) is not None:
+            raise failed
+
+    def follow(self, mesh: Mesh, *, from_start: bool, block: bool) -> None:
+        """Follow every run that goes on or that nobody has seen, oldest first.
+
+        Raises:
+            RunFailed: the last of those that failed; the others' errors are shown.
+            RunInterrupted: a run was interrupted.
+        """
+        failed: Failed = None
+        for info in mesh.runs():
+            if info.done and info.collected:
+                continue
+            if failed is not None:
+                sys.stderr.write("\n".join([*failed._render_traceback_(), ""]))
+                failed = None
+            show(calm_line(_followed_line(info)))
+            view = RunView(info.ranks)
+            run = self._session.runs.get(info.run_id)
+            if run is None or from_start:
+                run = mesh.attach_run(info.run_id, from_start=from_start, listener=view.on_event)
+            else:
+                run.add_listener(view.on_event)
+            self._session.runs[run.id] = run
+            if block:
+                failed = self._wait(run, view, None)
+            if isinstance(failed, RunInterrupted):
+                break
+        if failed is not None:
+            raise failed
+
+    def interrupt(self, mesh: Mesh) -> InterruptReport:
+        """Interrupt every run that goes on; those that did not stop the last time are killed and forked anew."""
+        from monarch_nb.client.run import InterruptReport
+
+        reports = []
+        for info in mesh.runs():
+            if not info.done:
+                run = self._session.runs.get(info.run_id) or mesh.attach_run(info.run_id)
+                report = run.interrupt(kill_stuck=run.id in self._stuck)
+                (self._stuck.add if report.stuck else self._stuck.discard)(run.id)
+                reports.append(report)
+        return InterruptReport(
+            stopped=tuple(sorted({rank for report in reports for rank in report.stopped})),
+            stuck={rank: line for report in reports for rank, line in report.stuck.items()},
+            aborted=tuple(sorted({rank for report in reports for rank in report.aborted})),
+            restarted=tuple(sorted({rank for report in reports for rank in report.restarted})),
+        )
+
+    def _finish(self, run: Run, view: RunView, timeout_s: float | None, out: str | None) -> None:
+        failed = self._wait(run, view, timeout_s)
+        if out is not None:
+            try:
+                self._shell.user_ns[out] = run.values
+            except PickleError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def _wait(self, run: Run, view: RunView, timeout_s: float | None) -> Failed:
+        """Wait for a run; return what the cell must raise."""
+        interrupted = wait_for(run, timeout_s, lambda text: view.on_event(Notice(text, key="interrupt")))
+        view.publish()
+        self._session.runs.pop(run.id, None)
+        run.collected()
+        if interrupted and all(failure.kind in ("interrupted", "cancelled") for failure in run.failures):
+            return RunInterrupted(f"{name_ranks(run.ranks)} stopped; their variables are kept")
+        try:
+            run.raise_failures()
+        except MonarchNbError as error:
+            return error
+        return None
+
+    def _failed_in_kernel(self, code: str, silent: bool = False) -> KernelCellFailed | None:
+        run_cell: Any = self._shell.run_cell  # IPython's has no types
+        if run_cell(code, store_history=False, silent=silent).success:
+            return None
+        return KernelCellFailed("the cell failed in the kernel (its traceback is above)")
+
+
+def _how_many(mesh: Mesh) -> str:
+    if len(mesh.ranks) < mesh.extent.size:
+        return name_ranks(mesh.ranks)
+    return f"{len(mesh.ranks)} rank{'' if len(mesh.ranks) == 1 else 's'}"
+
+
+def _followed_line(info: RunInfo) -> str:
+    ago = duration(max(0.0, time.time() - info.submitted_at))
+    return f"{run_name(info)} · {name_ranks(info.ranks)} · submitted {ago} ago{' · finished' if info.done else ''}"

@@ -1,0 +1,52 @@
+"""`%mesh`, `%%mesh` and `%%local` as IPython sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class, no_var_expand
+
+from monarch_nb.errors import UsageError
+from monarch_nb.notebook.cell import CellRunner
+from monarch_nb.notebook.mode import MeshMode
+from monarch_nb.notebook.session import Session
+from monarch_nb.notebook.subcommands import Subcommands
+
+_USER_FRAME = 2
+"""How far above `mesh` the frame is in which the magic was typed."""
+
+
+@magics_class
+class MeshMagics(Magics):
+    """The magics of one kernel."""
+
+    def __init__(self, shell: InteractiveShell, session: Session, mode: MeshMode) -> None:
+        super().__init__(shell)
+        self._shell = shell
+        self._cells = CellRunner(shell, session, mode)
+        self._subcommands = Subcommands(shell, session, mode, self._cells)
+
+    @no_var_expand
+    @line_cell_magic
+    def mesh(self, line: str, cell: str | None = None) -> Any:
+        """Live ranks for this notebook.
+
+        %mesh SUBCOMMAND does something with them: `%mesh help` lists what.
+        %%mesh at the top of a cell runs the cell on them: `%%mesh --help` says how.
+        """
+        # Only the line is expanded: the body belongs to the ranks, braces and all.
+        expand: Any = self._shell.var_expand  # IPython's has no types
+        line = expand(line, _USER_FRAME)
+        if cell is None:
+            return self._subcommands.run(line)
+        self._cells.run(line, cell)
+        return None
+
+    @no_var_expand
+    @cell_magic
+    def local(self, line: str, cell: str) -> None:
+        """Run the cell in the kernel, also while `%mesh on` sends cells to the mesh."""
+        if line.strip():
+            raise UsageError(f"%%local takes nothing, not {line.strip()!r}")
+        self._cells.run_in_kernel(cell)

@@ -1,0 +1,57 @@
+"""Write the help texts of the commands and magics into the pages of docs/, or check that they are there (`--check`).
+
+A page marks each place: `<!-- help: monarch-nb up -->`, `<!-- help: %mesh reserve -->` or `<!-- help: %%mesh -->`, up
+to `<!-- /help -->`.
+"""
+
+import contextlib
+import io
+import os
+import re
+import sys
+from pathlib import Path
+
+from monarch_nb.cli import main as monarch_nb
+from monarch_nb.notebook.command_line import help_text, overview
+from monarch_nb.notebook.commands import CELL, MESH
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+_BLOCK = re.compile(r"(<!-- help: (?P<command>.+?) -->\n).*?(<!-- /help -->)", re.DOTALL)
+
+
+def render(page: str) -> str:
+    """Return the page with every help text as it is now."""
+    return _BLOCK.sub(lambda match: f"{match[1]}```text\n{help_of(match['command'])}\n```\n{match[3]}", page)
+
+
+def help_of(command: str) -> str:
+    """Return the help text of `monarch-nb …`, `%mesh …` or `%%mesh`."""
+    name, *words = command.split()
+    if name == "%%mesh":
+        return help_text(CELL).rstrip()
+    if name == "%mesh":
+        return (help_text(MESH.find(words[0])) if words else overview(MESH)).rstrip()
+    printed = io.StringIO()
+    os.environ["COLUMNS"] = "100"
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        monarch_nb([*words, "--help"])
+    return printed.getvalue().rstrip()
+
+
+def main() -> int:
+    stale = []
+    for path in sorted(DOCS.glob("*.md")):
+        page = path.read_text()
+        if (fresh := render(page)) != page:
+            stale.append(path.name)
+            if "--check" not in sys.argv[1:]:
+                path.write_text(fresh)
+    if not stale:
+        print("the help texts in docs/ are up to date")
+        return 0
+    print(f"{'out of date' if '--check' in sys.argv[1:] else 'wrote'}: {', '.join(stale)}")
+    return 1 if "--check" in sys.argv[1:] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Pools for tests, each in a state directory of its own, and the check that they leave nothing behind."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from leaks import leaks_of
+from monarch_nb.config import HOME_VARIABLE
+from monarch_nb.provision import Node
+from monarch_nb.provision.local import LocalProvisioner
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[Callable[[Path], None]]:
+    """Fail a test whose pool left something; called with the home of each pool of the test."""
+    homes: list[Path] = []
+    yield homes.append
+    _assert_nothing_left(homes)
+
+
+@pytest.fixture
+def pool_home(no_leaks: Callable[[Path], None]) -> Iterator[Path]:
+    """A state directory for this test alone; what runs in it at the end is taken down."""
+    with pytest.MonkeyPatch.context() as patch:
+        home = _make_home(patch)
+        no_leaks(home)
+        yield home
+        LocalProvisioner().down(force=True)
+
+
+@pytest.fixture
+def local_pool(pool_home: Path) -> list[Node]:
+    """A pool of 2 nodes × 4 procs for this test alone: for tests that kill allocators or fill the pool."""
+    return LocalProvisioner().up(nodes=2, procs=4)
+
+
+@pytest.fixture(scope="session")
+def shared_home() -> Iterator[Path]:
+    """The state directory of `shared_pool`."""
+    with pytest.MonkeyPatch.context() as patch:
+        home = _make_home(patch)
+        yield home
+        LocalProvisioner().down(force=True)
+    _assert_nothing_left([home])
+
+
+@pytest.fixture(scope="session")
+def shared_pool(shared_home: Path) -> list[Node]:
+    """A pool of 2 nodes × 4 procs for the whole session, which every test leaves as it found it: nothing reserved."""
+    return LocalProvisioner().up(nodes=2, procs=4)
+
+
+def _make_home(patch: pytest.MonkeyPatch) -> Path:
+    home = Path(tempfile.mkdtemp(prefix="mnb-", dir="/tmp"))  # short: socket paths end at 107 bytes
+    patch.setenv(HOME_VARIABLE, str(home))
+    return home
+
+
+def _assert_nothing_left(homes: list[Path]) -> None:
+    leaks = [leak for home in homes for leak in leaks_of(home)]
+    for home in homes:
+        shutil.rmtree(home, ignore_errors=True)
+    assert not leaks, "left behind:\n" + "\n".join(leaks)

@@ -1,0 +1,70 @@
+"""`monarch-nb` on a real pool, as a user types it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import monarch_nb
+from leaks import leaks_of
+from monarch_nb.cli import main
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
+    """Run a command; return what it printed, stderr after stdout."""
+    assert main(words) == status
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return captured.out + captured.err
+
+
+def test_a_day_with_the_local_pool(pool_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "starting 2 local nodes × 2 procs" in said(capsys, "up", "--nodes", "2", "--procs", "2")
+    assert said(capsys, "up", "--nodes", "2") == "the pool 'local' is up: node0, node1\n"
+    assert "end it first (monarch-nb down)" in said(capsys, "up", "--nodes", "1", status=1)
+
+    dev = monarch_nb.reserve("dev", nodes=2, procs=1)
+    dev.mesh.run("print('hello from', rank)\nprint('twice', end='')")
+    assert "dev          " in said(capsys, "list")
+    assert "1 of 2" in said(capsys, "status")
+    status = json.loads(said(capsys, "status", "--json"))
+    assert [(node["state"], node["procs_free"]) for node in status["nodes"]] == [("serves", 1), ("serves", 1)]
+    assert [rank["state"] for rank in status["reservations"][0]["ranks"]] == ["idle", "idle"]
+
+    assert said(capsys, "logs") == "[0] hello from 0\n[0] twice\n[1] hello from 1\n[1] twice\n"
+    assert said(capsys, "logs", "dev", "-t", "1", "-n", "1") == "[1] twice\n"
+    assert "you hold dev" in said(capsys, "logs", "nope", status=1)
+
+    assert "held by dev" in said(capsys, "down", status=1)
+    assert dev.mesh.run("rank").values == [0, 1], "a refused `down` changes nothing"
+    assert said(capsys, "release") == "released dev (2 nodes × 1 procs)\n"
+    assert said(capsys, "release", "dev") == "'dev' is not held\n"
+
+    assert said(capsys, "down").startswith("the pool 'local' is down")
+    assert said(capsys, "down") == "no pool 'local' is up\n"
+    assert leaks_of(pool_home) == []
+
+
+def test_release_needs_a_choice(pool_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said(capsys, "up", "--procs", "2")
+    for name in ("one", "two"):
+        monarch_nb.reserve(name, procs=1)
+    with pytest.raises(SystemExit):
+        main(["release"])
+    assert "you hold one, two: name one, or --all" in capsys.readouterr().err
+    assert said(capsys, "release", "--all") == "released one (1 node × 1 procs)\nreleased two (1 node × 1 procs)\n"
+
+
+def test_down_force_ends_what_is_held(pool_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monarch_nb.reserve("dev", procs=2).mesh.submit("import time; time.sleep(600)")
+    said(capsys, "down", "--force")
+    assert leaks_of(pool_home) == []
+
+
+def test_a_reader_that_leaves_is_no_error(pool_home: Path) -> None:
+    monarch_nb.reserve("dev", procs=1).mesh.run("for i in range(100_000): print('line', i)")
+    command = f"{sys.executable} -m monarch_nb.cli logs dev | head -n 1"
+    run = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (run.stdout, run.stderr, run.returncode) == ("[0] line 0\n", "", 0)

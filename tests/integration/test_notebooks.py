@@ -1,0 +1,164 @@
+"""The notebooks that users see first, run to their ends by nbclient on a real pool, each in a kernel of its own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import monarch_nb
+from monarch_nb.provision import Node
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+CELL_TIMEOUT_S = 180
+BUDGET_S = 180
+"""What the first notebook may take (it needs about 70 s on two idle cores)."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@dataclass(frozen=True)
+class Executed:
+    """A notebook with its outputs."""
+
+    notebook: nbformat.NotebookNode
+
+    def outputs(self, code: str, place: int = 0) -> list[nbformat.NotebookNode]:
+        """Return the outputs of the first code cell that contains `code`, or of the one at `place` among those."""
+        cells = [cell for cell in self.notebook.cells if cell.cell_type == "code" and code in cell.source]
+        return list(cells[place].outputs)
+
+    def text(self, code: str, place: int = 0) -> str:
+        """Return all that such a cell shows, as plain text."""
+        return "".join(_plain(output) for output in self.outputs(code, place))
+
+    def images(self, code: str) -> int:
+        """Return how many figures such a cell shows."""
+        return sum("image/png" in output.get("data", {}) for output in self.outputs(code))
+
+    def losses(self, code: str) -> dict[int, float]:
+        """Return the losses that the cell printed, by step."""
+        return {int(step): float(loss) for step, loss in re.findall(r"step +(\d+) +loss (\d+\.\d+)", self.text(code))}
+
+    @property
+    def duration_s(self) -> float:
+        """From the start of the first cell to the end of the last."""
+        times = [cell.metadata.execution for cell in self.notebook.cells if "execution" in cell.metadata]
+        return _seconds(times[-1]["shell.execute_reply"]) - _seconds(times[0]["iopub.execute_input"])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both notebooks, run one after the other."""
+
+    quickstart: Executed
+    reattach: Executed
+
+
+@pytest.fixture(scope="module")
+def notebooks(shared_pool: list[Node], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Both notebooks, executed once for all tests here."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    try:
+        yield Pair(_execute("quickstart", folder), _execute("reattach", folder))
+    finally:
+        for reservation in monarch_nb.list_reservations():  # none, unless a notebook failed half-way
+            monarch_nb.attach(reservation.name).release()
+
+
+def test_it_fits_its_time(notebooks: Pair) -> None:
+    assert notebooks.quickstart.duration_s < BUDGET_S
+
+
+def test_notebooks_are_stored_clean() -> None:
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        notebook = nbformat.read(path, as_version=4)
+        assert notebook.metadata.kernelspec.name == "python3"
+        for cell in notebook.cells:
+            assert cell.cell_type == "markdown" or (cell.outputs == [] and cell.execution_count is None)
+
+
+def test_rank_sets_fold_equal_lines(notebooks: Pair) -> None:
+    text = notebooks.quickstart.text("import torch.distributed as dist\n\ndist.init")
+    for rank in range(8):
+        assert f"[{rank}] rank {rank} of 8 on cpu" in text
+    assert re.search(r"\[0-7\] [\d,]+ characters, 112,384 parameters", notebooks.quickstart.text("model = GPT()"))
+
+
+def test_loss_falls_and_goes_on_falling_at_an_edited_learning_rate(notebooks: Pair) -> None:
+    first = notebooks.quickstart.losses("learning_rate=6e-3")
+    edited = notebooks.quickstart.losses("train(steps=100, learning_rate=2e-3)")
+    assert first[25] > 3.0
+    assert first[250] < 1.9
+    assert list(edited) == [275, 300, 325, 350]
+    assert edited[350] < min(first.values())
+
+
+def test_figures_of_a_rank_and_of_the_kernel(notebooks: Pair) -> None:
+    assert notebooks.quickstart.images("pca_lowrank") == 1
+    assert notebooks.quickstart.images("losses = np.array(losses)") == 1
+
+
+def test_a_rank_that_raises_is_named_and_the_others_are_freed(notebooks: Pair) -> None:
+    stuck = notebooks.quickstart.text("rank 5 read a bad batch")
+    assert re.search(r"ranks 0-4,6-7 wait in all_reduce", stuck)
+    assert re.search(r"rank 5 raised ValueError", stuck)
+    assert "mean loss" not in stuck
+    again = notebooks.quickstart.text("# also gives all ranks rank 0's weights")
+    assert re.search(r"\[0-7\] step 360, norm of the weights", again)
+    assert notebooks.quickstart.losses("train(steps=50, learning_rate=2e-3)")[400] < 1.6
+
+
+def test_a_rank_that_died_is_reported_and_its_successor_takes_part(notebooks: Pair) -> None:
+    assert "SIGKILL" in notebooks.quickstart.text("%mesh status")
+    joined = notebooks.quickstart.text("state = [optimizer", place=-1)
+    assert re.search(r"\[0-7\] step 410, norm of the weights", joined)
+    assert list(notebooks.quickstart.losses("falls to zero")) == [425, 450, 475, 500]
+
+
+def test_the_model_writes_python(notebooks: Pair) -> None:
+    written = notebooks.quickstart.text("model.write")
+    assert len(written) > 500
+    assert "self" in written
+
+
+def test_another_kernel_goes_on_with_the_live_model(notebooks: Pair) -> None:
+    """The run that outlived its kernel is followed to its end, and the next losses continue from there."""
+    followed = notebooks.reattach.losses("%mesh attach dev")
+    assert max(followed) == 700
+    assert "step 710" in notebooks.reattach.text("optimizer.state")
+    continued = notebooks.reattach.losses("train(steps=50")
+    assert abs(continued[min(continued)] - followed[700]) < 0.15
+    assert notebooks.reattach.images("np.convolve") == 1
+
+
+def test_release_ends_it(notebooks: Pair) -> None:
+    assert "released" in notebooks.reattach.text("%mesh release")
+    assert not monarch_nb.list_reservations()
+
+
+def _execute(name: str, folder: Path) -> Executed:
+    path = Path(shutil.copy(NOTEBOOKS / f"{name}.ipynb", folder))
+    client = NotebookClient(
+        nbformat.read(path, as_version=4),
+        timeout=CELL_TIMEOUT_S,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+    )
+    return Executed(client.execute())
+
+
+def _plain(output: nbformat.NotebookNode) -> str:
+    text = output.get("text") or output.get("data", {}).get("text/plain", "")
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def _seconds(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()

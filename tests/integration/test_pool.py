@@ -1,0 +1,144 @@
+"""The local pool for real: up, again, more, after deaths, and down without a trace."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from leaks import leaks_of, processes_of, wait_for_end
+from monarch_nb.config import HOME_VARIABLE, NodePaths
+from monarch_nb.errors import PoolError
+from monarch_nb.provision import Node
+from monarch_nb.provision.local import LocalProvisioner
+
+local = LocalProvisioner()
+
+
+def pids(nodes: list[Node]) -> list[int | None]:
+    return [node.pid for node in nodes]
+
+
+def kill(node: Node, number: signal.Signals = signal.SIGKILL) -> None:
+    """Kill a node's allocator and wait until it is gone."""
+    assert node.pid is not None
+    os.kill(node.pid, number)
+    wait_for_end(node.pid, timeout_s=10)
+    assert not local.nodes()[int(node.node_id[4:])].alive
+
+
+def test_up_again_more_and_another_shape(pool_home: Path) -> None:
+    said: list[str] = []
+    first = local.up(1, 2, progress=said.append)
+    assert said[0] == "starting 1 local node × 2 procs"
+    assert said[1].startswith("node0 is ready (1 of 1")
+
+    began = time.monotonic()
+    assert pids(local.up(1, 2)) == pids(first)
+    assert time.monotonic() - began < 0.5
+
+    more = local.up(2)
+    assert pids(more)[:1] == pids(first)
+    assert len(more) == 2
+    with pytest.raises(PoolError, match="is up with 2 nodes × 2 procs"):
+        local.up(2, 4)
+    assert pids(local.nodes()) == pids(more)
+
+    assert local.down(progress=said.append) == 2
+    assert leaks_of(pool_home) == []
+    assert local.down() == 0
+
+
+def test_daemons_are_detached(local_pool: list[Node]) -> None:
+    ours = {child.pid for child in psutil.Process().children(recursive=True)}
+    for node in local_pool:
+        assert node.pid is not None
+        assert node.pid not in ours
+        assert os.getsid(node.pid) != os.getsid(0)
+        assert os.getpgid(node.pid) != node.pid, "a session's leader could gain a terminal"
+
+
+def test_nothing_listens_beyond_unix_sockets(local_pool: list[Node], pool_home: Path) -> None:
+    for process in processes_of(pool_home):
+        listening = [c for c in psutil.Process(process.pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        assert not listening, process
+    for node in local_pool:
+        assert node.address.startswith("unix:")
+        assert NodePaths(node.directory).sockets.stat().st_mode & 0o777 == 0o700
+
+
+def test_an_allocator_that_died_is_started_again_where_it_was(local_pool: list[Node]) -> None:
+    kill(local_pool[1])  # its socket stays behind, stale
+    assert NodePaths(local_pool[1].directory).allocator_socket.exists()
+    said: list[str] = []
+    again = local.up(2, 4, progress=said.append)
+    assert said[0] == "the allocator of node1 died; a new one adopts its ranks"
+    assert again[0] == local_pool[0]
+    assert again[1].pid != local_pool[1].pid
+    assert again[1].directory == local_pool[1].directory
+
+
+def test_down_after_allocators_were_killed_ends_their_templates(local_pool: list[Node], pool_home: Path) -> None:
+    for node in local_pool:
+        kill(node)
+    assert processes_of(pool_home), "templates survive their allocator"
+    local.down(force=True)
+    assert leaks_of(pool_home) == []
+
+
+@pytest.mark.slow
+def test_an_allocator_that_hangs_is_killed(pool_home: Path) -> None:
+    [node] = local.up(1, 1)
+    assert node.pid is not None
+    os.kill(node.pid, signal.SIGSTOP)
+    with pytest.raises(PoolError, match=r"killed node0, which did not end when asked; run monarch-nb down again"):
+        local.down(force=True)
+    assert local.down(force=True) == 1
+    assert leaks_of(pool_home) == []
+
+
+def test_sigterm_leaves_templates_to_the_next_allocator(pool_home: Path) -> None:
+    [node] = local.up(1, 1)
+    kill(node, signal.SIGTERM)
+    [template] = processes_of(pool_home)
+    local.up(1, 1)
+    assert template in [process for process in processes_of(pool_home) if "template" in process.command]
+
+
+def test_a_home_too_long_for_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / ("x" * 100)
+    home.mkdir(mode=0o700, parents=True)
+    monkeypatch.setenv(HOME_VARIABLE, str(home))
+    [node] = local.up(1, 1)
+    sockets = NodePaths(node.directory).sockets
+    try:
+        assert node.alive
+        assert not sockets.is_relative_to(home)
+        assert len(os.fsencode(NodePaths(node.directory).allocator_socket)) < 108
+    finally:
+        local.down(force=True)
+    assert leaks_of(home) == []
+    assert not sockets.exists()
+
+
+def test_a_node_that_can_not_start_shows_its_log(pool_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(pool_home / "broken"))
+        (pool_home / "broken").mkdir()
+        (pool_home / "broken" / "grpc.py").write_text("raise ImportError('no grpc today')")
+        with pytest.raises(PoolError, match=r"node0 did not start(.|\n)*no grpc today"):
+            local.up(1, 1)
+    (pool_home / "broken" / "grpc.py").unlink()
+    assert len(local.up(1, 1)) == 1
+    local.down()
+    (pool_home / "broken").rmdir()
+
+
+def test_two_at_once_agree_on_one_pool(pool_home: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor() as threads:
+        first, second = threads.map(lambda _: local.up(1, 1), range(2))
+    assert first == second

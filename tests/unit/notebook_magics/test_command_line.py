@@ -1,0 +1,186 @@
+"""The line of the magics: words, flags, help, completion. Pure."""
+
+import doctest
+
+import pytest
+
+from monarch_nb.errors import UsageError
+from monarch_nb.notebook import command_line, commands
+from monarch_nb.notebook.command_line import Command, Sources, complete, help_text, overview, parse, split_words
+
+
+def names(*candidates: str) -> Sources:
+    """Every source offers `candidates`."""
+
+    def offer(fragment: str) -> list[str]:
+        return [each for each in candidates if each.startswith(fragment)]
+
+    return {"reservation": offer, "target": offer, "kernel_name": offer, "rank_name": offer, "subcommand": offer}
+
+
+def test_docstring_examples() -> None:
+    assert doctest.testmod(command_line).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", []),
+        ("  a   b ", ["a", "b"]),
+        ("x='a b'", ["x='a b'"]),
+        ("f(1, 2) [3, 4]", ["f(1, 2)", "[3, 4]"]),
+        (r"'it\'s here' b", [r"'it\'s here'", "b"]),
+        ("a # comment", ["a"]),
+        ("a#b", ["a#b"]),
+        ("'#' b", ["'#'", "b"]),
+        ("a) b", ["a)", "b"]),
+    ],
+)
+def test_split_words(line: str, words: list[str]) -> None:
+    assert split_words(line) == words
+
+
+def test_flags_are_read_in_every_spelling() -> None:
+    parsed = parse(commands.CELL, "-t 0,2-3 --noblock --out=loss --group-outputs type --no-stream --timeout 1.5")
+    assert parsed.text("targets") == "0,2-3"
+    assert parsed.switch("noblock")
+    assert parsed.text("out") == "loss"
+    assert parsed.text("group_outputs") == "type"
+    assert parsed.switch("stream", default=True) is False
+    assert parsed.seconds("timeout") == 1.5
+    assert parse(commands.CELL, "--stream").switch("stream") is True
+    assert parse(commands.CELL, "").switch("stream", default=True) is True
+
+
+@pytest.mark.parametrize("targets", ["-1", "::2", "4:", "hosts=0,procs=0:2", "[0, 1]", "'0, 2'"])
+def test_targets_are_values_even_when_they_look_odd(targets: str) -> None:
+    assert parse(commands.CELL, f"-t {targets}").text("targets") == targets.strip("'")
+
+
+def test_repeated_flags_are_kept_in_order() -> None:
+    parsed = parse(commands.RESERVE, "dev --nodes 2 --procs 4 --env A=1 --env 'B=x y' --env HOME --preload numpy")
+    assert parsed.word == "dev"
+    assert (parsed.count("nodes"), parsed.count("procs"), parsed.count("gpus")) == (2, 4, None)
+    assert parsed.many("env") == ("A=1", "B=x y", "HOME")
+    assert parsed.many("preload") == ("numpy",)
+    assert not parsed.switch("replace")
+
+
+def test_expressions_stay_as_written() -> None:
+    parsed = parse(commands.PULL, "{k: v[-1] for k, v in d.items()} -o last")
+    assert parsed.word == "{k: v[-1] for k, v in d.items()}"
+    assert parsed.text("out") == "last"
+    assert parse(commands.PULL, "a['x y'] - 1").word == "a['x y'] - 1"
+    assert parse(commands.PUSH, "x name='a b' f=g(1, 2)").words == ("x", "name='a b'", "f=g(1, 2)")
+
+
+@pytest.mark.parametrize(
+    ("command", "line", "message"),
+    [
+        (commands.RESERVE, "--node 2", "%mesh reserve has no flag --node: did you mean --nodes?"),
+        (commands.RESERVE, "--gpu=2", "did you mean --gpus?"),
+        (commands.RESERVE, "--zzz", "%mesh reserve has no flag --zzz; it has --nodes, --gpus"),
+        (commands.DETACH, "--zzz", "%mesh detach has no flag --zzz"),
+        (commands.RESERVE, "--nodes 0", "--nodes is at least 1, not 0"),
+        (commands.RESERVE, "--nodes -3", "--nodes is at least 1, not -3"),
+        (commands.RESERVE, "--nodes two", "--nodes is a whole number of at least 1, not 'two'"),
+        (commands.RESERVE, "--nodes 1.5", "not '1.5'"),
+        (commands.RESERVE, "--nodes ²", "not '²'"),
+        (commands.RESERVE, "--nodes", "--nodes needs a value: --nodes N"),
+        (commands.RESERVE, "--nodes --procs 4", "--nodes needs a value: --nodes N"),
+        (commands.RESERVE, "--nodes 1 --nodes 2", "--nodes is given twice"),
+        (commands.RESERVE, "--replace=yes", "--replace takes no value"),
+        (commands.RESERVE, "a b", "%mesh reserve takes one NAME, not 2: a b"),
+        (commands.RESERVE, "'dev", "a quote ' is never closed"),
+        (commands.RESERVE, "--pool ''", "--pool needs a value"),
+        (commands.LOGS, "-n -1", "--lines is at least 0, not -1"),
+        (commands.STATUS, "x", "%mesh status takes no 'x'"),
+        (commands.PULL, "", "%mesh pull needs EXPRESSION"),
+        (commands.CELL, "--timeout soon", "--timeout is a number of seconds above 0, not 'soon'"),
+        (commands.CELL, "--timeout 0", "not '0'"),
+        (commands.CELL, "--timeout nan", "not 'nan'"),
+        (
+            commands.CELL,
+            "--group-outputs ranks",
+            "--group-outputs is type, order or rank, not 'ranks': did you mean rank?",
+        ),
+        (commands.CELL, "--on-error stop", "--on-error is wait or abort, not 'stop'"),
+        (commands.CELL, "0", "%%mesh takes no '0'"),
+    ],
+)
+def test_bad_lines_get_one_clear_message(command: Command, line: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(command, line)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "nearest"),
+    [("reserv", "reserve"), ("resreve", "reserve"), ("int", "interrupt"), ("stat", "status"), ("atach", "attach")],
+)
+def test_an_unknown_subcommand_suggests_the_nearest(word: str, nearest: str) -> None:
+    with pytest.raises(UsageError, match=f"no subcommand '{word}': did you mean {nearest}"):
+        commands.MESH.find(word)
+
+
+def test_a_word_like_nothing_suggests_nothing() -> None:
+    with pytest.raises(UsageError, match=r"no subcommand 'xyzzy'\. %mesh help lists all"):
+        commands.MESH.find("xyzzy")
+
+
+def test_what_comes_later_is_not_offered() -> None:
+    offered = {command.name for command in commands.MESH.commands}
+    assert not offered & {"sync", "fetch", "doctor", "run", "extend", "debug", "panel"}
+    flags = {flag.name for command in commands.MESH.commands for flag in command.flags}
+    assert not flags & {"--time", "--idle"}
+
+
+def test_help_names_everything_and_is_aligned() -> None:
+    text = overview(commands.MESH)
+    for command in commands.MESH.commands:
+        assert f"  {command.name}" in text
+        assert command.summary in text
+        for flag in command.flags:
+            assert flag.name in help_text(command)
+    widths = [
+        len(line) for line in "\n".join([text, *map(help_text, [*commands.MESH.commands, commands.CELL])]).splitlines()
+    ]
+    assert max(widths) <= 110
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment", "offered"),
+    [
+        (
+            "",
+            "",
+            "reserve attach detach release list status stacks logs push pull interrupt restart on off help --help",
+        ),
+        ("re", "re", "reserve release restart"),
+        ("reserve --no", "--no", "--nodes"),
+        ("reserve --nodes 2 --no", "--no", ""),
+        ("reserve --env A=1 --en", "--en", "--env"),
+        ("reserve d", "d", ""),
+        ("attach d", "d", "dev"),
+        ("attach dev ", "", ""),
+        ("attach --noblock d", "d", "dev"),
+        ("release ", "", "dev main"),
+        ("stacks -t d", "d", "dev"),
+        ("stacks --targets=d", "d", "dev"),
+        ("pull m", "m", "main"),
+        ("push dev m", "m", "main"),
+        ("xyzzy ", "", ""),
+        ("status ", "", ""),
+        ("reserve 'de", "'de", ""),
+    ],
+)
+def test_completion_of_the_line(text: str, fragment: str, offered: str) -> None:
+    assert complete(commands.MESH, text, names("dev", "main")) == (fragment, offered.split())
+
+
+def test_completion_of_the_cell_line() -> None:
+    assert complete(commands.CELL, "--group-outputs ", {}) == ("", ["type", "order", "rank"])
+    assert complete(commands.CELL, "--on-error=w", {}) == ("w", ["wait"])
+    assert complete(commands.CELL, "-t 0 --no", {}) == ("--no", ["--noblock", "--no-stream"])
+    assert "--targets" not in complete(commands.CELL, "-t 0 --", {})[1]

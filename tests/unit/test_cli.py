@@ -1,0 +1,94 @@
+"""The command line without a pool: what it reads, what it refuses, and how."""
+
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.cli import main
+from monarch_nb.config import HOME_VARIABLE, VERSION
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    directory = tmp_path / "home"
+    directory.mkdir(mode=0o700)
+    monkeypatch.setenv(HOME_VARIABLE, str(directory))
+    return directory
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as exit_info:
+        main(words)
+    assert exit_info.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["staus"], "no command 'staus'; did you mean status?"),
+        (["frobnicate"], "no command 'frobnicate'; there are up, status"),
+        (["logs", "--target", "0"], "unknown flag --target; did you mean --targets?"),
+        (["logs", "-n", "0"], "-n must be at least 1, not 0"),
+        (["down", "--froce"], "unknown flag --froce; did you mean --force?"),
+        (["up", "--node", "2"], "unknown flag --node; did you mean --nodes?"),
+        (["up", "--nodes", "two"], "invalid int value: 'two'"),
+        (["up", "--nodes", "0"], "nodes must be at least 1, not 0"),
+        (["up", "--procs", "-3"], "procs must be at least 1, not -3"),
+        (["up", "--gpus", "4"], "invalid choice: '4'"),
+        (["up", "--pool", "../x"], "'../x' is no name for a pool"),
+        (["release", "dev", "--all"], "not allowed with"),
+        (["status", "extra"], "unrecognized arguments: extra"),
+        ([], "the following arguments are required: COMMAND"),
+    ],
+)
+def test_wrong_usage_is_explained_and_changes_nothing(
+    home: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert message in refusal(capsys, *words)
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["status"], "no pool 'local' is up"),
+        (["list"], "nothing is held"),
+        (["release", "dev"], "'dev' is not held"),
+        (["release", "--all"], "nothing is held"),
+        (["down"], "no pool 'local' is up"),
+        (["down", "--force"], "no pool 'local' is up"),
+    ],
+)
+def test_without_a_pool_there_is_nothing_to_do(
+    home: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main(words) == 0
+    assert said in capsys.readouterr().out
+    assert list(home.iterdir()) == []
+
+
+def test_errors_are_one_line_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("monarch-nb: no pool 'local' is up")
+    assert "Traceback" not in captured.err
+
+
+def test_a_home_that_others_can_read_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home.chmod(0o755)
+    assert main(["up"]) == 1
+    assert "is open to other users: run chmod 700" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out.startswith(f"monarch-nb {VERSION}")
+
+
+def test_the_allocator_has_its_own_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["allocator", "--help"])
+    assert exit_info.value.code == 0
+    assert "--procs" in capsys.readouterr().out

@@ -1,0 +1,87 @@
+"""README and docs: links lead somewhere, snippets are read by what they are written for, help texts are current."""
+
+import ast
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from IPython.core.inputtransformer2 import TransformerManager
+
+from monarch_nb.cli import make_parser
+from monarch_nb.notebook.command_line import parse
+from monarch_nb.notebook.commands import CELL, MESH
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+EVERYWHERE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def snippets(page: Path, language: str) -> Iterator[str]:
+    for match in re.finditer(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        yield match[1]
+
+
+@pytest.fixture(scope="module")
+def docs_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_script", ROOT / "scripts" / "docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@EVERYWHERE
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    local = [target.partition("#")[0] for target in targets if not target.startswith(("http", "#"))]
+    assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+@EVERYWHERE
+def test_help_texts_are_current(page: Path, docs_script: ModuleType) -> None:
+    assert docs_script.render(page.read_text()) == page.read_text(), "run make docs"
+
+
+@EVERYWHERE
+def test_python_snippets_can_be_read(page: Path) -> None:
+    for code in snippets(page, "python"):
+        if code.startswith("%%mesh"):
+            code = code.partition("\n")[2]
+        ast.parse(TransformerManager().transform_cell(code))
+
+
+@EVERYWHERE
+def test_magic_lines_use_flags_that_exist(page: Path) -> None:
+    for line in magic_lines(page):
+        name, _, rest = line.partition(" ")
+        if name == "%%mesh":
+            parse(CELL, rest)
+        else:
+            word, _, rest = rest.partition(" ")
+            parse(MESH.find(word), rest)
+
+
+def magic_lines(page: Path) -> Iterator[str]:
+    """Yield the magics of snippets and of inline code, without their comments."""
+    for code in [*snippets(page, "python"), *re.findall(r"`(%+mesh[^`\n]*)`", page.read_text())]:
+        for line in code.splitlines():
+            magic = re.match(r"(?:\w+ = )?(%+mesh(?: .*?)?)\s*(?:  #.*)?$", line)
+            if magic and magic[1] != "%mesh" and not re.search(r"[|…\[]|[A-Z]{3}", magic[1]):
+                yield magic[1]
+
+
+@EVERYWHERE
+def test_commands_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z0-9]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for code in snippets(page, "console"):
+        for line in code.splitlines():
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            if words[:1] == ["make"]:
+                assert set(words[1:]) <= targets
+            elif words[:1] == ["monarch-nb"] and words[1:2] != ["allocator"]:
+                make_parser().parse_args(words[1:])

@@ -1,0 +1,135 @@
+"""The local provisioner's decisions, without processes."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.config import HOME_VARIABLE, RANK_TOKEN_VARIABLE, NodePaths
+from monarch_nb.errors import PoolError, UsageError
+from monarch_nb.provision import Node, provisioner
+from monarch_nb.provision.daemons import Starting, daemon_environment, log_tail, wait_for_lines
+from monarch_nb.provision.local import LocalProvisioner, PoolShape, _agree_on_shape, _write_shape
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    directory = tmp_path / "home"
+    directory.mkdir(mode=0o700)
+    monkeypatch.setenv(HOME_VARIABLE, str(directory))
+    return directory
+
+
+def nodes_at(directory: Path, count: int) -> list[Node]:
+    return [Node(f"node{i}", directory / f"node{i}", "unix:/nowhere", pid=1) for i in range(count)]
+
+
+def starting(tmp_path: Path) -> tuple[Starting, int]:
+    read_end, write_end = os.pipe()
+    return Starting("node0", NodePaths(tmp_path), read_end), write_end
+
+
+class TestFinding:
+    def test_local_is_an_entry_point(self) -> None:
+        assert isinstance(provisioner("local"), LocalProvisioner)
+
+    def test_an_unknown_name_lists_what_there_is(self) -> None:
+        with pytest.raises(UsageError, match=r"no provisioner 'slurmm'; installed: .*local"):
+            provisioner("slurmm")
+
+
+class TestRequest:
+    @pytest.mark.parametrize(("nodes", "procs"), [(0, 4), (-1, 4), (2, 0)])
+    def test_nonsense_numbers_change_nothing(self, home: Path, nodes: int, procs: int) -> None:
+        with pytest.raises(UsageError, match="must be at least 1"):
+            LocalProvisioner().up(nodes, procs)
+        assert list(home.iterdir()) == []
+
+    @pytest.mark.parametrize("pool", ["", "..", "a/b", "x" * 40, ".hidden"])
+    def test_a_pool_name_can_not_leave_the_home(self, home: Path, pool: str) -> None:
+        with pytest.raises(UsageError, match="no name for a pool"):
+            LocalProvisioner().nodes(pool=pool)
+
+    def test_gpus_are_all_or_none(self, home: Path) -> None:
+        with pytest.raises(UsageError, match="all"):
+            LocalProvisioner().up(1, gpus="2")
+
+    def test_down_without_a_pool_does_nothing(self, home: Path) -> None:
+        assert LocalProvisioner().down() == 0
+        assert list(home.iterdir()) == []
+
+
+class TestShape:
+    def test_defaults_are_one_rank_per_core(self, tmp_path: Path) -> None:
+        assert _agree_on_shape(tmp_path, [], None, None, None) == PoolShape(os.cpu_count() or 1, "all")
+
+    def test_the_same_again_and_more_nodes(self, tmp_path: Path) -> None:
+        _write_shape(tmp_path, PoolShape(4, "all"))
+        for nodes, procs in ((None, None), (2, 4), (3, 4), (5, None)):
+            assert _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), nodes, procs, None) == PoolShape(4, "all")
+
+    @pytest.mark.parametrize(("nodes", "procs", "gpus"), [(2, 8, None), (1, 4, None), (2, 4, "none")])
+    def test_another_shape_names_the_way_out(self, tmp_path: Path, nodes: int, procs: int, gpus: str | None) -> None:
+        _write_shape(tmp_path, PoolShape(4, "all"))
+        with pytest.raises(PoolError, match=r"is up with 2 nodes × 4 procs.*monarch-nb down"):
+            _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), nodes, procs, gpus)
+
+
+class TestNodes:
+    def test_order_is_by_number(self, home: Path) -> None:
+        for number in (10, 2, 0):
+            (home / "local" / f"node{number}").mkdir(parents=True)
+        assert [node.node_id for node in LocalProvisioner().nodes()] == ["node0", "node2", "node10"]
+
+    def test_another_process_with_the_same_pid_is_not_the_allocator(self, home: Path) -> None:
+        directory = home / "local" / "node0"
+        directory.mkdir(parents=True)
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        facts = {"node_id": "node0", "pid": os.getpid(), "start_ticks": 1, "boot_id": boot_id, "address": "unix:/x"}
+        (directory / "node.json").write_text(json.dumps(facts))
+        assert not LocalProvisioner().nodes()[0].alive
+
+
+class TestWaiting:
+    def test_lines_may_come_in_pieces(self, tmp_path: Path) -> None:
+        one, write_end = starting(tmp_path)
+        came: list[str] = []
+        os.write(write_end, b'{"serving": "unix:/x"}\n{"template')
+        wait_for_lines([one], 1, time.monotonic() + 5)
+        assert one.template_error == ""
+        os.write(write_end, b'_error": "no torch"}\n')
+        os.close(write_end)
+        wait_for_lines([one], 2, time.monotonic() + 5, lambda each: came.append(each.node_id))
+        assert (came, one.template_error) == (["node0"], "no torch")
+        one.close()
+
+    def test_a_dead_allocator_shows_its_last_words(self, tmp_path: Path) -> None:
+        one, write_end = starting(tmp_path)
+        (tmp_path / "allocator.log").write_text("first\nImportError: no module named grpc\n")
+        os.close(write_end)
+        with pytest.raises(PoolError, match=r"node0 did not start(.|\n)*ImportError"):
+            wait_for_lines([one], 1, time.monotonic() + 5)
+        one.close()
+
+    def test_the_wait_is_bounded(self, tmp_path: Path) -> None:
+        one, write_end = starting(tmp_path)
+        with pytest.raises(PoolError, match="node0 not ready in time"):
+            wait_for_lines([one], 1, time.monotonic() + 0.01)
+        os.close(write_end)
+        one.close()
+
+    def test_only_the_end_of_a_log_is_told(self, tmp_path: Path) -> None:
+        (tmp_path / "allocator.log").write_bytes(b"\xff\n" * 100 + b"last\n")
+        assert len(log_tail(NodePaths(tmp_path)).splitlines()) == 15
+        assert log_tail(NodePaths(tmp_path)).endswith("    last")
+
+
+def test_daemons_do_not_inherit_a_notebook_or_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (RANK_TOKEN_VARIABLE, "JPY_SESSION_NAME", "MPLBACKEND"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    environment = daemon_environment()
+    assert environment["WANDB_MODE"] == "offline"
+    assert not {RANK_TOKEN_VARIABLE, "JPY_SESSION_NAME", "MPLBACKEND"} & environment.keys()

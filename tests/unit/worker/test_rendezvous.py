@@ -1,0 +1,154 @@
+"""Ranks agree on a new group, wherever any of them dies on the way."""
+
+from __future__ import annotations
+
+import functools
+import random
+import threading
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from monarch_nb.worker.rendezvous import agree, missing_ranks
+
+WAIT_S = 10.0
+
+
+class Died(BaseException):
+    """The process of a rank ended."""
+
+
+class MemoryStore:
+    """A store in memory, as torch's TCPStore behaves."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.changed = threading.Condition()
+
+    def set(self, key: str, value: str, /) -> None:
+        with self.changed:
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def get(self, key: str, /) -> bytes:
+        with self.changed:
+            if not self.changed.wait_for(lambda: key in self.values, WAIT_S):
+                raise TimeoutError(key)
+            return self.values[key].encode()
+
+    def add(self, key: str, amount: int, /) -> int:
+        with self.changed:
+            value = int(self.values.get(key, "0")) + amount
+            self.set(key, str(value))
+            return value
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        with self.changed:
+            if self.values.get(key, "") == expected:
+                self.set(key, desired)
+            return self.values[key].encode()
+
+    def check(self, keys: list[str], /) -> bool:
+        with self.changed:
+            return all(key in self.values for key in keys)
+
+
+class MortalStore(MemoryStore):
+    """One process's view of a store: the process dies at its `dies_at`-th call, before or after it had an effect."""
+
+    def __init__(self, store: MemoryStore, dies_at: int, afterwards: bool) -> None:
+        self.values, self.changed = store.values, store.changed
+        self.store, self.calls_left, self.afterwards = store, dies_at, afterwards
+
+    def __getattribute__(self, name: str):  # type: ignore[no-untyped-def]
+        if name not in ("set", "get", "add", "compare_set", "check"):
+            return super().__getattribute__(name)
+
+        def call(*arguments):  # type: ignore[no-untyped-def]
+            self.calls_left -= 1
+            if self.calls_left == 0 and not self.afterwards:
+                raise Died
+            result = getattr(self.store, name)(*arguments)
+            if self.calls_left == 0:
+                raise Died
+            return result
+
+        return call
+
+
+class World:
+    """Ranks as threads. Who formed a group with a rank that is dead leaves it, as the allocator tells survivors to."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.store = size, MemoryStore()
+        self.members: dict[int, set[int]] = defaultdict(set)
+        self.aborted: set[int] = set()
+        self.changed = threading.Condition()
+
+    def live(self, rank: int, dies_at: int, afterwards: bool) -> int:
+        """Return the group that all the world is in at last."""
+        store: MemoryStore = MortalStore(self.store, dies_at, afterwards)
+        while True:
+            try:
+                group = agree(store, rank, self.size)
+            except Died:
+                store = self.store  # forked again
+                self._abort_groups_of(rank)
+            else:
+                if self._join(group, rank):
+                    return group
+
+    def _abort_groups_of(self, rank: int) -> None:
+        with self.changed:
+            self.aborted |= {int(key.split("/")[0]) for key in list(self.store.values) if key.endswith(f"/here/{rank}")}
+            self.changed.notify_all()
+
+    def _join(self, group: int, rank: int) -> bool:
+        with self.changed:
+            self.members[group].add(rank)
+            self.changed.notify_all()
+            assert self.changed.wait_for(lambda: len(self.members[group]) == self.size or group in self.aborted, WAIT_S)
+            return group not in self.aborted
+
+
+def run_world(size: int, deaths: dict[int, tuple[int, bool]]) -> list[int]:
+    world = World(size)
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: world.live(rank, *deaths.get(rank, (0, False))), range(size)))
+
+
+def test_all_agree_and_every_group_is_new() -> None:
+    store, numbers = MemoryStore(), []
+    for _ in range(20):
+        with ThreadPoolExecutor(4) as pool:
+            results = list(pool.map(functools.partial(agree, store, world_size=4), range(4)))
+        assert len(set(results)) == 1
+        numbers.append(results[0])
+    assert len(set(numbers)) == 20
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("afterwards", [False, True])
+@pytest.mark.parametrize("call", range(1, 9))
+def test_a_rank_that_dies_at_any_call_spoils_nothing(rank: int, call: int, afterwards: bool) -> None:
+    groups = run_world(3, {rank: (call, afterwards)})
+    assert len(set(groups)) == 1
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_many_deaths_at_once(seed: int) -> None:
+    chance = random.Random(seed)
+    size = chance.randint(1, 6)
+    deaths = {rank: (chance.randint(1, 12), chance.random() < 0.5) for rank in range(size) if chance.random() < 0.7}
+    groups = run_world(size, deaths)
+    assert len(set(groups)) == 1
+
+
+def test_missing_ranks_are_those_that_did_not_come() -> None:
+    store = MemoryStore()
+    for rank in (0, 3):
+        threading.Thread(target=agree, args=(store, rank, 5), daemon=True).start()
+        with store.changed:
+            assert store.changed.wait_for(lambda rank=rank: f"0/here/{rank}" in store.values, WAIT_S)
+    assert missing_ranks(store, 5) == [1, 2, 4]
