@@ -6,6 +6,7 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
+NOTEBOOKS := tests/integration/test_notebooks.py
 
 say = printf '\n\033[1m==> %s\033[0m\n'
 
@@ -61,7 +62,7 @@ unit: install  ## Tests without processes: seconds
 
 itest: install  ## Tests against real allocators and ranks
 	@$(say) 'Integration tests'
-	@$(PYTEST) tests/integration
+	@$(PYTEST) tests/integration --ignore $(NOTEBOOKS)
 
 e2e: install  ## Tests in a real browser
 	@$(say) 'End-to-end tests in JupyterLab'
@@ -69,7 +70,7 @@ e2e: install  ## Tests in a real browser
 
 notebooks: install  ## Execute the notebooks headlessly
 	@$(say) 'Notebooks'
-	@$(PYTEST) tests/notebooks
+	@$(PYTEST) $(NOTEBOOKS)
 
 bench: install  ## Measure against torchrun, ipyparallel and Monarch; prints a table
 	@$(say) 'Installing the rivals'

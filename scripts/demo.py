@@ -29,7 +29,8 @@ from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.provision import provisioner
 
-NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = [ROOT / "notebooks" / name for name in ("quickstart.ipynb", "reattach.ipynb")]
 NODES, PROCS = 2, 4
 CELL_TIMEOUT_S = 180
 SHOWN_LINES = 24
@@ -38,15 +39,18 @@ LIVE_LINES = 8
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=NOTEBOOKS.parent / "build", help="where the executed copies go")
-    output = parser.parse_args().output
-    output.mkdir(parents=True, exist_ok=True)
-    console = Console(highlight=False, soft_wrap=True)
+    parser.add_argument("notebooks", nargs="*", type=Path, default=NOTEBOOKS, help="others to run instead, in order")
+    parser.add_argument("--output", type=Path, default=ROOT / "build", help="where the executed copies go")
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120
     began = time.monotonic()
     try:
         with local_pool(console):
-            for name in ("quickstart.ipynb", "reattach.ipynb"):
-                execute(NOTEBOOKS / name, output / name, console)
+            for path in options.notebooks:
+                execute(path, options.output / path.name, console)
     except KeyboardInterrupt:
         console.print("\ninterrupted")
         return 130
@@ -58,7 +62,7 @@ def main() -> int:
     except (CellTimeoutError, DeadKernelError) as error:
         console.print(f"[bold red]{type(error).__name__}[/]: ", Text(str(error)), sep="")
         return 1
-    console.print(f"\n[bold green]Done[/] in {time.monotonic() - began:.0f} s; executed copies are in {output}")
+    console.print(f"\n[bold green]Done[/] in {time.monotonic() - began:.0f} s; executed copies are in {options.output}")
     console.print("Open the same notebook in JupyterLab: [bold]make lab[/]")
     return 0
 
@@ -158,8 +162,9 @@ def cell_titles(notebook: Any) -> dict[int, str]:
         if cell.cell_type == "markdown" and (heading := re.search(r"^#+ (.+)$", cell.source, re.MULTILINE)):
             section = heading[1]
         elif cell.cell_type == "code" and cell.source.strip():
-            first = cell.source.strip().splitlines()[0]
-            titles[index] = f"{section} · {first}" if section else first
+            lines = [line.strip() for line in cell.source.splitlines() if line.strip()]
+            words = [section, *lines[: 2 if lines[0].startswith("%%") else 1]]
+            titles[index] = " · ".join(filter(None, words))
     return titles
 
 

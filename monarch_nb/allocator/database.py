@@ -26,14 +26,18 @@ class Database:
             "CREATE TABLE IF NOT EXISTS record (kind TEXT, key TEXT, body BLOB, PRIMARY KEY (kind, key)) WITHOUT ROWID"
         )
         self._pending: dict[tuple[Kind, str], bytes | None] = {}
+        self._written: set[tuple[Kind, str]] = set(self._connection.execute("SELECT kind, key FROM record"))
 
     def put(self, kind: Kind, key: str, record: Message) -> None:
         """Write a record at the next flush."""
         self._pending[kind, key] = record.SerializeToString()
 
     def delete(self, kind: Kind, key: str) -> None:
-        """Delete a record at the next flush."""
-        self._pending[kind, key] = None
+        """Delete a record at the next flush; one that was never written costs nothing."""
+        if (kind, key) in self._written:
+            self._pending[kind, key] = None
+        else:
+            self._pending.pop((kind, key), None)
 
     def delete_prefix(self, kind: Kind, prefix: str) -> None:
         """Delete every record whose key begins with `prefix`, now."""
@@ -56,6 +60,8 @@ class Database:
             self._connection.execute("ROLLBACK")
             raise
         self._connection.execute("COMMIT")
+        self._written |= {name for name, body in self._pending.items() if body is not None}
+        self._written -= {name for name, body in self._pending.items() if body is None}
         self._pending.clear()
 
     def read(self, kind: Kind, record_class: type[_Record]) -> Iterator[tuple[str, _Record]]:

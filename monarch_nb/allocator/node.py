@@ -29,8 +29,9 @@ from monarch_nb.proto import worker_pb2 as wire
 
 _log = logging.getLogger(__name__)
 
-FLUSH_DELAY_S = 0.005
-GATHER_RESULTS_S = 0.002
+FLUSH_DELAY_S = 0.02
+GATHER_RESULTS_S = 0.01
+NUMBERS_PER_RECORD = 1000
 STDERR_TAIL_LINES = 8
 
 
@@ -74,7 +75,7 @@ class Node:
         self._gathered: dict[str, list[run_pb2.RankResult]] = {}
         self._expiries: dict[str, asyncio.TimerHandle] = {}
         self._spawning = asyncio.Lock()
-        self._stores: dict[str, state_pb2.MeshRecord] = {}
+        self._mesh_records: dict[str, state_pb2.MeshRecord] = {}
         self._shown: dict[str, dict[int, run_pb2.Cursor]] = {}
 
     # ---- start and end ----
@@ -95,8 +96,8 @@ class Node:
             if not lease.confirmed:
                 self._expire_later(key)
         for key, record in self._database.read("mesh", state_pb2.MeshRecord):
-            mesh = Mesh(record.spec, last_number=record.last_number, previous=dict(record.previous))
-            self.state.meshes[key] = mesh
+            self.state.meshes[key] = Mesh(record.spec, last_number=record.last_number)
+            self._mesh_records[key] = record
             self.supervisor.adopt_store(key, record.store)
         for _, rank in self._database.read("rank", state_pb2.RankRecord):
             death = rank.death if rank.HasField("death") else None
@@ -186,6 +187,7 @@ class Node:
         await self.supervisor.end_store(mesh_id)
         self.state.meshes.pop(mesh_id, None)
         self._dirty_runs = {key for key in self._dirty_runs if key[0] != mesh_id}
+        self._mesh_records.pop(mesh_id, None)
         self._database.delete("mesh", mesh_id)
         self._database.delete_prefix("rank", mesh_id)
         self._database.delete_prefix("run", mesh_id)
@@ -201,7 +203,7 @@ class Node:
         record = state_pb2.MeshRecord(store_port=port, store_host=self.store_host)
         record.spec.mesh_id, record.spec.reservation_id = request.mesh_id, request.reservation_id
         record.store.CopyFrom(processes.identify(pid))
-        self._stores[request.mesh_id] = record
+        self._mesh_records[request.mesh_id] = record
         return self.store_host, port
 
     async def spawn(self, spec: pb.SpawnRequest) -> list[pb.Rank]:
@@ -297,12 +299,22 @@ class Node:
         return 0
 
     def _save_mesh(self, mesh_id: str) -> None:
+        """Write a mesh down, with run numbers to spare: it need not be written again for each run."""
         mesh = self.state.meshes[mesh_id]
-        record = self._stores.get(mesh_id, state_pb2.MeshRecord())
+        record = self._mesh_records.setdefault(mesh_id, state_pb2.MeshRecord())
         record.spec.CopyFrom(mesh.spec)
-        record.last_number = mesh.last_number
-        record.previous.update(mesh.previous)
+        record.last_number = mesh.last_number + NUMBERS_PER_RECORD
         self._database.put("mesh", mesh_id, record)
+
+    def _save_run(self, mesh_id: str, run: Run) -> None:
+        """Write a run down, unless its client has everything: then nobody will ask for it again."""
+        key = _run_key(mesh_id, run.run_id)
+        if run.finished and run.collected:
+            self._database.delete("run", key)
+        else:
+            self._database.put("run", key, run.record())
+        if run.number > self._mesh_records[mesh_id].last_number - NUMBERS_PER_RECORD // 2:
+            self._save_mesh(mesh_id)
 
     def _save_rank(self, record: state_pb2.RankRecord) -> None:
         self._database.put("rank", _rank_key(record.mesh_id, record.rank), record)
@@ -324,8 +336,8 @@ class Node:
         run = mesh.runs[submit.run.run_id]
         if submit.ranks and run.output == run.number and not known:
             os.mkdir(self.paths.runs(submit.mesh_id) / str(run.number))
-        waits = len(submit.all_ranks) > len(submit.ranks) or bool(queued.ahead)
-        session.send(urgent=waits, queued=queued)
+        others_wait = submit.give_number and len(submit.all_ranks) > len(submit.ranks)
+        session.send(urgent=others_wait or bool(queued.ahead), queued=queued)
         self._apply(effects)
         self._follow(session, mesh, run, {}, quiet=submit.quiet)
         if known:
@@ -368,8 +380,12 @@ class Node:
     def proceed(self, request: pb.Proceed) -> None:
         self._apply(self.state.proceed(request.mesh_id, request.run_id))
 
-    def collected(self, run_id: str) -> None:
-        """The client has the results: their values need not be kept."""
+    def collected(self, run_ids: Iterable[str]) -> None:
+        """The client has the results of runs: their values need not be kept."""
+        for run_id in run_ids:
+            self._drop_values(run_id)
+
+    def _drop_values(self, run_id: str) -> None:
         if mesh_id := self.state.collected(run_id):
             run = self.state.meshes[mesh_id].runs[run_id]
             for result in run.results.values():
@@ -486,8 +502,7 @@ class Node:
             self._flush_timer = None
         for mesh_id, run_id in self._dirty_runs:
             if run := self.state.meshes[mesh_id].runs.get(run_id):
-                self._database.put("run", _run_key(mesh_id, run_id), run.record())
-                self._save_mesh(mesh_id)
+                self._save_run(mesh_id, run)
         self._dirty_runs.clear()
         try:
             self._database.flush()

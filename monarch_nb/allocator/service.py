@@ -117,7 +117,7 @@ class AllocatorService(service.AllocatorServicer):
                     session.run_ids.add(message.run_id)
                     self._node.follow(session, message)
                 case "collected":
-                    self._node.collected(message.run_id)
+                    self._node.collected(message.run_ids)
                 case "cancel":
                     self._node.cancel(message.run_id)
                 case "shown":

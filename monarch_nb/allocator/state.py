@@ -47,32 +47,25 @@ class RunDropped:
 Effect = StartRun | RankFinished | RunDropped
 
 
-@dataclass
 class Run:
-    """One run's part on this node."""
+    """One run's part on this node.
 
-    submit: pb.Submit
-    submitted_at: float
-    results: dict[int, run_pb2.RankResult] = field(default_factory=dict)
-    started: set[int] = field(default_factory=set)
-    collected: bool = False
+    Attributes:
+        run_id, number, ranks: of `submit`, as plain values because they are looked at all the time.
+        output: the directory of its output (RunSpec.output).
+    """
 
-    @property
-    def run_id(self) -> str:
-        return self.submit.run.run_id
-
-    @property
-    def number(self) -> int:
-        return self.submit.run.number
-
-    @property
-    def output(self) -> int:
-        """The directory of its output (RunSpec.output)."""
-        return self.submit.run.output or self.submit.run.number
+    def __init__(self, submit: pb.Submit, submitted_at: float) -> None:
+        self.submit, self.submitted_at = submit, submitted_at
+        self.run_id, self.number, self.ranks = submit.run.run_id, submit.run.number, tuple(submit.ranks)
+        self.output = submit.run.output or self.number
+        self.results: dict[int, run_pb2.RankResult] = {}
+        self.started: set[int] = set()
+        self.collected = False
 
     @property
     def finished(self) -> bool:
-        return len(self.results) == len(self.submit.ranks)
+        return len(self.results) == len(self.ranks)
 
     def record(self) -> state_pb2.RunRecord:
         return state_pb2.RunRecord(
@@ -85,8 +78,10 @@ class Run:
 
     @classmethod
     def from_record(cls, record: state_pb2.RunRecord) -> Run:
-        results = {result.rank: result for result in record.results}
-        return cls(record.submit, record.submitted_at, results, set(record.started), record.collected)
+        run = cls(record.submit, record.submitted_at)
+        run.results = {result.rank: result for result in record.results}
+        run.started, run.collected = set(record.started), record.collected
+        return run
 
 
 @dataclass
@@ -114,8 +109,12 @@ class Mesh:
     queue: list[Run] = field(default_factory=list)
     """Unfinished runs in the order in which ranks get them."""
 
+    numbers: set[int] = field(default_factory=set)
+    """Of the known runs."""
+
     def add_run(self, run: Run) -> None:
         self.runs[run.run_id] = run
+        self.numbers.add(run.number)
         if not run.finished:
             self.queue.append(run)
             self.queue.sort(key=lambda queued: queued.number)
@@ -268,7 +267,7 @@ class NodeState:
 
     def _ahead(self, mesh: Mesh, ranks: Iterable[int]) -> list[str]:
         wanted = set(ranks)
-        return [run.submit.title for run in mesh.queue if wanted & (set(run.submit.ranks) - run.results.keys())]
+        return [run.submit.title for run in mesh.queue if wanted & (set(run.ranks) - run.results.keys())]
 
     def proceed(self, mesh_id: str, run_id: str) -> list[Effect]:
         """Start a run although the run before it never arrived (its client died in between)."""
@@ -281,12 +280,12 @@ class NodeState:
         """A rank finished a run."""
         mesh = self.meshes.get(mesh_id)
         run = mesh.runs.get(result.run_id) if mesh else None
-        if mesh is None or run is None or result.rank in run.results or result.rank not in run.submit.ranks:
+        if mesh is None or run is None or result.rank in run.results or result.rank not in run.ranks:
             return []
         slot = mesh.ranks[result.rank]
         if slot.running == result.run_id:
             slot.running = ""
-        is_last = not any(result.rank in queued.submit.ranks for queued in mesh.queue if queued is not run)
+        is_last = not any(result.rank in queued.ranks for queued in mesh.queue if queued is not run)
         slot.untouched = run.output if result.untouched and is_last else 0
         return [*self._finish(mesh, run, result), *self._advance(mesh)]
 
@@ -303,7 +302,7 @@ class NodeState:
         slot = mesh.ranks[rank]
         slot.ready, slot.running = True, running
         for run in mesh.runs.values():
-            if rank in run.submit.ranks and run.run_id == running:
+            if rank in run.ranks and run.run_id == running:
                 run.started.add(rank)
             elif rank in run.started and rank not in run.results and run.run_id not in done:
                 run.started.discard(rank)
@@ -327,9 +326,9 @@ class NodeState:
     def cancel(self, run_id: str) -> list[Effect]:
         """Drop a run on ranks where it has not begun."""
         effects: list[Effect] = []
-        for mesh_id, mesh in self.meshes.items():
+        for mesh in self.meshes.values():
             if run := mesh.runs.get(run_id):
-                for rank in run.submit.ranks:
+                for rank in run.ranks:
                     if rank not in run.started and rank not in run.results:
                         dropped = run_pb2.RankResult(run_id=run_id, rank=rank, outcome=run_pb2.OUTCOME_CANCELLED)
                         effects += self._finish(mesh, run, dropped)
@@ -356,7 +355,7 @@ class NodeState:
         effects: list[Effect] = []
         if dead:
             for run in list(mesh.queue):
-                for rank in run.submit.ranks:
+                for rank in run.ranks:
                     if rank in dead and rank not in run.results:
                         outcome = run_pb2.OUTCOME_DIED
                         result = run_pb2.RankResult(run_id=run.run_id, rank=rank, outcome=outcome, death=dead[rank])
@@ -369,7 +368,7 @@ class NodeState:
         blocked: set[int] = set()
         for run in mesh.queue:
             waits = self._gap(mesh, run)
-            for rank in run.submit.ranks:
+            for rank in run.ranks:
                 if rank in run.results or rank in blocked:
                     continue
                 slot = mesh.ranks[rank]
@@ -384,7 +383,7 @@ class NodeState:
     def _gap(mesh: Mesh, run: Run) -> bool:
         """True when a run that must come first has not reached this node."""
         after = run.submit.after
-        return after > mesh.forgotten and all(other.number != after for other in mesh.runs.values())
+        return after > mesh.forgotten and after not in mesh.numbers
 
     def _trim(self, mesh: Mesh) -> list[Effect]:
         """Forget the oldest finished runs that a client has collected, and any beyond twice that number."""
@@ -396,6 +395,7 @@ class NodeState:
         for run in finished[: max(0, excess)]:
             if run.collected or excess > MAX_FINISHED_RUNS:
                 del mesh.runs[run.run_id]
+                mesh.numbers.discard(run.number)
                 mesh.forgotten = max(mesh.forgotten, run.number)
                 shared = any(other.output == run.output for other in mesh.runs.values())
                 effects.append(RunDropped(mesh.spec.mesh_id, run.run_id, 0 if shared else run.output))

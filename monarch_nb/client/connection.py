@@ -25,6 +25,8 @@ SPAWN_TIMEOUT_S = 300.0
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 1.0
 SHOWN_INTERVAL_S = 0.5
+COLLECT_DELAY_S = 0.1
+MAX_FOLLOWED = 64
 
 
 class RunListener(Protocol):
@@ -47,6 +49,10 @@ class _Followed:
         self.listener, self.submit, self.follow = listener, submit, follow
         self.accepted = False
         self.resubmitted = False
+
+    @property
+    def is_quiet(self) -> bool:
+        return self.submit is not None and self.submit.quiet
 
     def request(self) -> pb.SessionRequest:
         if self.submit is not None and not self.accepted:
@@ -75,6 +81,8 @@ class Connection:
         self._followed: dict[str, _Followed] = {}
         self._session: asyncio.Task[None] | None = None
         self._shown: dict[str, asyncio.TimerHandle] = {}
+        self._collected: list[str] = []
+        self._collect_timer: asyncio.TimerHandle | None = None
         self.up = False
         self.mesh_deaths: dict[str, Callable[[pb.RankDied], None]] = {}
 
@@ -143,6 +151,24 @@ class Connection:
         if self.up:
             self._outgoing.put_nowait(pb.SessionRequest(**message))
 
+    def collect(self, run_id: str) -> None:
+        """Tell the node, soon, that the results of a run are here."""
+        self._collected.append(run_id)
+        if self._collect_timer is None:
+            self._collect_timer = asyncio.get_running_loop().call_later(COLLECT_DELAY_S, self._send_collected)
+
+    def _send_collected(self) -> None:
+        self._collect_timer = None
+        if not self.up:
+            return  # sent when the session is open again
+        self.send(collected=pb.Collected(run_ids=self._collected))
+        for run_id in self._collected:
+            if (followed := self._followed.get(run_id)) and followed.is_quiet:
+                del self._followed[run_id]
+        self._collected = []
+        while len(self._followed) > MAX_FOLLOWED:  # late output of the newest runs is still wanted
+            del self._followed[next(iter(self._followed))]
+
     def forget(self, run_id: str) -> None:
         """Follow a run no longer."""
         if self._followed.pop(run_id, None):
@@ -200,6 +226,8 @@ class Connection:
         if self.up == up:
             return
         self.up = up
+        if up and self._collected:
+            self._send_collected()
         for followed in list(self._followed.values()):
             followed.listener.on_link(self, up)
 
@@ -262,6 +290,13 @@ class Connection:
         """Return up to where each rank's output of a run has come."""
         followed = self._followed.get(run_id)
         return dict(followed.follow.cursors) if followed else {}
+
+    async def flush(self) -> None:
+        """Send what waits to be sent, before the process ends."""
+        if self._collected and self.up:
+            self._send_collected()
+        while self.up and not self._outgoing.empty():
+            await asyncio.sleep(0.001)  # bounded by the caller; the process is ending
 
     async def close(self) -> None:
         """Close the session and the channel."""

@@ -6,6 +6,7 @@ Everything here runs on the background loop.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import getpass
 import os
@@ -16,12 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from monarch_nb import config
+from monarch_nb.client.bridge import call
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.errors import CapacityError, MonarchNbError, NodeUnreachable, PoolError, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Node, provisioner
 
 STATUS_TIMEOUT_S = 5.0
+FLUSH_AT_EXIT_S = 1.0
 Progress = Callable[[str], None]
 
 
@@ -286,9 +289,18 @@ async def _all(calls: Iterable[object]) -> None:
 _pools: dict[str, Pool] = {}
 
 
+def _flush_at_exit() -> None:
+    with contextlib.suppress(TimeoutError):
+        for pool in _pools.values():
+            for connection in pool.connections.values():
+                call(connection.flush(), FLUSH_AT_EXIT_S)
+
+
 def pool_named(name: str | None) -> Pool:
     """Return this process's one Pool object of that name."""
     chosen = name or config.DEFAULT_POOL
+    if not _pools:
+        atexit.register(_flush_at_exit)
     return _pools.setdefault(chosen, Pool(chosen))
 
 

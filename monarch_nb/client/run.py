@@ -213,11 +213,11 @@ class Run:
     def collected(self) -> None:
         """Tell the allocators that the results are here: they need not be kept for a later kernel."""
 
-        def tell() -> None:
-            for connection in self.mesh.core.connections.values():
-                connection.send(collected=pb.Collected(run_id=self.id))
+        background_loop().call_soon_threadsafe(self._tell_collected)
 
-        background_loop().call_soon_threadsafe(tell)
+    def _tell_collected(self) -> None:
+        for connection in self._connections():
+            connection.collect(self.id)
 
     def add_listener(self, listener: Listener) -> None:
         """Call `listener` with every event from the run's beginning, on the background thread."""

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.display import publish_display_data
 
-from monarch_nb.client.events import Notice
-from monarch_nb.errors import MonarchNbError, PickleError
+from monarch_nb.client.bridge import background_loop
+from monarch_nb.config import NONINTERACTIVE_VARIABLE
+from monarch_nb.errors import MonarchNbError, PickleError, RankFailure
 from monarch_nb.notebook.command_line import checked_name, help_text, parse, wants_help
 from monarch_nb.notebook.commands import CELL
-from monarch_nb.notebook.following import RunInterrupted, wait_for
+from monarch_nb.notebook.following import RunInterrupted, RunTimeout, wait_for
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
 from monarch_nb.notebook.session import Session
-from monarch_nb.notebook.tables import calm_line, duration, preformatted, run_name, show
+from monarch_nb.notebook.tables import calm_line, duration, is_notebook, preformatted, run_name, show
 from monarch_nb.notebook.view import RunView
 from monarch_nb.shape import name_ranks
 
@@ -61,7 +66,12 @@ class CellRunner:
         mesh = self._session.mesh(parsed.text("targets"))
         if announced:
             show(calm_line(f"on mesh {self._session.current().name} · {_how_many(mesh)}"))
-        view = RunView(mesh.ranks)
+        view = self._view(
+            mesh.ranks,
+            group=parsed.text("group_outputs"),
+            stream=parsed.switch("stream", default=True),
+            background=parsed.switch("noblock"),
+        )
         on_error: Literal["wait", "abort"] = "abort" if parsed.text("on_error") == "abort" else "wait"
         run = mesh.submit(
             code,
@@ -71,12 +81,13 @@ class CellRunner:
             listener=view.on_event,
         )
         self._session.runs[run.id] = run
-        failed_here = self._failed_in_kernel(code) if parsed.switch("local") else None
         if parsed.switch("noblock"):
-            if out is not None:
-                self._shell.user_ns[out] = run
-        else:
+            view.keep_open()
+        failed_here = self._failed_in_kernel(code) if parsed.switch("local") else None
+        if not parsed.switch("noblock"):
             self._finish(run, view, parsed.seconds("timeout"), out)
+        elif out is not None:
+            self._shell.user_ns[out] = run
         if failed_here is not None:
             raise failed_here
 
@@ -104,7 +115,7 @@ class CellRunner:
                 sys.stderr.write("\n".join([*failed._render_traceback_(), ""]))
                 failed = None
             show(calm_line(_followed_line(info)))
-            view = RunView(info.ranks)
+            view = self._view(info.ranks, background=not block)
             run = self._session.runs.get(info.run_id)
             if run is None or from_start:
                 run = mesh.attach_run(info.run_id, from_start=from_start, listener=view.on_event)
@@ -113,6 +124,8 @@ class CellRunner:
             self._session.runs[run.id] = run
             if block:
                 failed = self._wait(run, view, None)
+            else:
+                view.keep_open()
             if isinstance(failed, RunInterrupted):
                 break
         if failed is not None:
@@ -148,23 +161,60 @@ class CellRunner:
 
     def _wait(self, run: Run, view: RunView, timeout_s: float | None) -> Failed:
         """Wait for a run; return what the cell must raise."""
-        interrupted = wait_for(run, timeout_s, lambda text: view.on_event(Notice(text, key="interrupt")))
-        view.publish()
+        try:
+            report = wait_for(run, timeout_s, view.on_event)
+        except RunTimeout:
+            view.keep_open()
+            raise
+        view.close()
         self._session.runs.pop(run.id, None)
         run.collected()
-        if interrupted and all(failure.kind in ("interrupted", "cancelled") for failure in run.failures):
-            return RunInterrupted(f"{name_ranks(run.ranks)} stopped; their variables are kept")
+        if report is not None and not [failure for failure in run.failures if _is_own(failure, report)]:
+            return RunInterrupted(str(report))
         try:
             run.raise_failures()
         except MonarchNbError as error:
             return error
         return None
 
+    def _view(
+        self, ranks: Sequence[int], *, background: bool, group: str | None = None, stream: bool = True
+    ) -> RunView:
+        """Return the output of a run in the cell that executes now."""
+        terminal = not is_notebook(self._shell)
+        display_id = secrets.token_hex(16)
+
+        def publish(bundle: dict[str, str], update: bool) -> None:
+            if terminal:
+                sys.stdout.write(f"{bundle['text/plain']}\n")
+                sys.stdout.flush()
+            else:
+                publish_display_data(bundle, transient={"display_id": display_id}, update=update)
+
+        def call_later(delay_s: float, callback: Callable[[], None]) -> None:
+            loop = background_loop()
+            loop.call_soon_threadsafe(loop.call_later, delay_s, callback)
+
+        return RunView(
+            ranks,
+            publish,
+            call_later,
+            group="rank" if group == "rank" else "type" if group == "type" else "order",
+            show_failures=background,
+            stream=stream and not os.environ.get(NONINTERACTIVE_VARIABLE),
+            terminal=terminal,
+        )
+
     def _failed_in_kernel(self, code: str, silent: bool = False) -> KernelCellFailed | None:
         run_cell: Any = self._shell.run_cell  # IPython's has no types
         if run_cell(code, store_history=False, silent=silent).success:
             return None
         return KernelCellFailed("the cell failed in the kernel (its traceback is above)")
+
+
+def _is_own(failure: RankFailure, report: InterruptReport) -> bool:
+    """Whether a rank failed by itself, not by the interrupt."""
+    return failure.kind not in ("interrupted", "cancelled") and failure.rank not in report.restarted
 
 
 def _how_many(mesh: Mesh) -> str:

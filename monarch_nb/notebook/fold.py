@@ -550,6 +550,10 @@ class Fold:
         self._closed = max(self._closed, settled[0])
         return copies
 
+    def waiting(self) -> bool:
+        """Return whether there are rows that were not taken."""
+        return any(row.ranks for row in self._rows)
+
     def results(self) -> list[ResultGroup]:
         """Return the results, equal ones once, in the order of their first ranks."""
         return sorted(self._results.values(), key=lambda group: group.ranks & -group.ranks)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb.client.events import Notice
 from monarch_nb.notebook.tables import duration
+from monarch_nb.shape import name_ranks
 
 if TYPE_CHECKING:
-    from monarch_nb.client.run import Run
+    from monarch_nb.client.run import InterruptReport, Run
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """The cell was interrupted, and every rank has stopped."""
+    """The cell was interrupted, and its ranks are free."""
 
     def _render_traceback_(self, *_: Any) -> list[str]:
         return [f"\x1b[31mKeyboardInterrupt\x1b[39m: {self}"]
@@ -26,7 +29,7 @@ class RunTimeout(TimeoutError):
         return [f"\x1b[31mTimeoutError\x1b[39m: {self}"]
 
 
-def wait_for(run: Run, timeout_s: float | None, show: Callable[[str], None]) -> bool:
+def wait_for(run: Run, timeout_s: float | None, notify: Callable[[Notice], None]) -> InterruptReport | None:
     """Wait until every rank has finished `run`.
 
     The first Ctrl-C interrupts the ranks, and the wait goes on; the next one kills and forks anew those that still do
@@ -34,26 +37,48 @@ def wait_for(run: Run, timeout_s: float | None, show: Callable[[str], None]) -> 
 
     Args:
         timeout_s: how long to wait; None for as long as it takes.
-        show: shows in the cell who stopped and who did not.
+        notify: shows in the cell what the interrupt has done so far.
 
     Returns:
-        Whether it was interrupted.
+        What the interrupts did; None when there was none.
 
     Raises:
         RunTimeout: it goes on.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    report: InterruptReport | None = None
     asked = handled = 0
     while True:
         try:
             if handled < asked:
                 handled = asked  # before the call, so that a Ctrl-C during it counts as the next one
-                show(str(run.interrupt(kill_stuck=asked > 1)))
+                notify(Notice("interrupting…", key="interrupt"))
+                report = _merge(report, run.interrupt(kill_stuck=asked > 1))
+                notify(Notice(_who_stopped(report), key="interrupt"))
             if run.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                return asked > 0
+                if report is not None:
+                    notify(Notice("", key="stuck"))
+                    notify(Notice("", key="interrupt"))
+                return report
             raise RunTimeout(
-                f"not finished after {duration(timeout_s or 0)}; the run goes on and its output keeps arriving here. "
+                f"not finished after {duration(timeout_s or 0)}; the run goes on, and its output keeps arriving here. "
                 "%mesh attach follows it, %mesh interrupt stops it"
             )
         except KeyboardInterrupt:
             asked += 1
+
+
+def _merge(before: InterruptReport | None, now: InterruptReport) -> InterruptReport:
+    if before is None:
+        return now
+    return replace(
+        now,
+        stopped=tuple(sorted({*before.stopped, *now.stopped})),
+        aborted=tuple(sorted({*before.aborted, *now.aborted})),
+        restarted=tuple(sorted({*before.restarted, *now.restarted})),
+    )
+
+
+def _who_stopped(report: InterruptReport) -> str:
+    # Who did not stop, and where it hangs, is a notice of the run itself.
+    return f"{name_ranks(report.stopped)} stopped" if report.stopped and report.stuck else ""

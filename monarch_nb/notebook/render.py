@@ -49,13 +49,19 @@ _QUIET = "opacity:.6"
 
 
 def render(
-    fold: Fold, *, group: Group = "order", failures: Literal["none", "short", "full"] = "none", status: str = ""
+    fold: Fold,
+    *,
+    group: Group = "order",
+    failures: Literal["none", "short", "full"] = "none",
+    status: str = "",
+    status_alone: bool = False,
 ) -> dict[str, str]:
     """Return what `fold` looks like now, as a MIME bundle of text/html and text/plain; empty when that is nothing.
 
     Args:
         failures: whether failed ranks get no word here, a line, or their tracebacks.
-        status: a line below everything, e.g. "● running on 8 ranks"; shown in the HTML, and alone also in the text.
+        status: a line below everything, e.g. "● running on 8 ranks".
+        status_alone: whether the status is shown also when there is nothing else; then it is the text, too.
 
     Example:
         >>> fold = Fold([0, 1])
@@ -69,7 +75,7 @@ def render(
     notices = [_notice(text) for text in fold.notices.values()]
     spent = sum(piece.cost for piece in (*failed, *results, *notices))
     pieces = [*_output(arranged(fold.rows(), group), fold.ranks, MAX_STORED_BYTES - spent), *results, *failed, *notices]
-    if not pieces and not status:
+    if not pieces and not (status and status_alone):
         return {}
     markup = "".join(piece.markup for piece in pieces)
     if status:

@@ -28,6 +28,7 @@ from monarch_nb.notebook.session import Session, attached_line, shape
 from monarch_nb.notebook.tables import (
     calm_line,
     duration,
+    is_notebook,
     preformatted,
     reservations_table,
     show,
@@ -94,7 +95,7 @@ class Subcommands:
         if gpus is not None and procs is not None:
             raise UsageError("say --gpus N or --procs N, not both: one mesh has one kind of rank")
         pool = parsed.text("pool")
-        with Progress(hasattr(self._shell, "kernel")) as progress:
+        with Progress(is_notebook(self._shell)) as progress:
             reservation = self._session.client.reserve(
                 parsed.word,
                 nodes=parsed.count("nodes") or 1,
@@ -138,7 +139,7 @@ class Subcommands:
         current = self._session.reservation
         mine = current is not None and current.name == name
         reservation = current if mine and current else self._session.client.attach(name, pool=self._session.pool)
-        with Progress(hasattr(self._shell, "kernel")) as progress:
+        with Progress(is_notebook(self._shell)) as progress:
             progress(f"releasing {name}")
             reservation.release()
             progress.done(f"{name}: released {shape(reservation)} in {duration(progress.elapsed_s)}")
@@ -194,7 +195,7 @@ class Subcommands:
         mesh = self._session.mesh()
         targets = parsed.text("targets")
         ranks = None if targets is None else self._session.mesh(targets).ranks
-        with Progress(hasattr(self._shell, "kernel")) as progress:
+        with Progress(is_notebook(self._shell)) as progress:
             chosen = mesh.ranks if ranks is None else ranks
             progress(f"restarting {name_ranks(chosen)}")
             mesh.restart(ranks)

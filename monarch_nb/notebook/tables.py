@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
 from monarch_nb.notebook.session import shape
@@ -37,6 +38,11 @@ class Shown:
 
 
 _display: Any = display  # IPython's has no types
+
+
+def is_notebook(shell: InteractiveShell) -> bool:
+    """Return whether displays can be updated in place: a kernel serves a front end; else it is a terminal."""
+    return getattr(shell, "kernel", None) is not None
 
 
 def show(shown: Shown) -> None:

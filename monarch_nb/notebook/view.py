@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from monarch_nb.client.events import Event, Finished
-from monarch_nb.notebook.fold import Fold, members
+from monarch_nb.client.events import Event, Finished, Result
+from monarch_nb.notebook.fold import Fold
 from monarch_nb.notebook.render import Group, plain_ending, plain_lines, render
-from monarch_nb.shape import name_ranks
 
 FIRST_UPDATE_S = 0.02
-"""The first output is shown this much after it came, so that a short cell is shown once."""
+"""The first output is shown so much after it came: a short cell is shown once, whole."""
 UPDATE_S = 0.1
 STATUS_AFTER_S = 2.0
 """A cell that takes less time gets no line about itself."""
-_RENDER_SHARE = 10
+_SETTLE_S = 0.25
+_EARLY_S = 0.002
+_RENDERING_SHARE = 10
 _BYTES_PER_S = 2_000_000
 
 
@@ -30,27 +31,27 @@ class Publish(Protocol):
 class RunView:
     """Shows what a run prints, displays and returns.
 
-    In a notebook the whole output is one display that is updated in place. The caller makes `publish`:
+    In a notebook the whole output is one display that is updated in place. The cell makes `publish`:
 
-        display_id = secrets.token_hex(8)
+        display_id = secrets.token_hex(16)
 
         def publish(bundle: dict[str, str], update: bool) -> None:
             publish_display_data(bundle, transient={"display_id": display_id}, update=update)
 
-    Where a first display lands depends on which cell runs when it is published. So a cell that waits for its run calls
-    `close()` when the run is over, before it returns; and a cell that does not wait (`--noblock`) calls `open()`
-    before it returns. Updates find their cell from any thread and at any time.
+    An update finds its cell from any thread and at any time; a first display lands in whichever cell runs when it is
+    published. So the cell calls one of these two before it returns, on its own thread: `close` when the run is over,
+    `keep_open` when the run goes on (`--noblock`, a timeout).
 
-        view = RunView(run.ranks, publish, client.call_later)
+        view = RunView(run.ranks, publish, call_later)
         run.add_listener(view.on_event)
         try:
             run.result()
         finally:
             view.close()
 
-    A cell that shows nothing and returns nothing publishes nothing, so that it has no empty output area.
+    A run that shows nothing and returns nothing soon publishes nothing, so that its cell has no empty output area.
 
-    Thread-safe: events come on the client's background thread, `open` and `close` on the cell's.
+    Thread-safe: events come on the client's background thread.
     """
 
     def __init__(
@@ -69,12 +70,12 @@ class RunView:
 
         Args:
             ranks: the run's ranks.
-            publish: shows a bundle of text/html and text/plain (in terminals of text/plain only).
-            call_later: `call_later(delay_s, callback)` calls `callback` later, on some thread.
+            publish: shows a bundle of text/html and text/plain; in terminals text/plain alone, to be printed.
+            call_later: `call_later(delay_s, callback)` calls `callback` later, on any thread.
             group: how the output is ordered; see `render`.
             show_failures: show the tracebacks of failed ranks; False when the cell raises them.
             stream: False to show everything once, at the end.
-            terminal: displays can not be updated: print only what is new, as it gets final.
+            terminal: displays can not be updated; publish only what is new, once it can not change any more.
             clock: seconds, for tests.
         """
         self._fold = Fold(ranks)
@@ -83,79 +84,167 @@ class RunView:
         self._stream, self._terminal = stream, terminal
         self._lock = threading.Lock()
         self._started_s = clock()
-        self._ended_s: float | None = None
-        self._opened = self._published = self._closed = False
+        self._duration_s = 0.0  # of the slowest rank
+        self._over_s: float | None = None
+        self._left = False  # the cell that the output belongs to has returned
+        self._kept_open = False
+        self._shown: dict[str, str] | None = None
+        self._status_shown = False
+        self._told: set[str] = set()  # notices, in terminals
+        self._ending_told = False
         self._dirty = False
-        self._wake_s: float | None = None  # when the earliest wake-up comes
-        self._not_before_s = self._started_s + FIRST_UPDATE_S
-        if stream and not terminal:
-            with self._lock:
-                self._wake_at(self._started_s + STATUS_AFTER_S)
+        self._not_before_s = 0.0
+        self._wake_s: float | None = None
+        with self._lock:
+            self._schedule(self._started_s)
 
     def on_event(self, event: Event) -> None:
-        """Take in an event of the run; show it now or soon."""
+        """Take in an event of the run; it shows soon."""
         with self._lock:
             now_s = self._clock()
             self._fold.add(event, now_s)
-            if not self._dirty and not self._published:
+            if not self._dirty:
+                self._dirty = True
                 self._not_before_s = max(self._not_before_s, now_s + FIRST_UPDATE_S)
-            self._dirty = True
+            if isinstance(event, Result):
+                self._duration_s = max(self._duration_s, event.duration_s)
             if isinstance(event, Finished):
-                self._ended_s = now_s
-                if self._opened:
+                self._end(now_s)
+                if self._kept_open:
                     self._show(now_s)
-                    return
-            if self._stream or self._opened and self._ended_s is not None:
-                self._wake_at(self._not_before_s)
+            self._schedule(now_s)
 
-    def open(self) -> None:
-        """Show the run now, from the cell that started it and does not wait for it."""
+    def keep_open(self) -> None:
+        """Show the run now, on the thread of the cell: it returns, and the run goes on."""
         with self._lock:
-            self._opened = True
+            self._kept_open = self._left = True
             self._show(self._clock())
+            self._schedule(self._clock())
 
     def close(self) -> None:
-        """Show the final state. Output that comes later still updates what was shown."""
+        """Show the final state, on the thread of the cell, which returns. Output that comes later is still added to
+        what was shown; when nothing was shown it stays in the logs."""
         with self._lock:
-            if self._closed:
-                return
             now_s = self._clock()
-            if self._ended_s is None and self._fold.finished:
-                self._ended_s = now_s
-            self._closed = True
+            self._fold.add(Finished(), now_s)
+            self._end(now_s)
+            self._left = True
             self._show(now_s)
 
-    # ---- under the lock ----
+    # ---- when; all below under the lock ----
 
-    def _wake_at(self, when_s: float) -> None:
-        if self._wake_s is not None and self._wake_s <= when_s:
+    def _end(self, now_s: float) -> None:
+        if self._over_s is None:
+            self._over_s = now_s
+
+    @property
+    def _over(self) -> bool:
+        return self._over_s is not None
+
+    def _schedule(self, now_s: float) -> None:
+        """Make sure to wake up when there is something to show next."""
+        if self._wake_s is not None and self._wake_s <= self._not_before_s:
             return
-        self._wake_s = when_s
-        self._call_later(max(0.0, when_s - self._clock()), self._wake)
+        if self._left and not self._kept_open and self._shown is None and not self._terminal:
+            return  # a first display would land in another cell
+        wakes = []
+        if self._dirty and (self._stream or (self._over and self._kept_open)):
+            wakes.append(self._not_before_s)
+        if self._stream and not self._over and not self._terminal:
+            wakes.append(self._next_status_s(now_s))
+        if self._terminal and self._stream and self._fold.waiting():
+            wakes.append(now_s + _SETTLE_S)
+        if wakes and (self._wake_s is None or min(wakes) < self._wake_s):
+            self._wake_s = min(wakes)
+            self._call_later(max(0.0, self._wake_s - now_s), self._wake)
 
     def _wake(self) -> None:
         with self._lock:
-            now_s = self._clock()
-            if self._wake_s is None or now_s < self._wake_s - 0.001:
-                return  # an earlier wake-up took this one's place
+            now_s = self._clock() + _EARLY_S
+            if self._wake_s is None or now_s < self._wake_s:
+                return  # an earlier one has done it
             self._wake_s = None
-            if self._closed and not self._published:
-                return  # its cell is over and showed nothing: a first display would land in another cell
-            if self._dirty and now_s < self._not_before_s - 0.001:
-                self._wake_at(self._not_before_s)
-            elif self._dirty or self._ended_s is None:
+            if not self._dirty or now_s >= self._not_before_s:
                 self._show(now_s)
+            self._schedule(now_s)
+
+    def _next_status_s(self, now_s: float) -> float:
+        elapsed_s = max(now_s - self._started_s, STATUS_AFTER_S - 1)
+        step_s = _status_step_s(elapsed_s)
+        return self._started_s + (elapsed_s // step_s + 1) * step_s
+
+    # ---- what ----
 
     def _show(self, now_s: float) -> None:
         self._dirty = False
-        size_bytes = self._print_new(now_s) if self._terminal else self._update(now_s)
-        took_s = self._clock() - now_s
-        self._not_before_s = now_s + max(UPDATE_S, _RENDER_SHARE * took_s, size_bytes / _BYTES_PER_S)
-        if self._stream and not self._closed and self._ended_s is None:
-            ...
+        began_s = self._clock()
+        size = self._print_new(now_s) if self._terminal else self._update(now_s)
+        pause_s = max(UPDATE_S, _RENDERING_SHARE * (self._clock() - began_s), size / _BYTES_PER_S)
+        self._not_before_s = began_s + pause_s
 
     def _update(self, now_s: float) -> int:
-        raise NotImplementedError
+        """Publish what is new in the notebook; return its size."""
+        long_running = now_s - self._started_s >= STATUS_AFTER_S
+        bundle = render(
+            self._fold,
+            group=self._group,
+            failures="full" if self._show_failures else "short" if long_running and not self._over else "none",
+            status=self._status(now_s),
+            status_alone=self._kept_open or self._shown is not None or not self._over,
+        )
+        if bundle == self._shown or (not bundle and self._shown is None):
+            return 0
+        bundle = bundle or {"text/html": "", "text/plain": ""}  # cleared
+        self._publish(bundle, self._shown is not None)
+        self._shown = bundle
+        return len(bundle["text/html"])
 
     def _print_new(self, now_s: float) -> int:
-        raise NotImplementedError
+        """Publish the lines that have become final, in a terminal; return their size."""
+        if not self._stream and not self._over:
+            return 0
+        rows = self._fold.take(now_s)
+        parts = [plain_lines(rows, self._fold.ranks, colours=True)] if rows else []
+        for notice in self._fold.notices.values():
+            if notice not in self._told:
+                self._told.add(notice)
+                parts.append(notice)
+        if self._over and not self._ending_told:
+            self._ending_told = True
+            parts += filter(None, [plain_ending(self._fold, self._show_failures)])
+        if parts:
+            self._publish({"text/plain": "\n".join(parts)}, False)
+        return sum(map(len, parts))
+
+    def _status(self, now_s: float) -> str:
+        ranks, ended, failed = self._fold.ranks.bit_count(), self._fold.ended.bit_count(), len(self._fold.failures)
+        elapsed_s = (now_s if self._over_s is None else self._over_s) - self._started_s
+        if self._over and self._duration_s:
+            elapsed_s = self._duration_s
+        self._status_shown |= elapsed_s >= STATUS_AFTER_S or self._kept_open
+        if not self._status_shown:
+            return ""
+        on = f"{ranks} rank{'' if ranks == 1 else 's'}"
+        failures = f" · {failed} failed" if failed else ""
+        if self._over:
+            return f"{on} · {_duration(elapsed_s)}{failures}"
+        step_s = _status_step_s(elapsed_s)
+        time_passed = f" · {_duration(elapsed_s // step_s * step_s)}" if elapsed_s >= 1 else ""
+        finished = f" · {ended} finished" if ended else ""
+        return f"● running on {on}{time_passed}{finished}{failures}"
+
+
+def _status_step_s(elapsed_s: float) -> int:
+    """Return how often the time is told: seldom enough that one can select text in the output meanwhile."""
+    return 1 if elapsed_s < 10 else 10 if elapsed_s < 120 else 60
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    if seconds < 120:
+        return f"{seconds:.1f} s".replace(".0 s", " s")
+    minutes = round(seconds) // 60
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"

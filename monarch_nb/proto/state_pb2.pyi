@@ -109,43 +109,19 @@ Global___LeaseRecord: _TypeAlias = LeaseRecord  # noqa: Y015
 class MeshRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    @_typing.final
-    class PreviousEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.int
-        value: _builtins.int
-        def __init__(
-            self,
-            *,
-            key: _builtins.int = ...,
-            value: _builtins.int = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     SPEC_FIELD_NUMBER: _builtins.int
     STORE_FIELD_NUMBER: _builtins.int
     STORE_PORT_FIELD_NUMBER: _builtins.int
     STORE_HOST_FIELD_NUMBER: _builtins.int
     LAST_NUMBER_FIELD_NUMBER: _builtins.int
-    PREVIOUS_FIELD_NUMBER: _builtins.int
     store_port: _builtins.int
     store_host: _builtins.str
     last_number: _builtins.int
+    """at least the newest run's"""
     @_builtins.property
     def spec(self) -> _allocator_pb2.SpawnRequest: ...
     @_builtins.property
     def store(self) -> Global___ProcessIdentity: ...
-    @_builtins.property
-    def previous(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
-        """by node rank: the newest run with ranks there"""
-
     def __init__(
         self,
         *,
@@ -154,11 +130,10 @@ class MeshRecord(_message.Message):
         store_port: _builtins.int = ...,
         store_host: _builtins.str = ...,
         last_number: _builtins.int = ...,
-        previous: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_number", b"last_number", "previous", b"previous", "spec", b"spec", "store", b"store", "store_host", b"store_host", "store_port", b"store_port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_number", b"last_number", "spec", b"spec", "store", b"store", "store_host", b"store_host", "store_port", b"store_port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

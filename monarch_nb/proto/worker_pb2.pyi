@@ -638,15 +638,12 @@ class FromRank(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HELLO_FIELD_NUMBER: _builtins.int
-    STARTED_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     CONTROL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RankHello:
         """answer to Hello on the work connection"""
 
-    @_builtins.property
-    def started(self) -> Global___RunStarted: ...
     @_builtins.property
     def result(self) -> _run_pb2.RankResult: ...
     @_builtins.property
@@ -655,15 +652,14 @@ class FromRank(_message.Message):
         self,
         *,
         hello: Global___RankHello | None = ...,
-        started: Global___RunStarted | None = ...,
         result: _run_pb2.RankResult | None = ...,
         control: Global___ControlReply | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["control", b"control", "hello", b"hello", "message", b"message", "result", b"result", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["control", b"control", "hello", b"hello", "message", b"message", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["control", b"control", "hello", b"hello", "message", b"message", "result", b"result", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["control", b"control", "hello", b"hello", "message", b"message", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "started", "result", "control"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "result", "control"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -706,25 +702,6 @@ class RankHello(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RankHello: _TypeAlias = RankHello  # noqa: Y015
-
-@_typing.final
-class RunStarted(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RUN_ID_FIELD_NUMBER: _builtins.int
-    run_id: _builtins.str
-    def __init__(
-        self,
-        *,
-        run_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RunStarted: _TypeAlias = RunStarted  # noqa: Y015
 
 @_typing.final
 class ControlReply(_message.Message):

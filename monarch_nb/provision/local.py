@@ -216,12 +216,13 @@ def _start(directory: Path, node_ids: Iterable[str], shape: PoolShape, say: Prog
             starting.append(one)
         try:
             wait_for_lines(starting, 1, began + SERVE_TIMEOUT_S)
+            if until_warm:
+                wait_for_lines(starting, 2, began + WARM_TIMEOUT_S, came)
         except KeyboardInterrupt:
-            # They go on without us; let them get to where the next `up` or `down` finds them.
+            say("interrupted: the nodes go on without us (monarch-nb down ends them)")
+            # Let them get to where the next `up` or `down` finds them.
             wait_for_lines(starting, 1, time.monotonic() + SERVE_TIMEOUT_S)
             raise
-        if until_warm:
-            wait_for_lines(starting, 2, began + WARM_TIMEOUT_S, came)
 
 
 def _refuse_if_held(nodes: Iterable[Node]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from monarch_nb.frames import encode_frame
 from monarch_nb.proto.run_pb2 import RankResult
-from monarch_nb.proto.worker_pb2 import FromRank, RankHello, RunStarted
+from monarch_nb.proto.worker_pb2 import FromRank, RankHello
 
 _REMEMBERED_RUNS = 200
 _SEND_TIMEOUT_S = 2.0
@@ -45,10 +45,9 @@ class Results:
                 self._connection = None
 
     def start(self, run_id: str) -> None:
-        """Report that a run begins."""
+        """Note that a run begins."""
         with self._lock:
             self._running = run_id
-            self._send(FromRank(started=RunStarted(run_id=run_id)))
 
     def finish(self, result: RankResult) -> None:
         """Keep a result, and report it when somebody listens."""

@@ -143,7 +143,7 @@ class ForkedRanks:
             function = cloudpickle.loads(work.recv_bytes())
             try:
                 result = function(space)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - user code
                 result = Failure(error)
             if broken.is_set():
                 process_groups.forget_groups()

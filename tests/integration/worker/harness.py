@@ -185,6 +185,16 @@ class TemplateProcess:
     def forget_exits(self, pids: Sequence[int]) -> None:
         self.send(ToTemplate(forget_exits=ForgetExits(pids=pids)))
 
+    def end_children(self) -> None:
+        """Kill all ranks and stores."""
+        for rank in self.ranks:
+            rank.disconnect()
+        for pid in self._children:
+            _kill_session(pid)
+        self.ranks.clear()
+        self._children.clear()
+        shutil.rmtree(self.directory / "runs", ignore_errors=True)
+
     def exit(self) -> int:
         """Tell it to exit; return the exit status."""
         self.send(ToTemplate(exit=ExitTemplate()))
@@ -192,10 +202,7 @@ class TemplateProcess:
 
     def close(self) -> None:
         """End everything that was started."""
-        for rank in self.ranks:
-            rank.disconnect()
-        for pid in self._children:
-            _kill_session(pid)
+        self.end_children()
         self.connection.close()
         if self.process.poll() is None:
             self.process.kill()
@@ -211,7 +218,6 @@ class RankProcess:
         self._template = template
         self._numbers = itertools.count(1)
         self._requests = itertools.count(1)
-        self.started: list[str] = []
         self.work, self.hello = self.connect_work()
         self.control = self.connect_control()
 
@@ -266,19 +272,13 @@ class RankProcess:
             message = self.receive_from(self.work)
             if message.HasField("result"):
                 return message.result
-            if message.HasField("started"):
-                self.started.append(message.started.run_id)
-
-    def wait_started(self, spec: RunSpec) -> None:
-        while spec.run_id not in self.started:
-            message = self.receive_from(self.work)
-            assert message.HasField("started"), message
-            self.started.append(message.started.run_id)
 
     def start(self, code: str, **options: Any) -> RunSpec:
         """Submit a cell and wait until it runs."""
         spec = self.submit(code, **options)
-        self.wait_started(spec)
+        deadline = time.monotonic() + TIMEOUT_S
+        while (where := self.where()).run_id != spec.run_id:
+            assert time.monotonic() < deadline, where
         return spec
 
     def run(self, code: str, *, timeout_s: float = TIMEOUT_S, **options: Any) -> RankResult:

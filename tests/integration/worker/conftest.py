@@ -1,0 +1,48 @@
+"""One template process for all tests of this folder, fresh ranks for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from integration.worker.harness import RankProcess, TemplateProcess
+
+ForkRanks = Callable[[int], list[RankProcess]]
+
+
+@pytest.fixture(scope="session")
+def shared_template() -> Iterator[TemplateProcess]:
+    process = TemplateProcess()
+    try:
+        process.wait_ready()
+        yield process
+    finally:
+        process.close()
+
+
+@pytest.fixture
+def template(shared_template: TemplateProcess) -> Iterator[TemplateProcess]:
+    """The shared template, without ranks at the beginning and at the end."""
+    yield shared_template
+    shared_template.end_children()
+
+
+@pytest.fixture
+def rank(template: TemplateProcess) -> RankProcess:
+    """One rank of a mesh of one."""
+    return template.fork(1)[0]
+
+
+@pytest.fixture
+def own_template() -> Iterator[Callable[..., TemplateProcess]]:
+    """Makes templates for one test alone: for tests that end them or that choose what they preload."""
+    processes: list[TemplateProcess] = []
+
+    def make(*preload: str, environment: dict[str, str] | None = None) -> TemplateProcess:
+        processes.append(TemplateProcess(preload, environment))
+        return processes[-1]
+
+    yield make
+    for process in processes:
+        process.close()

@@ -1,0 +1,113 @@
+"""After the fork a rank is what a fresh process would be."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from integration.worker.harness import RankProcess, TemplateProcess, run_all
+
+
+def test_the_environment_is_exactly_what_was_asked_for(template: TemplateProcess) -> None:
+    [rank] = template.fork(environment={"MINE": "x", "PYTHONPATH": "/some/where"})
+    environment = rank.ok("import os; dict(os.environ)")
+    expected = {**rank.spec.environment, "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    assert {name: value for name, value in environment.items() if not name.startswith("TORCH_NCCL_")} == expected
+    assert "OPENBLAS_NUM_THREADS" not in environment
+    assert rank.ok("import subprocess; subprocess.run(['env'], capture_output=True, text=True).stdout").count("MINE=x") == 1
+    assert rank.ok("import sys; sys.path[:2]") == [rank.spec.directory, "/some/where"]
+
+
+def test_presets(template: TemplateProcess) -> None:
+    first, second = template.fork(2)
+    assert second.ok("rank, world_size, local_rank, str(device), dist.__name__, __name__") == (
+        1, 2, 1, "cpu", "torch.distributed", "__main__",
+    )  # fmt: skip
+    assert first.ok("rank") == 0
+
+
+def test_presets_come_when_they_are_mentioned_where_torch_is_not_preloaded(own_template: object) -> None:
+    template: TemplateProcess = own_template()  # type: ignore[operator]
+    template.wait_ready()
+    [rank] = template.fork()
+    assert rank.ok("import sys; 'torch' in sys.modules") is False
+    assert rank.ok("device.type") == "cpu"
+    assert rank.ok("dist.is_available()") is True
+
+
+def test_a_leased_gpu_is_the_device_and_nothing_initialises_it(template: TemplateProcess) -> None:
+    first, second = template.fork(2, {"CUDA_VISIBLE_DEVICES": "4,6"})
+    assert second.ok("str(device)") == "cuda:1"
+    assert first.ok("import torch; str(device), torch.cuda.is_initialized()") == ("cuda:0", False)
+
+
+def test_directory_arguments_and_stdin(rank: RankProcess) -> None:
+    (Path(rank.spec.directory) / "beside.py").write_text("value = 7")
+    assert rank.ok("import os; os.getcwd()") == rank.spec.directory
+    assert rank.ok("import beside; beside.value") == 7
+    assert rank.ok("import sys; sys.argv, sys.stdin.read()") == ([""], "")
+
+
+def test_session_name_and_oom_score(rank: RankProcess) -> None:
+    assert os.getsid(rank.pid) == rank.pid
+    assert Path(f"/proc/{rank.pid}/comm").read_text() == "rank 0\n"
+    assert int(Path(f"/proc/{rank.pid}/oom_score_adj").read_text()) > 0
+
+
+def test_random_states_differ_unless_seeded(template: TemplateProcess) -> None:
+    ranks = template.fork(3)
+    draw = "import random, numpy, torch\n(random.random(), numpy.random.rand(), torch.rand(1).item(), torch.initial_seed())"
+    draws = [rank.ok(draw) for rank in ranks]
+    for values in zip(*draws, strict=True):
+        assert len(set(values)) == 3
+    seeded = "random.seed(1); numpy.random.seed(1); torch.manual_seed(1)\nrandom.random(), numpy.random.rand(), torch.rand(1)"
+    assert len({str(rank.ok(seeded)) for rank in ranks}) == 1
+
+
+def test_thread_counts(template: TemplateProcess) -> None:
+    count = "import torch, numpy, threadpoolctl\n(torch.get_num_threads(), {p['num_threads'] for p in threadpoolctl.threadpool_info() if p['internal_api'] == 'openblas'})"
+    one, two = template.fork(1)[0], template.fork(1, {"OMP_NUM_THREADS": "2"})[0]
+    assert one.ok(count) == (1, {1})
+    assert two.ok(count) == (2, {2})
+    backward = "x = torch.rand(300, 300, requires_grad=True)\n(x @ x).sum().backward()\nnumpy.ones((300, 300)) @ numpy.ones((300, 300))\nx.grad.shape[0]"
+    assert two.ok(backward) == 300
+
+
+def test_the_garbage_collector_works(rank: RankProcess) -> None:
+    code = """
+import gc, weakref
+class Node: pass
+node = Node(); node.self = node; gone = weakref.ref(node); del node
+gc.collect()
+gc.isenabled(), gone() is None
+"""
+    assert rank.ok(code) == (True, True)
+
+
+def test_signal_handlers_are_the_defaults(rank: RankProcess) -> None:
+    code = "import signal\n[signal.getsignal(s) == signal.SIG_DFL for s in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP)]"
+    assert rank.ok(code) == [True, True, True]
+    os.kill(rank.pid, signal.SIGTERM)
+    assert rank.work.recv(1) == b""
+
+
+def test_sigusr2_writes_all_stacks_even_when_c_code_holds_the_gil(rank: RankProcess) -> None:
+    # A regular expression that backtracks for ever holds the GIL.
+    rank.start("import re\ndef stuck():\n    re.match('(a+)+$', 'a' * 60 + 'b')\nstuck()")
+    stacks = Path(rank.spec.stacks_file)
+    os.kill(rank.pid, signal.SIGUSR2)
+    for _ in range(500):
+        if "stuck" in stacks.read_text():
+            break
+        os.sched_yield()
+        import time
+
+        time.sleep(0.01)
+    assert "in stuck" in stacks.read_text()
+
+
+def test_ranks_of_different_meshes_differ_in_nothing_but_their_spec(template: TemplateProcess) -> None:
+    ranks = template.fork(4)
+    results = run_all(ranks, "import os; os.environ['RANK']")
+    assert [rank.value(result) for rank, result in zip(ranks, results, strict=True)] == ["0", "1", "2", "3"]

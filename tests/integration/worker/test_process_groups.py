@@ -1,0 +1,527 @@
+"""Groups of real ranks (torch, Gloo): hung, broken, forgotten, made again; and ranks that die on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from integration.worker.forked_ranks import Failure, ForkedRanks
+
+Space = dict[str, Any]
+WORLD = 4
+ALL_BUT_0 = [1, 2, 3]
+CALL_AGAIN = "process group aborted, call `dist.init_process_group()` again"
+
+
+@pytest.fixture
+def ranks() -> Iterator[ForkedRanks]:
+    with ForkedRanks(WORLD) as ranks:
+        yield ranks
+
+
+@pytest.fixture
+def grouped(ranks: ForkedRanks) -> ForkedRanks:
+    ranks.run(init)
+    return ranks
+
+
+def init(_: Space) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+
+
+def total(_: Space) -> float:
+    value = torch.ones(1)
+    dist.all_reduce(value)
+    return float(value)
+
+
+def wrap(space: Space) -> None:
+    model = space.setdefault("model", torch.nn.Linear(4, 4))
+    space["wrapped"] = DistributedDataParallel(model)
+    space["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train(space: Space) -> None:
+    space["wrapped"](torch.ones(2, 4)).sum().backward()
+    space["optimizer"].step()
+
+
+def wait_for_key(store: dist.Store) -> None:
+    store.get("a key that nobody sets")
+
+
+def assert_works(ranks: ForkedRanks) -> None:
+    ranks.run(init)
+    assert ranks.run(total) == [float(ranks.world_size)] * ranks.world_size
+
+
+def free(ranks: ForkedRanks, some: list[int]) -> list[Failure]:
+    """Break the groups of ranks that hang; return how they failed."""
+    started = time.monotonic()
+    assert ranks.break_groups(some) == [True] * len(some)
+    failures = ranks.collect(some, timeout_s=5)
+    assert time.monotonic() - started < 2
+    assert all(isinstance(failure, Failure) for failure in failures), failures
+    return failures
+
+
+# ---- hangs
+
+HANGS: dict[str, Callable[[Space], Any]] = {
+    "all_reduce": total,
+    "barrier": lambda _: dist.barrier(),
+    "broadcast": lambda _: dist.broadcast(torch.ones(1), 0),
+    "recv": lambda _: dist.recv(torch.ones(1), 0),
+    "send": lambda _: dist.send(torch.ones(4_000_000), 0),
+    "all_gather_object": lambda _: dist.all_gather_object([None] * WORLD, 1),
+    "monitored_barrier": lambda _: dist.monitored_barrier(),
+    "wait": lambda _: dist.all_reduce(torch.ones(1), async_op=True).wait(),
+    "new_group": lambda _: dist.new_group(),
+    "store wait": lambda _: wait_for_key(dist.distributed_c10d._get_default_store()),
+    "DistributedDataParallel": wrap,
+}
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_a_hung_operation_is_freed_and_the_next_group_works(grouped: ForkedRanks, name: str) -> None:
+    grouped.run(lambda space: space.update(kept=torch.full((3,), 7.0)))
+    grouped.submit(HANGS[name], ALL_BUT_0)
+    grouped.wait_until_in(name, ALL_BUT_0)
+    again = f"{CALL_AGAIN} and wrap the model in DistributedDataParallel again" if "Data" in name else CALL_AGAIN
+    for failure in free(grouped, ALL_BUT_0):
+        assert failure.name == "ProcessGroupAborted"
+        assert failure.text == f"interrupted in {name}; {again}"
+    assert_works(grouped)
+    assert grouped.run(lambda space: space["kept"].tolist()) == [[7.0] * 3] * WORLD
+
+
+def test_an_init_that_waits_for_a_rank_is_freed(ranks: ForkedRanks) -> None:
+    for missing in range(WORLD):
+        present = [rank for rank in range(WORLD) if rank != missing]
+        ranks.submit(init, present)
+        ranks.wait_until_in("init_process_group", present)
+        for failure in free(ranks, present):
+            assert failure.text == f"interrupted in init_process_group; {CALL_AGAIN}"
+        assert_works(ranks)
+        ranks.run(lambda _: dist.destroy_process_group())
+
+
+def test_a_backward_that_waits_for_gradients_is_freed(grouped: ForkedRanks) -> None:
+    grouped.run(wrap)
+    grouped.run(train)
+    grouped.run(lambda space: space.update(loss=space["wrapped"](torch.ones(2, 4)).sum()))
+    grouped.submit(lambda space: space["loss"].backward(), ALL_BUT_0)
+    grouped.wait_until_in("backward", ALL_BUT_0)
+    for failure in free(grouped, ALL_BUT_0):
+        assert failure.text.startswith("interrupted in backward; ")
+    assert_works(grouped)
+    grouped.submit(train)
+    for failure in grouped.collect():
+        assert failure.text == (
+            "this model's process group was aborted: wrap the model in DistributedDataParallel again"
+        )
+    grouped.run(wrap)
+    grouped.run(train)
+
+
+@pytest.mark.parametrize("attempt", range(4))
+def test_an_init_that_waits_for_a_peer_to_connect_is_freed(attempt: int) -> None:
+    """Rank 1 says where it listens, and then never connects; who connects to whom depends on their ports."""
+
+    def init_at(prefix: str) -> Callable[[Space], None]:
+        def make(space: Space) -> None:
+            port = int(os.environ["MASTER_PORT"])
+            store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+            store = dist.PrefixStore(prefix, store)
+            dist.init_process_group("gloo", store=store, rank=space["rank"], world_size=2)
+
+        return make
+
+    with ForkedRanks(2) as ranks:
+        store = dist.TCPStore("127.0.0.1", ranks.port, is_master=False, wait_for_workers=False)
+        ranks.submit(init_at("seen"), [0])
+        ranks.submit(init_at("hidden"), [1])
+        ranks.wait_until_in("init_process_group")
+        (address,) = (key for key in store.list_keys() if key.startswith("hidden/"))
+        store.set(address.replace("hidden", "seen", 1), store.get(address))
+        time.sleep(0.1)
+        ranks.break_groups()
+        ranks.collect(timeout_s=5)
+        assert_works(ranks)
+
+
+def test_breaking_is_quiet(ranks: ForkedRanks, capfd: pytest.CaptureFixture[str]) -> None:
+    """The C++ code of torch's store would print pages of its stack into the user's cell."""
+    ranks.submit(init, ALL_BUT_0)
+    ranks.wait_until_in("init_process_group", ALL_BUT_0)
+    free(ranks, ALL_BUT_0)
+    assert_works(ranks)
+    assert "frame #" not in capfd.readouterr().err
+
+
+def test_nothing_to_break(ranks: ForkedRanks) -> None:
+    assert ranks.break_groups() == [False] * WORLD
+    assert_works(ranks)
+
+
+def test_groups_broken_while_idle_are_made_again(grouped: ForkedRanks) -> None:
+    """As when another rank was replaced."""
+    grouped.break_groups(reason="rank 2 was restarted")
+    grouped.submit(total)
+    assert {failure.text for failure in grouped.collect()} == {
+        f"interrupted in all_reduce (rank 2 was restarted); {CALL_AGAIN}"
+    }
+    grouped.submit(total)
+    assert {failure.text for failure in grouped.collect()} == {f"interrupted (rank 2 was restarted); {CALL_AGAIN}"}
+    assert_works(grouped)
+
+
+def test_a_rank_whose_peers_were_interrupted_first_gets_a_readable_error(grouped: ForkedRanks) -> None:
+    grouped.submit(total, ALL_BUT_0)
+    grouped.wait_until_in("all_reduce", ALL_BUT_0)
+    grouped.break_groups([1])
+    one, *others = grouped.collect(ALL_BUT_0)
+    assert one.text == f"interrupted in all_reduce; {CALL_AGAIN}"
+    for failure in others:
+        assert failure.text == f"interrupted in all_reduce (a peer was interrupted or died); {CALL_AGAIN}"
+    assert_works(grouped)
+
+
+def test_a_timeout_stays_what_it_is(ranks: ForkedRanks) -> None:
+    ranks.run(lambda _: dist.init_process_group("gloo", timeout=timedelta(seconds=0.5)))
+    ranks.submit(total, [1])
+    (failure,) = ranks.collect([1])
+    assert failure.name == "RuntimeError"
+    assert "Timed out" in failure.text
+
+
+def test_an_error_caught_by_the_user_leaves_a_cell_that_can_go_on(grouped: ForkedRanks) -> None:
+    """`finally: destroy_process_group()` and a new init, all in the cell that was interrupted."""
+
+    def recover(space: Space) -> float:
+        try:
+            dist.barrier()
+        except RuntimeError:
+            dist.destroy_process_group()
+        dist.init_process_group("gloo")
+        return total(space)
+
+    grouped.submit(recover, ALL_BUT_0)
+    grouped.wait_until_in("barrier", ALL_BUT_0)
+    grouped.break_groups(ALL_BUT_0)
+    grouped.submit(lambda space: (dist.destroy_process_group(), dist.init_process_group("gloo"), total(space))[2], [0])
+    assert grouped.collect() == [float(WORLD)] * WORLD
+    assert grouped.run(total) == [float(WORLD)] * WORLD
+
+
+# ---- what is the user's
+
+
+def test_the_users_own_connections_survive(ranks: ForkedRanks) -> None:
+    """Made before, during and after an init; as a client, and as a server with an event loop of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def connect_before(space: Space) -> None:
+            space["before"] = socket.create_connection(("127.0.0.1", port))
+
+        def connect_during(space: Space) -> None:
+            def connect() -> None:
+                time.sleep(0.05)  # while the init below waits
+                space["during"] = socket.create_connection(("127.0.0.1", port))
+                serve(space)
+
+            thread = threading.Thread(target=connect)
+            thread.start()
+            try:
+                init(space)
+            finally:
+                thread.join()
+
+        def serve(space: Space) -> None:
+            import asyncio
+
+            async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                while data := await reader.read(100):
+                    writer.write(data)
+
+            loop, ready = asyncio.new_event_loop(), threading.Event()
+
+            async def start() -> None:
+                space["server"] = await asyncio.start_server(echo, "127.0.0.1", 0)
+                ready.set()
+
+            loop.create_task(start())
+            threading.Thread(target=loop.run_forever, daemon=True).start()
+            assert ready.wait(5)
+            space["own"] = socket.create_connection(space["server"].sockets[0].getsockname())
+
+        def connect_after(space: Space) -> None:
+            space["after"] = socket.create_connection(("127.0.0.1", port))
+
+        def all_alive(space: Space) -> bool:
+            for name in ("before", "during", "after"):
+                space[name].sendall(b"ping")
+                if space[name].recv(4) != b"ping":
+                    return False
+            space["own"].sendall(b"x")
+            return bool(space["own"].recv(1) == b"x")
+
+        threading.Thread(target=_echo, args=(server,), daemon=True).start()
+        ranks.run(connect_before)
+        ranks.submit(connect_during, ALL_BUT_0)
+        ranks.wait_until_in("init_process_group", ALL_BUT_0)
+        time.sleep(0.3)
+        free(ranks, ALL_BUT_0)
+        ranks.run(connect_during)
+        ranks.run(connect_after)
+        assert ranks.run(all_alive) == [True] * WORLD
+        ranks.submit(total, ALL_BUT_0)
+        ranks.wait_until_in("all_reduce", ALL_BUT_0)
+        free(ranks, ALL_BUT_0)
+        assert ranks.run(all_alive) == [True] * WORLD
+
+
+def _echo(server: socket.socket) -> None:
+    def serve(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := connection.recv(100):
+                connection.sendall(data)
+
+    with contextlib.suppress(OSError):
+        while True:
+            threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
+
+
+# ---- again and again
+
+
+@pytest.mark.slow
+def test_many_groups_in_the_same_ranks_with_models_kept(ranks: ForkedRanks) -> None:
+    def cycle(space: Space) -> None:
+        init(space)
+        wrap(space)
+        space.setdefault("kept", []).append(space["wrapped"])
+        train(space)
+        dist.destroy_process_group()
+
+    for _ in range(25):
+        ranks.run(cycle)
+
+
+@pytest.mark.slow
+def test_many_hangs_in_a_row(ranks: ForkedRanks) -> None:
+    for round_ in range(12):
+        present = [rank for rank in range(WORLD) if rank != round_ % WORLD]
+        ranks.submit(init, present)
+        ranks.wait_until_in("init_process_group", present)
+        free(ranks, present)
+        assert_works(ranks)
+        ranks.submit(total, present)
+        ranks.wait_until_in("all_reduce", present)
+        free(ranks, present)
+    assert_works(ranks)
+
+
+# ---- ranks that die
+
+
+@pytest.mark.parametrize("dead", [0, 2])
+def test_a_rank_that_dies_while_it_waits_for_a_group(ranks: ForkedRanks, dead: int) -> None:
+    """The others go on waiting, and form the group with its next life."""
+    present = [rank for rank in range(WORLD) if rank != 3]
+    others = [rank for rank in present if rank != dead]
+    ranks.submit(init, present)
+    ranks.wait_until_in("init_process_group", present)
+    ranks.kill(dead)
+    ranks.fork(dead)
+    ranks.submit(init, [dead])
+    ranks.wait_until_in("init_process_group", [dead])
+    ranks.kill(dead)
+    ranks.fork(dead)
+    ranks.submit(init, [3])
+    ranks.wait_until_in("init_process_group", [*others, 3])
+    ranks.submit(init, [dead])
+    assert ranks.collect() == [None] * WORLD
+    assert ranks.run(total) == [float(WORLD)] * WORLD
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_rank_that_dies_in_a_group_and_is_forked_again(grouped: ForkedRanks, dead: int) -> None:
+    others = [rank for rank in range(WORLD) if rank != dead]
+    grouped.submit(total, others)
+    grouped.wait_until_in("all_reduce", others)
+    grouped.kill(dead)
+    for failure in grouped.collect(others):  # their connections to it are gone
+        assert failure.text == f"interrupted in all_reduce (a peer was interrupted or died); {CALL_AGAIN}"
+    grouped.fork(dead)
+    assert_works(grouped)
+
+
+def test_all_wants_of_a_dead_world_are_stale(ranks: ForkedRanks) -> None:
+    present = [0, 1, 2]
+    ranks.submit(init, present)
+    ranks.wait_until_in("init_process_group", present)
+    for rank in present:
+        ranks.kill(rank)
+        ranks.fork(rank)
+    assert_works(ranks)
+
+
+# ---- what users call
+
+
+def test_init_without_arguments(ranks: ForkedRanks) -> None:
+    ranks.run(lambda _: dist.init_process_group())
+    assert ranks.run(total) == [float(WORLD)] * WORLD
+
+
+def test_init_with_explicit_ranks(ranks: ForkedRanks) -> None:
+    ranks.run(lambda space: dist.init_process_group("gloo", rank=WORLD - 1 - space["rank"], world_size=WORLD))
+    assert ranks.run(lambda _: dist.get_rank()) == [3, 2, 1, 0]
+    ranks.run(lambda _: dist.destroy_process_group())
+    ranks.run(lambda space: dist.init_process_group("gloo", rank=space["rank"], world_size=2), [0, 1])
+    assert ranks.run(total, [0, 1]) == [2.0, 2.0]
+
+
+def test_a_rank_out_of_range(ranks: ForkedRanks) -> None:
+    ranks.submit(lambda _: dist.init_process_group("gloo", rank=7, world_size=4), [0])
+    (failure,) = ranks.collect([0])
+    assert (failure.name, failure.text) == ("ValueError", "no rank 7 in a world of 4: ranks are 0 to 3")
+
+
+def test_init_that_times_out_names_who_did_not_come(ranks: ForkedRanks) -> None:
+    ranks.submit(lambda _: dist.init_process_group("gloo", timeout=timedelta(seconds=0.5)), [0, 2])
+    for failure in ranks.collect([0, 2]):
+        assert failure.name == "DistStoreError"
+        assert failure.text == "waited 0.5 s for all 4 ranks to call init_process_group(); these did not: 1, 3"
+    assert_works(ranks)
+
+
+def test_a_script_that_sets_the_master_address(ranks: ForkedRanks) -> None:
+    """The tutorial's lines; nothing listens there, and nothing shall."""
+
+    def tutorial(_: Space) -> None:
+        os.environ["MASTER_ADDR"] = "localhost"
+        os.environ["MASTER_PORT"] = "12355"
+        dist.init_process_group("gloo")
+
+    ranks.run(tutorial)
+    assert ranks.run(total) == [float(WORLD)] * WORLD
+
+
+def test_a_cell_that_is_run_again_keeps_its_group(grouped: ForkedRanks, capfd: pytest.CaptureFixture[str]) -> None:
+    grouped.run(lambda space: space.update(group=dist.group.WORLD))
+    grouped.run(init)
+    assert grouped.run(lambda space: space["group"] is dist.group.WORLD) == [True] * WORLD
+    said = capfd.readouterr().err.splitlines()
+    assert said == ["keeping the process group of 4 ranks (for a new one, call dist.destroy_process_group() first)"] * 4
+
+
+def test_another_backend_is_torchs_own_error(grouped: ForkedRanks) -> None:
+    grouped.submit(lambda _: dist.init_process_group("mpi"))
+    assert {failure.text for failure in grouped.collect()} == {"trying to initialize the default process group twice!"}
+    assert grouped.run(total) == [float(WORLD)] * WORLD
+
+
+def test_destroying_what_was_aborted_is_no_error(grouped: ForkedRanks) -> None:
+    grouped.run(lambda space: space.update(group=dist.new_group()))
+    grouped.submit(total, ALL_BUT_0)
+    grouped.wait_until_in("all_reduce", ALL_BUT_0)
+    free(grouped, ALL_BUT_0)
+    grouped.run(lambda space: dist.destroy_process_group(space["group"]), ALL_BUT_0)
+    grouped.run(lambda _: dist.destroy_process_group())
+    grouped.run(lambda _: dist.destroy_process_group(), ALL_BUT_0)
+    assert_works(grouped)
+    grouped.run(lambda _: dist.destroy_process_group())
+    grouped.submit(lambda _: dist.destroy_process_group())
+    assert {failure.name for failure in grouped.collect()} == {"AssertionError"}  # torch's own
+
+
+def test_an_old_subgroup_says_so(grouped: ForkedRanks) -> None:
+    grouped.run(lambda space: space.update(group=dist.new_group()))
+    grouped.submit(total, ALL_BUT_0)
+    grouped.wait_until_in("all_reduce", ALL_BUT_0)
+    free(grouped, ALL_BUT_0)
+    assert_works(grouped)
+    grouped.submit(lambda space: dist.all_reduce(torch.ones(1), group=space["group"]))
+    assert {failure.text for failure in grouped.collect()} == {
+        "this process group was aborted: make it again with `dist.new_group()`"
+    }
+
+
+def test_the_store_keeps_no_keys_of_older_groups(ranks: ForkedRanks) -> None:
+    store = dist.TCPStore("127.0.0.1", ranks.port, is_master=False, wait_for_workers=False)
+    sizes = []
+    for _ in range(4):
+        assert_works(ranks)
+        ranks.run(lambda _: dist.destroy_process_group())
+        sizes.append(store.num_keys())
+    assert sizes[1] == sizes[3]
+
+
+# ---- the store process
+
+
+def test_the_store_listens_on_one_address_and_ends_when_told(ranks: ForkedRanks) -> None:
+    listening = subprocess.run(["ss", "-Htln"], capture_output=True, text=True, check=True).stdout
+    assert [line.split()[3] for line in listening.splitlines() if f":{ranks.port}" in line.split()[3]] == [
+        f"127.0.0.1:{ranks.port}"
+    ]
+    os.kill(ranks.store.pid, signal.SIGTERM)
+    ranks.store.join(5)
+    assert ranks.store.exitcode == -signal.SIGTERM
+
+
+def test_the_store_keeps_no_descriptor_of_its_parent() -> None:
+    with open("/dev/zero", "rb") as inherited, ForkedRanks(1) as ranks:
+        assert_works(ranks)
+        folder = f"/proc/{ranks.store.pid}/fd"
+        targets = [os.readlink(f"{folder}/{name}") for name in os.listdir(folder)]
+        assert inherited.name not in targets
+        assert sum(target.startswith("pipe:") for target in targets) <= 2 + 2  # stdout, stderr and the loop's own
+
+
+# ---- importing
+
+
+def test_importing_imports_no_torch() -> None:
+    code = "import sys, monarch_nb.worker.process_groups, monarch_nb.worker.store; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_torch_is_patched_when_it_is_imported_later() -> None:
+    code = """
+import sys
+from monarch_nb.worker import process_groups
+process_groups.install()
+assert not process_groups.in_use()
+import torch
+import torch.distributed as dist
+assert dist.init_process_group.__globals__["__name__"] == process_groups.__name__
+assert dist.init_process_group is dist.distributed_c10d.init_process_group
+dist.init_process_group("gloo")
+assert process_groups.in_use()
+x = torch.ones(1)
+dist.all_reduce(x)
+dist.destroy_process_group()
+assert not process_groups.in_use()
+"""
+    with ForkedRanks(1) as ranks:
+        torchrun = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.port)}
+        subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | torchrun)

@@ -1,0 +1,226 @@
+"""The template process: what it forks, what it refuses, whom it outlives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, connect
+from monarch_nb.frames import receive_frame
+from monarch_nb.proto.worker_pb2 import ForkRanks, FromTemplate, ToTemplate
+
+MakeTemplate = Callable[..., TemplateProcess]
+
+
+def threads_of(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def open_files(pid: int) -> list[str]:
+    folder = Path(f"/proc/{pid}/fd")
+    return [os.readlink(folder / name) for name in os.listdir(folder)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def wait_exit(template: TemplateProcess, pid: int) -> int:
+    while (exit := template.receive_kind("exit")).pid != pid:
+        pass
+    return int(exit.wait_status)
+
+
+def test_it_has_one_thread_and_knows_neither_grpc_nor_cuda(template: TemplateProcess) -> None:
+    [rank] = template.fork()
+    pid = template.process.pid
+    assert threads_of(pid) == 1
+    assert not [target for target in open_files(pid) if target.startswith("/dev/nvidia")]
+    loaded = rank.ok("import sys; sorted(sys.modules)")
+    assert not [name for name in loaded if name.split(".")[0] in ("grpc", "jupyter_server", "ipykernel")]
+    assert rank.ok("import torch; torch.cuda.is_initialized()") is False
+
+
+def test_it_says_what_it_is(own_template: MakeTemplate) -> None:
+    template = own_template()
+    ready = template.wait_ready()
+    assert ready.pid == template.process.pid
+    assert ready.python
+    assert ready.torch_version == ""
+    assert list(ready.exits) == []
+
+
+def test_an_exit_is_told_and_kept_until_it_is_forgotten(template: TemplateProcess) -> None:
+    first, second = template.fork(2)
+    os.kill(first.pid, signal.SIGKILL)
+    second.submit("import os; os._exit(3)")
+    statuses = {wait_exit(template, pid) for pid in (first.pid,)} | {wait_exit(template, second.pid)}
+    assert {os.waitstatus_to_exitcode(status) for status in statuses} == {-signal.SIGKILL, 3}
+    kept = {exit.pid: exit.wait_status for exit in template.reconnect().exits}
+    assert os.waitstatus_to_exitcode(kept[second.pid]) == 3
+    template.forget_exits([first.pid])
+    assert {exit.pid for exit in template.reconnect().exits} >= {second.pid}
+    template.forget_exits(list(kept))
+    assert list(template.reconnect().exits) == []
+
+
+def test_a_newer_connection_replaces_the_older(template: TemplateProcess) -> None:
+    older = template.connection
+    template.connection = connect(template.socket_path)
+    template.wait_ready()
+    assert older.recv(1) == b""
+    older.close()
+    assert template.fork()[0].ok("1 + 1") == 2
+
+
+def test_it_goes_on_without_an_allocator(template: TemplateProcess) -> None:
+    template.connection.close()
+    time.sleep(0.05)
+    template.connection = connect(template.socket_path)
+    template.wait_ready()
+    assert template.fork()[0].ok("1 + 1") == 2
+
+
+def test_a_frame_that_is_none_only_costs_the_connection(template: TemplateProcess) -> None:
+    template.connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    assert template.connection.recv(1) == b""
+    template.reconnect()
+    assert template.fork()[0].ok("1 + 1") == 2
+
+
+def test_ranks_outlive_it(own_template: MakeTemplate) -> None:
+    template = own_template()
+    template.wait_ready()
+    [rank] = template.fork()
+    rank.ok("x = 41")
+    template.process.kill()
+    template.process.wait()
+    assert rank.ok("x + 1") == 42
+
+
+def test_sigint_is_ignored_and_sigterm_ends_it(own_template: MakeTemplate) -> None:
+    template = own_template()
+    template.wait_ready()
+    template.process.send_signal(signal.SIGINT)
+    assert template.fork()[0].ok("1 + 1") == 2
+    template.process.send_signal(signal.SIGTERM)
+    assert template.process.wait(TIMEOUT_S) == -signal.SIGTERM
+
+
+def test_it_exits_when_told(own_template: MakeTemplate) -> None:
+    template = own_template()
+    template.wait_ready()
+    assert template.exit() == 0
+
+
+def test_a_stale_socket_is_replaced(template: TemplateProcess) -> None:
+    spec = template.rank_spec(0, 1)
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(spec.socket)
+    [pid] = template.fork_specs([spec])
+    assert RankProcess(template, spec, pid).ok("1 + 1") == 2
+
+
+def test_a_missing_directory_is_refused_by_name(template: TemplateProcess) -> None:
+    spec = template.rank_spec(0, 1)
+    spec.directory = "/no/such/directory"
+    template.send(ToTemplate(fork_ranks=ForkRanks(request=5, ranks=[spec])))
+    forked = template.receive_kind("forked")
+    assert forked.request == 5
+    assert "/no/such/directory" in forked.error
+    assert list(forked.pids) == []
+
+
+def test_a_store_listens_on_the_one_address(template: TemplateProcess) -> None:
+    port = template.fork_store()
+    listening = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
+    assert f"0100007F:{port:04X}" in listening
+    assert f"00000000:{port:04X}" not in listening
+    [rank] = template.fork()
+    code = f"import torch.distributed as d\nd.TCPStore('127.0.0.1', {port}, wait_for_workers=False).add('x', 2)"
+    assert rank.ok(code) == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("raise ValueError('broken on purpose')", "broken on purpose"),
+        ("import no_such_module_anywhere", "no_such_module_anywhere"),
+        ("def f(:", "SyntaxError"),
+        ("import sys; sys.exit(3)", "SystemExit"),
+        ("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "thread"),
+    ],
+)
+def test_a_preload_that_does_not_fit_is_refused_by_name(
+    own_template: MakeTemplate, tmp_path: Path, source: str, complaint: str
+) -> None:
+    (tmp_path / "unfit_module.py").write_text(source)
+    template = own_template("json", "unfit_module", environment={"PYTHONPATH": str(tmp_path)})
+    failed = template.receive_kind("preload_failed")
+    assert failed.module == "unfit_module"
+    assert complaint in failed.traceback
+    assert "importlib" not in failed.traceback
+    template.connection.close()
+    assert template.process.wait(TIMEOUT_S) == 1
+
+
+def test_whoever_connects_after_a_failed_preload_learns_of_it(own_template: MakeTemplate) -> None:
+    template = own_template("no_such_module_anywhere")
+    template.connection.close()
+    with connect(template.socket_path) as later:
+        frame = receive_frame(later)
+    assert frame is not None
+    assert FromTemplate.FromString(frame).preload_failed.module == "no_such_module_anywhere"
+
+
+def test_a_thread_that_appears_later_is_refused_at_the_fork(own_template: MakeTemplate, tmp_path: Path) -> None:
+    # A module whose thread starts after its import, when the first signal of a child comes.
+    (tmp_path / "late_module.py").write_text(
+        "import os, threading, time\n"
+        "os.register_at_fork(after_in_parent=lambda: "
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start())\n"
+    )
+    template = own_template("late_module", environment={"PYTHONPATH": str(tmp_path)})
+    template.wait_ready()
+    template.fork()
+    template.send(ToTemplate(fork_ranks=ForkRanks(request=6, ranks=[template.rank_spec(0, 1)])))
+    assert "thread" in template.receive_kind("forked").error
+
+
+def test_children_of_a_rank_do_not_hold_its_sockets(template: TemplateProcess) -> None:
+    [rank] = template.fork()
+    child = rank.ok(
+        "import os, time\npid = os.fork()\nif pid == 0:\n    time.sleep(60)\n    os._exit(0)\npid",
+    )
+    # The event loop's pair, which nobody else holds the other end of, is all that is left.
+    assert len([target for target in open_files(child) if target.startswith("socket:")]) <= 2
+    os.kill(rank.pid, signal.SIGKILL)
+    assert rank.work.recv(1) == b""
+    os.kill(child, signal.SIGKILL)
+
+
+def test_a_rank_holds_nothing_of_the_template(template: TemplateProcess) -> None:
+    [rank] = template.fork()
+    files = open_files(rank.pid)
+    # Its listener, two connections, and its event loop's and control thread's own.
+    assert len([target for target in files if target.startswith("socket:")]) <= 5
+    assert str(template.log_path) not in "".join(target for target in files if "runs" not in target)
+
+
+def test_a_child_that_runs_to_the_end_of_its_cell_does_not_become_a_second_rank(template: TemplateProcess) -> None:
+    [rank] = template.fork()
+    child = rank.ok("import os\npid = os.fork()\npid", want_value=True)
+    deadline = time.monotonic() + 5
+    while alive(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert rank.ok("1 + 1") == 2
