@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import fcntl
 import json
 import logging
@@ -16,6 +17,8 @@ from typing import IO
 from monarch_nb import config
 from monarch_nb.allocator import facts, processes
 from monarch_nb.errors import MonarchNbError, PoolError
+
+FRESHEN_S = 3600.0
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -78,10 +81,11 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, stopped_by_signal, number)
+    freshener = asyncio.create_task(keep_fresh(paths))
     watcher = asyncio.create_task(_report_template(node, options.ready_fd))
     waits = [asyncio.create_task(event.wait()) for event in (stopped_by_signal, node.shutdown)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for task in (*waits, watcher):
+    for task in (*waits, watcher, freshener):
         task.cancel()
     await server.stop(grace=0.2)
     await node.close(end_processes=node.shutdown.is_set())
@@ -114,6 +118,15 @@ def report(ready_fd: int | None, content: dict[str, object]) -> None:
             os.write(ready_fd, json.dumps(content).encode() + b"\n")
         except BrokenPipeError:
             pass
+
+
+async def keep_fresh(paths: config.NodePaths) -> None:
+    """Touch the node's files now and then: cleaners of /tmp remove what nobody has touched for days."""
+    while True:
+        await asyncio.sleep(FRESHEN_S)
+        for path in (paths.directory, *paths.directory.iterdir(), *paths.sockets.iterdir()):
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(path)
 
 
 def lock(paths: config.NodePaths) -> IO[bytes]:

@@ -268,15 +268,16 @@ class Node:
             raise UsageError(f"no such ranks here: {unknown}")
         async with self._spawning:
             incarnations = {}
-            old = []
+            old, busy = [], []
             for rank in chosen:
                 if process := self.supervisor.ranks.pop((mesh_id, rank), None):
                     old.append(process)
+                    if mesh.ranks[rank].running:
+                        busy.append(process)
                     incarnations[rank] = process.record.incarnation + 1
                 else:
                     incarnations[rank] = self._last_incarnation(mesh_id, rank) + 1
                 self._apply(self.state.rank_restarting(mesh_id, rank))
-            busy = [process for process in old if mesh.ranks[process.rank].running]
             self.supervisor.kill(busy)
             ending = asyncio.ensure_future(self.supervisor.end(old))
             if any(mesh.ranks[rank].gpu_indices for rank in chosen):
@@ -388,6 +389,8 @@ class Node:
     def _drop_values(self, run_id: str) -> None:
         if mesh_id := self.state.collected(run_id):
             run = self.state.meshes[mesh_id].runs[run_id]
+            if run.finished and run.submit.run.HasField("push"):  # the ranks have mapped it
+                self.blob_path(mesh_id, run.submit.run.push.blob).unlink(missing_ok=True)
             for result in run.results.values():
                 if result.HasField("value_blob"):
                     self.blob_path(mesh_id, result.value_blob).unlink(missing_ok=True)

@@ -386,6 +386,7 @@ class Mesh:
         info = found[0]
         run = Run(self, run_id, info.ranks, info.title, on_error="wait", listener=listener)
         run.number, run.submitted_at = info.number, info.submitted_at
+        run.finished_before = frozenset(info.finished)
         follow = lambda: run.follow(from_shown=not from_start)  # noqa: E731
         background_loop().call_soon_threadsafe(follow)
         return run

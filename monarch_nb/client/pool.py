@@ -19,7 +19,14 @@ from pathlib import Path
 from monarch_nb import config
 from monarch_nb.client.bridge import call
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
-from monarch_nb.errors import CapacityError, MonarchNbError, NodeUnreachable, PoolError, ReservationNotFound
+from monarch_nb.errors import (
+    CapacityError,
+    MonarchNbError,
+    NodeUnreachable,
+    PoolError,
+    ReservationNotFound,
+    VersionMismatch,
+)
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Node, provisioner
 
@@ -133,6 +140,7 @@ class Pool:
                 continue
             if isinstance(reply, BaseException):
                 raise reply
+            _check_protocol(connection, reply.node)
             answers.append((connection, reply))
         return answers
 
@@ -195,6 +203,16 @@ class Pool:
         """End every node."""
         request = pb.ShutdownRequest(force=force)
         await _all(connection.unary("Shutdown", request) for connection in self.discover())
+
+
+def _check_protocol(connection: Connection, node: pb.DescribeReply) -> None:
+    if node.protocol != config.PROTOCOL:
+        raise VersionMismatch(
+            f"{connection.name} runs monarch_nb {node.version} (protocol {node.protocol}), this is {config.VERSION} "
+            f"(protocol {config.PROTOCOL}): install the same version on both and restart the older one",
+            client=config.VERSION,
+            node=node.version,
+        )
 
 
 def choose_nodes(shape: Shape, nodes: list[pb.DescribeReply]) -> list[int]:

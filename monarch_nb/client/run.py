@@ -84,12 +84,15 @@ class Run:
     ) -> None:
         self.mesh, self.id, self.ranks, self.title = mesh, run_id, tuple(ranks), title
         self.number = 0
+        self.finished_before: frozenset[int] = frozenset()
+        """Ranks that had finished when this process began to follow it."""
         self.results: dict[int, events.Result] = {}
         self.submitted_at = time.time()
         self.run_id = run_id
         self._on_error = on_error
         self._listeners: list[Listener] = [listener] if listener else []
         self._packed: dict[int, run_pb2.RankResult] = {}
+        self._lossy: dict[str, list[int]] = {}
         self._values: dict[int, Any] = {}
         self._refusal: MonarchNbError | None = None
         self._done = threading.Event()
@@ -329,6 +332,10 @@ class Run:
                 self._packed[packed.rank] = packed
                 result = self.results[packed.rank] = _result_event(packed, connection.name)
                 self._emit(result)
+                if packed.notice:
+                    self._lossy.setdefault(packed.notice, []).append(packed.rank)
+                    text = "; ".join(f"{name_ranks(ranks)}: {why}" for why, ranks in self._lossy.items())
+                    self._emit(events.Notice(text, key="loss"))
         if len(self.results) == len(self.ranks):
             self._complete()
         elif self.results and not self._watching_waits:
@@ -401,7 +408,7 @@ class Run:
         await self.mesh.core.control(left, interrupt_run_id=self.id, timeout_s=2.0)
 
     async def _interrupt(self, kill_stuck: bool) -> InterruptReport:
-        before = set(self.results)
+        before = self.results.keys() | self.finished_before
         left = [rank for rank in self.ranks if rank not in before]
         await self._send_interrupt()
         await asyncio.to_thread(self._done.wait, 0.2 if kill_stuck else STOP_WAIT_S)
