@@ -33,7 +33,7 @@ demo: install  ## Run the quickstart on a local pool of 2 nodes × 4 ranks, in t
 
 lab: install  ## Open the quickstart in JupyterLab, on a local pool
 	@$(BIN)/monarch-nb up --nodes 2 --procs 4
-	@$(BIN)/jupyter lab notebooks/quickstart.ipynb
+	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/quickstart.ipynb
 
 format: install  ## Format Python and protos
 	@$(BIN)/ruff check --fix-only --quiet .

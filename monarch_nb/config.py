@@ -14,7 +14,6 @@ from pathlib import Path
 from monarch_nb.errors import PoolError
 
 VERSION = "0.1.0"
-VERSION = "0.1.0"
 PROTOCOL = 1
 HOME_VARIABLE = "MONARCH_NB_HOME"
 RANK_TOKEN_VARIABLE = "MONARCH_NB_RANK_TOKEN"
@@ -42,15 +41,22 @@ def home_directory() -> Path:
 
 
 def private_directory(path: Path) -> Path:
-    """Make `path` (0700) if it is missing; verify that only this user can enter it.
+    """Make `path` (0700, and so every parent) if it is missing; verify that only this user can enter it.
 
     Raises:
-        PoolError: it is a link, belongs to another user or is open to others.
+        PoolError: it can not be made, is a link or a file, belongs to another user or is open to others.
     """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    facts = path.lstat()
+    try:
+        for missing in (*reversed(path.parents), path):
+            if not missing.exists():
+                missing.mkdir(mode=0o700, exist_ok=True)
+        facts = path.lstat()
+    except FileExistsError as error:
+        raise PoolError(f"{error.filename} is a link or a file; remove it or set {HOME_VARIABLE}") from error
+    except OSError as error:
+        raise PoolError(f"can not make {path} ({error.strerror}); set {HOME_VARIABLE}") from error
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
-        raise PoolError(f"{path} is a link or belongs to another user; remove it or set {HOME_VARIABLE}")
+        raise PoolError(f"{path} is a link, a file or another user's; remove it or set {HOME_VARIABLE}")
     if facts.st_mode & 0o077:
         raise PoolError(f"{path} is open to other users: run chmod 700 {path}, or set {HOME_VARIABLE}")
     return path

@@ -6,8 +6,8 @@ The classes are plain data so that they can cross processes: `to_facts` and `fro
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 
@@ -30,11 +30,10 @@ class MonarchNbError(Exception):
 
     @staticmethod
     def from_facts(facts: Mapping[str, Any]) -> MonarchNbError:
-        """Rebuild what `to_facts` described; an unknown class becomes a MonarchNbError."""
-        arguments = dict(facts)
-        kind = MonarchNbError._registry.get(arguments.pop("error", ""))
-        message = arguments.pop("message", "")
-        return kind(message, **arguments) if kind else MonarchNbError(message)
+        """Rebuild what `to_facts` described. A class or a fact of a newer version that is unknown here is left out."""
+        kind = MonarchNbError._registry.get(facts.get("error", ""), MonarchNbError)
+        known = inspect.signature(kind).parameters
+        return kind(**{name: value for name, value in facts.items() if name in known})
 
     def _render_traceback_(self, *_: Any) -> list[str]:
         """In IPython these errors show their message, not our stack."""
@@ -172,14 +171,22 @@ class RunFailed(MonarchNbError):
     """A run failed on some ranks; results of the others stay available in `run`.
 
     Attributes:
-        failures: one RankFailure per failing rank, by rank.
+        failures: one RankFailure per failing rank, by rank (given as a list of them, or of their facts).
         run: the Run, with the good ranks' values; None when raised without one.
     """
 
-    def __init__(self, message: str = "", failures: Sequence[RankFailure] = (), run: Any = None) -> None:
-        self.failures = {failure.rank: failure for failure in failures}
+    def __init__(
+        self, message: str = "", failures: Iterable[RankFailure | Mapping[str, Any]] = (), run: Any = None
+    ) -> None:
+        rebuilt = [failure if isinstance(failure, RankFailure) else _failure(failure) for failure in failures]
+        self.failures = {failure.rank: failure for failure in rebuilt}
         self.run = run
         super().__init__(message or self._summary())
+
+    def to_facts(self) -> dict[str, Any]:
+        """As for every error; the run stays behind."""
+        failures = [asdict(failure) for failure in self.failures.values()]
+        return {"error": type(self).__name__, "message": str(self), "failures": failures}
 
     def groups(self) -> list[tuple[list[int], RankFailure]]:
         """Return the failures that are equal but for rank and host, each once, with its ranks."""
@@ -206,3 +213,7 @@ class RunFailed(MonarchNbError):
         if total and total > len(self.failures):
             lines.append(f"{len(self.failures)} of {total} ranks failed; results of the others are kept")
         return lines
+
+
+def _failure(facts: Mapping[str, Any]) -> RankFailure:
+    return RankFailure(**{**facts, "stderr_tail": tuple(facts["stderr_tail"])})

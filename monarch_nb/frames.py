@@ -139,11 +139,15 @@ def unpack_pickle(data: bytes | bytearray | memoryview | mmap.mmap) -> Any:
     if len(view) < _HEADER.size or bytes(view[:4]) != _MAGIC:
         raise ValueError("not a packed pickle")
     _, count = _HEADER.unpack_from(view)
+    position = _HEADER.size + (count + 1) * _SIZE.size
+    if len(view) < position:
+        raise ValueError("not a packed pickle: its header is cut off")
     sizes = [_SIZE.unpack_from(view, _HEADER.size + i * _SIZE.size)[0] for i in range(count + 1)]
-    position = _HEADER.size + len(sizes) * _SIZE.size
     pieces = []
     for size in sizes:
         position += -position % _ALIGNMENT_BYTES
         pieces.append(view[position : position + size])
         position += size
+    if len(view) < position:
+        raise ValueError(f"not a packed pickle: cut off at {len(view)} of {position} bytes")
     return pickle.loads(pieces[0], buffers=pieces[1:])

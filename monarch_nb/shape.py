@@ -7,7 +7,7 @@ torch's DeviceMesh and Monarch.
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from monarch_nb.errors import TargetError
 
@@ -91,7 +91,7 @@ def parse_targets(text: str, extent: Extent) -> tuple[int, ...]:
     Raises:
         TargetError: `text` is malformed, selects nothing, or names a rank that the mesh does not have.
     """
-    text = text.strip().strip("[]()").replace(" ", "")
+    text = _without_frills(text)
     if not text:
         raise TargetError("empty targets: name ranks as in 0, 0,2-3, ::2, all or hosts=0")
     if text == "all":
@@ -100,9 +100,10 @@ def parse_targets(text: str, extent: Extent) -> tuple[int, ...]:
         return _parse_dimensions(text, extent)
     ranks: set[int] = set()
     for part in text.split(","):
-        ranks.update(_parse_part(part, extent.size, text))
-    if not ranks:
-        raise TargetError(f"targets {text!r} select no rank of {extent.size}")
+        chosen = _parse_part(part, extent.size, text)
+        if not chosen:
+            raise TargetError(f"targets {text!r}: {part} selects no rank; this mesh has ranks 0 to {extent.size - 1}")
+        ranks.update(chosen)
     return tuple(sorted(ranks))
 
 
@@ -126,7 +127,15 @@ def name_ranks(ranks: Iterable[int]) -> str:
     return f"rank{'' if len(chosen) == 1 else 's'} {format_ranks(chosen)}"
 
 
-def _parse_part(part: str, size: int, text: str) -> Iterable[int]:
+def _without_frills(text: str) -> str:
+    """Return targets without a pair of brackets around them and without spaces beside separators."""
+    text = text.strip()
+    if text[:1] + text[-1:] in ("[]", "()"):
+        text = text[1:-1]
+    return re.sub(r"\s*([,:=-])\s*", r"\1", text).strip()
+
+
+def _parse_part(part: str, size: int, text: str) -> Sequence[int]:
     if match := re.fullmatch(r"(\d+)-(\d+)", part):
         first, last = int(match[1]), int(match[2])
         if first > last:
@@ -155,6 +164,8 @@ def _parse_dimensions(text: str, extent: Extent) -> tuple[int, ...]:
         name, equals, value = part.partition("=")
         if not equals or not value:
             raise TargetError(f"can not read targets {text!r}: write every dimension as NAME=NUMBER or NAME=FROM:TO")
+        if name in selection:
+            raise TargetError(f"targets {text!r} name {name} twice")
         selection[name] = int(value) if re.fullmatch(r"-?\d+", value) else _parse_slice(value, text)
     ranks = extent.ranks(**selection)
     if not ranks:

@@ -20,7 +20,6 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from rich.console import Console, Group
 from rich.live import Live
-from rich.padding import Padding
 from rich.rule import Rule
 from rich.spinner import Spinner
 from rich.text import Text
@@ -142,7 +141,8 @@ class Show:
             self.console.print(mark, self._title(cell_index), head)
         else:
             self.console.print(mark, head)
-        self.console.print(_indented(output_text(cell), SHOWN_LINES))
+        if shown := _indented(output_text(cell), SHOWN_LINES):
+            self.console.print(shown, soft_wrap=True)
 
     def close(self) -> None:
         """Take the running cell off the terminal."""
@@ -181,13 +181,13 @@ def output_text(cell: Any) -> Text:
     return Text.from_ansi("\n".join(piece.rstrip("\n") for piece in pieces if piece.strip()))
 
 
-def _indented(text: Text, lines: int) -> Padding:
+def _indented(text: Text, lines: int) -> Text:
     """Return the first `lines` lines (the last, when negative), saying how many there are beside them."""
     every = list(text.split("\n", allow_blank=True))
     if len(every) > abs(lines):
         more = Text(f"… {len(every) - abs(lines)} more lines in the executed copy", "dim")
         every = [more, *every[lines:]] if lines < 0 else [*every[:lines], more]
-    return Padding(Text("\n").join(every), (0, 0, 0, 4), expand=False)
+    return Text("\n").join(Text("    ").append_text(line) for line in every if text)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from monarch_nb import config
 from monarch_nb.allocator import facts, processes
 from monarch_nb.errors import MonarchNbError, PoolError
 
-FRESHEN_S = 3600.0
+FRESHEN_S = 60.0
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -84,11 +84,12 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
     freshener = asyncio.create_task(keep_fresh(paths))
     watcher = asyncio.create_task(_report_template(node, options.ready_fd))
     waits = [asyncio.create_task(event.wait()) for event in (stopped_by_signal, node.shutdown)]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([*waits, freshener], return_when=asyncio.FIRST_COMPLETED)
+    unreachable = freshener.done()
     for task in (*waits, watcher, freshener):
         task.cancel()
     await server.stop(grace=0.2)
-    await node.close(end_processes=node.shutdown.is_set())
+    await node.close(end_processes=unreachable or node.shutdown.is_set())
 
 
 def _on_signal(stopped: asyncio.Event, number: int) -> None:
@@ -121,11 +122,14 @@ def report(ready_fd: int | None, content: dict[str, object]) -> None:
 
 
 async def keep_fresh(paths: config.NodePaths) -> None:
-    """Touch the node's files now and then: cleaners of /tmp remove what nobody has touched for days."""
-    while True:
+    """Touch the node's files now and then: cleaners of /tmp remove what nobody has touched for days.
+
+    Returns when somebody removed them all the same: nobody could reach this allocator and its ranks any more.
+    """
+    while paths.allocator_socket.exists():
         await asyncio.sleep(FRESHEN_S)
-        for path in (paths.directory, *paths.directory.iterdir(), *paths.sockets.iterdir()):
-            with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):
+            for path in (paths.directory, *paths.directory.iterdir(), *paths.sockets.iterdir()):
                 os.utime(path)
 
 
@@ -147,7 +151,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         directory = options.directory or config.pool_directory() / options.node_id
         paths = config.NodePaths(config.private_directory(directory.absolute()))
-        config.private_directory(paths.sockets)
+        for sockets in (paths.sockets.parent, paths.sockets):
+            config.private_directory(sockets)
         held = lock(paths)
         processes.become_subreaper()
         asyncio.run(serve(options, paths))

@@ -90,7 +90,8 @@ def describe_ranks(node: Node, mesh: Mesh, ranks: Iterable[int], *, memory: bool
             message.state = pb.Rank.STATE_STARTING
         elif slot.running:
             message.state = pb.Rank.STATE_RUNNING
-            message.running_s = time.time() - mesh.runs[slot.running].submitted_at
+            if run := mesh.runs.get(slot.running):
+                message.running_s = time.time() - run.submitted_at
         else:
             message.state = pb.Rank.STATE_IDLE
         if memory and pid:

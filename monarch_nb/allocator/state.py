@@ -53,12 +53,14 @@ class Run:
     Attributes:
         run_id, number, ranks: of `submit`, as plain values because they are looked at all the time.
         output: the directory of its output (RunSpec.output).
+        previous: what its client was told (Queued.previous).
     """
 
     def __init__(self, submit: pb.Submit, submitted_at: float) -> None:
         self.submit, self.submitted_at = submit, submitted_at
         self.run_id, self.number, self.ranks = submit.run.run_id, submit.run.number, tuple(submit.ranks)
         self.output = submit.run.output or self.number
+        self.previous: dict[int, int] = {}
         self.results: dict[int, run_pb2.RankResult] = {}
         self.started: set[int] = set()
         self.collected = False
@@ -111,6 +113,13 @@ class Mesh:
 
     numbers: set[int] = field(default_factory=set)
     """Of the known runs."""
+
+    def writes_to(self, run: Run, rank: int) -> bool:
+        """Whether the output of a run is still its own on a rank: a newer run may use what it left untouched."""
+        return rank in run.ranks and not any(
+            other.output == run.output and other.number > run.number and rank in other.ranks
+            for other in self.runs.values()
+        )
 
     def add_run(self, run: Run) -> None:
         self.runs[run.run_id] = run
@@ -230,7 +239,8 @@ class NodeState:
     # ---- runs ----
 
     def submit(self, submit: pb.Submit, now: float) -> tuple[pb.Queued, list[Effect]]:
-        """Queue a run; the same run id again changes nothing.
+        """Queue a run; the same run id again changes nothing. One that has a number keeps it: the allocator before this
+        one had no time to write it down.
 
         Returns:
             What the client needs to submit it to the other nodes, and the effects.
@@ -241,21 +251,24 @@ class NodeState:
         """
         mesh = self.mesh(submit.mesh_id)
         run_id = submit.run.run_id
-        if run_id in mesh.runs:
-            run = mesh.runs[run_id]
-            return pb.Queued(run_id=run_id, number=run.number, previous=dict(mesh.previous)), []
+        if known := mesh.runs.get(run_id):
+            return pb.Queued(run_id=run_id, number=known.number, output=known.output, previous=known.previous), []
         if unknown := [rank for rank in submit.ranks if rank not in mesh.ranks]:
             raise UsageError(f"{name_ranks(unknown)} not on this node")
         queued = pb.Queued(run_id=run_id, ahead=self._ahead(mesh, submit.ranks))
-        if submit.give_number:
-            mesh.last_number += 1
-            submit.run.number = mesh.last_number
+        if submit.give_number and not submit.run.number:
+            submit.run.number = mesh.last_number + 1
             queued.previous.update(mesh.previous)
             per_node = max(1, mesh.spec.ranks)
             mesh.previous.update({rank // per_node: submit.run.number for rank in submit.all_ranks})
-        queued.number = submit.run.number
-        submit.run.output = self._choose_output(mesh, submit)
-        mesh.add_run(Run(submit, now))
+        mesh.last_number = max(mesh.last_number, submit.run.number)
+        if not submit.run.output:
+            submit.run.output = self._choose_output(mesh, submit)
+        queued.number, queued.output = submit.run.number, submit.run.output
+        run = Run(submit, now)
+        run.previous = dict(queued.previous)
+        run.started.update(rank for rank in run.ranks if mesh.ranks[rank].running == run_id)
+        mesh.add_run(run)
         return queued, [*self._bury(mesh), *self._advance(mesh), *self._trim(mesh)]
 
     def _choose_output(self, mesh: Mesh, submit: pb.Submit) -> int:
@@ -270,21 +283,25 @@ class NodeState:
         return [run.submit.title for run in mesh.queue if wanted & (set(run.ranks) - run.results.keys())]
 
     def proceed(self, mesh_id: str, run_id: str) -> list[Effect]:
-        """Start a run although the run before it never arrived (its client died in between)."""
+        """Let a run, and those before it, begin although a run before them never arrived (its client died half-way)."""
         mesh = self.mesh(mesh_id)
         if run := mesh.runs.get(run_id):
-            run.submit.after = 0
+            for queued in mesh.queue:
+                if queued.number <= run.number:
+                    queued.submit.after = 0
         return self._advance(mesh)
 
     def result(self, mesh_id: str, result: run_pb2.RankResult) -> list[Effect]:
         """A rank finished a run."""
         mesh = self.meshes.get(mesh_id)
-        run = mesh.runs.get(result.run_id) if mesh else None
-        if mesh is None or run is None or result.rank in run.results or result.rank not in run.ranks:
+        slot = mesh.ranks.get(result.rank) if mesh else None
+        if mesh is None or slot is None:
             return []
-        slot = mesh.ranks[result.rank]
         if slot.running == result.run_id:
             slot.running = ""
+        run = mesh.runs.get(result.run_id)
+        if run is None or result.rank in run.results or result.rank not in run.ranks:
+            return self._advance(mesh)
         is_last = not any(result.rank in queued.ranks for queued in mesh.queue if queued is not run)
         slot.untouched = run.output if result.untouched and is_last else 0
         return [*self._finish(mesh, run, result), *self._advance(mesh)]
@@ -366,8 +383,9 @@ class NodeState:
         """Give every free rank the oldest run that waits for it. A rank is never given a run before an older one."""
         effects: list[Effect] = []
         blocked: set[int] = set()
+        waits = False
         for run in mesh.queue:
-            waits = self._gap(mesh, run)
+            waits = waits or self._gap(mesh, run)  # what is missing comes before every newer run, on ranks unknown
             for rank in run.ranks:
                 if rank in run.results or rank in blocked:
                     continue

@@ -245,6 +245,8 @@ class Connection:
             return
         elif kind == "queued":
             followed.accepted = True
+            if followed.submit is not None:  # were it to be submitted again, it would be the same
+                followed.submit.run.number, followed.submit.run.output = event.queued.number, event.queued.output
             followed.listener.on_queued(self, event.queued)
         elif kind == "started":
             followed.listener.on_started(self)

@@ -46,6 +46,7 @@ class Result:
     outcome: Literal["ok", "error", "interrupted", "died", "cancelled"]
     duration_s: float
     bundle: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
     failure: RankFailure | None = None
     group_aborted: bool = False
 

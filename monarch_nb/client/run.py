@@ -458,11 +458,13 @@ def _display_event(rank: int, display: run_pb2.Display) -> events.Display:
 
 def _result_event(packed: run_pb2.RankResult, host: str) -> events.Result:
     outcome = _OUTCOMES.get(packed.outcome, "error")
+    content = json.loads(packed.bundle_json) if packed.bundle_json else {}
     return events.Result(
         rank=packed.rank,
         outcome=outcome,
         duration_s=packed.duration_s,
-        bundle=json.loads(packed.bundle_json) if packed.bundle_json else {},
+        bundle=content.get("data", {}),
+        metadata=content.get("metadata", {}),
         failure=None if outcome == "ok" else _failure(packed, outcome, host),
         group_aborted=packed.group_aborted,
     )

@@ -108,6 +108,9 @@ def _colour(value: int, extended: int, values: list[int]) -> str:
 @lru_cache(1024)
 def _css(style: Style) -> str:
     foreground, background = _css_colour(style.foreground), _css_colour(style.background)
+    if ";" not in style.background and background and _INVERSE not in style.switches:
+        foreground = "" if foreground == background else foreground  # IPython marks yellow strings yellow
+        background += "55"  # translucent: whatever the theme, the text on it can be read
     if _INVERSE in style.switches:
         foreground, background = background or _BACKGROUND, foreground or _FOREGROUND
     lines = {_UNDERLINE: "underline", _STRIKE: "line-through"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
 import secrets
 import sys
@@ -13,6 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import publish_display_data
 
 from monarch_nb.client.bridge import background_loop
+from monarch_nb.client.events import Event, Finished
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure
 from monarch_nb.notebook.command_line import checked_name, help_text, parse, wants_help
@@ -76,13 +78,13 @@ class CellRunner:
         run = mesh.submit(
             code,
             on_error=on_error,
-            cell_number=self._shell.execution_count,
+            cell_number=self._shell.displayhook.prompt_count,  # of this cell, whenever IPython counts it
             want_value=out is not None,
             listener=view.on_event,
         )
         self._session.runs[run.id] = run
         if parsed.switch("noblock"):
-            view.keep_open()
+            self._leave_open(run, view)
         failed_here = self._failed_in_kernel(code) if parsed.switch("local") else None
         if not parsed.switch("noblock"):
             self._finish(run, view, parsed.seconds("timeout"), out)
@@ -100,17 +102,15 @@ class CellRunner:
         if (failed := self._failed_in_kernel(code, silent)) is not None:
             raise failed
 
-    def follow(self, mesh: Mesh, *, from_start: bool, block: bool) -> None:
-        """Follow every run that goes on or that nobody has seen, oldest first.
+    def follow(self, *, from_start: bool, block: bool) -> None:
+        """Follow every run of the current mesh that goes on or that nobody has seen, oldest first.
 
         Raises:
             RunFailed: the last of those that failed; the others' errors are shown.
             RunInterrupted: a run was interrupted.
         """
         failed: Failed = None
-        for info in mesh.runs():
-            if info.done and info.collected:
-                continue
+        for info in self._session.open_runs():
             if failed is not None:
                 sys.stderr.write("\n".join([*failed._render_traceback_(), ""]))
                 failed = None
@@ -118,14 +118,14 @@ class CellRunner:
             view = self._view(info.ranks, background=not block)
             run = self._session.runs.get(info.run_id)
             if run is None or from_start:
-                run = mesh.attach_run(info.run_id, from_start=from_start, listener=view.on_event)
+                run = self._session.mesh().attach_run(info.run_id, from_start=from_start, listener=view.on_event)
             else:
                 run.add_listener(view.on_event)
             self._session.runs[run.id] = run
             if block:
                 failed = self._wait(run, view, None)
             else:
-                view.keep_open()
+                self._leave_open(run, view)
             if isinstance(failed, RunInterrupted):
                 break
         if failed is not None:
@@ -164,11 +164,10 @@ class CellRunner:
         try:
             report = wait_for(run, timeout_s, view.on_event)
         except RunTimeout:
-            view.keep_open()
+            self._leave_open(run, view)
             raise
         view.close()
-        self._session.runs.pop(run.id, None)
-        run.collected()
+        self._session.finished(run)
         if report is not None and not [failure for failure in run.failures if _is_own(failure, report)]:
             return RunInterrupted(str(report))
         try:
@@ -177,19 +176,34 @@ class CellRunner:
             return error
         return None
 
+    def _leave_open(self, run: Run, view: RunView) -> None:
+        """The cell returns, and its output goes on by itself."""
+
+        def on_event(event: Event) -> None:
+            if isinstance(event, Finished):
+                self._session.finished(run)
+
+        view.keep_open()
+        run.add_listener(on_event)
+
     def _view(
         self, ranks: Sequence[int], *, background: bool, group: str | None = None, stream: bool = True
     ) -> RunView:
         """Return the output of a run in the cell that executes now."""
         terminal = not is_notebook(self._shell)
         display_id = secrets.token_hex(16)
+        publish_to_cell: Any = publish_display_data  # IPython's has no types
+        # ipykernel 7 keeps the cell that a message belongs to in the context. A first display belongs to this cell; an
+        # update finds its display by id, but nbclient takes it only when it belongs to the cell that runs then.
+        this_cell = contextvars.copy_context()
 
         def publish(bundle: dict[str, str], update: bool) -> None:
             if terminal:
                 sys.stdout.write(f"{bundle['text/plain']}\n")
                 sys.stdout.flush()
             else:
-                publish_display_data(bundle, transient={"display_id": display_id}, update=update)
+                context = contextvars.Context() if update else this_cell.copy()
+                context.run(publish_to_cell, bundle, transient={"display_id": display_id}, update=update)
 
         def call_later(delay_s: float, callback: Callable[[], None]) -> None:
             loop = background_loop()

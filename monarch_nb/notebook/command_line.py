@@ -123,8 +123,8 @@ class CommandSet:
             if command.name == word:
                 return command
         names = [command.name for command in self.commands]
-        suggestion = _suggestion(word, names)
-        raise UsageError(f"{self.name} has no subcommand {word!r}{suggestion}. {self.name} help lists all")
+        suggestion = _suggestion(word, names) or "."
+        raise UsageError(f"{self.name} has no subcommand {word!r}{suggestion} {self.name} help lists all")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -125,7 +126,7 @@ def _typed_targets(line: str) -> str | None:
         words = split_words(line)
     except UsageError:
         return None
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in itertools.pairwise([*words, ""]):
         if word in ("-t", "--targets"):
             return following or None
         if word.startswith("--targets="):

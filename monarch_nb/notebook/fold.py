@@ -1,14 +1,5 @@
 """Events of a run become rows by rank set: what several ranks print alike is one row. Pure: no I/O, no clock.
 
-Every row has a position, and so has every rank: its newest row's. A new line of a rank goes to
-
-1. the first row after the rank's position that holds the very same line: the rank joins it;
-2. else beside the first line there that differs in its digits only (`loss 2.31`, `loss 2.35`), as a row of its own;
-3. else to a new row on the next line; before that line when one of the rank's own next lines is found there.
-
-So the order of each rank is always kept, and ranks that arrive one after the other look like ranks that arrive
-interleaved. Rows older than a second or so are closed for 2 and 3, so that lines which came much later stand later.
-
 Memory is bounded: the rows in the middle are dropped and counted, and so are displays beyond a few.
 """
 
@@ -16,15 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from bisect import bisect_right, insort
-from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 from monarch_nb.client.events import Display, Elided, Event, Finished, Notice, Result, Stream, Text
 from monarch_nb.errors import RankFailure, RunFailed
+from monarch_nb.notebook.placing import Cursor, Places
+from monarch_nb.notebook.rows import DisplayRow, ElidedRow, Position, Row, TextRow, bits, members, order, position_of
 from monarch_nb.notebook.terminal import MAX_LINE_CHARACTERS, CutLine, Screen
 
 HEAD_ROWS, TAIL_ROWS = 200, 800
@@ -33,67 +25,11 @@ _LAST_ROWS_OF_ALL = 256
 """Among dropped rows the newest of every rank stay: so many in all."""
 HEAD_DISPLAYS, TAIL_DISPLAYS = 4, 16
 MAX_DISPLAY_BYTES = 8_000_000
-_WINDOW_S = 0.5
 _FLOOD_S, _FLOOD_LINES = 1.0, 2_000
 _SHORT_CHARACTERS, _SHORT_REACH = 4, 8
-_LOOKAHEAD_LINES = 4
 _END = 1 << 62
 
-Position = tuple[int, int]
-"""Number of the line, and number of the line put in behind it."""
-
 _WITHOUT_DIGITS = dict.fromkeys(map(ord, "0123456789"))
-
-
-@dataclass(slots=True, eq=False)
-class Row:
-    """Something shown once for a set of ranks.
-
-    Attributes:
-        ranks: bit r is set when rank r is in the set (see `members`); 0 when the row is gone.
-        position, sequence: rows are shown in the order of position, first rank, sequence.
-        key: what it holds, as far as equality goes; None when nobody may join it.
-    """
-
-    ranks: int
-    position: Position
-    sequence: int
-    key: Hashable
-
-
-@dataclass(slots=True, eq=False)
-class TextRow(Row):
-    """A line; `live` when it is still being written."""
-
-    stream: Stream
-    text: str
-    live: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class DisplayRow(Row):
-    """A figure, HTML or other rich output."""
-
-    data: Mapping[str, Any]
-    metadata: Mapping[str, Any]
-    size_bytes: int
-
-
-@dataclass(slots=True, eq=False)
-class ElidedRow(Row):
-    """What is not shown.
-
-    Attributes:
-        lines: how many lines, by rank.
-        size_bytes: how much text, as far as known.
-        displays: how many displays, by rank.
-        text: what the display was, when it is one.
-    """
-
-    lines: Counter[int] = field(default_factory=Counter)
-    size_bytes: int = 0
-    displays: Counter[int] = field(default_factory=Counter)
-    text: str = ""
 
 
 @dataclass(slots=True)
@@ -104,27 +40,14 @@ class ResultGroup:
     bundle: Mapping[str, Any]
 
 
-@lru_cache(4096)
-def members(ranks: int) -> tuple[int, ...]:
-    """Return the ranks of a bit set, e.g. (0, 2) for 0b101."""
-    return tuple(rank for rank in range(ranks.bit_length()) if ranks >> rank & 1)
+class _Rank(Cursor):
+    """One rank: where it is, and what it is in the middle of."""
 
-
-def bits(ranks: Iterable[int]) -> int:
-    """Return the bit set of `ranks`."""
-    return sum(1 << rank for rank in set(ranks))
-
-
-class _Rank:
-    """Where one rank is."""
-
-    __slots__ = ("bit", "clear_next", "flood", "following", "number", "position", "recent", "screens")
+    __slots__ = ("clear_next", "flood", "number", "screens")
 
     def __init__(self, number: int) -> None:
-        self.number, self.bit = number, 1 << number
-        self.position: Position = (0, 0)
-        self.following = False  # its last line was found beside others'
-        self.recent: deque[tuple[Row, Position]] = deque(maxlen=8)  # newest rows, and where the rank was before each
+        super().__init__(1 << number)
+        self.number = number
         self.screens: dict[Stream, Screen] = {}
         self.clear_next = False
         self.flood: _Flood | None = None
@@ -167,14 +90,9 @@ class Fold:
         self.failures: dict[int, RankFailure] = {}
         self._results: dict[bytes, ResultGroup] = {}
         self._rows: list[Row] = []
-        self._index: dict[Hashable, list[Row]] = {}  # rows by what they hold, in order of position
-        self._variants: dict[Hashable, list[Position]] = {}  # where there are rows, by what they hold but for digits
+        self._places = Places()
         self._displays: dict[tuple[int, str], list[DisplayRow]] = {}
-        self._places = 0  # in all of them
         self._sequence = 0
-        self._last = 0  # highest line number of any row
-        self._closed = 0  # rows up to this line number are older than the window
-        self._mark, self._mark_s = 0, 0.0
         self._dropped: Counter[int] = Counter()  # lines in the gap, by rank set
         self._dropped_displays: Counter[int] = Counter()
         self._gap_begin: Position = (_END, 0)
@@ -184,7 +102,7 @@ class Fold:
 
     def add(self, event: Event, now_s: float = 0.0) -> None:
         """Take in an event that came at `now_s` (any clock; always 0 means "all at once")."""
-        self._close_old(now_s)
+        self._places.close_old(now_s)
         match event:
             case Text():
                 self._add_text(self._rank(event.rank), event.stream, event.text)
@@ -210,41 +128,30 @@ class Fold:
             self.ranks |= rank.bit
         return rank
 
-    def _close_old(self, now_s: float) -> None:
-        age_s = now_s - self._mark_s
-        if age_s >= _WINDOW_S:
-            self._closed = self._mark if age_s < 2 * _WINDOW_S else self._last
-            self._mark, self._mark_s = self._last, now_s
-
     def _add_text(self, rank: _Rank, stream: Stream, text: str) -> None:
         if rank.clear_next:
             self._clear(rank)
         screen = rank.screens.get(stream)
         if screen is None:
             screen = rank.screens[stream] = Screen(lambda: self._recall(rank, stream))
-        lines = screen.write(text)
-        for index, line in enumerate(lines):
-            self._add_line(rank, stream, line, lines, index + 1)
+        for line in screen.write(text):
+            self._add_line(rank, stream, line)
 
-    def _add_line(self, rank: _Rank, stream: Stream, text: str, lines: Sequence[str] = (), next_index: int = 0) -> None:
-        """Add a line; those of the same piece from `next_index` on come after it."""
-        if rank.following and self._gap_begin <= rank.position < self._gap_end and rank.position[0] >= self._closed:
+    def _add_line(self, rank: _Rank, stream: Stream, text: str) -> None:
+        in_gap = rank.following and self._gap_begin <= rank.position < self._gap_end
+        if in_gap and rank.position[0] >= self._places.closed:
             rank.position = (rank.position[0] + 1, 0)  # in step with others' lines that were dropped
             self._dropped[rank.bit] += 1
             return
-        key = _text_key(stream, text)
+        digest = text.digest if len(text) > MAX_LINE_CHARACTERS and isinstance(text, CutLine) else 0
+        key = (stream, text, digest)
         reach = _END if len(text) >= _SHORT_CHARACTERS else _SHORT_REACH
-        row = self._find(self._index.get(key), rank.position, rank.position[0] + reach)
+        row, variant = self._places.find(rank, key, reach), None
         if row is None:
             variant = (stream, text.translate(_WITHOUT_DIGITS))
-            position = self._beside(rank, variant, reach)
-            if position is None:
-                position = self._fresh(rank, variant, stream, lines[next_index : next_index + _LOOKAHEAD_LINES])
-            row = TextRow(0, position, self._sequence, key, stream, text)
+            row = TextRow(0, self._places.place(rank, variant, reach), self._sequence, key, stream, text)
             self._insert(row)
-        else:
-            rank.following = True
-        self._enter(rank, row)
+        rank.enter(row, variant)
         if rank.flood:
             rank.flood.passing.append(row)
             if len(rank.flood.passing) > _FLOOD_LINES:
@@ -261,17 +168,16 @@ class Fold:
                     withdrawn += 1
             flood.row.lines[rank.number] += withdrawn
             flood.seen_s, flood.passing = now_s, []
-            rank.recent.clear()
         else:
-            found = self._find(self._index.get("elided"), rank.position, rank.position[0] + event.lines)
+            found = self._places.find(rank, "elided", event.lines)
             if isinstance(found, ElidedRow):
                 elided = found
             else:
-                position = self._beside(rank, "elided", event.lines) or self._fresh(rank, "elided")
-                elided = ElidedRow(0, position, self._sequence, "elided")
+                elided = ElidedRow(0, self._places.place(rank, "elided", event.lines), self._sequence, "elided")
                 self._insert(elided)
             flood = rank.flood = _Flood(elided, rank.position[0], now_s)
-            self._enter(rank, elided)
+            rank.enter(elided)
+        rank.forget()
         flood.row.lines[rank.number] += event.lines
         flood.row.size_bytes += event.size_bytes
         rank.following = False  # what comes now is the newest: not to be dropped in step with others
@@ -321,13 +227,12 @@ class Fold:
         self._flush(rank)
         rank.flood = None
         key, variant = _digest([event.data, event.metadata]), tuple(sorted(event.data))
-        found = self._find(self._index.get(key), rank.position, _END)
+        found = self._places.find(rank, key, _END)
         if isinstance(found, DisplayRow):
-            row, rank.following = found, True
+            row = found
         else:
-            position = self._beside(rank, variant, _END) or self._fresh(rank, variant)
-            row = self._insert_display(position, event, key)
-        self._enter(rank, row)
+            row = self._insert_display(self._places.place(rank, variant, _END), event, key)
+        rank.enter(row, variant)
         if event.display_id:
             self._displays.setdefault((rank.number, event.display_id), []).append(row)
         self._bound_displays()
@@ -339,13 +244,9 @@ class Fold:
             if not row.ranks & rank.bit:
                 continue  # dropped
             self._leave(row, rank)
-            for new in self._index.get(key, ()):
-                if isinstance(new, DisplayRow) and new.ranks and new.position == row.position:
-                    break
-            else:
-                new = self._insert_display(row.position, event, key)
-            new.ranks |= rank.bit
-            shown[index] = new
+            same = self._places.living(key, row.position)
+            shown[index] = same if isinstance(same, DisplayRow) else self._insert_display(row.position, event, key)
+            shown[index].ranks |= rank.bit
         self._bound_displays()
 
     def _insert_display(self, position: Position, event: Display, key: bytes) -> DisplayRow:
@@ -361,7 +262,7 @@ class Fold:
         excess_bytes = sum(row.size_bytes for row in shown) - MAX_DISPLAY_BYTES
         if excess <= 0 and excess_bytes <= 0:
             return
-        shown.sort(key=_order)
+        shown.sort(key=order)
         newest = shown.pop()
         for row in (*shown[HEAD_DISPLAYS:], *shown[:HEAD_DISPLAYS], newest):
             if excess <= 0 and excess_bytes <= 0:
@@ -377,7 +278,7 @@ class Fold:
         """As clear_output: nothing stays of what the rank showed."""
         rank.clear_next, rank.flood = False, None
         rank.screens.clear()
-        rank.recent.clear()
+        rank.forget()
         for row in self._rows:
             if row.ranks & rank.bit:
                 self._leave(row, rank)
@@ -394,77 +295,19 @@ class Fold:
         if isinstance(row, ElidedRow):
             del row.lines[rank.number], row.displays[rank.number]
 
-    # ---- placing rows ----
-
-    @staticmethod
-    def _find(rows: list[Row] | None, after: Position, last_line: int) -> Row | None:
-        """Return the first living row after a position, but not after `last_line`."""
-        if not rows or rows[-1].position <= after:
-            return None
-        for index in range(bisect_right(rows, after, key=_position_of), len(rows)):
-            row = rows[index]
-            if row.position[0] > last_line:
-                return None
-            if row.ranks:
-                return row
-        return None
-
-    def _beside(self, rank: _Rank, variant: Hashable, reach: int) -> Position | None:
-        """Return where the next row is that differs from the rank's new one in its digits only."""
-        after = max(rank.position, (self._closed, 0))
-        places = self._variants.get(variant)
-        rank.following = False
-        if not places or places[-1] <= after:
-            return None
-        place = places[bisect_right(places, after)]
-        if place[0] > after[0] + reach:
-            return None
-        rank.following = True
-        return place
-
-    def _fresh(self, rank: _Rank, variant: Hashable, stream: Stream = "stdout", coming: Sequence[str] = ()) -> Position:
-        """Return where a row goes that no other rank has anything like.
-
-        Args:
-            coming: the rank's next lines, as far as known.
-        """
-        after = max(rank.position, (self._closed, 0))
-        place = (after[0] + 1, 0)
-        if after[0] < self._last:
-            for line in coming:
-                if self._find(self._index.get(_text_key(stream, line)), after, after[0] + _SHORT_REACH):
-                    place = (after[0], after[1] + 1)  # the rank goes on with a line of others: make room before it
-                    break
-        if self._places >= 4 * (HEAD_ROWS + TAIL_ROWS):
-            self._purge_variants()
-        self._places += 1
-        insort(self._variants.setdefault(variant, []), place)
-        return place
+    # ---- bounded memory ----
 
     def _insert(self, row: Row) -> None:
         """Take in a new row. The caller adds its ranks."""
         if len(self._rows) >= HEAD_ROWS + TAIL_ROWS + _SLACK_ROWS:
             self._trim()
         self._sequence += 1
-        self._last = max(self._last, row.position[0])
         self._rows.append(row)
-        rows = self._index.setdefault(row.key, [])
-        if not rows or rows[-1].position <= row.position:
-            rows.append(row)
-        else:
-            insort(rows, row, key=_position_of)
-
-    @staticmethod
-    def _enter(rank: _Rank, row: Row) -> None:
-        rank.recent.append((row, rank.position))
-        row.ranks |= rank.bit
-        rank.position = row.position
-
-    # ---- bounded memory ----
+        self._places.insert(row)
 
     def _trim(self) -> None:
         """Drop and count what is neither at the beginning, nor at the end, nor the newest of some rank."""
-        rows = sorted((row for row in self._rows if row.ranks), key=_order)
+        rows = sorted((row for row in self._rows if row.ranks), key=order)
         if len(rows) > HEAD_ROWS + TAIL_ROWS:
             newest = set(map(id, self._newest(rows)))
             for row in rows[HEAD_ROWS:-TAIL_ROWS]:
@@ -502,19 +345,8 @@ class Fold:
 
     def _purge(self) -> None:
         """Forget the rows that are gone."""
-        for key in {row.key for row in self._rows if not row.ranks and row.key is not None}:
-            living = [row for row in self._index[key] if row.ranks]
-            if living:
-                self._index[key] = living
-            else:
-                del self._index[key]
+        self._places.forget({row.key for row in self._rows if not row.ranks and row.key is not None})
         self._rows = [row for row in self._rows if row.ranks]
-
-    def _purge_variants(self) -> None:
-        living = {row.position for row in self._rows if row.ranks}
-        kept = {variant: [place for place in places if place in living] for variant, places in self._variants.items()}
-        self._variants = {variant: places for variant, places in kept.items() if places}
-        self._places = sum(map(len, self._variants.values()))
 
     # ---- what to show ----
 
@@ -522,22 +354,22 @@ class Fold:
         """Return what to show, in order: finished rows, a gap where many were dropped, then the lines still open."""
         if len(self._rows) > HEAD_ROWS + TAIL_ROWS:
             self._trim()
-        rows = sorted((row for row in self._rows if row.ranks), key=_order)
+        rows = sorted((row for row in self._rows if row.ranks), key=order)
         if self._dropped or self._dropped_displays:
             gap = ElidedRow(0, self._gap_begin, -1, None)
             for counts, by_rank in ((self._dropped, gap.lines), (self._dropped_displays, gap.displays)):
                 for ranks, count in counts.items():
                     by_rank.update(dict.fromkeys(members(ranks), count))
             gap.ranks = bits((*gap.lines, *gap.displays))
-            rows.insert(bisect_right(rows, self._gap_begin, key=_position_of), gap)
+            rows.insert(bisect_right(rows, self._gap_begin, key=position_of), gap)
         return rows + self._live_rows()
 
     def take(self, now_s: float = 0.0) -> list[Row]:
         """Remove and return the rows that no rank can come before or join any more, for output that only grows."""
-        self._close_old(now_s)
+        self._places.close_old(now_s)
         last = max((rank.position for rank in self._ranks.values()), default=(0, 0))
         waiting = [rank.position for rank in self._ranks.values() if not self.ended & rank.bit]
-        settled = last if self.finished else max((self._closed, _END), min(waiting, default=last))
+        settled = last if self.finished else max((self._places.closed, _END), min(waiting, default=last))
         taken = [row for row in self.rows() if row.position <= settled and not (isinstance(row, TextRow) and row.live)]
         copies = [replace(row) for row in taken]
         for row in taken:
@@ -547,7 +379,7 @@ class Fold:
             self._dropped_displays.clear()
             self._gap_begin, self._gap_end = (_END, 0), (0, 0)
         self._purge()
-        self._closed = max(self._closed, settled[0])
+        self._places.closed = max(self._places.closed, settled[0])
         return copies
 
     def waiting(self) -> bool:
@@ -574,19 +406,7 @@ class Fold:
             for (depth, stream, text), bit_set in ranks.items()
             if text
         ]
-        return sorted(rows, key=_order)
-
-
-def _position_of(row: Row) -> Position:
-    return row.position
-
-
-def _order(row: Row) -> tuple[Position, int, int]:
-    return row.position, row.ranks & -row.ranks, row.sequence
-
-
-def _text_key(stream: Stream, text: str) -> Hashable:
-    return stream, text, text.digest if len(text) > MAX_LINE_CHARACTERS and isinstance(text, CutLine) else 0
+        return sorted(rows, key=order)
 
 
 def _digest(content: Any) -> bytes:

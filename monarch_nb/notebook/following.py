@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,8 @@ from monarch_nb.shape import name_ranks
 
 if TYPE_CHECKING:
     from monarch_nb.client.run import InterruptReport, Run
+
+_PATIENCE_S = 0.5
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -52,9 +55,7 @@ def wait_for(run: Run, timeout_s: float | None, notify: Callable[[Notice], None]
         try:
             if handled < asked:
                 handled = asked  # before the call, so that a Ctrl-C during it counts as the next one
-                notify(Notice("interrupting…", key="interrupt"))
-                report = _merge(report, run.interrupt(kill_stuck=asked > 1))
-                notify(Notice(_who_stopped(report), key="interrupt"))
+                report = _merge(report, _interrupt(run, asked > 1, notify))
             if run.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 if report is not None:
                     notify(Notice("", key="stuck"))
@@ -68,6 +69,20 @@ def wait_for(run: Run, timeout_s: float | None, notify: Callable[[Notice], None]
             asked += 1
 
 
+def _interrupt(run: Run, kill_stuck: bool, notify: Callable[[Notice], None]) -> InterruptReport:
+    # Most ranks stop at once: only when they do not, the cell says that something goes on.
+    timer = threading.Timer(_PATIENCE_S, notify, [Notice("interrupting…", key="interrupt")])
+    timer.start()
+    try:
+        report = run.interrupt(kill_stuck=kill_stuck)
+    finally:
+        timer.cancel()
+    # Who did not stop, and where it hangs, is a notice of the run itself.
+    partly = report.stopped and report.stuck
+    notify(Notice(f"{name_ranks(report.stopped)} stopped" if partly else "", key="interrupt"))
+    return report
+
+
 def _merge(before: InterruptReport | None, now: InterruptReport) -> InterruptReport:
     if before is None:
         return now
@@ -77,8 +92,3 @@ def _merge(before: InterruptReport | None, now: InterruptReport) -> InterruptRep
         aborted=tuple(sorted({*before.aborted, *now.aborted})),
         restarted=tuple(sorted({*before.restarted, *now.restarted})),
     )
-
-
-def _who_stopped(report: InterruptReport) -> str:
-    # Who did not stop, and where it hangs, is a notice of the run itself.
-    return f"{name_ranks(report.stopped)} stopped" if report.stopped and report.stuck else ""

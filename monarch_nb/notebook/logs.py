@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from monarch_nb.client.events import Finished, Text
-from monarch_nb.notebook.fold import HEAD_ROWS, TAIL_ROWS, Fold, TextRow, members
+from monarch_nb.notebook.fold import HEAD_ROWS, TAIL_ROWS, Fold
+from monarch_nb.notebook.rows import TextRow, members
 from monarch_nb.shape import format_ranks
 
 if TYPE_CHECKING:

@@ -55,10 +55,10 @@ def _image(mime: str, content: str, alternative: str, facts: Any) -> str:
         content = base64.b64encode(content.encode(errors="replace")).decode()
     facts = facts if isinstance(facts, Mapping) else {}
     sizes = "".join(f' {side}="{float(facts[side]):g}"' for side in ("width", "height") if _is_number(facts.get(side)))
-    background = ";background:#fff" if facts.get("needs_background") == "light" else ""
+    style = "display:block;max-width:100%" + ";background:#fff" * (facts.get("needs_background") == "light")
     label = html.escape(ansi.strip(alternative)[:200])
     source = html.escape("".join(content.split()))
-    return f'<img src="data:{mime};base64,{source}" alt="{label}"{sizes} style="max-width:100%{background}">'
+    return f'<img src="data:{mime};base64,{source}" alt="{label}"{sizes} style="{style}">'
 
 
 def _is_number(value: Any) -> bool:

@@ -7,6 +7,7 @@ it stays readable where styles are stripped; all styles are inline and take the 
 from __future__ import annotations
 
 import html
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from typing import Literal
 
 from monarch_nb.errors import RankFailure
 from monarch_nb.notebook import ansi, mime
-from monarch_nb.notebook.fold import DisplayRow, ElidedRow, Fold, ResultGroup, Row, TextRow, bits, members
+from monarch_nb.notebook.fold import Fold, ResultGroup
+from monarch_nb.notebook.rows import DisplayRow, ElidedRow, Row, TextRow, bits, members
 from monarch_nb.shape import format_ranks, name_ranks
 
 Group = Literal["rank", "order", "type"]
@@ -27,7 +29,7 @@ MAX_STORED_BYTES = 190_000
 _MAX_RESULT_BYTES, _MAX_FAILURE_BYTES = 60_000, 40_000
 _MAX_RICH_RESULTS, _MAX_RICH_BYTES = 20, 8_000_000
 _MAX_TRACEBACK_CHARACTERS = 12_000
-_ROW_OVERHEAD_BYTES = 120
+_ROW_OVERHEAD_BYTES, _STDERR_BYTES = 100, 130
 _MAX_LABEL_CHARACTERS = 18
 
 _FONT = (
@@ -35,7 +37,7 @@ _FONT = (
     "font-size:var(--jp-code-font-size,13px);line-height:1.45"
 )
 _PRE = (
-    "margin:0;border:0;background:none;color:inherit;font:inherit;white-space:pre-wrap;overflow-wrap:anywhere;"
+    "margin:0;border:0;background:none;color:inherit;font:inherit;white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;"
     "overflow:visible"
 )
 _STDERR = "color:var(--jp-warn-color1,#c77700)"
@@ -45,6 +47,7 @@ _NOTE = (
     "margin:4px 0;padding:3px 10px;border-left:3px solid var(--jp-info-color1,#0288d1);"
     "background:rgba(2,136,209,.08);border-radius:2px"
 )
+_ACCENT = "color:var(--jp-brand-color1,#1976d2)"
 _QUIET = "opacity:.6"
 
 
@@ -79,7 +82,8 @@ def render(
         return {}
     markup = "".join(piece.markup for piece in pieces)
     if status:
-        markup += f'<div style="{_QUIET};font-size:90%;margin-top:2px">{html.escape(status)}</div>'
+        dot = html.escape(status).replace("●", f'<span style="{_ACCENT}">●</span>')
+        markup += f'<div style="font-size:90%;margin-top:2px"><span style="{_QUIET}">{dot}</span></div>'
     return {
         "text/html": f'<div style="{_FONT}">{markup}</div>',
         "text/plain": "\n".join(piece.plain for piece in pieces) or status,
@@ -147,6 +151,7 @@ def _output(rows: list[Row], ranks: int, budget_bytes: int) -> list[_Piece]:
         else:
             lines.append(_line(row, before, width))
     markup.append(_block(lines, width))
+    width = _width(rows)
     plain = "\n".join(_plain_row(row, width, ansi.strip) for row in rows)
     return [_Piece("".join(markup), plain, 0)]
 
@@ -179,7 +184,7 @@ def _line(row: Row, before: Row | None, width: int) -> str:
             return _gutter(row, False, width) + ansi.to_html(mime.best_text(row.data))
         case ElidedRow():
             blank = f'<span style="margin-left:-{width + 1}ch">{" " * width} </span>'
-            return f'{blank}<i style="{_QUIET}">{html.escape(describe(row))}</i>'
+            return f'{blank}<i style="{_QUIET}">{_with_code(html.escape(describe(row)))}</i>'
         case _:
             raise TypeError(row)
 
@@ -190,8 +195,8 @@ def _gutter(row: Row, again: bool, width: int) -> str:
     full, label = _label(row.ranks), _short_label(row.ranks)
     about = [full] * (label != full) + ["stderr"] * (stderr and not again)
     title = f' title="{" ".join(about)}"' if about else ""
-    style = f"margin-left:-{width + 1}ch;opacity:{'.3' if again else '.65'}"
-    mark = f'<span style="{_STDERR}">│</span>' if stderr else " "
+    style = f"margin-left:-{width + 1}ch;opacity:{'.35' if again else '.65'}"
+    mark = f'<span style="{_STDERR};position:relative;left:-.2ch">│</span>' if stderr else " "
     return f'<span style="{style}"{title}>{label:>{width}}</span>{mark}'
 
 
@@ -225,7 +230,8 @@ def _text_cost(text: str) -> int:
 
 def _row_cost(row: Row) -> int:
     if isinstance(row, TextRow):
-        return _text_cost(row.text)
+        overhead_bytes = _STDERR_BYTES if row.stream == "stderr" else 0
+        return _text_cost(row.text) + 2 * len(_label(row.ranks)) + overhead_bytes
     if isinstance(row, DisplayRow):
         return _stored_bytes(mime.plain_text(row.data)) * (1 if mime.is_rich(row.data) else 2) + 2 * _ROW_OVERHEAD_BYTES
     return 3 * _ROW_OVERHEAD_BYTES
@@ -322,8 +328,10 @@ def _short_label(ranks: int) -> str:
     return f"[{first},…,{parts[-1]}]"
 
 
-def _width(rows: Sequence[Row], ranks: int) -> int:
-    return max(map(len, map(_short_label, {ranks, *(row.ranks for row in rows if not isinstance(row, ElidedRow))})))
+def _width(rows: Sequence[Row], ranks: int = 0) -> int:
+    """Return the width of the gutter; with `ranks` at least theirs, so that text does not move while output grows."""
+    sets = {row.ranks for row in rows if not isinstance(row, ElidedRow)} | ({ranks} if ranks else set())
+    return max((len(_short_label(each)) for each in sets), default=0)
 
 
 # ---- results, failures, notices ----
@@ -400,6 +408,9 @@ def _failure(ranks: list[int], failure: RankFailure, full: bool) -> _Piece:
 
 def _notice(text: str) -> _Piece:
     text = mime.cut_middle(text, 4_000)
-    return _Piece.of(
-        f'<div style="{_NOTE}"><pre style="{_PRE};padding:0">{ansi.to_html(text)}</pre></div>', ansi.strip(text)
-    )
+    body = _with_code(ansi.to_html(text))
+    return _Piece.of(f'<div style="{_NOTE}"><pre style="{_PRE};padding:0">{body}</pre></div>', ansi.strip(text))
+
+
+def _with_code(markup: str) -> str:
+    return re.sub("`([^`]+)`", r'<code style="font-style:normal">\1</code>', markup)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -52,7 +52,8 @@ class Session:
     Attributes:
         notebook: the notebook's path, if it can be known.
         reservation: the current one, or None.
-        runs: runs of this kernel that go on in the background, by id.
+        runs: runs that go on and that this kernel follows, by id.
+        seen: ids of runs that this kernel has shown to the end: allocators learn that a moment later.
     """
 
     def __init__(self, client: Client, notebook: str | None = None) -> None:
@@ -61,6 +62,7 @@ class Session:
         self.reservation: Reservation | None = None
         self.pool: str | None = None
         self.runs: dict[str, Run] = {}
+        self.seen: set[str] = set()
 
     def hold(self, reservation: Reservation, pool: str | None = None) -> None:
         """Make `reservation` the current one, for later kernels of this notebook too."""
@@ -68,12 +70,21 @@ class Session:
         if self.notebook:
             remember(Memory(self.notebook, reservation.id, pool))
 
-    def forget(self) -> None:
-        """Hold nothing any more."""
-        self.reservation = None
-        self.runs.clear()
+    def detach(self) -> None:
+        """Hold nothing any more, also in later kernels of this notebook; the reservation goes on."""
+        self._let_go()
         if self.notebook:
             remember(Memory(self.notebook, ""))
+
+    def released(self) -> None:
+        """The current reservation is gone."""
+        self._let_go()
+        if self.notebook:
+            forget(self.notebook)
+
+    def _let_go(self) -> None:
+        self.reservation = None
+        self.runs.clear()
 
     def current(self) -> Reservation:
         """Return the current reservation.
@@ -97,6 +108,16 @@ class Session:
         """
         mesh = self.current().mesh
         return mesh if targets is None else mesh.select(parse_targets(targets, mesh.extent))
+
+    def open_runs(self) -> list[RunInfo]:
+        """Return the current mesh's runs that go on or that nobody has seen, oldest first."""
+        return _open_runs(self.current(), self.seen)
+
+    def finished(self, run: Run) -> None:
+        """A run was shown to the end."""
+        self.seen.add(run.id)
+        self.runs.pop(run.id, None)
+        run.collected()
 
     def names(self) -> list[str]:
         """Return the names of the owner's reservations."""
@@ -143,10 +164,12 @@ class Session:
         infos = self.client.list_reservations(self.pool)
         found = choose(infos, self.notebook, memory)
         if found is None:
+            if memory is not None and memory.reservation_id:
+                forget(memory.notebook)
             held = sorted(info.name for info in infos if info.held_by_me)
             return None, f"you hold {', '.join(held)}: %mesh attach NAME uses it here" if held else ""
         reservation = self.client.attach(found.name, pool=self.pool)
-        return reservation, attached_line(reservation)
+        return reservation, attached_line(reservation, _open_runs(reservation, self.seen))
 
 
 def choose(infos: Sequence[ReservationInfo], notebook: str | None, memory: Memory | None) -> ReservationInfo | None:
@@ -175,8 +198,11 @@ def notebook_path(namespace: Mapping[str, Any], environment: Mapping[str, str]) 
     return None
 
 
-def attached_line(reservation: Reservation) -> str:
+def attached_line(reservation: Reservation, runs: Sequence[RunInfo]) -> str:
     """Return one calm line that says what is alive.
+
+    Args:
+        runs: those that go on or that nobody has seen.
 
     Example:
         attached to dev: 2 nodes × 4 procs, 8 ranks alive, cell 7 still running: %mesh attach follows it
@@ -185,11 +211,10 @@ def attached_line(reservation: Reservation) -> str:
     alive = sum(rank.state != "dead" for rank in ranks)
     count = f"{alive} rank{'' if alive == 1 else 's'}" if alive == len(ranks) else f"{alive} of {len(ranks)} ranks"
     line = f"attached to {reservation.name}: {shape(reservation)}, {count} alive"
-    runs = reservation.mesh.runs()
     if going := [run for run in runs if not run.done]:
         return f"{line}, {_cells(going)} still running: %mesh attach follows {'it' if len(going) == 1 else 'them'}"
-    if unseen := [run for run in runs if not run.collected]:
-        return f"{line}, {_cells(unseen)} finished meanwhile: %mesh attach shows {'it' if len(unseen) == 1 else 'them'}"
+    if runs:
+        return f"{line}, {_cells(runs)} finished meanwhile: %mesh attach shows {'it' if len(runs) == 1 else 'them'}"
     return line
 
 
@@ -208,6 +233,16 @@ def remember(memory: Memory) -> None:
         temporary.write_text(json.dumps(asdict(memory)))
         temporary.replace(path)
     except (OSError, PoolError):
+        return
+
+
+def forget(notebook: str) -> None:
+    """Remember nothing of a notebook."""
+    try:
+        path = _memory_file(notebook)
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()
+    except (OSError, PoolError):  # other notebooks are remembered there
         return
 
 
@@ -244,6 +279,11 @@ def bounded(call: Callable[[], T], timeout_s: float) -> T:
     if not results:
         raise TimeoutError(f"no answer within {timeout_s:g} s")
     return results[0]
+
+
+def _open_runs(reservation: Reservation, seen: Container[str]) -> list[RunInfo]:
+    runs = reservation.mesh.runs()
+    return [info for info in runs if not info.done or not (info.collected or info.run_id in seen)]
 
 
 def _memory_file(notebook: str) -> Path:

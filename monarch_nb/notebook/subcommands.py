@@ -114,12 +114,12 @@ class Subcommands:
 
     def _attach(self, parsed: Parsed) -> None:
         reservation = self._session.attach(parsed.word)
-        show(calm_line(attached_line(reservation)))
-        self._cells.follow(reservation.mesh, from_start=parsed.switch("from_start"), block=not parsed.switch("noblock"))
+        show(calm_line(attached_line(reservation, self._session.open_runs())))
+        self._cells.follow(from_start=parsed.switch("from_start"), block=not parsed.switch("noblock"))
 
     def _detach(self, _: Parsed) -> None:
         name = self._session.current().name
-        self._session.forget()
+        self._session.detach()
         self._mode.stop()
         show(calm_line(f"detached from {name}; it stays held: %mesh attach {name} returns to it"))
 
@@ -144,7 +144,7 @@ class Subcommands:
             reservation.release()
             progress.done(f"{name}: released {shape(reservation)} in {duration(progress.elapsed_s)}")
         if mine:
-            self._session.forget()
+            self._session.released()
             self._mode.stop()
 
     def _list(self, _: Parsed) -> None:
@@ -154,7 +154,7 @@ class Subcommands:
 
     def _status(self, _: Parsed) -> None:
         reservation = self._session.current()
-        show(status_table(reservation, reservation.mesh.status(), reservation.mesh.runs()))
+        show(status_table(reservation, reservation.mesh.status(), self._session.open_runs()))
 
     def _stacks(self, parsed: Parsed) -> None:
         show(stacks_view(self._session.mesh(parsed.text("targets")).stacks().groups))
@@ -266,7 +266,9 @@ def _reserved_line(reservation: Reservation, progress: Progress) -> str:
             f"{ranks} alive" if not dead else f"{name_ranks(dead)} dead, the others alive: %mesh restart -t {dead[0]}"
         )
         return f"{reservation.name}: already held, {alive}"
-    return f"{reservation.name}: {shape(reservation)}, {ranks} ready in {duration(progress.elapsed_s)}"
+    line = f"{reservation.name}: {shape(reservation)}, {ranks} ready in {duration(progress.elapsed_s)}"
+    started_pool = any(message.startswith("local pool ready") for message in progress.messages)
+    return f"{line} (started a local pool; monarch-nb down ends it)" if started_pool else line
 
 
 def _restarted_line(ranks: Sequence[int], everyone: Sequence[int], elapsed_s: float) -> str:

@@ -81,7 +81,11 @@ def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], not
 
 
 def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequence[RunInfo]) -> Shown:
-    """Return who runs where, what the ranks do, and why any of them died: equal ranks once."""
+    """Return what the ranks do, and why any of them died: equal ranks once.
+
+    Args:
+        runs: those that go on or that nobody has seen.
+    """
     titles = {run.run_id: run_name(run) for run in runs}
     groups: dict[tuple[str, str], list[RankInfo]] = {}
     for rank in sorted(ranks, key=lambda rank: rank.rank):
@@ -100,8 +104,7 @@ def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequ
     headers = ["ranks", "host", "state", "for", "GPUs", "memory"]
     dead = [rank.rank for rank in ranks if rank.state == "dead"]
     notes = [f"%mesh restart -t {format_ranks(dead)} gives {name_ranks(dead)} anew"] if dead else []
-    waiting = [run for run in runs if run.done and not run.collected]
-    notes += [f"{run_name(run)} finished and nobody has seen it: %mesh attach shows it" for run in waiting]
+    notes += [f"{run_name(run)} finished and nobody has seen it: %mesh attach shows it" for run in runs if run.done]
     alive = len(ranks) - len(dead)
     title = f"{reservation.name} · {shape(reservation)} · {alive} of {len(ranks)} ranks alive"
     return table(title, headers, rows, notes)

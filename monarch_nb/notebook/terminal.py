@@ -17,7 +17,11 @@ MAX_LINE_CHARACTERS = 2_000
 """Longer lines are cut; the log has them whole."""
 
 _CONTROL = re.compile(r"[\r\b\x1b]")
-_TOKEN = re.compile(rf"(?P<text>[^\n\r\b\x1b]+)|(?P<escape>{ansi.ESCAPE.pattern})|.", re.DOTALL)
+_TOKEN = re.compile(
+    r"(?P<text>[^\n\r\b\x1b]+)|\x1b\[(?P<parameters>[0-?]*)[ -/]*(?P<letter>[@-~])"
+    rf"|(?P<other>{ansi.ESCAPE.pattern})|(?P<control>.)",
+    re.DOTALL,
+)
 _MAX_HELD_CHARACTERS = 4_096
 _MAX_UP = 32
 
@@ -99,21 +103,26 @@ class Screen:
         if (escape := ansi.INCOMPLETE_ESCAPE.search(text)) and len(escape[0]) <= _MAX_HELD_CHARACTERS:
             text, self._held = text[: escape.start()], escape[0]
         for token in _TOKEN.finditer(text):
-            if token["text"] is not None:
-                self._column = self._cells[self._row].put(self._column, token["text"], self._style)
-            elif token["escape"] is not None:
-                self._escape(*ansi.ESCAPE.fullmatch(token["escape"]).groups(""))  # type: ignore[union-attr]
-            elif token[0] == "\n":
-                self._new_line()
-            elif token[0] == "\r":
-                self._column = 0
-            else:
-                self._column = max(0, self._column - 1)
+            kind = token.lastgroup
+            if kind == "text":
+                self._column = self._cells[self._row].put(self._column, token[0], self._style)
+            elif kind == "letter":
+                self._escape(token["parameters"], token["letter"])
+            elif kind == "control":
+                self._control(token[0])
         self._finish(len(self._cells) - self._height)
         if self._height == 1 and not self._cells[0] and self._style == ansi.PLAIN:
             self._cells = []  # back to the fast way
         finished, self._finished = self._finished, []
         return finished
+
+    def _control(self, character: str) -> None:
+        if character == "\n":
+            self._new_line()
+        elif character == "\r":
+            self._column = 0
+        elif character == "\b":
+            self._column = max(0, self._column - 1)
 
     def _new_line(self) -> None:
         self._row, self._column = self._row + 1, 0
@@ -198,14 +207,13 @@ class _PlainLine:
 
 
 class _CellLine:
-    """A line of characters that can be overwritten, each with its style."""
+    """A line that can be overwritten: runs of text, each with its style."""
 
-    __slots__ = ("_beyond", "_characters", "_digest", "_styles")
+    __slots__ = ("_beyond", "_digest", "_length", "_runs")
 
     def __init__(self) -> None:
-        self._characters: list[str] = []
-        self._styles: list[ansi.Style] = []
-        self._beyond = self._digest = 0
+        self._runs: list[tuple[str, ansi.Style]] = []
+        self._length = self._beyond = self._digest = 0
 
     @classmethod
     def continuing(cls, plain: _PlainLine) -> _CellLine:
@@ -225,7 +233,7 @@ class _CellLine:
         return line
 
     def __len__(self) -> int:
-        return len(self._characters)
+        return self._length
 
     def put(self, column: int, text: str, style: ansi.Style) -> int:
         """Write `text` from `column` on; return the column after it."""
@@ -234,35 +242,44 @@ class _CellLine:
             self._beyond += len(text) - room
             self._digest = zlib.crc32(text[room:].encode(errors="surrogatepass"), self._digest)
             text = text[:room]
-        if column > len(self._characters):
-            blank = column - len(self._characters)
-            self._characters += " " * blank
-            self._styles += [ansi.PLAIN] * blank
+        if not text:
+            return column
+        if column > self._length:
+            self._runs.append((" " * (column - self._length), ansi.PLAIN))
+            self._length = column
         end = column + len(text)
-        self._characters[column:end] = text
-        self._styles[column:end] = [style] * len(text)
+        if column == self._length:
+            self._runs.append((text, style))
+        else:
+            self._runs = [*self._slice(0, column), (text, style), *self._slice(end, self._length)]
+        self._length = max(self._length, end)
         return end
 
     def erase(self, column: int, what: int) -> None:
         """Erase from `column` on (0), up to it (1), or all (2)."""
         if what == 1:
-            self.put(0, " " * min(column + 1, len(self)), ansi.PLAIN)
+            self.put(0, " " * min(column + 1, self._length), ansi.PLAIN)
             return
-        keep = 0 if what == 2 else column
-        del self._characters[keep:], self._styles[keep:]
+        keep = 0 if what == 2 else min(column, self._length)
+        self._runs, self._length = self._slice(0, keep), keep
         self._beyond = self._digest = 0
 
     def text(self) -> str:
-        text = "".join(self._runs())
+        text = "".join(self._styled())
         if not self._beyond:
             return text
-        return CutLine.make(text, len(self) + self._beyond, self._digest)
+        return CutLine.make(text, self._length + self._beyond, self._digest)
 
-    def _runs(self) -> Iterator[str]:
-        position = 0
-        for style, group in groupby(self._styles):
-            end = position + sum(1 for _ in group)
-            run = "".join(self._characters[position:end])
-            parameters = ansi.parameters_of(style)
-            yield f"\x1b[{parameters}m{run}\x1b[0m" if parameters else run
-            position = end
+    def _slice(self, begin: int, end: int) -> list[tuple[str, ansi.Style]]:
+        runs, position = [], 0
+        for text, style in self._runs:
+            if part := text[max(0, begin - position) : max(0, end - position)]:
+                runs.append((part, style))
+            position += len(text)
+        return runs
+
+    def _styled(self) -> Iterator[str]:
+        for style, runs in groupby(self._runs, key=lambda run: run[1]):
+            text = "".join(run for run, _ in runs)
+            parameters = ansi.parameters_of(style) if text else ""
+            yield f"\x1b[{parameters}m{text}\x1b[0m" if parameters else text

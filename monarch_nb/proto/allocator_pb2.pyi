@@ -1324,8 +1324,11 @@ class Queued(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     PREVIOUS_FIELD_NUMBER: _builtins.int
     AHEAD_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
+    output: _builtins.int
+    """on this node (RunSpec.output)"""
     @_builtins.property
     def previous(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """By node rank: the number of the newest earlier run with ranks on that node; 0 when none."""
@@ -1341,10 +1344,11 @@ class Queued(_message.Message):
         number: _builtins.int = ...,
         previous: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         ahead: _abc.Iterable[_builtins.str] | None = ...,
+        output: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "number", b"number", "previous", b"previous", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "number", b"number", "output", b"output", "previous", b"previous", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -186,7 +186,7 @@ class RankResult(_message.Message):
     rank: _builtins.int
     outcome: Global___Outcome.ValueType
     bundle_json: _builtins.str
-    """MIME bundle of the last expression's value, JSON (as Jupyter's execute_result data); empty when there is none."""
+    """The last expression's value as Jupyter's execute_result has it, JSON {"data", "metadata"}; empty when there is none."""
     value_inline: _builtins.bytes
     value_blob: _builtins.str
     value_error: _builtins.str

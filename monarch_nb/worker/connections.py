@@ -8,21 +8,28 @@ store are known by their remote address.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import ipaddress
 import os
 import re
 import socket
 import struct
+import sys
+import termios
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 Endpoint = tuple[str, int]
+Connection = tuple[int, int]
+"""A descriptor, and the inode of its socket: the number alone may soon be another file's."""
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _FLAGS = re.compile(r"^flags:\s*(\d+)", re.MULTILINE)
 _REGISTERED = re.compile(r"^tfd:\s*(\d+).*?\bino:\s*([0-9a-f]+)", re.MULTILINE)
 _HANDSHAKE = struct.Struct("=q")
+_ACKED_AND_RECEIVED = slice(120, 136)
+"""Two counters in the kernel's struct tcp_info."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +39,12 @@ class GlooLoop:
     Attributes:
         listener: inode of its listening socket, which names the loop.
         address: where that socket listens.
-        connections: its connections to peers, as (descriptor, inode).
+        connections: to peers.
     """
 
     listener: int
     address: Endpoint
-    connections: tuple[tuple[int, int], ...]
+    connections: tuple[Connection, ...]
 
 
 def parse_epoll(fdinfo: str) -> tuple[bool, list[tuple[int, int]]]:
@@ -66,8 +73,8 @@ def gloo_loops() -> list[GlooLoop]:
     return loops
 
 
-def connections_to(endpoints: Collection[Endpoint]) -> list[tuple[int, int]]:
-    """Return the (descriptor, inode) of this process's connections to any of `endpoints`."""
+def connections_to(endpoints: Collection[Endpoint]) -> list[Connection]:
+    """Return this process's connections to any of `endpoints`."""
     found = []
     for descriptor, target in _open_descriptors():
         if target.startswith("socket:["):
@@ -78,15 +85,40 @@ def connections_to(endpoints: Collection[Endpoint]) -> list[tuple[int, int]]:
     return found
 
 
-def shut_down(connections: Collection[tuple[int, int]]) -> int:
-    """Shut connections down in both directions, so that whoever waits on them is woken; return how many there were."""
-    count = 0
+def shut_down(connections: Collection[Connection]) -> None:
+    """Shut connections down in both directions, so that whoever waits on them is woken."""
     for descriptor, inode in connections:
         with _borrow(descriptor, inode) as connection, contextlib.suppress(OSError):
             if connection is not None:
                 connection.shutdown(socket.SHUT_RDWR)
-                count += 1
-    return count
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """How far some connections have got.
+
+    Attributes:
+        queued_bytes: not yet taken by the peers, or by this process.
+        moved: changes whenever anything moves.
+    """
+
+    queued_bytes: int
+    moved: tuple[bytes, ...]
+
+
+def traffic(connections: Collection[Connection]) -> Traffic:
+    """Return the present state of `connections`; equal to the next one when nothing has moved between them."""
+    queued_bytes, moved = 0, []
+    for descriptor, inode in connections:
+        with _borrow(descriptor, inode) as connection, contextlib.suppress(OSError):
+            if connection is not None:
+                queued = [
+                    fcntl.ioctl(connection, request, bytes(4)) for request in (termios.FIONREAD, termios.TIOCOUTQ)
+                ]
+                queued_bytes += sum(int.from_bytes(size, sys.byteorder) for size in queued)
+                information = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_AND_RECEIVED.stop)
+                moved += [*queued, information[_ACKED_AND_RECEIVED]]
+    return Traffic(queued_bytes, tuple(moved))
 
 
 def knock(loop: GlooLoop, group_size: int) -> None:

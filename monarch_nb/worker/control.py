@@ -9,11 +9,15 @@ import socket
 import sys
 import threading
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
+
+from google.protobuf.message import DecodeError
 
 from monarch_nb.frames import FrameError, FrameSplitter, encode_frame
 from monarch_nb.proto.run_pb2 import Where
@@ -21,6 +25,7 @@ from monarch_nb.proto.worker_pb2 import ControlReply, ControlRequest, FromRank, 
 from monarch_nb.worker import completion, process_groups, stacks, streams
 from monarch_nb.worker.interrupts import PRESS_INTERVAL_S, ActiveRun, Interrupter
 from monarch_nb.worker.results import send_all
+from monarch_nb.worker.text import encodable
 from monarch_nb.worker.user_code import UserCode, awaited_frames, outwards
 
 _SEND_TIMEOUT_S = 2.0
@@ -45,7 +50,7 @@ class ControlThread(threading.Thread):
         user_code: knows the user's frames.
         entries: the code of the functions that call user code: frames below are not shown.
         namespace: the user's, for completion.
-        on_work: called with a new work connection, its splitter and the frames that came with the hello.
+        on_work: called with a new work connection, its splitter and the messages that came with the hello.
         on_abort: called after process groups were broken.
         on_exit: called to end the process; must not return late.
     """
@@ -58,7 +63,7 @@ class ControlThread(threading.Thread):
         user_code: UserCode,
         entries: set[CodeType],
         namespace: dict[str, Any],
-        on_work: Callable[[socket.socket, FrameSplitter, list[bytes]], None],
+        on_work: Callable[[socket.socket, FrameSplitter, list[ToRank]], None],
         on_abort: Callable[[], None],
         on_exit: Callable[[], None],
     ) -> None:
@@ -123,15 +128,15 @@ class ControlThread(threading.Thread):
     def _receive(self, peer: _Peer) -> None:
         try:
             data = peer.connection.recv(_RECEIVE_BYTES)
-            frames = list(peer.splitter.feed(data))
+            messages = deque(ToRank.FromString(frame) for frame in peer.splitter.feed(data))
         except BlockingIOError:
             return
-        except (OSError, FrameError):
-            data, frames = b"", []
+        except (OSError, FrameError, DecodeError):  # the peer is gone, or does not speak this protocol
+            data, messages = b"", deque()
         if not data:
             self._close(peer)
-        while frames:
-            message = ToRank.FromString(frames.pop(0))
+        while messages:
+            message = messages.popleft()
             if peer.is_control:
                 self._answer(peer, message.control)
             elif message.hello.channel == Hello.CHANNEL_CONTROL:
@@ -140,7 +145,7 @@ class ControlThread(threading.Thread):
                 self._control, peer.is_control = peer, True
             elif message.hello.channel == Hello.CHANNEL_WORK:
                 self._selector.unregister(peer.connection)
-                self._on_work(peer.connection, peer.splitter, frames)
+                self._on_work(peer.connection, peer.splitter, list(messages))
                 return
             else:
                 self._close(peer)
@@ -157,8 +162,21 @@ class ControlThread(threading.Thread):
 
     def _answer(self, peer: _Peer, request: ControlRequest) -> None:
         reply = ControlReply(request=request.request, ok=True)
-        kind = request.WhichOneof("message")
-        match kind:
+        try:
+            self._fill(reply, request)
+        except Exception:  # noqa: BLE001 -- odd objects of the user's must not end the thread that frees the rank
+            reply.ok = False
+            traceback.print_exc()
+        try:
+            frame = encode_frame(FromRank(control=reply).SerializeToString())
+            send_all(peer.connection, frame, _SEND_TIMEOUT_S)
+        except OSError:
+            self._close(peer)
+        if request.HasField("exit"):
+            self._on_exit()
+
+    def _fill(self, reply: ControlReply, request: ControlRequest) -> None:
+        match request.WhichOneof("message"):
             case "interrupt":
                 reply.ok = self._interrupter.request(request.interrupt.run_id)
                 self._press_at = time.monotonic() + PRESS_INTERVAL_S
@@ -168,7 +186,7 @@ class ControlThread(threading.Thread):
                 reply.stack = self._stack()
             case "complete":
                 matches, start = completion.complete(request.complete.code, request.complete.cursor, self._namespace)
-                reply.completions.extend(matches)
+                reply.completions.extend(map(encodable, matches))
                 reply.completion_start = start
             case "abort_groups":
                 self._abort_groups(request.abort_groups.reason)
@@ -176,13 +194,6 @@ class ControlThread(threading.Thread):
                 pass
             case _:
                 reply.ok = False
-        try:
-            frame = encode_frame(FromRank(control=reply).SerializeToString())
-            send_all(peer.connection, frame, _SEND_TIMEOUT_S)
-        except OSError:
-            self._close(peer)
-        if kind == "exit":
-            self._on_exit()
 
     def _abort_groups(self, reason: str) -> None:
         active = self._interrupter.active
@@ -202,7 +213,7 @@ class ControlThread(threading.Thread):
             state=Where.STATE_COLLECTIVE if collective else Where.STATE_RUNNING,
             run_id=active.run_id,
             collective=collective or "",
-            line=self._user_code.line_of_stack(frames),
+            line=encodable(self._user_code.line_of_stack(frames)),
             running_s=time.monotonic() - active.started,
         )
 
@@ -210,7 +221,7 @@ class ControlThread(threading.Thread):
         active = self._interrupter.active
         main = self._frames(active) if active is not None else None
         others = stacks.other_threads({self.ident or 0})
-        return stacks.describe_threads(self._user_code, main, others)
+        return encodable(stacks.describe_threads(self._user_code, main, others))
 
     def _frames(self, active: ActiveRun) -> list[FrameType]:
         """Return the main thread's frames of user code and below, innermost first."""

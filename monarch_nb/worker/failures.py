@@ -1,13 +1,15 @@
 """From an exception in user code to the Failure that the notebook shows."""
 
-from types import TracebackType
+from collections.abc import Iterator
 
 from monarch_nb.proto.run_pb2 import Failure
 from monarch_nb.worker import process_groups
 from monarch_nb.worker.shell import RankShell
+from monarch_nb.worker.text import encodable
 from monarch_nb.worker.user_code import UserCode
 
 _MESSAGE_CHARACTERS = 20_000
+_TRACEBACK_CHARACTERS = 80_000
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -57,20 +59,19 @@ def describe(shell: RankShell, user_code: UserCode, error: BaseException, *, onl
     where = user_code.line_of_traceback(error.__traceback__)
     if isinstance(error, SyntaxError) and not where and error.filename:
         where = user_code.line(error.filename, error.lineno or 1)
-    trace = _from_first_user_frame(user_code, error.__traceback__)
-    if only_users:
-        trace = user_code.only_users(trace)
+    for each in chain(error):
+        each.__traceback__ = user_code.trim(each.__traceback__, only_users=only_users)
     return Failure(
-        name=type(error).__name__,
-        message=_message(error),
-        traceback=_render(shell, error.with_traceback(trace)),
-        where=where,
+        name=encodable(type(error).__name__),
+        message=encodable(_message(error)),
+        traceback=encodable(_render(shell, error)),
+        where=encodable(where),
     )
 
 
 def _render(shell: RankShell, error: BaseException) -> str:
     try:
-        return shell.render(error)
+        return _shortened(shell.render(error), _TRACEBACK_CHARACTERS)
     except Exception as problem:  # noqa: BLE001 -- a broken __str__ or source: an error must be shown anyhow
         return f"{type(error).__name__}: {_message(error)}\n(the traceback can not be rendered: {problem!r})"
 
@@ -80,13 +81,19 @@ def _message(error: BaseException) -> str:
         text = str(error)
     except Exception as problem:  # noqa: BLE001 -- the user's __str__
         text = f"<its message can not be shown: {type(problem).__name__}>"
-    if len(text) <= _MESSAGE_CHARACTERS:
+    return _shortened(text, _MESSAGE_CHARACTERS)
+
+
+def _shortened(text: str, limit: int) -> str:
+    if len(text) <= limit:
         return text
-    return f"{text[:_MESSAGE_CHARACTERS]}… ({len(text):,} characters)"
+    return f"{text[: limit // 2]}\n… {len(text) - limit:,} characters left out …\n{text[-limit // 2 :]}"
 
 
-def _from_first_user_frame(user_code: UserCode, trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without IPython's frames and ours at its beginning."""
-    while trace is not None and not user_code.is_users(trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next
-    return trace
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that it was raised from or while handling."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

@@ -67,6 +67,7 @@ class Interrupter:
         self._not_user_files = not_user_files
         self._pid = os.getpid()
         self._main = threading.main_thread()
+        self._breaking = threading.Lock()
         self.active: ActiveRun | None = None
 
     def install(self) -> None:
@@ -104,16 +105,18 @@ class Interrupter:
         return True
 
     def finished(self) -> None:
-        """The active run has ended. On the main thread."""
-        active, self.active = self.active, None
+        """The active run has ended. On the main thread, which waits for a break of groups that is under way."""
+        with self._breaking:
+            active, self.active = self.active, None
         if active is not None and active.forced:
             _raise_in_thread(self._main, None)
 
     def break_groups(self, active: ActiveRun, collective: str, reason: str) -> None:
-        """Break this rank's process groups under a run."""
-        if process_groups.break_groups(reason):
-            active.group_aborted = True
-            active.collective = active.collective or collective
+        """Break this rank's process groups under a run. On the control thread."""
+        with self._breaking:
+            if self.active is active and process_groups.break_groups(reason):
+                active.group_aborted = True
+                active.collective = active.collective or collective
 
     def _break_collective(self, active: ActiveRun) -> None:
         frame = sys._current_frames().get(self._main.ident or 0)

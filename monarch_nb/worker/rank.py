@@ -20,6 +20,8 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, NoReturn
 
+from google.protobuf.message import DecodeError
+
 from monarch_nb.frames import FrameError, FrameSplitter
 from monarch_nb.proto.run_pb2 import (
     OUTCOME_ERROR,
@@ -110,31 +112,31 @@ class Rank:
 
     # ---- work connection ----
 
-    def _take_work_connection(self, connection: socket.socket, splitter: FrameSplitter, frames: list[bytes]) -> None:
+    def _take_work_connection(self, connection: socket.socket, splitter: FrameSplitter, messages: list[ToRank]) -> None:
         """On the control thread: answer at once, even when the main thread is busy; it reads when it is free."""
         self._results.attach(connection)
-        self._loop.call_soon_threadsafe(self._read_from, connection, splitter, frames)
+        self._loop.call_soon_threadsafe(self._read_from, connection, splitter, messages)
 
-    def _read_from(self, connection: socket.socket, splitter: FrameSplitter, frames: list[bytes]) -> None:
+    def _read_from(self, connection: socket.socket, splitter: FrameSplitter, messages: list[ToRank]) -> None:
         if self._work is not None:
             self._close_work()
         self._work = connection
         self._loop.add_reader(connection, self._receive, connection, splitter)
-        for frame in frames:
-            self._handle(ToRank.FromString(frame))
+        for message in messages:
+            self._handle(message)
 
     def _receive(self, connection: socket.socket, splitter: FrameSplitter) -> None:
         try:
             data = connection.recv(_RECEIVE_BYTES)
-            frames = list(splitter.feed(data))
+            messages = [ToRank.FromString(frame) for frame in splitter.feed(data)]
         except BlockingIOError:
             return
-        except (OSError, FrameError):
-            data, frames = b"", []
+        except (OSError, FrameError, DecodeError):  # the allocator is gone, or it is none
+            data, messages = b"", []
         if not data:
             self._close_work()
-        for frame in frames:
-            self._handle(ToRank.FromString(frame))
+        for message in messages:
+            self._handle(message)
 
     def _close_work(self) -> None:
         if self._work is not None:

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 import uuid
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlparse
 
-from monarch_nb.worker.connections import Endpoint
+from monarch_nb.worker.connections import Endpoint, resolve
 
 _CONNECT_TIMEOUT_S = 20.0
 _ROOT = "monarch_nb"
@@ -81,21 +81,20 @@ def _text(value: bytes | str) -> str:
 
 
 class Rendezvous:
-    """The handler of `env://` in a rank, instead of torch's, which would host a store in rank 0.
+    """What `env://` means in a rank. Torch's own handler would host a store in rank 0.
 
     Args:
         mesh_store: where the mesh's store listens, as MASTER_ADDR and MASTER_PORT said when the rank started.
-
-    Attributes:
-        endpoints: every store that was used, as (host, port).
+        endpoints: gets the address of every store that is used.
     """
 
-    def __init__(self, mesh_store: tuple[str, int] | None) -> None:
-        self._mesh_store = mesh_store
-        self.endpoints: set[Endpoint] = {mesh_store} if mesh_store else set()
+    def __init__(self, mesh_store: tuple[str, int] | None, endpoints: set[Endpoint]) -> None:
+        self._mesh_store, self._endpoints = mesh_store, endpoints
+        if mesh_store is not None:
+            endpoints |= resolve(*mesh_store)
 
-    def __call__(self, url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iterator[Any]:
-        """Yield (store, rank, world size), as torch's own handlers do."""
+    def __call__(self, url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> tuple[Any, int, int]:
+        """Return (store, rank, world size) of a new group; the store holds no key yet."""
         dist: Any = importlib.import_module("torch.distributed")
 
         query = dict(parse_qsl(urlparse(url).query))
@@ -103,7 +102,7 @@ class Rendezvous:
         if not 0 <= rank < world_size:
             raise ValueError(f"no rank {rank} in a world of {world_size}: ranks are 0 to {world_size - 1}")
         host, port, name = self._choose_store(_environment("MASTER_ADDR"), int(_environment("MASTER_PORT")))
-        self.endpoints.add((host, port))
+        self._endpoints |= resolve(host, port)
         connect_timeout = min(timeout, timedelta(seconds=_CONNECT_TIMEOUT_S))
         store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=connect_timeout)
         store.set_timeout(timeout)
@@ -117,8 +116,7 @@ class Rendezvous:
             raise dist.DistStoreError(f"{waited}; these did not: {missing or 'none'}") from error
         if rank == 0:
             _forget_older(store, prefix, number)
-        yield dist.PrefixStore(f"{prefix}/{number}/group", store), rank, world_size
-        raise RuntimeError("Unable to perform re-rendezvous using env:// method")
+        return dist.PrefixStore(f"{prefix}/{number}/group", store), rank, world_size
 
     def _choose_store(self, host: str, port: int) -> tuple[str, int, str]:
         """Return where to connect, and a name for the ranks that use it.
@@ -142,8 +140,6 @@ def _environment(name: str) -> str:
 
 
 def _listens(host: str, port: int) -> bool:
-    import socket
-
     try:
         socket.create_connection((host, port), timeout=1).close()
     except OSError:

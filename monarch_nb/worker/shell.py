@@ -5,9 +5,12 @@ import contextlib
 import json
 import linecache
 import os
+import signal
+import subprocess
 import sys
 import tokenize
 import traceback
+from types import TracebackType
 from typing import Any, NoReturn
 
 from IPython.core.displayhook import DisplayHook
@@ -21,6 +24,7 @@ from traitlets.config import Config
 from monarch_nb.proto.run_pb2 import Display
 from monarch_nb.worker import streams
 
+_SIGINT_GRACE_S = 0.5
 INTERACTIVESHELL_FILE = InteractiveShell.run_code.__code__.co_filename
 
 
@@ -74,13 +78,26 @@ class RankShell(InteractiveShell):
 
     displayhook_class = Type(LastValue)
     display_pub_class = Type(FilePublisher)
-    system = InteractiveShell.system_raw  # output of `!ls` goes to file descriptor 1: no pty, no reader
     running_code = ""
 
     def cell_label(self, filename: str) -> str | None:
         """Return "Cell In[7]" for the file name of a cell's code, else None."""
         label = self.compile.format_code_name(filename)
         return "".join((label[0], " ", label[1])) if label else None
+
+    def system(self, cmd: str) -> None:
+        """Run `!cmd`: it writes straight to the run's files, and an interrupt ends it with all that it started."""
+        command = self.var_expand(cmd, depth=1)  # type: ignore[no-untyped-call]
+        sys.stdout.flush()
+        executable = os.environ.get("SHELL")
+        with subprocess.Popen(command, shell=True, executable=executable, process_group=0) as process:
+            try:
+                code = process.wait()
+            except BaseException:
+                _end_group(process)
+                raise
+        # As IPython: the code, or the negative signal when a shell reports one.
+        self.user_ns["_exit_code"] = code if code <= 128 else 128 - code
 
     def ask_exit(self) -> NoReturn:
         """What `exit` and `quit` call."""
@@ -126,7 +143,7 @@ class RankShell(InteractiveShell):
         result, self.last_execution_result = self.last_execution_result, None
         error = (result.error_in_exec or result.error_before_exec) if result is not None else None
         while error is not None:
-            traceback.clear_frames(error.__traceback__)
+            _release_frames(error.__traceback__)
             error = error.__cause__ or error.__context__
         self.InteractiveTB.tb = None
         self.SyntaxTB.last_syntax_error = None
@@ -149,6 +166,7 @@ def make_shell() -> RankShell:
 def _warm_up(shell: RankShell) -> None:
     """Run a cell that fails, so that formatters and the renderer of tracebacks are imported before ranks are forked."""
     code = "1/0 if True else await None"
+    assert isinstance(shell.displayhook, LastValue)
     shell.displayhook(shell)
     with contextlib.suppress(StopIteration):
         shell.run_cell_async(code, transformed_cell=code).send(None)
@@ -158,6 +176,23 @@ def _warm_up(shell: RankShell) -> None:
     shell.displayhook.clear()
     linecache.clearcache()
     shell.compile._filename_map.clear()
+
+
+def _end_group(process: "subprocess.Popen[bytes]") -> None:
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        process.wait(_SIGINT_GRACE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _release_frames(trace: TracebackType | None) -> None:
+    """Drop what the frames of a traceback hold. What rendered it (stack_data) keeps the frames themselves in cycles."""
+    while trace is not None:
+        with contextlib.suppress(RuntimeError):  # it still executes
+            trace.tb_frame.clear()
+        trace.tb_frame.f_locals  # noqa: B018 -- before Python 3.13 a copy, which this brings up to date
+        trace = trace.tb_next
 
 
 def clean_data(data: dict[str, Any]) -> dict[str, Any]:

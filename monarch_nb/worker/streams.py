@@ -10,6 +10,7 @@ Nothing here can block on a reader or fail for want of space: what a full disk r
 """
 
 import asyncio
+import fcntl
 import functools
 import io
 import os
@@ -62,10 +63,8 @@ class RunOutput:
         self._descriptors = [self._open("out"), self._open("err")]
         self._marks: int | None = None
         self._lock = threading.RLock()
-        self._text: list[io.TextIOWrapper | None] = [None, None]
         self.last: int | None = None
         self.is_listed = False
-        self.write_text: list[Callable[[str], int]] = []
         self.renew()
 
     def redirect_descriptors(self) -> None:
@@ -143,32 +142,32 @@ class RunOutput:
             raw.close()  # else the stuck text would be tried again when it is deleted
 
     def renew(self) -> None:
-        """Have new writers, which no other thread (left behind in a parent process) holds locked."""
-        self._text = [None, None]
-        self.write_text = [functools.partial(self._write_first, kind) for kind in range(2)]
+        """Have new writers, made when they are needed, which no thread (left behind in a parent) holds locked."""
+        self._text: list[io.TextIOWrapper | None] = [None, None]
+        self.writers: list[Callable[[str], int] | None] = [None, None]
 
-    def _write_first(self, kind: int, text: str) -> int:
-        """A run that prints nothing needs no writers."""
+    def write_text(self, kind: int, text: str) -> int:
+        """Write the first text to a stream; `writers` has the means for the next."""
         return self._make_text(kind).write(text)
 
     def _make_text(self, kind: int) -> io.TextIOWrapper:
         raw = io.FileIO(self._descriptors[kind], "wb", closefd=False)
         text = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", newline="\n", line_buffering=True)
         self._text[kind] = text
-        self.write_text[kind] = text.write
+        self.writers[kind] = text.write
         return text
 
     def _open(self, kind: str) -> int:
         path = self._base + kind
         try:
             try:
-                return os.open(path, _FLAGS, 0o600)
+                return _above_standard(os.open(path, _FLAGS, 0o600))
             except FileNotFoundError:
                 os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-                return os.open(path, _FLAGS, 0o600)
+                return _above_standard(os.open(path, _FLAGS, 0o600))
         except OSError as error:
             self.notice = self.notice or f"output was lost: {error.strerror}: {path}"
-            return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            return _above_standard(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
 
     def _mark(self, mark: Mark) -> None:
         if self._marks is None:
@@ -183,6 +182,16 @@ class RunOutput:
         self.flush()
         for descriptor in (*self._descriptors, *([] if self._marks is None else [self._marks])):
             os.close(descriptor)
+
+
+def _above_standard(descriptor: int) -> int:
+    """Move a descriptor out of the place of a standard stream that user code has closed."""
+    if descriptor > 2:
+        return descriptor
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(descriptor)
 
 
 class RunStream(io.TextIOBase):
@@ -358,7 +367,8 @@ def _make_write(kind: int) -> Callable[[str], int]:
             _unflushed.append(output)
             _on_text()
         try:
-            return output.write_text[kind](text)
+            writer = output.writers[kind]
+            return writer(text) if writer is not None else output.write_text(kind, text)
         except OSError as error:
             output.lose(kind, error)
             return len(text)

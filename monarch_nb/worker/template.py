@@ -20,6 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from google.protobuf.message import DecodeError
+
 from monarch_nb.frames import FrameError, FrameSplitter, encode_frame
 from monarch_nb.proto.worker_pb2 import (
     Forked,
@@ -89,13 +91,13 @@ class Template:
         assert self._connection is not None
         try:
             data = self._connection.recv(_RECEIVE_BYTES)
-            frames = list(self._splitter.feed(data))
-        except (OSError, FrameError):
-            data, frames = b"", []
+            messages = [ToTemplate.FromString(frame) for frame in self._splitter.feed(data)]
+        except (OSError, FrameError, DecodeError):  # the allocator is gone, or it is none
+            data, messages = b"", []
         if not data:
             self._drop_connection()
-        for frame in frames:
-            self._handle(ToTemplate.FromString(frame))
+        for message in messages:
+            self._handle(message)
 
     def _send(self, message: FromTemplate) -> None:
         if self._connection is not None:

@@ -71,14 +71,21 @@ class UserCode:
             trace = trace.tb_next
         return found
 
-    def only_users(self, trace: TracebackType | None) -> TracebackType | None:
-        """Return the traceback without the library frames inside the innermost user line: ranks that were interrupted
-        at different depths of one call then report equally."""
-        kept = []
+    def trim(self, trace: TracebackType | None, *, only_users: bool = False) -> TracebackType | None:
+        """Return a traceback without this package's frames and without those before the first of the user's.
+
+        Args:
+            trace: the traceback.
+            only_users: leave out the library frames inside the innermost user line too: ranks that were interrupted
+                at different depths of one call then report equally.
+        """
+        kept: list[TracebackType] = []
         while trace is not None:
-            kept.append(trace)
+            filename = trace.tb_frame.f_code.co_filename
+            if self.is_users(filename) or (kept and not filename.startswith(_PACKAGE)):
+                kept.append(trace)
             trace = trace.tb_next
-        while kept and not self.is_users(kept[-1].tb_frame.f_code.co_filename):
+        while only_users and kept and not self.is_users(kept[-1].tb_frame.f_code.co_filename):
             kept.pop()
         result: TracebackType | None = None
         for each in reversed(kept):

@@ -11,6 +11,7 @@ import cloudpickle
 from monarch_nb.config import INLINE_VALUE_BYTES
 from monarch_nb.frames import pack_pickle, unpack_pickle
 from monarch_nb.proto.run_pb2 import RankResult
+from monarch_nb.worker.text import encodable
 
 
 def store_value(result: RankResult, value: Any, directory: str) -> None:
@@ -73,7 +74,7 @@ def explain_unpicklable(value: Any, error: BaseException) -> str:
     while (item := next(_unpicklable_items(culprit), None)) is not None:
         key, culprit = item
         name += f"[{key!r}]"
-    return f"can not pickle {name}, {_describe(culprit)}: {type(error).__name__}: {error}"
+    return encodable(f"can not pickle {name}, {_describe(culprit)}: {type(error).__name__}: {error}")
 
 
 def _unpicklable_items(value: Any) -> Iterator[tuple[Any, Any]]:

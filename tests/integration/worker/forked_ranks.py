@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -107,6 +108,11 @@ class ForkedRanks:
     def break_groups(self, ranks: Iterable[int] | None = None, reason: str = "interrupted") -> list[bool]:
         return self._ask(("break", reason), ranks)
 
+    def interrupt(self, ranks: Iterable[int] | None = None) -> None:
+        """Send SIGINT, which counts only while a function runs."""
+        for rank in self._all(ranks):
+            os.kill(self.processes[rank].pid, signal.SIGINT)
+
     def wait_until_in(self, name: str, ranks: Iterable[int] | None = None) -> None:
         """Wait until the main threads of `ranks` hang in the collective `name`."""
         deadline = time.monotonic() + 15
@@ -128,6 +134,7 @@ class ForkedRanks:
         for connection in theirs:
             connection.close()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)  # not pytest's
         os.environ.update(
             RANK=str(rank),
             WORLD_SIZE=str(self.world_size),
@@ -142,8 +149,10 @@ class ForkedRanks:
         while True:
             function = cloudpickle.loads(work.recv_bytes())
             try:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
                 result = function(space)
             except BaseException as error:  # noqa: BLE001 - user code
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
                 result = Failure(error)
             if broken.is_set():
                 process_groups.forget_groups()
@@ -152,8 +161,6 @@ class ForkedRanks:
 
 
 def _answer(control: Connection, broken: threading.Event) -> None:
-    import sys
-
     while True:
         match control.recv():
             case "where":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 from integration.worker.harness import RankProcess, TemplateProcess, run_all
@@ -15,7 +16,10 @@ def test_the_environment_is_exactly_what_was_asked_for(template: TemplateProcess
     expected = {**rank.spec.environment, "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
     assert {name: value for name, value in environment.items() if not name.startswith("TORCH_NCCL_")} == expected
     assert "OPENBLAS_NUM_THREADS" not in environment
-    assert rank.ok("import subprocess; subprocess.run(['env'], capture_output=True, text=True).stdout").count("MINE=x") == 1
+    assert (
+        rank.ok("import subprocess; subprocess.run(['env'], capture_output=True, text=True).stdout").count("MINE=x")
+        == 1
+    )
     assert rank.ok("import sys; sys.path[:2]") == [rank.spec.directory, "/some/where"]
 
 
@@ -57,20 +61,35 @@ def test_session_name_and_oom_score(rank: RankProcess) -> None:
 
 def test_random_states_differ_unless_seeded(template: TemplateProcess) -> None:
     ranks = template.fork(3)
-    draw = "import random, numpy, torch\n(random.random(), numpy.random.rand(), torch.rand(1).item(), torch.initial_seed())"
+    draw = (
+        "import random, numpy, torch\n"
+        "(random.random(), numpy.random.rand(), torch.rand(1).item(), torch.initial_seed())"
+    )
     draws = [rank.ok(draw) for rank in ranks]
     for values in zip(*draws, strict=True):
         assert len(set(values)) == 3
-    seeded = "random.seed(1); numpy.random.seed(1); torch.manual_seed(1)\nrandom.random(), numpy.random.rand(), torch.rand(1)"
+    seeded = (
+        "random.seed(1); numpy.random.seed(1); torch.manual_seed(1)\n"
+        "random.random(), numpy.random.rand(), torch.rand(1)"
+    )
     assert len({str(rank.ok(seeded)) for rank in ranks}) == 1
 
 
 def test_thread_counts(template: TemplateProcess) -> None:
-    count = "import torch, numpy, threadpoolctl\n(torch.get_num_threads(), {p['num_threads'] for p in threadpoolctl.threadpool_info() if p['internal_api'] == 'openblas'})"
+    count = (
+        "import torch, numpy, threadpoolctl\n"
+        "pools = threadpoolctl.threadpool_info()\n"
+        "torch.get_num_threads(), {pool['num_threads'] for pool in pools if pool['internal_api'] == 'openblas'}"
+    )
     one, two = template.fork(1)[0], template.fork(1, {"OMP_NUM_THREADS": "2"})[0]
     assert one.ok(count) == (1, {1})
     assert two.ok(count) == (2, {2})
-    backward = "x = torch.rand(300, 300, requires_grad=True)\n(x @ x).sum().backward()\nnumpy.ones((300, 300)) @ numpy.ones((300, 300))\nx.grad.shape[0]"
+    backward = (
+        "x = torch.rand(300, 300, requires_grad=True)\n"
+        "(x @ x).sum().backward()\n"
+        "numpy.ones((300, 300)) @ numpy.ones((300, 300))\n"
+        "x.grad.shape[0]"
+    )
     assert two.ok(backward) == 300
 
 
@@ -86,7 +105,10 @@ gc.isenabled(), gone() is None
 
 
 def test_signal_handlers_are_the_defaults(rank: RankProcess) -> None:
-    code = "import signal\n[signal.getsignal(s) == signal.SIG_DFL for s in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP)]"
+    code = (
+        "import signal\n"
+        "[signal.getsignal(s) == signal.SIG_DFL for s in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP)]"
+    )
     assert rank.ok(code) == [True, True, True]
     os.kill(rank.pid, signal.SIGTERM)
     assert rank.work.recv(1) == b""
@@ -94,17 +116,13 @@ def test_signal_handlers_are_the_defaults(rank: RankProcess) -> None:
 
 def test_sigusr2_writes_all_stacks_even_when_c_code_holds_the_gil(rank: RankProcess) -> None:
     # A regular expression that backtracks for ever holds the GIL.
-    rank.start("import re\ndef stuck():\n    re.match('(a+)+$', 'a' * 60 + 'b')\nstuck()")
+    rank.submit("import re\ndef stuck():\n    re.match('(a+)+$', 'a' * 60 + 'b')\nstuck()")
     stacks = Path(rank.spec.stacks_file)
-    os.kill(rank.pid, signal.SIGUSR2)
-    for _ in range(500):
-        if "stuck" in stacks.read_text():
-            break
-        os.sched_yield()
-        import time
-
-        time.sleep(0.01)
-    assert "in stuck" in stacks.read_text()
+    deadline = time.monotonic() + 10
+    while "in stuck" not in stacks.read_text():
+        assert time.monotonic() < deadline, stacks.read_text()
+        os.kill(rank.pid, signal.SIGUSR2)
+        time.sleep(0.05)
 
 
 def test_ranks_of_different_meshes_differ_in_nothing_but_their_spec(template: TemplateProcess) -> None:

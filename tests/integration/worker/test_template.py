@@ -35,9 +35,9 @@ def alive(pid: int) -> bool:
 
 
 def wait_exit(template: TemplateProcess, pid: int) -> int:
-    while (exit := template.receive_kind("exit")).pid != pid:
+    while (ended := template.receive_kind("exit")).pid != pid:
         pass
-    return int(exit.wait_status)
+    return int(ended.wait_status)
 
 
 def test_it_has_one_thread_and_knows_neither_grpc_nor_cuda(template: TemplateProcess) -> None:
@@ -65,10 +65,10 @@ def test_an_exit_is_told_and_kept_until_it_is_forgotten(template: TemplateProces
     second.submit("import os; os._exit(3)")
     statuses = {wait_exit(template, pid) for pid in (first.pid,)} | {wait_exit(template, second.pid)}
     assert {os.waitstatus_to_exitcode(status) for status in statuses} == {-signal.SIGKILL, 3}
-    kept = {exit.pid: exit.wait_status for exit in template.reconnect().exits}
+    kept = {ended.pid: ended.wait_status for ended in template.reconnect().exits}
     assert os.waitstatus_to_exitcode(kept[second.pid]) == 3
     template.forget_exits([first.pid])
-    assert {exit.pid for exit in template.reconnect().exits} >= {second.pid}
+    assert {ended.pid for ended in template.reconnect().exits} >= {second.pid}
     template.forget_exits(list(kept))
     assert list(template.reconnect().exits) == []
 

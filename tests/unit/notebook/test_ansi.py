@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from monarch_nb.notebook import ansi
 
-_SOME_CODES = st.sampled_from(["\x1b[31m", "\x1b[0m", "\x1b[1;38;5;208m", "\x1b[2K", "\x1b[A", "\x1b]0;t\x07", "\x1b", "\x07"])
+_SOME_CODES = st.sampled_from(
+    ["\x1b[31m", "\x1b[0m", "\x1b[1;38;5;208m", "\x1b[2K", "\x1b[A", "\x1b]0;t\x07", "\x1b", "\x07"]
+)
 
 
 def _text_of(markup: str) -> str:
@@ -22,7 +24,10 @@ def _text_of(markup: str) -> str:
         ("plain", "plain"),
         ("a < b & c", "a &lt; b &amp; c"),
         ("\x1b[31mred\x1b[0m.", '<span style="color:#E75C58">red</span>.'),
-        ("\x1b[1;91mx\x1b[22my", '<span style="color:#B22B31;font-weight:bold">x</span><span style="color:#B22B31">y</span>'),
+        (
+            "\x1b[1;91mx\x1b[22my",
+            '<span style="color:#B22B31;font-weight:bold">x</span><span style="color:#B22B31">y</span>',
+        ),
         ("\x1b[38;5;208mx", '<span style="color:#FF8700">x</span>'),
         ("\x1b[38;5;1mx", '<span style="color:#E75C58">x</span>'),
         ("\x1b[48;5;244mx", '<span style="background:#808080">x</span>'),

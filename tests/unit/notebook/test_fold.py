@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from monarch_nb.client.events import Display, Elided, Event, Finished, Notice, Result, Text
 from monarch_nb.errors import RankFailure
-from monarch_nb.notebook.fold import DisplayRow, ElidedRow, Fold, Row, TextRow, members
+from monarch_nb.notebook.fold import Fold
+from monarch_nb.notebook.rows import DisplayRow, ElidedRow, Row, TextRow, members
 
 _LINES = st.sampled_from(["", "}", "step 1", "step 2", "loss 2.31", "loss 2.35", "a warning", "done", "x" * 2500 + "1"])
 _OUTPUT = st.lists(st.tuples(st.sampled_from(["stdout", "stderr"]), _LINES), max_size=12)
@@ -85,7 +86,9 @@ def test_equal_output_folds_to_one_set(
 @given(st.integers(2, 4), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_order_of_arrival_does_not_matter(ranks: int, steps: int, order: random.Random) -> None:
     def output(rank: int) -> list[str]:
-        return [line for step in range(steps) for line in (f"step {step}", f"rank {rank} loss {order_free(rank, step)}")]
+        return [
+            line for step in range(steps) for line in (f"step {step}", f"rank {rank} loss {order_free(rank, step)}")
+        ]
 
     def order_free(rank: int, step: int) -> str:
         return f"2.{rank * 31 + step}"
@@ -124,9 +127,35 @@ def test_numbers_stay_intact() -> None:
     assert _shown(fold.rows()) == [("0", "0"), ("1", "1"), ("2", "2"), ("0,1", "loss 1.5"), ("2", "loss 2.5")]
 
 
-def test_an_extra_line_of_one_rank_does_not_unfold_the_others() -> None:
-    fold = _fold(2, Text(0, "stdout", "one\ntwo\nthree\n"), Text(1, "stdout", "one\nonly here\ntwo\nthree\n"))
-    assert _shown(fold.rows()) == [("0,1", "one"), ("1", "only here"), ("0,1", "two"), ("0,1", "three")]
+@pytest.mark.parametrize("together", [True, False])
+def test_extra_lines_of_one_rank_do_not_unfold_the_others(together: bool) -> None:
+    text = "one\nonly here\nand more\ntwo\nthree\n"
+    fold = _fold(3, *(Text(rank, "stdout", "one\ntwo\nthree\n") for rank in (0, 1)))
+    for piece in [text] if together else text:
+        fold.add(Text(2, "stdout", piece))
+    assert _shown(fold.rows()) == [
+        ("0,1,2", "one"),
+        ("2", "only here"),
+        ("2", "and more"),
+        ("0,1,2", "two"),
+        ("0,1,2", "three"),
+    ]
+
+
+def test_extra_lines_before_a_line_that_differs_in_digits() -> None:
+    fold = _fold(2, Text(0, "stdout", "loss 1\nloss 2\n"), Text(1, "stdout", "only here\nloss 3\nloss 4\n"))
+    assert _shown(fold.rows()) == [
+        ("1", "only here"),
+        ("0", "loss 1"),
+        ("1", "loss 3"),
+        ("0", "loss 2"),
+        ("1", "loss 4"),
+    ]
+
+
+def test_wholly_different_lines_stand_side_by_side() -> None:
+    fold = _fold(2, Text(1, "stdout", "worker\nworks\n"), Text(0, "stdout", "root\nrules\n"))
+    assert _shown(fold.rows()) == [("0", "root"), ("1", "worker"), ("0", "rules"), ("1", "works")]
 
 
 def test_repeated_lines_stay_repeated() -> None:
@@ -253,12 +282,12 @@ def test_clear_can_wait_for_the_next_output() -> None:
 
 def test_an_animation_stays_small() -> None:
     fold = Fold(range(2))
-    for frame in range(2000):
+    for frame in range(500):
         for rank in range(2):
             fold.add(Display(rank, "clear", {"wait": True}))
             fold.add(Display(rank, "show", _picture(f"{frame}"), display_id="x"))
             fold.add(Display(rank, "update", _picture(f"{frame}+"), display_id="x"))
-    assert _pictures(fold) == [((0, 1), "1999+")]
+    assert _pictures(fold) == [((0, 1), "499+")]
 
 
 def test_many_displays_are_named_but_not_kept() -> None:
@@ -281,7 +310,10 @@ def test_results_fold() -> None:
     values = {0: "1", 1: "2", 2: "1"}
     fold = _fold(4, *(Result(rank, "ok", 0.1, {"text/plain": value}) for rank, value in values.items()))
     fold.add(Result(3, "ok", 0.1))
-    assert [(members(group.ranks), group.bundle["text/plain"]) for group in fold.results()] == [((0, 2), "1"), ((1,), "2")]
+    assert [(members(group.ranks), group.bundle["text/plain"]) for group in fold.results()] == [
+        ((0, 2), "1"),
+        ((1,), "2"),
+    ]
     assert members(fold.ended) == (0, 1, 2, 3)
 
 
@@ -335,7 +367,9 @@ def test_a_flood_of_one_rank_does_not_hide_the_others() -> None:
     fold = Fold(range(3))
     fold.add(Text(2, "stdout", "early words\n"))
     for start in range(0, 50_000, 1000):
-        fold.add(Text(0, "stdout", "".join(f"line {count}\n" for count in range(start, start + 1000))), now_s=start / 1e4)
+        fold.add(
+            Text(0, "stdout", "".join(f"line {count}\n" for count in range(start, start + 1000))), now_s=start / 1e4
+        )
         if start == 20_000:
             fold.add(Text(1, "stdout", "a warning\nand more of it\n"), now_s=start / 1e4)
     assert {"early words", "a warning", "and more of it"} <= {text for _, text in _shown(fold.rows())}
@@ -394,8 +428,8 @@ def test_elisions_keep_order_and_counts(steps: list[tuple[int, int, int]]) -> No
 def test_a_flood_is_fast() -> None:
     fold = Fold(range(8))
     texts = [Text(rank, "stdout", "".join(f"rank {rank} line {n}\n" for n in range(500))) for rank in range(8)]
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     for _ in range(5):
         for text in texts:
             fold.add(text)
-    assert time.perf_counter() - started_s < 1.0, "20,000 lines take about 0.1 s"
+    assert time.process_time() - started_s < 1.0, "20,000 lines take about 0.1 s"

@@ -56,7 +56,10 @@ def test_lines(text: str, lines: list[str]) -> None:
     assert _show(*text) == lines
 
 
-@given(st.lists(st.sampled_from(["a", "bc", "\n", "\r", "\b", "\x1b[31m", "\x1b[0m", "\x1b[K", "é"]), max_size=30), st.data())
+@given(
+    st.lists(st.sampled_from(["a", "bc", "\n", "\r", "\b", "\x1b[31m", "\x1b[0m", "\x1b[K", "é"]), max_size=30),
+    st.data(),
+)
 def test_pieces_do_not_matter(tokens: list[str], data: st.DataObject) -> None:
     text = "".join(tokens)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
@@ -102,7 +105,9 @@ def test_flush_begins_a_new_line() -> None:
 @pytest.mark.parametrize("whole", [True, False])
 def test_several_tqdm_bars(whole: bool) -> None:
     written = io.StringIO()
-    bars = [tqdm(total=3, file=written, position=place, desc=f"bar{place}", ncols=40, mininterval=0) for place in range(3)]
+    bars = [
+        tqdm(total=3, file=written, position=place, desc=f"bar{place}", ncols=40, mininterval=0) for place in range(3)
+    ]
     for _ in range(3):
         for bar in bars:
             bar.update()

@@ -1,261 +1,16 @@
-"""A client made of plain objects, and an IPython shell whose displays can be read."""
+"""A shell with the magics, on a client made of plain objects."""
 
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from IPython.core.displaypub import CapturingDisplayPublisher
-from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import monarch_nb
 from monarch_nb import config
-from monarch_nb.client.events import Event, Finished, Result, Text
-from monarch_nb.client.logs import LogRecord
-from monarch_nb.client.mesh import RankInfo, RunInfo, StackReport
-from monarch_nb.client.run import InterruptReport
-from monarch_nb.errors import RankFailure, ReservationNotFound, RunFailed, RunNotFound
 from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
-from monarch_nb.shape import Extent
-
-
-class FakeRun:
-    """A run whose ranks do what the test says."""
-
-    def __init__(self, mesh: "FakeMesh", number: int, code: str, cell_number: int) -> None:
-        self.mesh, self.id, self.number, self.title, self.cell_number = mesh, f"run{number}", number, code, cell_number
-        self.ranks = mesh.ranks
-        self.values: list[Any] = [None] * len(self.ranks)
-        self.failures: list[RankFailure] = []
-        self.seen = False
-        self.submitted_at = time.time()
-        self.interrupts: list[bool] = []
-        self.stops_at = 1
-        self.options: dict[str, Any] = {}
-        self._listeners: list[Callable[[Event], None]] = []
-        self._done = threading.Event()
-
-    def say(self, *events: Event) -> None:
-        for event in events:
-            for listener in self._listeners:
-                listener(event)
-
-    def finish(self, values: Iterable[Any] | None = None, failures: Iterable[RankFailure] = ()) -> None:
-        self.failures = list(failures)
-        failed = {failure.rank: failure for failure in self.failures}
-        self.values = list(values) if values is not None else self.values
-        for rank in self.ranks:
-            failure = failed.get(rank)
-            outcome: Any = "ok" if failure is None else failure.kind
-            self.say(Result(rank, outcome, 0.1, failure=failure))
-        self.say(Finished())
-        self._done.set()
-
-    def add_listener(self, listener: Callable[[Event], None]) -> None:
-        self._listeners.append(listener)
-
-    @property
-    def done(self) -> bool:
-        return self._done.is_set()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        if self.done or timeout_s is not None:
-            return self._done.wait(timeout_s)
-        if self.mesh.client.ctrl_c:
-            self.mesh.client.ctrl_c -= 1
-            raise KeyboardInterrupt
-        return self._done.wait(5.0)
-
-    def interrupt(self, kill_stuck: bool = False) -> InterruptReport:
-        self.interrupts.append(kill_stuck)
-        if len(self.interrupts) < self.stops_at:
-            return InterruptReport(stuck={self.ranks[0]: "train.py:41"})
-        if not self.done:
-            self.finish(
-                failures=[RankFailure(rank, "node0", "interrupted", "KeyboardInterrupt", "") for rank in self.ranks]
-            )
-        return InterruptReport(stopped=() if kill_stuck else self.ranks, restarted=self.ranks if kill_stuck else ())
-
-    def collected(self) -> None:
-        self.seen = True
-
-    def raise_failures(self) -> None:
-        if self.failures:
-            raise RunFailed(failures=self.failures, run=self)
-
-    def info(self) -> RunInfo:
-        finished = self.ranks if self.done else ()
-        title = self.title.strip().splitlines()[0]
-        return RunInfo(
-            self.id, self.number, title, self.ranks, finished, self.seen, self.submitted_at, self.cell_number
-        )
-
-
-class FakeMesh:
-    """A mesh that remembers what it was asked."""
-
-    def __init__(self, client: "FakeClient", reservation: Any, extent: Extent, ranks: Iterable[int] | None = None):
-        self.client, self.reservation, self.extent, self.name = client, reservation, extent, "main"
-        self.ranks = tuple(range(extent.size)) if ranks is None else tuple(ranks)
-
-    def select(self, ranks: Iterable[int]) -> "FakeMesh":
-        return FakeMesh(self.client, self.reservation, self.extent, ranks)
-
-    def submit(self, code: str, *, listener: Callable[[Event], None], cell_number: int, **options: Any) -> FakeRun:
-        run = FakeRun(self, len(self.client.runs) + 1, code, cell_number)
-        run.options = options
-        run.add_listener(listener)
-        self.client.runs.append(run)
-        self.client.on_submit(run)
-        return run
-
-    def attach_run(
-        self, run_id: str, *, from_start: bool = False, listener: Callable[[Event], None] | None = None
-    ) -> FakeRun:
-        for run in self.client.runs:
-            if run.id == run_id:
-                self.client.calls.append(("attach_run", run_id, from_start))
-                if listener:
-                    run.add_listener(listener)
-                self.client.on_attach(run)
-                return run
-        raise RunNotFound(run_id)
-
-    def runs(self) -> list[RunInfo]:
-        return [run.info() for run in self.client.runs if not (run.done and run.seen)]
-
-    def push(self, values: dict[str, Any]) -> None:
-        self.client.calls.append(("push", self.ranks, values))
-
-    def pull(self, expression: str) -> list[Any]:
-        self.client.calls.append(("pull", self.ranks, expression))
-        return [f"{expression}@{rank}" for rank in self.ranks]
-
-    def restart(self, ranks: Iterable[int] | None = None) -> None:
-        self.client.calls.append(("restart", None if ranks is None else tuple(ranks)))
-
-    def status(self) -> list[RankInfo]:
-        return [
-            RankInfo(rank, "node0", 1, "dead" if rank in self.client.dead else "idle", (), 0, "", 0.0, "killed")
-            for rank in self.ranks
-        ]
-
-    def stacks(self) -> StackReport:
-        return StackReport([(self.ranks, "File x.py, line 1")])
-
-    def logs(self, *, lines: int | None, run: int | None) -> Iterator[LogRecord]:
-        self.client.calls.append(("logs", self.ranks, lines, run))
-        return iter([LogRecord(rank, "stdout", 1, "hello\n") for rank in self.ranks])
-
-    def complete(self, code: str, cursor: int, rank: int | None = None) -> tuple[list[str], int]:
-        self.client.calls.append(("complete", code, cursor, rank))
-        start = cursor - len(code[:cursor].split()[-1]) if code[:cursor].strip() else cursor
-        return [word for word in ("losses", "loss_mask") if word.startswith(code[start:cursor])], start
-
-
-class FakeReservation:
-    """A reservation of a FakeClient."""
-
-    def __init__(self, client: "FakeClient", name: str, nodes: int, procs: int, notebook: str | None) -> None:
-        self.client, self.name, self.id, self.notebook = client, name, f"id-{name}", notebook or ""
-        self.nodes, self.procs, self.gpus, self.owner = nodes, procs, 0, "me"
-        self.mesh = FakeMesh(client, self, Extent({"hosts": nodes, "procs": procs}))
-
-    def release(self) -> None:
-        del self.client.held[self.name]
-
-    def info(self) -> Any:
-        return SimpleNamespace(
-            name=self.name,
-            reservation_id=self.id,
-            owner="me",
-            held_by_me=True,
-            nodes=self.nodes,
-            procs=self.procs,
-            gpus=0,
-            notebook=self.notebook,
-            created_at=time.time() - 90,
-            alive=self.mesh.ranks,
-        )
-
-
-class FakeClient:
-    """Stands for the package's functions."""
-
-    def __init__(self) -> None:
-        self.held: dict[str, FakeReservation] = {}
-        self.calls: list[tuple[Any, ...]] = []
-        self.runs: list[FakeRun] = []
-        self.dead: set[int] = set()
-        self.ctrl_c = 0
-        self.on_submit: Callable[[FakeRun], None] = FakeRun.finish
-        self.on_attach: Callable[[FakeRun], None] = lambda run: None
-
-    def reserve(self, name: str | None, /, *, nodes: int, procs: int, progress: Any, **options: Any) -> Any:
-        self.calls.append(("reserve", name, nodes, procs, {key: value for key, value in options.items() if value}))
-        name = name or "main"
-        if name not in self.held:
-            progress("forking ranks")
-            self.held[name] = FakeReservation(self, name, nodes, procs or options["gpus"], options["notebook"])
-        return self.held[name]
-
-    def attach(self, name: str | None = None, /, *, pool: str | None = None) -> Any:
-        if name not in self.held:
-            raise ReservationNotFound(f"no reservation {name!r}")
-        return self.held[name]
-
-    def list_reservations(self, pool: str | None = None) -> list[Any]:
-        return [reservation.info() for reservation in self.held.values()]
-
-
-class Notebook:
-    """Runs cells in a shell and reads what they show."""
-
-    def __init__(self, shell: InteractiveShell) -> None:
-        self.shell = shell
-        self.shown = CapturingDisplayPublisher()
-        shell.display_pub = self.shown
-
-    def run(self, cell: str, **options: Any) -> ExecutionResult:
-        self.shown.outputs.clear()
-        return self.shell.run_cell(cell, **{"store_history": True, **options})
-
-    def ok(self, cell: str, **options: Any) -> str:
-        """Run a cell that must work; return what it displays, as text."""
-        result = self.run(cell, **options)
-        assert result.error_before_exec is None, result.error_before_exec
-        assert result.error_in_exec is None, result.error_in_exec
-        return self.text()
-
-    def error(self, cell: str) -> BaseException:
-        """Run a cell that must fail; return what it raises."""
-        error = self.run(cell).error_in_exec
-        assert error is not None
-        return error
-
-    def text(self) -> str:
-        """What is displayed, each display as it is in the end."""
-        latest: dict[Any, str] = {}
-        for number, output in enumerate(self.shown.outputs):
-            assert "text/plain" in output["data"]
-            display_id = (output.get("transient") or {}).get("display_id")
-            latest[display_id or number] = output["data"]["text/plain"]
-        return "\n".join(latest.values())
-
-    def complete(self, cell: str) -> list[str]:
-        """What Tab offers at the end of a cell, as whole lines' ends."""
-        with pytest.MonkeyPatch.context():
-            from IPython.core.completer import provisionalcompleter
-
-            with provisionalcompleter():
-                return [cell[each.start - len(cell) :] and each.text or each.text for each in self._completions(cell)]
-
-    def _completions(self, cell: str) -> list[Any]:
-        return list(self.shell.Completer.completions(cell, len(cell)))
+from unit.notebook_magics.fakes import FakeClient, Notebook
 
 
 @pytest.fixture
@@ -284,6 +39,9 @@ def notebook(client: FakeClient, shell: InteractiveShell) -> Iterator[Notebook]:
     opened = Notebook(shell)
     load_ipython_extension(shell)
     yield opened
+    for run in client.runs:
+        if not run.done:
+            run.finish()
     unload_ipython_extension(shell)
 
 
@@ -292,9 +50,3 @@ def held(notebook: Notebook) -> Notebook:
     """A notebook that holds "dev": 2 nodes × 2 procs."""
     notebook.ok("%mesh reserve dev --nodes 2 --procs 2")
     return notebook
-
-
-def hello(run: FakeRun) -> None:
-    """Every rank prints hello and finishes."""
-    run.say(*(Text(rank, "stdout", "hello\n") for rank in run.ranks))
-    run.finish(values=[rank * 2 for rank in run.ranks])

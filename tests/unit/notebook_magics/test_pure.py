@@ -291,7 +291,9 @@ def test_stacks_show_the_largest_group_first() -> None:
 
 def test_logs_fold_and_lose_nothing() -> None:
     def records(run: int, ranks: int, lines: int) -> list[LogRecord]:
-        return [LogRecord(r, "stdout", run, f"{'same' if i % 2 else r} {i}\n") for r in range(ranks) for i in range(lines)]
+        return [
+            LogRecord(r, "stdout", run, f"{'same' if i % 2 else r} {i}\n") for r in range(ranks) for i in range(lines)
+        ]
 
     lines = list(folded_lines([*records(1, 2, 2), *records(2, 1, 1)]))
     assert lines == ["── run 1 ──", "[0] 0 0", "[1] 1 0", "[0-1] same 1", "── run 2 ──", "[0] 0 0"]

@@ -147,8 +147,10 @@ def test_many_deaths_at_once(seed: int) -> None:
 
 def test_missing_ranks_are_those_that_did_not_come() -> None:
     store = MemoryStore()
-    for rank in (0, 3):
-        threading.Thread(target=agree, args=(store, rank, 5), daemon=True).start()
+    with ThreadPoolExecutor(5) as pool:
+        come = functools.partial(pool.submit, agree, store, world_size=5)
+        come(0), come(3)
         with store.changed:
-            assert store.changed.wait_for(lambda rank=rank: f"0/here/{rank}" in store.values, WAIT_S)
-    assert missing_ranks(store, 5) == [1, 2, 4]
+            assert store.changed.wait_for(lambda: {"0/here/0", "0/here/3"} <= store.values.keys(), WAIT_S)
+        assert missing_ranks(store, 5) == [1, 2, 4]
+        come(1), come(2), come(4)

@@ -1,0 +1,158 @@
+"""What is done to the insides of torch.distributed: all that depends on its private names, which torch may change.
+
+None of these functions imports torch; where it is not imported there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib.abc
+import importlib.machinery
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+MODULE = "torch.distributed.distributed_c10d"
+_ABORT_WAIT_S = 5.0
+_RELEASE_WAIT_S = 2.0
+_LOG_FATAL = 3
+
+
+def when_imported(patch: Callable[[Any], None]) -> None:
+    """Call `patch` with distributed_c10d: now if it is imported, else when it is."""
+    if module := sys.modules.get(MODULE):
+        patch(module)
+    else:
+        sys.meta_path.insert(0, _AfterImport(patch))
+
+
+def default_group() -> Any:
+    """Return the default group, or None."""
+    c10d: Any = sys.modules.get(MODULE)
+    return c10d._world.default_pg if c10d is not None and hasattr(c10d, "_world") else None
+
+
+def clear_books() -> list[Any]:
+    """Empty torch's books of groups, as its `destroy_process_group` does; return the groups that were in them."""
+    c10d: Any = sys.modules.get(MODULE)
+    if c10d is None:
+        return []
+    world = c10d._world
+    groups = list(world.pg_names)
+    c10d._update_default_pg(None)
+    for book in (
+        world.pg_map,
+        world.pg_names,
+        world.pg_group_ranks,
+        world.pg_backend_config,
+        world.pg_to_tag,
+        world.tags_to_pg,
+        world.pg_coalesce_state,
+    ):
+        book.clear()
+    c10d._unregister_all_process_groups()
+    # Differs between ranks after an init that failed; then the next group would wait under different names.
+    world.group_count = 0
+    return groups
+
+
+def release(groups: list[Any]) -> None:
+    """Shut groups down and drop them, in a thread of its own: one that hangs does not hold up the rank."""
+    _run_bounded(functools.partial(_shut_down, groups), _RELEASE_WAIT_S)
+
+
+def abort_nccl() -> None:
+    """Abort every NCCL communicator, as torch's `_abort_process_group` does, but leave the books alone."""
+    c10d: Any = sys.modules.get(MODULE)
+    if c10d is None or not c10d.is_nccl_available():
+        return
+    device = sys.modules["torch"].device("cuda")
+    backends = []
+    names = c10d._world.pg_names
+    for group in sorted(names, key=names.__getitem__, reverse=True):
+        with contextlib.suppress(RuntimeError):  # no backend for CUDA
+            backend = group._get_backend(device)
+            backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+            if isinstance(backend, c10d.ProcessGroupNCCL):
+                backends.append(backend)
+
+    def abort() -> None:
+        backends[0]._group_start()  # else their aborts wait for each other
+        for backend in backends:
+            backend.abort()
+        backends[0]._group_end()
+
+    if backends:
+        _run_bounded(abort, _ABORT_WAIT_S)
+
+
+class Hush:
+    """Keeps torch's C++ code from writing pages of stack to stderr about connections that are shut down."""
+
+    def __init__(self) -> None:
+        self._level: int | None = None
+
+    def begin(self) -> None:
+        """Log only what is fatal."""
+        level = _log_level()
+        if level is not None and self._level is None:
+            self._level, level.value = level.value, _LOG_FATAL
+
+    def end(self) -> None:
+        """Log as before."""
+        level = _log_level()
+        if level is not None and self._level is not None:
+            level.value, self._level = self._level, None
+
+
+def _log_level() -> ctypes.c_int | None:
+    """Return the C++ variable, or None in a build of torch that has no such name: noisier, but no harm."""
+    torch = sys.modules.get("torch")
+    library = Path(torch.__file__ or "").parent / "lib" / "libc10.so" if torch is not None else Path()
+    try:
+        return ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):
+        return None
+
+
+def _shut_down(groups: list[Any]) -> None:
+    while groups:
+        with contextlib.suppress(RuntimeError):  # it is broken
+            groups.pop().shutdown()
+
+
+def _run_bounded(action: Callable[[], None], wait_s: float) -> None:
+    thread = threading.Thread(target=action, name="monarch_nb-groups", daemon=True)
+    thread.start()
+    thread.join(wait_s)
+
+
+class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds distributed_c10d once, and patches it when it has been executed."""
+
+    def __init__(self, patch: Callable[[Any], None]) -> None:
+        self._patch = patch
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            self._loader = spec.loader
+            spec.loader = self
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._patch(module)

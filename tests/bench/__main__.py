@@ -1,0 +1,60 @@
+"""`python -m tests.bench`: measure every row, print the table, and write docs/performance.md after a whole run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.bench import calls, flood, lives, report
+from tests.bench.harness import Bench, Outcome, Row
+
+PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+_ORDER = ("fresh", "ipyparallel", "monarch", "reserve", "many", "memory", "restart", "hang", "flood", "push", "import")
+ROWS = sorted([*calls.ROWS, *flood.ROWS, *lives.ROWS], key=lambda row: _ORDER.index(row.name))
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument(
+        "--only", metavar="NAME", nargs="+", choices=_ORDER, help=f"only these rows: {', '.join(_ORDER)}"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer repeats")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name} also with --quick or --only")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that everything is cleaned up
+    rows = [row for row in ROWS if not arguments.only or row.name in arguments.only]
+    console = Console()
+    load_before = os.getloadavg()[0]
+    measured = measure(rows, arguments.quick, console)
+    report.print_table(console, measured)
+    if arguments.write or not (arguments.only or arguments.quick):
+        PAGE.write_text(report.markdown(measured, load_before))
+        console.print(f"written to {PAGE}")
+
+
+def measure(rows: list[Row], quick: bool, console: Console) -> report.Measured:
+    """Measure rows, those of one pool one after the other; return them in their own order."""
+    found: dict[str, Outcome | str] = {}
+    with Bench(quick, lambda text: console.print(f"  {text}", style="dim", highlight=False)) as bench:
+        for row in sorted(rows, key=lambda row: row.shape):
+            console.print(f"[bold]{row.name}[/] {row.what}", highlight=False)
+            found[row.name] = outcome = _measure(row, bench)
+            text = outcome if isinstance(outcome, str) else f"{outcome.measured}; {outcome.beside}: {outcome.ratio}"
+            console.print(f"  {text}", highlight=False, markup=False)
+    return [(row, found[row.name]) for row in rows]
+
+
+def _measure(row: Row, bench: Bench) -> Outcome | str:
+    try:
+        return row.measure(bench)
+    except Exception as error:  # noqa: BLE001 -- a row that can not run says why, the others go on
+        return f"{type(error).__name__}: {error}"
+
+
+main()

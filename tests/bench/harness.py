@@ -1,0 +1,219 @@
+"""What every row of the table needs: pools of its own, rivals to compare with, and medians."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from monarch_nb.client.reservation import Reservation, reserve
+from monarch_nb.config import HOME_VARIABLE
+from monarch_nb.provision.local import LocalProvisioner
+from tests.bench.rivals import rival_python
+
+PROGRAMS = Path(__file__).parent / "programs"
+RANKS = 8
+PROGRAM_TIMEOUT_S = 300.0
+
+Say = Callable[[str], None]
+
+
+class CannotRun(Exception):
+    """A row can not be measured here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a row found.
+
+    Attributes:
+        measured, beside: as the table shows them; `beside` is the rival.
+        ratio: how they compare.
+        reached: whether the goal is.
+    """
+
+    measured: str
+    reached: bool
+    beside: str = "–"
+    ratio: str = "–"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table.
+
+    Attributes:
+        name: for `--only`.
+        what, goal: as the table shows them.
+        how: it is measured, for the docs.
+        shape: nodes and ranks per node of the pool that it uses; rows of one shape run one after the other.
+    """
+
+    name: str
+    what: str
+    goal: str
+    how: str
+    measure: Callable[[Bench], Outcome]
+    shape: tuple[int, int] = (1, RANKS)
+
+
+@dataclass
+class Bench:
+    """One run of the benchmarks, in a temporary directory.
+
+    Args:
+        quick: fewer repeats.
+        say: told what is being done.
+    """
+
+    quick: bool
+    say: Say
+    directory: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="bench-", dir="/tmp")))
+    _shape: tuple[int, int] | None = None
+
+    def __enter__(self) -> Bench:
+        self._home_before = os.environ.get(HOME_VARIABLE)
+        os.environ[HOME_VARIABLE] = str(self.directory / "h")
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._down()
+        if self._home_before is None:
+            del os.environ[HOME_VARIABLE]
+        else:
+            os.environ[HOME_VARIABLE] = self._home_before
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def repeats(self, full: int, quick: int) -> int:
+        """Return how often to measure."""
+        return quick if self.quick else full
+
+    # ---- ours ----
+
+    def warm_pool(self, nodes: int, procs: int) -> str:
+        """Return the name of a pool of that shape with nothing in it; one pool is up at a time."""
+        if self._shape != (nodes, procs):
+            self._down()
+            self.say(f"starting a pool of {nodes} × {procs}")
+            LocalProvisioner().up(nodes, procs, gpus="none", pool=_pool_name((nodes, procs)))
+            self._shape = (nodes, procs)
+        return _pool_name(self._shape)
+
+    @contextmanager
+    def reserved(self, nodes: int = 1, procs: int = RANKS) -> Iterator[Reservation]:
+        """Reserve a whole pool of that shape for the time of a `with` block."""
+        reservation = reserve("bench", nodes=nodes, procs=procs, pool=self.warm_pool(nodes, procs))
+        try:
+            yield reservation
+        finally:
+            reservation.release()
+
+    def _down(self) -> None:
+        if self._shape is not None:
+            LocalProvisioner().down(force=True, pool=_pool_name(self._shape))
+            self._shape = None
+
+    # ---- rivals ----
+
+    def start_torchrun(self, program: str) -> subprocess.Popen[str]:
+        """Start a program of ours under torchrun on 8 ranks; its output is to be read from `stdout`."""
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
+        command += ["--master-port", str(_free_port()), str(PROGRAMS / program)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
+
+    def torchrun(self, program: str, word: str) -> list[float]:
+        """Run a program under torchrun; return the number that each rank printed after `word`."""
+        with self.start_torchrun(program) as process:
+            assert process.stdout is not None
+            lines = [line.split() for line in process.stdout]
+        numbers = [float(number) for first, number in lines if first == word]
+        if len(numbers) != RANKS:
+            raise CannotRun(f"torchrun ended with {process.returncode}: {len(numbers)} of {RANKS} ranks finished")
+        return numbers
+
+    @cached_property
+    def ipyparallel(self) -> dict[str, list[float]]:
+        """Times of ipyparallel: `call_s` and `push_s`."""
+        profile = str(self.directory / "ipyparallel")
+        return self._rival("ipyparallel", "ipyparallel_engines.py", RANKS, self.repeats(200, 30), self.pushes, profile)
+
+    @cached_property
+    def monarch(self) -> dict[str, list[float]]:
+        """Times of PyTorch Monarch: `call_s` and `push_s`."""
+        return self._rival("torchmonarch", "monarch_procs.py", RANKS, self.repeats(1000, 100), self.pushes)
+
+    @property
+    def pushes(self) -> int:
+        return self.repeats(9, 3)
+
+    def _rival(self, package: str, program: str, *arguments: object) -> dict[str, list[float]]:
+        self.say(f"measuring {package}")
+        command = [str(rival_python(self.say)), str(PROGRAMS / program), *map(str, arguments)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=True, cwd=self.directory
+            )
+        except subprocess.CalledProcessError as error:
+            raise CannotRun(f"{package} failed: {(error.stderr.strip() or error.stdout.strip())[-300:]}") from error
+        except subprocess.TimeoutExpired as error:
+            raise CannotRun(f"{package} did not finish in {PROGRAM_TIMEOUT_S:g} s") from error
+        times: Any = json.loads(done.stdout.splitlines()[-1])
+        return dict(times)
+
+
+def program(name: str) -> str:
+    """Return the text of a program, to be run as a cell."""
+    return (PROGRAMS / name).read_text()
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """Return how long a call takes."""
+    began_s = time.perf_counter()
+    function()
+    return time.perf_counter() - began_s
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median."""
+    return statistics.median(values)
+
+
+def duration(seconds_: float) -> str:
+    """Return a readable duration: `0.9 ms`, `24 ms`, `0.31 s`, `9.7 s`."""
+    if seconds_ < 0.01:
+        return f"{seconds_ * 1e3:.1f} ms"
+    if seconds_ < 0.1:
+        return f"{seconds_ * 1e3:.0f} ms"
+    return f"{seconds_:.2f} s" if seconds_ < 2 else f"{seconds_:.1f} s"
+
+
+def compared(ours: float, rivals: float) -> str:
+    """Return how a time of ours compares with a rival's."""
+    if ours <= rivals:
+        return f"{rivals / ours:.{1 if rivals / ours < 10 else 0}f} times faster"
+    return f"{ours / rivals:.1f} times slower"
+
+
+def _pool_name(shape: tuple[int, int]) -> str:
+    return f"{shape[0]}x{shape[1]}"
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

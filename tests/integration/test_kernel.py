@@ -1,0 +1,173 @@
+"""The magics in a real kernel, on a real pool."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_client.manager import KernelManager
+
+pytestmark = pytest.mark.usefixtures("shared_pool")
+COUNT = "import time\nfor i in range(600):\n    print('step', i)\n    time.sleep(0.05)"
+
+
+class Kernel:
+    """A kernel, and what its cells show in the end."""
+
+    def __init__(self, notebook: Path) -> None:
+        import os
+
+        self._manager = KernelManager(kernel_name="python3")
+        self._manager.start_kernel(env={**os.environ, "JPY_SESSION_NAME": str(notebook)}, cwd=str(notebook.parent))
+        self._client = self._manager.client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=60)
+        self._cells: dict[str, list[dict[str, str]]] = {}
+        self._displays: dict[str, dict[str, str]] = {}
+
+    def start(self, code: str) -> str:
+        """Begin a cell."""
+        cell: str = self._client.execute(code)
+        self._cells[cell] = []
+        return cell
+
+    def wait(self, cell: str, text: str = "", timeout_s: float = 60.0) -> str:
+        """Wait until a cell is over, or shows `text`; return what it shows."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            try:
+                over = self._take(self._client.get_iopub_msg(timeout=0.1)) == cell
+            except queue.Empty:
+                continue
+            if over and not text:
+                return self.text(cell)
+            if text and text in self.text(cell):
+                return self.text(cell)
+        raise AssertionError(f"after {timeout_s} s the cell shows only: {self.text(cell)}")
+
+    def run(self, code: str) -> str:
+        """Run a cell; return what it shows."""
+        return self.wait(self.start(code))
+
+    def text(self, cell: str) -> str:
+        """What a cell shows now."""
+        return "\n".join(output["text"] for output in self._cells[cell])
+
+    def interrupt(self) -> None:
+        self._manager.interrupt_kernel()
+
+    def complete(self, code: str) -> list[str]:
+        matches: list[str] = self._client.complete(code, reply=True, timeout=20)["content"]["matches"]
+        return matches
+
+    def kill(self) -> None:
+        """As if the machine took it away."""
+        self._client.stop_channels()
+        self._manager.shutdown_kernel(now=True)
+
+    def _take(self, message: dict[str, Any]) -> str | None:
+        """Take in a message; return the cell that is over with it."""
+        content, kind = message["content"], message["msg_type"]
+        cell: str = message["parent_header"].get("msg_id", "")
+        outputs = self._cells.get(cell, [])
+        display_id = content.get("transient", {}).get("display_id")
+        if kind == "stream":
+            outputs.append({"text": content["text"]})
+        elif kind == "error":
+            outputs.append({"text": "\n".join(content["traceback"])})
+        elif kind in ("display_data", "execute_result"):
+            outputs.append({"text": content["data"]["text/plain"]})
+            if display_id:
+                self._displays[display_id] = outputs[-1]
+        elif kind == "update_display_data":
+            self._displays[display_id]["text"] = content["data"]["text/plain"]
+        elif kind == "status" and content["execution_state"] == "idle":
+            return cell
+        return None
+
+
+@pytest.fixture
+def open_kernel(tmp_path: Path) -> Iterator[Callable[[], Kernel]]:
+    """Start kernels of one notebook."""
+    kernels: list[Kernel] = []
+
+    def open_one() -> Kernel:
+        kernels.append(Kernel(tmp_path / "a.ipynb"))
+        return kernels[-1]
+
+    yield open_one
+    cleaner = open_one()
+    cleaner.run("%load_ext monarch_nb\n%mesh release --all")
+    for kernel in kernels:
+        kernel.kill()
+
+
+@pytest.fixture
+def kernel(open_kernel: Callable[[], Kernel]) -> Kernel:
+    """A kernel that holds "dev": 2 nodes × 2 procs."""
+    opened = open_kernel()
+    assert opened.run("%load_ext monarch_nb") == ""
+    assert opened.run("%mesh reserve dev --nodes 2 --procs 2").startswith("dev: 2 nodes × 2 procs, 4 ranks ready in ")
+    return opened
+
+
+def test_cells(kernel: Kernel) -> None:
+    assert "already held, 4 ranks alive" in kernel.run("%mesh reserve dev --nodes 2 --procs 2")
+    shown = kernel.run("%%mesh\nprint('hello')\nprint('I am', rank)\nlosses = [rank]")
+    assert "[0-3] hello" in shown
+    assert "[2] I am 2" in shown
+    assert kernel.run("twice = %mesh pull rank * 2\ntwice") == "[0, 2, 4, 6]"
+    kernel.run("lr = 1e-3\n%mesh push lr")
+    assert kernel.run("%%mesh -t 1 -o kept\nlr * 10") != ""
+    assert kernel.run("kept") == "[0.01]"
+    assert "1 of 4 ranks failed" in kernel.run("%%mesh\n1 / (rank - 1)")
+    assert kernel.complete("%%mesh\nloss") == ["losses"]
+    assert kernel.complete("%mesh attach ") == ["dev"]
+    assert "4 of 4 ranks alive" in kernel.run("%mesh status")
+
+
+def test_output_lands_in_the_cell_that_caused_it(kernel: Kernel) -> None:
+    slow = kernel.start("%%mesh --timeout 0.3\nimport time\ntime.sleep(1)\nprint('late')")
+    assert "TimeoutError" in kernel.wait(slow)
+    background = kernel.start("%%mesh --noblock\nprint('behind')")
+    kernel.wait(background)
+    assert kernel.run("print('meanwhile')") == "meanwhile\n"
+    assert "[0-3] late" in kernel.wait(slow, "late")
+    assert "[0-3] behind" in kernel.wait(background, "behind")
+
+
+def test_an_interrupt_frees_the_ranks(kernel: Kernel) -> None:
+    cell = kernel.start(f"%%mesh\n{COUNT}")
+    kernel.wait(cell, "step 3")
+    kernel.interrupt()
+    shown = kernel.wait(cell)
+    assert "[0-3] step 3" in shown
+    assert "KeyboardInterrupt\x1b[39m: interrupted ranks 0-3" in shown
+    assert "Traceback" not in shown
+    assert kernel.run("%%mesh\nprint(i < 500)") == "[0-3] True"
+
+
+def test_a_lost_kernel_gets_everything_back(kernel: Kernel, open_kernel: Callable[[], Kernel]) -> None:
+    cell = kernel.start("%%mesh --noblock\nimport time\nfor i in range(60):\n    print('step', i)\n    time.sleep(0.1)")
+    kernel.wait(cell, "step 5")
+    kernel.kill()
+    again = open_kernel()
+    shown = again.run("%load_ext monarch_nb")
+    assert "attached to dev: 2 nodes × 2 procs, 4 ranks alive, cell 3 still running: %mesh attach follows it" in shown
+    shown = again.run("%mesh attach")
+    assert "[0-3] step 59" in shown
+    assert "step 0\n" not in shown
+    assert "finished" not in again.run("%mesh attach")
+    assert again.run("%mesh pull i") == "[59, 59, 59, 59]"
+
+
+def test_cells_run_on_the_mesh_while_on(kernel: Kernel) -> None:
+    kernel.run("%mesh on -t 0:2")
+    assert kernel.run("print('hello')") == "on mesh dev · ranks 0-1\n[0-1] hello"
+    assert kernel.run("%%local\nprint('hello')") == "hello\n"
+    kernel.run("%mesh off")
+    assert kernel.run("print('hello')") == "hello\n"

@@ -1,0 +1,431 @@
+"""Cells, pushes and pulls: values, magics, displays, tracebacks, and what may not stay alive."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from integration.worker.harness import RankProcess, TemplateProcess, run_all
+from monarch_nb.proto.run_pb2 import OUTCOME_ERROR, OUTCOME_OK, Display, RankResult
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def plain(text: str) -> str:
+    return ANSI.sub("", text)
+
+
+def bundle(result: RankResult) -> dict[str, Any]:
+    return json.loads(result.bundle_json)["data"] if result.bundle_json else {}
+
+
+def displays(rank: RankProcess, number: int) -> list[tuple[int, dict[str, Any]]]:
+    marks = [mark for mark in rank.marks(number) if mark.HasField("display")]
+    return [(mark.display.kind, json.loads(mark.display.content_json)) for mark in marks]
+
+
+# ---- values ----
+
+
+def test_the_last_expression_is_shown_and_returned(rank: RankProcess) -> None:
+    result = rank.run("x = 2\nx * 21")
+    assert result.outcome == OUTCOME_OK
+    assert bundle(result) == {"text/plain": "42"}
+    assert rank.value(result) == 42
+    assert rank.text() == ""
+
+
+@pytest.mark.parametrize(
+    "code", ["x = 1", "1;", "1 ;  # quiet\n", "None", "", "  \n", "# only a comment", "if 1:\n    2"]
+)
+def test_cells_without_a_value(rank: RankProcess, code: str) -> None:
+    result = rank.run(code)
+    assert result.outcome == OUTCOME_OK
+    assert result.bundle_json == ""
+    assert result.WhichOneof("value") is None
+
+
+def test_a_semicolon_in_a_string_is_not_the_end(rank: RankProcess) -> None:
+    assert rank.ok("'a;'") == "a;"
+
+
+def test_rich_values(rank: RankProcess) -> None:
+    code = "class Rich:\n    def _repr_html_(self): return '<b>x</b>'\n    def __repr__(self): return 'x'\nRich()"
+    assert bundle(rank.run(code)) == {"text/plain": "x", "text/html": "<b>x</b>"}
+
+
+def test_a_value_that_nobody_wants_is_not_pickled(rank: RankProcess) -> None:
+    result = rank.run("object.__new__(type('T', (), {'__reduce__': lambda self: 1 / 0}))", want_value=False)
+    assert result.outcome == OUTCOME_OK
+    assert result.WhichOneof("value") is None
+
+
+def test_large_values_travel_as_blobs(rank: RankProcess) -> None:
+    result = rank.run("import numpy; numpy.arange(1_000_000)")
+    assert result.WhichOneof("value") == "value_blob"
+    assert rank.value(result).sum() == sum(range(1_000_000))
+    names = [path.name for path in Path(rank.spec.blob_directory).iterdir()]
+    assert names.count(result.value_blob) == 1
+    assert not [name for name in names if name.startswith(".")]
+
+
+def test_an_unpicklable_value_is_named_and_the_run_is_still_good(rank: RankProcess) -> None:
+    result = rank.run("import threading; {'a': 1, 'b': [threading.Lock()]}")
+    assert result.outcome == OUTCOME_OK
+    assert "text/plain" in bundle(result)
+    assert "the result['b'][0], a lock" in result.value_error
+    assert "cannot pickle" in result.value_error
+    assert "generator" in rank.run("(n for n in [])").value_error
+
+
+def test_classes_of_cells_travel(rank: RankProcess) -> None:
+    rank.ok("class Point:\n    def __init__(self): self.x = 5")
+    assert rank.ok("Point()").x == 5
+
+
+# ---- push and pull ----
+
+
+def test_push_and_pull(rank: RankProcess) -> None:
+    assert rank.push({"lr": 3e-4, "f": lambda x: x + 1}).outcome == OUTCOME_OK
+    assert rank.ok("f(lr)") == 1 + 3e-4
+    result = rank.pull("lr * 2")
+    assert rank.value(result) == 6e-4
+    assert result.bundle_json == ""
+
+
+def test_pull_of_none_and_of_what_does_not_exist(rank: RankProcess) -> None:
+    assert rank.pull("None").outcome == OUTCOME_OK
+    result = rank.pull("missing")
+    assert (result.outcome, result.failure.name) == (OUTCOME_ERROR, "NameError")
+    assert rank.pull("1 +").failure.name == "SyntaxError"
+    assert "generator" in rank.pull("(n for n in [])").value_error
+
+
+def test_a_pushed_array_is_shared_until_it_is_written_to(rank: RankProcess) -> None:
+    array = numpy.zeros(4_000_000)
+    assert rank.push({"array": array}).outcome == OUTCOME_OK
+    private = "int(open('/proc/self/smaps_rollup').read().split('Anonymous:')[1].split()[0])"
+    before = rank.ok(private)
+    assert rank.ok("float(array.sum())") == 0
+    assert rank.ok(private) - before < 8_000
+    rank.ok("array += 1")
+    assert rank.ok("float(array.sum())") == 4_000_000
+    assert rank.push({"array": array}).outcome == OUTCOME_OK
+    assert rank.ok("float(array.sum())") == 0
+
+
+def test_a_bad_push_changes_nothing(rank: RankProcess) -> None:
+    directory = Path(rank.spec.blob_directory)
+    directory.mkdir(exist_ok=True)
+    (directory / "bad").write_bytes(b"no pickle")
+    from monarch_nb.proto.run_pb2 import Push
+
+    for name in ("bad", "missing", "../template"):
+        rank.send_run(rank.spec_of(push=Push(blob=name)))
+        result = rank.result()
+        assert result.outcome == OUTCOME_ERROR
+        assert result.failure.message
+        assert "monarch_nb/worker" not in plain(result.failure.traceback)
+    assert rank.ok("1 + 1") == 2
+
+
+# ---- IPython ----
+
+
+def test_magics(rank: RankProcess) -> None:
+    rank.ok("%timeit -n 2 -r 1 sum(range(10))")
+    assert "loop" in rank.text()
+    rank.ok("!echo from the shell")
+    assert rank.text() == "from the shell\n"
+    assert rank.ok("names = !ls /proc/self/status\nlist(names)") == ["/proc/self/status"]
+    rank.ok("%%writefile mymodule.py\nclass Thing: pass\n")
+    assert rank.ok("from mymodule import Thing; Thing.__module__") == "mymodule"
+    rank.ok("%%bash\necho $((6 * 7))")
+    assert rank.text() == "42\n"
+    assert rank.ok("%%capture captured\nprint('hidden')") is None
+    assert rank.ok("captured.stdout") == "hidden\n"
+    assert rank.ok("%pwd") == rank.spec.directory
+    assert rank.ok("%%time\n6 * 7") == 42
+    assert "Wall time" in rank.text()
+
+
+def test_a_line_that_is_valid_python_and_a_magic(rank: RankProcess) -> None:
+    rank.ok("pwd = 3")
+    assert rank.ok("pwd") == 3
+    rank.ok("del pwd")
+    assert rank.ok("pwd") == rank.spec.directory
+
+
+def test_help(rank: RankProcess) -> None:
+    result = rank.run("len?")
+    assert result.outcome == OUTCOME_OK
+    shown = displays(rank, 1)
+    assert "Return the number of items" in plain(json.dumps(shown) + rank.text())
+
+
+def test_top_level_await_and_background_tasks(rank: RankProcess) -> None:
+    assert rank.ok("import asyncio\nawait asyncio.sleep(0.01, 'slept')") == "slept"
+    rank.ok(
+        "ticks = []\nasync def tick():\n    while True:\n        ticks.append(1)\n        await asyncio.sleep(0.005)\n"
+    )
+    rank.ok("task = asyncio.create_task(tick())")
+    rank.ok("before = len(ticks)\nawait asyncio.sleep(0.2)")
+    assert rank.ok("len(ticks) - before") > 5
+    import time
+
+    time.sleep(0.2)  # idle
+    assert rank.ok("len(ticks) - before") > 15
+    rank.ok("task.cancel()")
+    assert rank.ok(
+        "async def f():\n"
+        "    async with asyncio.timeout(5):\n"
+        "        return await asyncio.gather(asyncio.sleep(0, 1), asyncio.sleep(0, 2))\n"
+        "await f()"
+    ) == [1, 2]
+    assert rank.ok("[x async for x in agen()]" if False else "sum([await asyncio.sleep(0, i) for i in range(4)])") == 6
+
+
+def test_asyncio_run_fails_as_in_a_kernel(rank: RankProcess) -> None:
+    result = rank.run("import asyncio\nasync def f(): pass\nasyncio.run(f())")
+    assert result.failure.name == "RuntimeError"
+    assert "running event loop" in result.failure.message
+
+
+def test_context_variables_last(rank: RankProcess) -> None:
+    rank.ok("import contextvars\nv = contextvars.ContextVar('v')\nv.set(1);")
+    assert rank.ok("v.get()") == 1
+    rank.ok("import asyncio\nawait asyncio.sleep(0)\nv.set(2);")
+    assert rank.ok("v.get()") == 2
+
+
+def test_displays(rank: RankProcess) -> None:
+    rank.ok(
+        "from IPython.display import display, HTML, clear_output\n"
+        "print('before')\nhandle = display(HTML('<i>a</i>'), display_id='one')\n"
+        "handle.update(HTML('<i>b</i>'))\nclear_output(wait=True)\nprint('after')"
+    )
+    (show, shown), (update, updated), (clear, cleared) = displays(rank, 1)
+    assert (show, update, clear) == (Display.KIND_SHOW, Display.KIND_UPDATE, Display.KIND_CLEAR)
+    assert shown["data"]["text/html"] == "<i>a</i>"
+    assert shown["transient"] == {"display_id": "one"}
+    assert updated["data"]["text/html"] == "<i>b</i>"
+    assert cleared == {"wait": True}
+    assert [mark.stdout_bytes for mark in rank.marks(1)] == [7, 7, 7]
+
+
+def test_figures_are_shown_at_the_end_of_their_cell(rank: RankProcess) -> None:
+    rank.ok("import matplotlib.pyplot as plt\nplt.plot([1, 2, 3]);")
+    [(kind, content)] = displays(rank, 1)
+    assert kind == Display.KIND_SHOW
+    assert content["data"]["image/png"].startswith("iVBOR")
+    assert "Figure" in content["data"]["text/plain"]
+    rank.ok("pass")
+    assert displays(rank, 2) == []
+
+
+def test_autoreload(rank: RankProcess) -> None:
+    module = Path(rank.spec.directory) / "reloaded.py"
+    module.write_text("value = 1")
+    rank.ok("%load_ext autoreload\n%autoreload 2\nimport reloaded")
+    module.write_text("value = 22  # longer")
+    assert rank.ok("reloaded.value") == 22
+
+
+# ---- failures ----
+
+
+def test_equal_failures_have_equal_tracebacks(template: TemplateProcess) -> None:
+    ranks = template.fork(3)
+    code = "def f(x):\n    return {}[x]\n\nf('missing')"
+    results = run_all(ranks, code, cell_number=7)
+    assert len({result.failure.traceback for result in results}) == 1
+    failure = results[0].failure
+    assert (failure.name, failure.message, failure.where) == ("KeyError", "'missing'", "Cell In[7]:2")
+    text = plain(failure.traceback)
+    assert "Cell In[7], line 4" in text
+    assert text.rstrip().endswith("KeyError: 'missing'")
+    assert "\x1b[" in failure.traceback
+    assert "interactiveshell" not in text
+    assert "monarch_nb" not in text
+
+
+def test_a_failure_without_a_cell_number_is_named_by_its_run(rank: RankProcess) -> None:
+    rank.ok("pass")
+    assert rank.run("1/0").failure.where == "Cell In[2]:1"
+
+
+def test_the_innermost_line_of_the_users_is_named(rank: RankProcess) -> None:
+    (Path(rank.spec.directory) / "train.py").write_text("import json\n\ndef step():\n    json.loads('{')\n")
+    result = rank.run("import train\ntrain.step()")
+    assert result.failure.where == "train.py:4"
+    assert "json" in result.failure.traceback
+
+
+@pytest.mark.parametrize(
+    "code", ["def f(:", "x = = 1", "  indented\nnot", "return 5", "%%time\nx = = 1", "'unterminated"]
+)
+def test_syntax_errors(rank: RankProcess, code: str) -> None:
+    result = rank.run(code, cell_number=4)
+    assert result.outcome == OUTCOME_ERROR
+    assert result.failure.name in ("SyntaxError", "IndentationError", "NameError")
+    assert result.failure.traceback
+    assert "monarch_nb" not in result.failure.traceback
+    assert rank.text("err") == ""
+
+
+def test_a_syntax_error_shows_the_line(rank: RankProcess) -> None:
+    result = rank.run("a = 1\nx = = 1", cell_number=4)
+    assert "Cell In[4], line 2" in plain(result.failure.traceback)
+    assert result.failure.where == "Cell In[4]:2"
+
+
+def test_a_syntax_error_in_an_imported_file_shows_the_way_to_it(rank: RankProcess) -> None:
+    (Path(rank.spec.directory) / "broken.py").write_text("x = = 1")
+    result = rank.run("import broken")
+    assert result.failure.name == "SyntaxError"
+    assert "broken.py" in result.failure.traceback
+
+
+@pytest.mark.parametrize("code", ["import sys; sys.exit()", "exit()", "quit()", "exit", "raise SystemExit(3)"])
+def test_exit_fails_and_the_rank_lives(rank: RankProcess, code: str) -> None:
+    rank.ok("x = 5")
+    result = rank.run(code)
+    assert (result.outcome, result.failure.name) == (OUTCOME_ERROR, "SystemExit")
+    assert "%mesh restart" in result.failure.message
+    assert rank.ok("x") == 5
+
+
+def test_sys_exit_in_a_background_task_does_not_end_the_rank(rank: RankProcess) -> None:
+    rank.ok("import asyncio, sys\nasync def leave(): sys.exit(3)\ntask = asyncio.create_task(leave())")
+    assert rank.ok("await asyncio.sleep(0.05)\n'alive'") == "alive"
+
+
+@pytest.mark.parametrize("code", ["input('name? ')", "import getpass; getpass.getpass()"])
+def test_input_is_a_clear_error(rank: RankProcess, code: str) -> None:
+    result = rank.run(code)
+    assert result.failure.name == "StdinNotImplementedError"
+    assert "push" in result.failure.message
+
+
+def test_exception_groups_notes_causes_and_odd_errors(rank: RankProcess) -> None:
+    result = rank.run("raise ExceptionGroup('several', [ValueError('a'), KeyError('b')])")
+    assert result.failure.name == "ExceptionGroup"
+    assert "ValueError: a" in result.failure.traceback
+    assert "interactiveshell" not in result.failure.traceback
+    result = rank.run("try:\n    1/0\nexcept Exception as e:\n    raise ValueError('worse') from e")
+    assert "ZeroDivisionError" in result.failure.traceback
+    assert "interactiveshell" not in result.failure.traceback
+    result = rank.run("class Odd(Exception):\n    def __str__(self): raise RuntimeError('no')\nraise Odd")
+    assert result.failure.name == "Odd"
+    assert rank.run("raise KeyboardInterrupt").failure.name == "KeyboardInterrupt"
+    result = rank.run("raise ValueError('x' * 10_000_000)")
+    assert len(result.failure.message) < 100_000
+    assert len(result.failure.traceback) < 100_000
+    assert rank.run("def f(): f()\nf()").failure.name == "RecursionError"
+
+
+def test_text_that_is_no_unicode(rank: RankProcess) -> None:
+    result = rank.run("raise ValueError('\\udc80')")
+    assert result.failure.message == "\\udc80"
+    assert bundle(rank.run("'\\udc80'"))["text/plain"] == "'\\udc80'"
+    assert rank.run("class T:\n    def __reduce__(self): raise ValueError('\\udc80')\nT()").value_error
+    rank.ok("display({'text/plain': '\\udc80'}, raw=True)")
+    assert displays(rank, 4)[0][1]["data"] == {"text/plain": "\udc80"}
+
+
+def test_errors_of_magics(rank: RankProcess) -> None:
+    result = rank.run("%no_such_magic")
+    assert result.outcome == OUTCOME_ERROR
+    assert "no_such_magic" in result.failure.traceback
+    assert rank.run("%%no_such_magic\nx").outcome == OUTCOME_ERROR
+    assert rank.run("get_ipython().showtraceback()").outcome == OUTCOME_OK
+
+
+def test_a_repr_that_raises_does_not_fail_the_cell_silently(rank: RankProcess) -> None:
+    result = rank.run("class Bad:\n    def __repr__(self): raise ValueError('bad repr')\nBad()", want_value=False)
+    assert "bad repr" in plain(result.failure.traceback + rank.text("err"))
+
+
+def test_a_five_megabyte_cell(rank: RankProcess) -> None:
+    code = "text = '''" + "x" * 5_000_000 + "'''\nlen(text)"
+    assert rank.ok(code) == 5_000_000
+
+
+def test_many_lines(rank: RankProcess) -> None:
+    assert rank.ok("\n".join(f"x{i} = {i}" for i in range(20_000)) + "\nx19999") == 19_999
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("import os; os._exit(3)", 3), ("import ctypes; ctypes.string_at(0)", -signal.SIGSEGV)],
+)
+def test_death(template: TemplateProcess, code: str, status: int) -> None:
+    import os
+
+    [rank] = template.fork()
+    rank.submit(code)
+    while (ended := template.receive_kind("exit")).pid != rank.pid:
+        pass
+    assert os.waitstatus_to_exitcode(ended.wait_status) == status
+    if status < 0:
+        assert "Segmentation fault" in rank.text("err")
+
+
+# ---- memory ----
+
+
+def test_nothing_keeps_values_alive(rank: RankProcess) -> None:
+    rank.ok("import weakref\nclass Big: pass")
+    rank.ok("big = Big(); gone = weakref.ref(big)\nbig")
+    rank.ok("display(big)")
+    rank.ok("big", want_value=False)
+    rank.ok("del big")
+    assert rank.ok("gone() is None") is True
+    assert rank.ok("[name for name in globals() if name in ('_', '__', 'Out', '_1', '_oh') and globals()[name]]") == []
+
+
+def test_the_frames_of_a_failed_cell_are_released_when_the_next_starts(rank: RankProcess) -> None:
+    rank.ok("import gc, weakref\ngc.disable()\nclass Big: pass\nseen = []")
+    code = "def step():\n    local = Big()\n    seen.append(weakref.ref(local))\n    raise MemoryError('too big')\n"
+    assert rank.run(f"{code}step()").failure.name == "MemoryError"
+    assert rank.ok("seen[-1]() is None") is True
+    chained = f"{code}try:\n    step()\nexcept MemoryError as error:\n    raise ValueError('x') from error"
+    assert rank.run(chained).outcome == OUTCOME_ERROR
+    assert rank.ok("seen[-1]() is None") is True
+    kept_in_frame = (
+        f"{code}def outer():\n"
+        f"    try:\n"
+        f"        step()\n"
+        f"    except MemoryError as e:\n"
+        f"        kept = e\n"
+        f"        raise\n"
+        f"outer()"
+    )
+    assert rank.run(kept_in_frame).outcome == OUTCOME_ERROR
+    assert rank.ok("seen[-1]() is None") is True
+    awaited = f"import asyncio\nasync def later():\n    await asyncio.sleep(0)\n{code}    pass\nawait later()\nstep()"
+    assert rank.run(awaited).outcome == OUTCOME_ERROR
+    assert rank.ok("seen[-1]() is None") is True
+
+
+def test_an_out_of_memory_cell_then_a_smaller_one_that_fits(rank: RankProcess) -> None:
+    rank.ok("import resource, numpy\nused = int(open('/proc/self/statm').read().split()[0]) * 4096")
+    rank.ok("resource.setrlimit(resource.RLIMIT_AS, (used + 400_000_000, resource.RLIM_INFINITY))")
+    failing = (
+        "def step(n):\n    blocks = []\n    for _ in range(n):\n        blocks.append(numpy.ones(10_000_000))\nstep(50)"
+    )
+    assert "Memory" in rank.run(failing).failure.name
+    assert rank.ok("step(3)") is None
+
+
+def test_redefining_releases(rank: RankProcess) -> None:
+    rank.ok("import weakref\nclass Big: pass\nbig = Big(); gone = weakref.ref(big)")
+    rank.ok("big = None")
+    assert rank.ok("gone() is None") is True

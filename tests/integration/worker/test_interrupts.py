@@ -1,0 +1,341 @@
+"""Interrupts: what they stop, what they must not touch, and what a rank says when it was freed."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from integration.worker.harness import RankProcess, TemplateProcess, run_all
+from monarch_nb.proto.run_pb2 import OUTCOME_ERROR, OUTCOME_INTERRUPTED, OUTCOME_OK, RankResult, RunSpec, Where
+
+
+def start_and_wait(rank: RankProcess, code: str, marker: str = "started") -> RunSpec:
+    """Start a cell and wait until it has printed `marker`."""
+    spec = rank.submit(code)
+    deadline = time.monotonic() + 20
+    while marker not in rank.text("out", spec.number):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return spec
+
+
+def interrupt_and_time(rank: RankProcess, spec: RunSpec) -> tuple[RankResult, float]:
+    start = time.monotonic()
+    assert rank.interrupt(spec.run_id)
+    result = rank.result()
+    return result, time.monotonic() - start
+
+
+PYTHON_CODE = {
+    "loop": "print('started')\nwhile True: pass",
+    "sleep": "import time\nprint('started')\ntime.sleep(100)",
+    "lock": "import threading\nprint('started')\nthreading.Event().wait()",
+    "join": (
+        "import threading, time\n"
+        "t = threading.Thread(target=time.sleep, args=(100,), daemon=True); t.start()\n"
+        "print('started')\n"
+        "t.join()"
+    ),
+    "child": "import subprocess\nprint('started')\nsubprocess.run(['sleep', '100'])",
+    "shell": "print('started')\n!sleep 100",
+    "magic": "print('started')\n%time __import__('time').sleep(100)",
+    "torch": "import torch\nx = torch.rand(200, 200)\nprint('started')\nwhile True: x = x @ x",
+    "await": "import asyncio\nprint('started')\nawait asyncio.sleep(100)",
+    "gather": "import asyncio\nprint('started')\nawait asyncio.gather(asyncio.sleep(100), asyncio.sleep(100))",
+    "sync code in a cell that awaits": (
+        "import asyncio, time\nawait asyncio.sleep(0)\nprint('started')\ntime.sleep(100)"
+    ),
+    "socket": "import socket\na, b = socket.socketpair()\nprint('started')\na.recv(1)",
+    "repr": "import time\nclass Slow:\n    def __repr__(self): print('started'); time.sleep(100)\nSlow()",
+    "pickle": "import time\nclass Slow:\n    def __reduce__(self): print('started'); time.sleep(100)\nSlow()",
+    "figure": (
+        "import time, matplotlib.pyplot as plt\n"
+        "from matplotlib.artist import Artist\n"
+        "class Slow(Artist):\n"
+        "    def draw(self, r): print('started'); time.sleep(100)\n"
+        "plt.figure().add_artist(Slow());"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PYTHON_CODE)
+def test_python_code_stops_at_once_and_everything_is_kept(rank: RankProcess, name: str) -> None:
+    rank.ok("kept = 5")
+    spec = start_and_wait(rank, PYTHON_CODE[name])
+    result, seconds = interrupt_and_time(rank, spec)
+    assert seconds < 5
+    if name != "figure":  # IPython's events print what their callbacks raise
+        assert result.outcome == OUTCOME_INTERRUPTED
+        assert (result.failure.name, result.failure.message) == ("KeyboardInterrupt", "interrupted")
+        assert not result.group_aborted
+        assert "monarch_nb" not in result.failure.traceback
+    assert rank.ok("kept") == 5
+
+
+def test_interrupted_tracebacks_end_with_the_users_line(template: TemplateProcess) -> None:
+    ranks = template.fork(2)
+    code = "import json\ndef step():\n    json.dumps([[i] for i in range(10_000_000)], indent=1)\nstep()"
+    for rank in ranks:
+        rank.submit(code, cell_number=3)
+    for rank in ranks:
+        rank.wait_where(Where.STATE_RUNNING, "Cell In[3]")
+    time.sleep(1.5)  # in json by now
+    for rank in ranks:
+        rank.interrupt()
+    results = [rank.result() for rank in ranks]
+    assert {result.failure.where for result in results} == {"Cell In[3]:3"}
+    assert len({result.failure.traceback for result in results}) == 1
+    assert "encoder.py" not in results[0].failure.traceback
+
+
+def test_an_interrupt_of_another_run_or_of_an_idle_rank_does_nothing(rank: RankProcess) -> None:
+    assert not rank.interrupt()
+    assert not rank.interrupt("some other run")
+    spec = start_and_wait(rank, "import time\nprint('started')\ntime.sleep(0.3)\n'done'")
+    assert not rank.interrupt("some other run")
+    assert rank.value(rank.result()) == "done"
+    assert not rank.interrupt(spec.run_id)
+    assert rank.ok("import time; time.sleep(0.3); 'untouched'") == "untouched"
+
+
+def test_a_signal_from_elsewhere_does_not_touch_the_rank(rank: RankProcess) -> None:
+    import os
+    import signal
+
+    os.kill(rank.pid, signal.SIGINT)
+    start_and_wait(rank, "import time\nprint('started')\ntime.sleep(0.3)\n'done'")
+    os.kill(rank.pid, signal.SIGINT)
+    assert rank.value(rank.result()) == "done"
+
+
+def test_interrupts_hit_only_their_run_whenever_they_come(rank: RankProcess) -> None:
+    """Runs that end by themselves at about the moment of their interrupt: each ends one way or the other."""
+    outcomes = set()
+    for i in range(100):
+        spec = rank.submit(f"for _ in range({i * 300}): pass\n'done'")
+        rank.interrupt(spec.run_id)
+        result = rank.result()
+        assert result.run_id == spec.run_id
+        assert result.outcome in (OUTCOME_OK, OUTCOME_INTERRUPTED), result
+        outcomes.add(result.outcome)
+        assert rank.ok(f"{i}") == i
+
+
+def test_code_that_handles_its_interrupt_ends_well(rank: RankProcess) -> None:
+    code = (
+        "import time\n"
+        "print('started')\n"
+        "try:\n"
+        "    time.sleep(100)\n"
+        "except KeyboardInterrupt:\n"
+        "    time.sleep(0.3)\n"
+        "'saved'"
+    )
+    result, _ = interrupt_and_time(rank, start_and_wait(rank, code))
+    assert result.outcome == OUTCOME_OK
+    assert rank.value(result) == "saved"
+    code = (
+        "import time\n"
+        "print('started')\n"
+        "try:\n"
+        "    time.sleep(100)\n"
+        "except KeyboardInterrupt:\n"
+        "    raise RuntimeError('mine')"
+    )
+    result, _ = interrupt_and_time(rank, start_and_wait(rank, code))
+    assert (result.outcome, result.failure.name) == (OUTCOME_ERROR, "RuntimeError")
+
+
+def test_a_second_interrupt_stops_code_that_swallowed_the_first(rank: RankProcess) -> None:
+    code = (
+        "import time\n"
+        "print('started')\n"
+        "try:\n"
+        "    time.sleep(100)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('again')\n"
+        "    time.sleep(100)"
+    )
+    spec = start_and_wait(rank, code)
+    rank.interrupt(spec.run_id)
+    start_deadline = time.monotonic() + 5
+    while "again" not in rank.text():
+        assert time.monotonic() < start_deadline
+    result, seconds = interrupt_and_time(rank, spec)
+    assert result.outcome == OUTCOME_INTERRUPTED
+    assert seconds < 5
+
+
+@pytest.mark.parametrize(
+    "handler",
+    ["signal.SIG_IGN", "lambda *_: None", "signal.default_int_handler"],
+    ids=["ignored", "handled", "default"],
+)
+def test_code_that_takes_sigint_is_interrupted_all_the_same(rank: RankProcess, handler: str) -> None:
+    code = f"import signal\nsignal.signal(signal.SIGINT, {handler})\nprint('started')\nwhile True: pass"
+    result, seconds = interrupt_and_time(rank, start_and_wait(rank, code))
+    assert result.outcome == OUTCOME_INTERRUPTED
+    assert seconds < 6
+    spec = start_and_wait(rank, "print('started')\nwhile True: pass")
+    result, seconds = interrupt_and_time(rank, spec)
+    assert result.outcome == OUTCOME_INTERRUPTED
+    assert seconds < 5
+
+
+def test_an_interrupt_swallowed_by_a_destructor_is_raised_again(rank: RankProcess) -> None:
+    code = (
+        "import time\nclass Slow:\n    def __del__(self):\n        print('started')\n        time.sleep(100)\n"
+        "Slow()\nwhile True: pass"
+    )
+    result, seconds = interrupt_and_time(rank, start_and_wait(rank, code))
+    assert result.outcome == OUTCOME_INTERRUPTED
+    assert seconds < 5
+
+
+def test_children_get_their_own_sigint(rank: RankProcess) -> None:
+    code = (
+        "import os, signal, time\nread, write = os.pipe()\npid = os.fork()\n"
+        "if pid == 0:\n    try:\n        os.write(write, b'x'); time.sleep(100)\n"
+        "    except KeyboardInterrupt:\n        os._exit(7)\n"
+        "os.read(read, 1)\nos.kill(pid, signal.SIGINT)\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
+    )
+    assert rank.ok(code) == 7
+
+
+# ---- process groups ----
+
+JOIN = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\nkept = torch.ones(1)"
+REDUCE = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("dist.all_reduce(torch.ones(1))", "all_reduce"),
+        ("dist.barrier()", "barrier"),
+        ("dist.recv(torch.ones(1), src=1)", "recv"),
+        ("work = dist.all_reduce(torch.ones(1), async_op=True)\nwork.wait()", "wait"),
+    ],
+)
+def test_a_hung_collective_is_freed_and_the_next_group_works(template: TemplateProcess, code: str, name: str) -> None:
+    ranks = template.fork_mesh(2)
+    assert {result.outcome for result in run_all(ranks, JOIN)} == {OUTCOME_OK}
+    spec = ranks[0].submit(code)
+    deadline = time.monotonic() + 5
+    while name not in ranks[0].wait_where(Where.STATE_COLLECTIVE).collective:
+        assert time.monotonic() < deadline
+    result, seconds = interrupt_and_time(ranks[0], spec)
+    assert seconds < 5
+    assert result.outcome == OUTCOME_INTERRUPTED
+    assert result.group_aborted
+    assert result.failure.name == "KeyboardInterrupt"
+    assert re.match(r"interrupted in .*; process group aborted, call", result.failure.message)
+    assert name in result.failure.message
+    assert "distributed_c10d" not in result.failure.traceback
+    ranks[1].abort_groups("rank 0 was interrupted")
+    results = run_all(ranks, f"dist.init_process_group('gloo')\n{REDUCE}")
+    assert [result.outcome for result in results] == [OUTCOME_OK, OUTCOME_OK], results
+    assert ranks[0].value(results[0]) == 2
+    assert ranks[0].ok("kept.item()") == 1
+
+
+def test_equal_tracebacks_of_an_interrupted_collective(template: TemplateProcess) -> None:
+    ranks = template.fork_mesh(3)
+    run_all(ranks, JOIN)
+    for rank in ranks[:2]:
+        rank.submit("dist.all_reduce(torch.ones(1))", cell_number=5)
+    for rank in ranks[:2]:
+        rank.wait_where(Where.STATE_COLLECTIVE)
+    for rank in ranks[:2]:
+        rank.interrupt()
+    results = [rank.result() for rank in ranks[:2]]
+    assert len({result.failure.traceback for result in results}) == 1
+    assert results[0].failure.where == "Cell In[5]:1"
+
+
+def test_a_hung_init_is_freed_again_and_again(template: TemplateProcess) -> None:
+    ranks = template.fork_mesh(2)
+    for _ in range(5):
+        spec = ranks[0].submit("import torch, torch.distributed as dist\ndist.init_process_group('gloo')")
+        where = ranks[0].wait_where(Where.STATE_COLLECTIVE)
+        assert where.collective == "init_process_group"
+        result, seconds = interrupt_and_time(ranks[0], spec)
+        assert result.outcome == OUTCOME_INTERRUPTED
+        assert seconds < 5
+        results = run_all(ranks, f"{JOIN}\n{REDUCE}")
+        assert [result.outcome for result in results] == [OUTCOME_OK, OUTCOME_OK], results
+        run_all(ranks, "dist.destroy_process_group()")
+
+
+def test_a_cell_can_not_go_on_after_its_collective_was_broken(template: TemplateProcess) -> None:
+    ranks = template.fork_mesh(2)
+    run_all(ranks, JOIN)
+    code = (
+        "went_on = False\ntry:\n    dist.all_reduce(torch.ones(1))\nexcept RuntimeError:\n    pass\n"
+        "for _ in range(10): pass\nwent_on = True"
+    )
+    spec = ranks[0].submit(code)
+    ranks[0].wait_where(Where.STATE_COLLECTIVE)
+    result, _ = interrupt_and_time(ranks[0], spec)
+    assert result.outcome == OUTCOME_INTERRUPTED
+    assert "all_reduce" in result.failure.message
+    assert ranks[0].ok("went_on") is False
+
+
+def test_a_collective_in_the_cleanup_after_an_interrupt_is_freed_too(template: TemplateProcess) -> None:
+    ranks = template.fork_mesh(2)
+    run_all(ranks, JOIN)
+    code = "import time\nprint('started')\ntry:\n    time.sleep(100)\nfinally:\n    dist.barrier()"
+    result, seconds = interrupt_and_time(ranks[0], start_and_wait(ranks[0], code))
+    assert result.outcome == OUTCOME_INTERRUPTED
+    assert result.group_aborted
+    assert seconds < 5
+
+
+def test_aborting_groups_frees_a_rank_that_was_not_interrupted(template: TemplateProcess) -> None:
+    ranks = template.fork_mesh(2)
+    run_all(ranks, JOIN)
+    ranks[0].submit("dist.all_reduce(torch.ones(1))")
+    ranks[0].wait_where(Where.STATE_COLLECTIVE)
+    ranks[0].abort_groups("rank 1 was restarted")
+    result = ranks[0].result()
+    assert (result.outcome, result.failure.name) == (OUTCOME_ERROR, "ProcessGroupAborted")
+    assert "rank 1 was restarted" in result.failure.message
+    assert result.group_aborted
+    ranks[1].abort_groups("rank 1 was restarted")
+    results = run_all(ranks, f"dist.init_process_group('gloo')\n{REDUCE}")
+    assert [result.outcome for result in results] == [OUTCOME_OK, OUTCOME_OK], results
+
+
+def test_an_interrupt_while_backward_computes_does_not_abort_the_group(template: TemplateProcess) -> None:
+    ranks = template.fork_mesh(2)
+    run_all(ranks, JOIN)
+    code = (
+        "x = torch.rand(1500, 1500, requires_grad=True)\ny = x\nfor _ in range(12): y = y @ x\n"
+        "y = y.sum()\nprint('started')\ny.backward()\nwhile True: pass"
+    )
+    spec = start_and_wait(ranks[0], code)
+    result, _ = interrupt_and_time(ranks[0], spec)
+    assert result.outcome == OUTCOME_INTERRUPTED
+    assert not result.group_aborted
+    assert [result.outcome for result in run_all(ranks, REDUCE)] == [OUTCOME_OK, OUTCOME_OK]
+
+
+def test_training_goes_on_from_the_same_model(template: TemplateProcess) -> None:
+    ranks = template.fork_mesh(2)
+    run_all(
+        ranks, f"{JOIN}\nfrom torch.nn.parallel import DistributedDataParallel as DDP\nmodel = torch.nn.Linear(3, 3)"
+    )
+    step = "wrapped(torch.rand(2, 3)).sum().backward()\nmodel.weight.grad is not None"
+    for _ in range(3):
+        results = run_all(ranks, f"wrapped = DDP(model)\n{step}")
+        assert [result.outcome for result in results] == [OUTCOME_OK, OUTCOME_OK], results
+        spec = ranks[0].submit(f"{step}")
+        ranks[0].wait_where(Where.STATE_COLLECTIVE)
+        result, _ = interrupt_and_time(ranks[0], spec)
+        assert result.outcome == OUTCOME_INTERRUPTED
+        assert "DistributedDataParallel" in result.failure.message
+        ranks[1].abort_groups("interrupted")
+        run_all(ranks, "dist.init_process_group('gloo')")

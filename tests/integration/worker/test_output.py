@@ -1,0 +1,219 @@
+"""Where output goes: files by run, in order, whatever writes and whatever breaks."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from integration.worker.harness import RankProcess, TemplateProcess
+from monarch_nb.proto.run_pb2 import OUTCOME_OK
+
+
+def interleaved(rank: RankProcess, number: int) -> list[tuple[str, str]]:
+    """Return the pieces of both streams in the order that the marks tell."""
+    files = {kind: rank.text(kind, number) for kind in ("out", "err")}
+    shown = {"out": 0, "err": 0}
+    pieces = []
+
+    def take(kind: str, end: int) -> None:
+        if end > shown[kind]:
+            pieces.append((kind, files[kind][shown[kind] : end]))
+            shown[kind] = end
+
+    for mark in rank.marks(number):
+        take("out", mark.stdout_bytes)
+        take("err", mark.stderr_bytes)
+    take("out", len(files["out"]))
+    take("err", len(files["err"]))
+    return pieces
+
+
+def wait_for(rank: RankProcess, text: str, kind: str = "out", number: int = 1) -> None:
+    deadline = time.monotonic() + 5
+    while text not in rank.text(kind, number):
+        assert time.monotonic() < deadline, rank.text(kind, number)
+        time.sleep(0.01)
+
+
+def test_each_run_has_its_own_files(rank: RankProcess) -> None:
+    first = rank.run("print('one')")
+    second = rank.run("import sys; print('two', file=sys.stderr)")
+    assert (rank.text("out", 1), rank.text("err", 1)) == ("one\n", "")
+    assert (rank.text("out", 2), rank.text("err", 2)) == ("", "two\n")
+    assert (first.end.stdout_bytes, first.end.stderr_bytes, first.end.marks_bytes) == (4, 0, 0)
+    assert second.end.stderr_bytes == 4
+
+
+def test_marks_keep_the_order_of_both_streams(rank: RankProcess) -> None:
+    rank.ok("import sys\nprint('a')\nprint('b', file=sys.stderr)\nprint('c')\nprint('d')\nprint('e', file=sys.stderr)")
+    assert interleaved(rank, 1) == [("out", "a\n"), ("err", "b\n"), ("out", "c\nd\n"), ("err", "e\n")]
+
+
+def test_what_c_code_and_child_processes_print_is_in_order(rank: RankProcess) -> None:
+    rank.ok(
+        "import ctypes, os, subprocess\nlibc = ctypes.CDLL(None)\n"
+        "print('python')\nlibc.puts(b'c'); libc.fflush(None)\nos.system('echo system')\n"
+        "subprocess.run(['echo', 'child'])\nprint('end')",
+    )
+    assert rank.text() == "python\nc\nsystem\nchild\nend\n"
+
+
+def test_threads_and_tasks_print_to_the_run_that_started_them(rank: RankProcess) -> None:
+    rank.ok(
+        "import threading, asyncio, sys, time\ngo = threading.Event()\n"
+        "class Late(threading.Thread):\n    def run(self):\n        go.wait(); print('from the thread')\n"
+        "thread = Late(); thread.start()\n"
+        "def start_another():\n"
+        "    go.wait(); threading.Thread(target=print, args=('nested',)).start()\n"
+        "nested = threading.Thread(target=start_another)\n"
+        "nested.start()\n"
+        "async def later():\n    await asyncio.sleep(0.05)\n    print('from the task', file=sys.stderr)\n"
+        "task = asyncio.create_task(later())"
+    )
+    rank.ok("print('second run')\ngo.set(); thread.join(); nested.join()\nawait task\ntime.sleep(0.05)")
+    assert sorted(rank.text("out", 1).splitlines()) == ["from the thread", "nested"]
+    assert rank.text("err", 1) == "from the task\n"
+    assert (rank.text("out", 2), rank.text("err", 2)) == ("second run\n", "")
+
+
+def test_a_child_process_prints_to_the_run_that_started_it(rank: RankProcess) -> None:
+    rank.ok("import subprocess\nchild = subprocess.Popen('read x; echo late', shell=True, stdin=subprocess.PIPE)")
+    rank.ok("child.communicate(b'go\\n')\nprint('second')")
+    assert rank.text("out", 1) == "late\n"
+    assert rank.text("out", 2) == "second\n"
+
+
+def test_handlers_made_in_one_run_work_in_later_ones(rank: RankProcess) -> None:
+    rank.ok(
+        "import logging, sys\n"
+        "logging.basicConfig(level='INFO', stream=sys.stderr, format='%(message)s')\n"
+        "kept = sys.stdout"
+    )
+    rank.ok("logging.info('logged'); print('kept', file=kept)")
+    assert (rank.text("err", 2), rank.text("out", 2)) == ("logged\n", "kept\n")
+
+
+def test_warnings_are_shown_with_the_cell(rank: RankProcess) -> None:
+    rank.ok("import warnings\nwarnings.warn('careful')")
+    assert "UserWarning: careful" in rank.text("err")
+
+
+def test_bytes_and_odd_text(rank: RankProcess) -> None:
+    rank.ok(
+        "import sys\n"
+        "print('a', end='')\n"
+        "sys.stdout.buffer.write(b'\\xff\\xfe|')\n"
+        "print('\\udc80 ü')\n"
+        "sys.stdout.write('x')"
+    )
+    data = (Path(rank.spec.log_directory) / "1" / "0.out").read_bytes()
+    assert data == b"a\xff\xfe|\\udc80 \xc3\xbc\nx"
+
+
+def test_what_the_streams_say_of_themselves(rank: RankProcess) -> None:
+    code = (
+        "import io, sys\n"
+        "def facts(s): return s.fileno(), s.isatty(), s.encoding, s.writable(), s.closed, isinstance(s, io.TextIOBase)\n"
+        "[facts(sys.stdout), facts(sys.stderr)]"
+    )
+    assert rank.ok(code) == [(1, False, "utf-8", True, False, True), (2, False, "utf-8", True, False, True)]
+    result = rank.run("import sys; sys.stdout.write(5)")
+    assert result.failure.name == "TypeError"
+
+
+def test_a_rank_that_closes_its_streams_goes_on(rank: RankProcess) -> None:
+    rank.ok("import os, sys\nsys.stdout.close(); sys.stderr.close()\nprint('still')")
+    assert rank.text("out", 1) == "still\n"
+    rank.ok("os.close(1); os.close(2)\nprint('python still')")
+    assert rank.text("out", 2) == "python still\n"
+    rank.ok("os.system('echo again')\nprint('and again')")
+    assert rank.text("out", 3) == "again\nand again\n"
+    rank.ok("sys.stdout = open('/dev/null', 'w'); sys.stdout.close()")
+    rank.ok("print('back')")
+    assert rank.text("out", 5) == "back\n"
+    rank.ok("sys.stdout = None")
+    rank.ok("print('back')")
+    assert rank.text("out", 7) == "back\n"
+
+
+def test_a_full_disk_costs_output_only(rank: RankProcess) -> None:
+    # A limit on the size of files refuses writes as a full disk does.
+    limit = "import resource, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, ({}, resource.RLIM_INFINITY))"
+    rank.ok(limit.format(1000))
+    result = rank.run(
+        "for i in range(1000): print('line', i)\nprint('x' * 100_000)\nprint('e', file=sys.stderr)\nx = 7"
+    )
+    assert result.outcome == OUTCOME_OK
+    assert result.notice
+    assert rank.ok("x") == 7
+    rank.ok(limit.format("resource.RLIM_INFINITY"))
+    result = rank.run("print('works again')")
+    assert result.notice == ""
+    assert rank.text() == "works again\n"
+
+
+def test_a_log_directory_that_can_not_be_made_costs_output_only(template: TemplateProcess) -> None:
+    spec = template.rank_spec(0, 1)
+    spec.log_directory = "/proc/nowhere"
+    [pid] = template.fork_specs([spec])
+    rank = RankProcess(template, spec, pid)
+    result = rank.run("print('lost')\n1 + 1")
+    assert result.outcome == OUTCOME_OK
+    assert "/proc/nowhere" in result.notice
+
+
+def test_a_line_of_ten_megabytes_and_a_million_lines(rank: RankProcess) -> None:
+    assert rank.run("print('x' * 10_000_000)").end.stdout_bytes == 10_000_001
+    rank.ok("for i in range(1_000_000): print(i)", timeout_s=60)
+    lines = rank.text().splitlines()
+    assert lines == [str(i) for i in range(1_000_000)]
+
+
+def test_the_beginning_of_a_line_does_not_wait_for_its_end(rank: RankProcess) -> None:
+    rank.submit("import time\nprint('step 1 ...', end='')\ntime.sleep(1.5)\nprint(' done')")
+    wait_for(rank, "step 1 ...")
+    assert "done" not in rank.text()
+    rank.result()
+    assert rank.text() == "step 1 ... done\n"
+
+
+def test_progress_bars(rank: RankProcess) -> None:
+    rank.ok("from tqdm.auto import tqdm\nfor _ in tqdm(range(5)): pass")
+    assert "5/5" in rank.text("err")
+    assert "\r" in (Path(rank.spec.log_directory) / "1" / "0.err").read_bytes().decode()
+
+
+def test_redirecting_in_python_works(rank: RankProcess) -> None:
+    code = (
+        "import contextlib, io\n"
+        "with contextlib.redirect_stdout(io.StringIO()) as held:\n"
+        "    print('held')\n"
+        "held.getvalue()"
+    )
+    assert rank.ok(code) == "held\n"
+    rank.ok("print('shown')")
+    assert rank.text() == "shown\n"
+
+
+def test_files_of_old_runs_are_closed(rank: RankProcess) -> None:
+    for _ in range(30):
+        rank.ok("print(1)")
+    time.sleep(0.3)  # what was printed may wait for a flush so long
+    count = rank.ok(
+        "import os; len([1 for f in os.listdir('/proc/self/fd') if 'runs' in os.path.realpath('/proc/self/fd/' + f)])"
+    )
+    assert count <= 6
+
+
+def test_printing_is_nearly_as_fast_as_into_a_file(rank: RankProcess) -> None:
+    code = """
+import io, os, time
+def timed(**kwargs):
+    start = time.perf_counter()
+    for i in range(200_000):
+        print("step", i, "loss 2.31", **kwargs)
+    return time.perf_counter() - start
+plain = io.TextIOWrapper(io.BufferedWriter(io.FileIO("plain.txt", "w")), line_buffering=True)
+any(timed() / timed(file=plain) < 1.4 for _ in range(5))
+"""
+    assert rank.ok(code, timeout_s=60)

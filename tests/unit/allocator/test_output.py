@@ -1,0 +1,241 @@
+"""Reading a rank's files: one ordered sequence, from any position, floods elided with true counts."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from monarch_nb.allocator import output as output_module
+from monarch_nb.allocator.output import FLOOD_BYTES, RankFiles, stored_outputs
+from monarch_nb.frames import encode_frame
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+
+Piece = tuple[str, bytes]
+
+
+class Writer:
+    """Writes as a rank does: to the files, with a mark at each switch of stream and for each display."""
+
+    def __init__(self, runs: Path, output: int = 1, rank: int = 0) -> None:
+        self.files = RankFiles(runs, output, rank)
+        (runs / str(output)).mkdir(parents=True, exist_ok=True)
+        self._last = ""
+
+    def append(self, kind: str, data: bytes) -> None:
+        with self.files.path(kind).open("ab") as file:
+            file.write(data)
+
+    def mark(self, display: run_pb2.Display | None = None) -> None:
+        sizes = {"stdout_bytes": self.files.size_bytes("out"), "stderr_bytes": self.files.size_bytes("err")}
+        self.append("marks", encode_frame(run_pb2.Mark(display=display, **sizes).SerializeToString()))
+
+    def write(self, kind: str, data: bytes) -> None:
+        if self._last not in ("", kind):
+            self.mark()
+        self._last = kind
+        self.append(kind, data)
+
+    def show(self, content: str) -> None:
+        self.mark(run_pb2.Display(content_json=content, kind=run_pb2.Display.KIND_SHOW))
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Writer:
+    return Writer(tmp_path)
+
+
+def pieces(output: pb.RankOutput | None) -> list[Piece]:
+    """Return what was read, neighbours of one stream together."""
+    found: list[Piece] = []
+    for item in output.items if output else []:
+        match item.WhichOneof("item"):
+            case "stdout":
+                piece = ("out", item.stdout)
+            case "stderr":
+                piece = ("err", item.stderr)
+            case "display":
+                piece = ("display", item.display.content_json.encode())
+            case "elided":
+                piece = ("elided", b"%d lines" % item.elided.lines)
+            case _:
+                raise AssertionError(item)
+        if found and found[-1][0] == piece[0] and piece[0] in ("out", "err"):
+            found[-1] = (piece[0], found[-1][1] + piece[1])
+        else:
+            found.append(piece)
+    return found
+
+
+def everything(files: RankFiles) -> list[Piece]:
+    return pieces(files.read_since(run_pb2.Cursor()))
+
+
+def test_nothing_written_is_nothing_to_send(writer: Writer) -> None:
+    assert writer.files.read_since(run_pb2.Cursor()) is None
+    writer.write("out", b"x\n")
+    read = writer.files.read_since(run_pb2.Cursor())
+    assert read is not None
+    assert writer.files.read_since(read.cursor) is None
+
+
+def test_streams_and_displays_keep_their_order(writer: Writer) -> None:
+    writer.write("out", b"one\n")
+    writer.write("err", b"two\n")
+    writer.show('{"n": 3}')
+    writer.write("err", b"four\n")
+    writer.write("out", b"five")
+    expected = [("out", b"one\n"), ("err", b"two\n"), ("display", b'{"n": 3}'), ("err", b"four\n"), ("out", b"five")]
+    assert everything(writer.files) == expected
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["out", "err", "display", "look"]), st.binary(min_size=1, max_size=6)), max_size=25
+)
+
+
+@given(steps)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_cursors_resume_exactly_wherever_one_looked(tmp_path_factory: pytest.TempPathFactory, steps: object) -> None:
+    writer = Writer(tmp_path_factory.mktemp("runs"))
+    cursor, seen, written = run_pb2.Cursor(), [], []  # type: ignore[var-annotated]
+
+    def look() -> None:
+        nonlocal cursor
+        if (read := writer.files.read_since(cursor)) is not None:
+            seen.extend(pieces(read))
+            cursor = read.cursor
+
+    for kind, data in steps:  # type: ignore[attr-defined]
+        if kind == "look":
+            look()
+        elif kind == "display":
+            writer.show(data.hex())
+            written.append(("display", data.hex().encode()))
+        else:
+            writer.write(kind, data)
+            written.append((kind, data))
+    look()
+    assert joined(seen) == joined(written)
+    assert joined(everything(writer.files)) == joined(written)
+    assert cursor == writer.files.end()
+
+
+def joined(found: list[Piece]) -> list[Piece]:
+    result: list[Piece] = []
+    for kind, data in found:
+        if result and result[-1][0] == kind != "display":
+            result[-1] = (kind, result[-1][1] + data)
+        else:
+            result.append((kind, data))
+    return result
+
+
+class TestFlood:
+    def test_its_middle_is_elided_with_true_counts(self, writer: Writer) -> None:
+        lines = [b"line %d\n" % number for number in range(20_000)]
+        writer.write("out", b"".join(lines))
+        read = writer.files.read_since(run_pb2.Cursor())
+        assert read is not None
+        head, elided, tail = read.items
+        shown = head.stdout.splitlines(keepends=True) + tail.stdout.splitlines(keepends=True)
+        assert shown == lines[: len(shown) - tail.stdout.count(b"\n")] + lines[-tail.stdout.count(b"\n") :]
+        assert elided.elided.lines == len(lines) - len(shown)
+        assert elided.elided.size_bytes + len(head.stdout) + len(tail.stdout) == len(b"".join(lines))
+        assert len(head.stdout) + len(tail.stdout) < FLOOD_BYTES
+        assert read.cursor == writer.files.end()
+
+    def test_exactly_the_limit_is_none(self, writer: Writer) -> None:
+        writer.write("out", b"x" * FLOOD_BYTES)
+        assert everything(writer.files) == [("out", b"x" * FLOOD_BYTES)]
+
+    def test_one_line_of_ten_megabytes(self, writer: Writer) -> None:
+        writer.write("err", b"a" * 10_000_000)
+        read = writer.files.read_since(run_pb2.Cursor())
+        assert read is not None
+        head, elided, tail = read.items
+        assert (elided.elided.stderr, elided.elided.lines) == (True, 0)
+        assert len(head.stderr) + elided.elided.size_bytes + len(tail.stderr) == 10_000_000
+
+    def test_displays_in_it_are_kept(self, writer: Writer) -> None:
+        for number in range(3):
+            writer.write("out", b"x\n" * FLOOD_BYTES)
+            writer.show(str(number))
+        found = everything(writer.files)
+        assert [data for kind, data in found if kind == "display"] == [b"0", b"1", b"2"]
+        assert [kind for kind, _ in found][3:] == ["out", "elided", "out"]
+
+    def test_what_comes_after_it_is_whole_again(self, writer: Writer) -> None:
+        writer.write("out", b"x\n" * FLOOD_BYTES)
+        read = writer.files.read_since(run_pb2.Cursor())
+        assert read is not None
+        writer.write("out", b"calm\n")
+        assert pieces(writer.files.read_since(read.cursor)) == [("out", b"calm\n")]
+
+    def test_counting_works_across_chunks(self, writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(output_module, "_COUNT_CHUNK_BYTES", 7)
+        writer.write("out", b"ab\n" * 30_000)
+        counted = sum(
+            item.elided.lines if item.HasField("elided") else item.stdout.count(b"\n")
+            for item in writer.files.read_since(run_pb2.Cursor()).items  # type: ignore[union-attr]
+        )
+        assert counted == 30_000
+
+
+class TestTornMarks:
+    def test_a_mark_that_is_being_written_is_read_the_next_time(self, writer: Writer) -> None:
+        writer.write("out", b"one\n")
+        mark = encode_frame(run_pb2.Mark(stdout_bytes=4, display={"content_json": "{}"}).SerializeToString())
+        writer.append("marks", mark[:5])
+        read = writer.files.read_since(run_pb2.Cursor())
+        assert pieces(read) == [("out", b"one\n")]
+        assert read is not None
+        assert read.cursor.marks_bytes == 0
+        writer.append("marks", mark[5:])
+        assert pieces(writer.files.read_since(read.cursor)) == [("display", b"{}")]
+
+    @pytest.mark.parametrize("garbage", [b"\xff" * 8, b"\0\0\0\3\xff\xff\xff", b"\0\0\0\1\x0f"])
+    def test_marks_that_can_not_be_read_cost_no_text(self, writer: Writer, garbage: bytes) -> None:
+        writer.write("out", b"one\n")
+        writer.append("marks", garbage)
+        read = writer.files.read_since(run_pb2.Cursor())
+        assert pieces(read) == [("out", b"one\n")]
+        assert read is not None
+        writer.append("out", b"two\n")
+        assert pieces(writer.files.read_since(read.cursor)) == [("out", b"two\n")]
+        assert [kind for kind, *_ in writer.files.segments()] == ["out"]
+
+    def test_text_that_a_mark_knows_of_is_read_with_it(self, writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A rank writes between our looks at the sizes of its text and of its marks."""
+        writer.write("out", b"one\n")
+        writer.show("{}")
+        real = writer.files.size_bytes
+        monkeypatch.setattr(RankFiles, "size_bytes", lambda files, kind: 0 if kind == "out" else real(kind))
+        assert pieces(writer.files.read_since(run_pb2.Cursor())) == [("out", b"one\n"), ("display", b"{}")]
+
+
+def test_bytes_that_are_not_utf8_pass_unchanged(writer: Writer) -> None:
+    data = b"\xff\xfe\x80 caf\xe9 \xe2\x82\n"
+    writer.write("out", data)
+    assert everything(writer.files) == [("out", data)]
+
+
+def test_segments_are_the_order_of_writing(writer: Writer) -> None:
+    writer.write("out", b"aa")
+    writer.write("err", b"b")
+    writer.write("out", b"c")
+    assert writer.files.segments() == [("out", 0, 2), ("err", 0, 1), ("out", 2, 3)]
+
+
+def test_the_tail_for_a_death_report(writer: Writer) -> None:
+    writer.write("err", b"".join(b"line %d\n" % number for number in range(9999)) + b"last \xff")
+    assert writer.files.tail_lines("err", 3) == ["line 9997", "line 9998", "last �"]
+    assert writer.files.tail_lines("out", 3) == []
+
+
+def test_outputs_are_found_by_number(tmp_path: Path) -> None:
+    assert stored_outputs(tmp_path / "none") == []
+    for name in ("10", "9", "x", "1"):
+        (tmp_path / name).mkdir()
+    assert stored_outputs(tmp_path) == [1, 9, 10]

@@ -1,0 +1,519 @@
+"""The order of runs on a node: every rank gets them by number, one at a time, whatever dies or arrives late."""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from monarch_nb.allocator.state import (
+    MAX_FINISHED_RUNS,
+    Effect,
+    Mesh,
+    NodeState,
+    RankFinished,
+    Run,
+    RunDropped,
+    StartRun,
+)
+from monarch_nb.errors import MeshNotFound, UsageError
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+
+ALL = (0, 1, 2, 3)
+
+
+def node(ready: Iterable[int] = ALL, first_rank: int = 0, ranks: int = 4) -> NodeState:
+    """A node with one mesh "m" of 4 ranks."""
+    state = NodeState(ranks)
+    state.reserve(pb.ReserveRequest(reservation_id="r", name="dev", owner="me", procs=ranks))
+    state.add_mesh(pb.SpawnRequest(mesh_id="m", reservation_id="r", ranks=ranks, first_rank=first_rank, world_size=8))
+    for rank in ready:
+        assert state.rank_ready("m", rank) == []
+    return state
+
+
+def submit(
+    state: NodeState,
+    run_id: str,
+    ranks: Iterable[int] = ALL,
+    *,
+    all_ranks: Iterable[int] | None = None,
+    number: int = 0,
+    after: int = 0,
+    output: int = 0,
+) -> tuple[pb.Queued, list[Effect]]:
+    """Submit; with a number as to a node that does not give it."""
+    ranks = list(ranks)
+    return state.submit(
+        pb.Submit(
+            mesh_id="m",
+            run=run_pb2.RunSpec(run_id=run_id, number=number, output=output),
+            ranks=ranks,
+            all_ranks=ranks if all_ranks is None else all_ranks,
+            give_number=not number,
+            after=after,
+            title=f"title of {run_id}",
+        ),
+        now=1.0,
+    )
+
+
+def finish(state: NodeState, run_id: str, rank: int, *, untouched: bool = False) -> list[Effect]:
+    return state.result("m", run_pb2.RankResult(run_id=run_id, rank=rank, outcome=1, untouched=untouched))
+
+
+def finish_all(state: NodeState, run_id: str, *, untouched: bool = False) -> list[Effect]:
+    ranks = state.meshes["m"].runs[run_id].ranks
+    return [effect for rank in ranks for effect in finish(state, run_id, rank, untouched=untouched)]
+
+
+def started(effects: list[Effect]) -> dict[int, str]:
+    return {effect.rank: effect.run.run_id for effect in effects if isinstance(effect, StartRun)}
+
+
+def ended(effects: list[Effect]) -> dict[tuple[str, int], int]:
+    return {(e.run_id, e.result.rank): e.result.outcome for e in effects if isinstance(e, RankFinished)}
+
+
+def mesh(state: NodeState) -> Mesh:
+    return state.meshes["m"]
+
+
+class TestOrder:
+    def test_a_free_mesh_starts_at_once(self) -> None:
+        queued, effects = submit(node(), "a")
+        assert (queued.number, dict(queued.previous), queued.ahead) == (1, {}, [])
+        assert started(effects) == dict.fromkeys(ALL, "a")
+
+    def test_runs_wait_their_turn_rank_by_rank(self) -> None:
+        state = node()
+        submit(state, "a")
+        queued, effects = submit(state, "b")
+        assert started(effects) == {}
+        assert queued.ahead == ["title of a"]
+        assert started(finish(state, "a", 2)) == {2: "b"}
+        assert started(finish(state, "a", 0)) == {0: "b"}
+
+    def test_other_ranks_do_not_wait(self) -> None:
+        state = node()
+        submit(state, "a", [0, 1])
+        queued, effects = submit(state, "b", [2, 3])
+        assert started(effects) == {2: "b", 3: "b"}
+        assert queued.ahead == []
+
+    def test_a_rank_never_gets_a_newer_run_before_an_older_one(self) -> None:
+        state = node()
+        submit(state, "a", [0, 1])
+        submit(state, "b", [1, 2])  # 2 runs b already, 1 waits for a
+        _, effects = submit(state, "c", [2])
+        assert started(effects) == {}
+        assert started(finish(state, "b", 2)) == {2: "c"}
+        assert started(finish(state, "a", 1)) == {1: "b"}
+
+    def test_a_rank_that_is_not_ready_gets_its_runs_when_it_is(self) -> None:
+        state = node(ready=[0, 1])
+        _, effects = submit(state, "a")
+        assert started(effects) == {0: "a", 1: "a"}
+        assert started(state.rank_ready("m", 3)) == {3: "a"}
+
+    def test_the_number_decides_not_the_arrival(self) -> None:
+        state = node(first_rank=4, ready=[])
+        submit(state, "second", [4], number=2)
+        submit(state, "first", [4], number=1)
+        assert started(state.rank_ready("m", 4)) == {4: "first"}
+        assert started(finish(state, "first", 4)) == {4: "second"}
+
+    def test_unknown_meshes_and_ranks_are_refused(self) -> None:
+        state = node()
+        with pytest.raises(UsageError, match="rank 9 not on this node"):
+            submit(state, "a", [0, 9])
+        assert (mesh(state).runs, mesh(state).last_number) == ({}, 0)
+        state.release("r")
+        with pytest.raises(MeshNotFound):
+            submit(state, "a")
+
+
+class TestGaps:
+    """Nodes other than the first learn a run's number from its client, and runs of several clients may overtake."""
+
+    def test_a_run_waits_for_the_one_before_it(self) -> None:
+        state = node(first_rank=4, ready=[4, 5])
+        _, effects = submit(state, "second", [4, 5], number=7, after=6)
+        assert started(effects) == {}
+        _, effects = submit(state, "first", [4], number=6, after=3)
+        assert started(effects) == {}, "6 waits for 3"
+        _, effects = submit(state, "zeroth", [5], number=3)
+        assert started(effects) == {5: "zeroth", 4: "first"}
+
+    def test_proceed_ends_the_wait_for_a_run_that_never_comes(self) -> None:
+        state = node(first_rank=4, ready=[4])
+        submit(state, "second", [4], number=7, after=6)
+        assert started(state.proceed("m", "second")) == {4: "second"}
+        assert state.proceed("m", "second") == []
+        assert state.proceed("m", "unknown") == []
+
+    def test_proceed_also_frees_an_older_run_whose_own_client_is_gone(self) -> None:
+        state = node(first_rank=4, ready=[4])
+        submit(state, "orphan", [4], number=7, after=6)
+        submit(state, "mine", [4], number=8, after=7)
+        assert started(state.proceed("m", "mine")) == {4: "orphan"}
+        assert started(finish(state, "orphan", 4)) == {4: "mine"}
+
+    def test_one_that_comes_late_after_all_runs_next(self) -> None:
+        state = node(first_rank=4, ready=[4])
+        submit(state, "second", [4], number=7, after=6)
+        state.proceed("m", "second")
+        _, effects = submit(state, "first", [4], number=6)
+        assert started(effects) == {}
+        assert started(finish(state, "second", 4)) == {4: "first"}
+
+    def test_a_forgotten_run_has_been_here(self) -> None:
+        state = node(first_rank=4, ready=[4])
+        for number in range(1, MAX_FINISHED_RUNS + 3):
+            submit(state, f"run{number}", [4], number=number)
+            state.collected(f"run{number}")
+            finish(state, f"run{number}", 4)
+        assert 1 not in mesh(state).numbers
+        _, effects = submit(state, "next", [4], number=1000, after=1)
+        assert started(effects) == {4: "next"}
+
+    def test_the_first_node_tells_what_must_come_before_on_each_node(self) -> None:
+        state = node()
+        submit(state, "a", [0, 1], all_ranks=[0, 1])
+        submit(state, "b", [], all_ranks=[4, 5])
+        queued, _ = submit(state, "c", ALL, all_ranks=range(8))
+        assert (queued.number, dict(queued.previous)) == (3, {0: 1, 1: 2})
+        queued, _ = submit(state, "d", [0], all_ranks=[0])
+        assert dict(queued.previous) == {0: 3, 1: 3}
+
+    def test_a_run_on_no_rank_of_this_node_is_done_at_once(self) -> None:
+        state = node()
+        queued, effects = submit(state, "elsewhere", [], all_ranks=[4])
+        assert (queued.number, effects) == (1, [])
+        assert mesh(state).runs["elsewhere"].finished
+        assert mesh(state).queue == []
+
+
+class TestAgain:
+    def test_the_same_run_twice_runs_once(self) -> None:
+        state = node()
+        first, _ = submit(state, "a")
+        again, effects = submit(state, "a")
+        assert (again.number, effects) == (first.number, [])
+        finish_all(state, "a")
+        assert submit(state, "a")[1] == []
+        assert mesh(state).last_number == 1
+
+    def test_the_answer_is_that_of_the_first_time(self) -> None:
+        state = node()
+        submit(state, "a", all_ranks=range(8))
+        submit(state, "b", all_ranks=range(8))
+        submit(state, "c", all_ranks=range(8))
+        again, _ = submit(state, "b", all_ranks=range(8))
+        assert (again.number, again.output, dict(again.previous)) == (2, 2, {0: 1, 1: 1})
+
+    def test_one_that_has_a_number_keeps_it(self) -> None:
+        """The allocator was killed before it wrote the run down; its client still knows."""
+        state = node()
+        mesh(state).last_number = 1000
+        again, _ = state.submit(
+            pb.Submit(mesh_id="m", run={"run_id": "a", "number": 12, "output": 9}, ranks=[0], give_number=True), now=1.0
+        )
+        assert (again.number, again.output) == (12, 9)
+        assert submit(state, "b")[0].number == 1001
+
+    def test_a_result_is_taken_once(self) -> None:
+        state = node()
+        submit(state, "a")
+        assert len(finish(state, "a", 0)) == 1
+        assert finish(state, "a", 0) == []
+
+    def test_results_of_strangers_change_nothing(self) -> None:
+        state = node()
+        submit(state, "a", [0])
+        assert finish(state, "unknown", 0) == []
+        assert finish(state, "a", 1) == []
+        assert finish(state, "a", 9) == []
+        assert state.result("no mesh", run_pb2.RankResult(run_id="a", rank=0)) == []
+        assert not mesh(state).runs["a"].results
+
+
+class TestCancel:
+    def test_only_where_it_has_not_begun(self) -> None:
+        state = node()
+        submit(state, "a", [0, 1])
+        submit(state, "b", [1, 2])
+        effects = state.cancel("b")
+        assert ended(effects) == {("b", 1): run_pb2.OUTCOME_CANCELLED}
+        assert not mesh(state).runs["b"].finished
+        assert started(finish(state, "a", 1)) == {}
+
+    def test_what_waited_behind_it_goes_on(self) -> None:
+        state = node(first_rank=4, ready=[4])
+        submit(state, "gap", [4], number=7, after=6)
+        submit(state, "next", [4], number=8)
+        assert started(state.cancel("gap")) == {4: "next"}
+
+    def test_again_or_unknown(self) -> None:
+        state = node(ready=[])
+        submit(state, "a", [0])
+        assert len(ended(state.cancel("a"))) == 1
+        assert state.cancel("a") == []
+        assert state.cancel("unknown") == []
+
+
+class TestDeath:
+    DEATH = run_pb2.Death(signal=9, likely_cause="killed", pid=7)
+
+    def test_running_and_queued_runs_end_on_the_dead_rank_alone(self) -> None:
+        state = node()
+        submit(state, "a")
+        submit(state, "b", [3])
+        effects = state.rank_died("m", 3, self.DEATH)
+        assert ended(effects) == {("a", 3): run_pb2.OUTCOME_DIED, ("b", 3): run_pb2.OUTCOME_DIED}
+        assert all(e.result.death == self.DEATH for e in effects if isinstance(e, RankFinished))
+        assert not mesh(state).runs["a"].finished
+
+    def test_a_run_for_a_dead_rank_ends_there_at_once(self) -> None:
+        state = node()
+        state.rank_died("m", 3, self.DEATH)
+        _, effects = submit(state, "a")
+        assert ended(effects) == {("a", 3): run_pb2.OUTCOME_DIED}
+        assert started(effects) == {0: "a", 1: "a", 2: "a"}
+
+    def test_a_result_that_came_before_the_death_stands(self) -> None:
+        state = node()
+        submit(state, "a")
+        finish(state, "a", 3)
+        assert ended(state.rank_died("m", 3, self.DEATH)) == {}
+
+    def test_a_restart_ends_what_was_queued_and_takes_new_runs(self) -> None:
+        state = node()
+        submit(state, "a")
+        submit(state, "b")
+        effects = state.rank_restarting("m", 3)
+        assert set(ended(effects)) == {("a", 3), ("b", 3)}
+        _, effects = submit(state, "c", [3])
+        assert started(effects) == {}, "not ready yet"
+        assert started(state.rank_ready("m", 3)) == {3: "c"}
+        assert mesh(state).ranks[3].death is None
+
+    def test_of_ranks_that_are_not_here(self) -> None:
+        assert node().rank_died("m", 9, self.DEATH) == []
+        assert node().rank_died("released", 0, self.DEATH) == []
+
+
+class TestAdoption:
+    """A restarted allocator learns from each living rank what it runs and has done."""
+
+    def adopted(self, running: str = "", done: Iterable[str] = ()) -> tuple[NodeState, list[Effect]]:
+        state = node(ready=[])
+        record = Run(pb.Submit(mesh_id="m", run={"run_id": "a", "number": 1}, ranks=[0]), 1.0).record()
+        record.started.append(0)
+        mesh(state).add_run(Run.from_record(record))
+        return state, state.rank_adopted("m", 0, running, done)
+
+    def test_a_running_run_goes_on(self) -> None:
+        state, effects = self.adopted(running="a")
+        assert started(effects) == {}
+        assert started(submit(state, "b", [0])[1]) == {}
+        assert started(finish(state, "a", 0)) == {0: "b"}
+
+    def test_a_run_that_the_rank_never_got_is_sent_again(self) -> None:
+        _, effects = self.adopted()
+        assert started(effects) == {0: "a"}
+
+    def test_a_run_that_is_done_is_not(self) -> None:
+        _, effects = self.adopted(done=["a"])
+        assert started(effects) == {}
+
+    def test_a_run_that_was_not_written_down_keeps_its_rank(self) -> None:
+        state, _ = self.adopted(running="lost", done=["a"])
+        finish(state, "a", 0)
+        assert started(submit(state, "b", [0])[1]) == {}, "the rank is busy"
+        assert started(finish(state, "lost", 0)) == {0: "b"}
+
+    def test_and_goes_on_when_its_client_submits_it_again(self) -> None:
+        state, _ = self.adopted(running="lost", done=["a"])
+        finish(state, "a", 0)
+        _, effects = submit(state, "lost", [0])
+        assert started(effects) == {}, "it runs already"
+        assert state.cancel("lost") == [], "it has begun"
+        assert ended(finish(state, "lost", 0)) == {("lost", 0): run_pb2.OUTCOME_OK}
+
+    @pytest.mark.parametrize("finished", [False, True])
+    def test_a_record_holds_everything(self, finished: bool) -> None:
+        state = node()
+        submit(state, "a", [0, 1])
+        finish(state, "a", 0)
+        if finished:
+            finish(state, "a", 1)
+            state.collected("a")
+        run = mesh(state).runs["a"]
+        again = Run.from_record(run.record())
+        for name in ("run_id", "number", "output", "ranks", "results", "started", "collected", "submitted_at"):
+            assert getattr(again, name) == getattr(run, name), name
+        assert again.finished == finished
+
+
+class TestOutput:
+    """A run gets the output that the last run on its ranks left untouched: making files costs more than an empty cell."""
+
+    def output(self, state: NodeState, run_id: str) -> int:
+        return mesh(state).runs[run_id].output
+
+    def test_untouched_everywhere(self) -> None:
+        state = node()
+        for run_id in "abc":
+            submit(state, run_id)
+            finish_all(state, run_id, untouched=True)
+        assert [self.output(state, run_id) for run_id in "abc"] == [1, 1, 1]
+
+    def test_touched_on_one_rank(self) -> None:
+        state = node()
+        submit(state, "a")
+        for rank in ALL:
+            finish(state, "a", rank, untouched=rank != 2)
+        submit(state, "b")
+        assert self.output(state, "b") == 2
+
+    def test_of_different_runs(self) -> None:
+        state = node()
+        submit(state, "a", [0])
+        submit(state, "b", [1])
+        finish_all(state, "a", untouched=True)
+        finish_all(state, "b", untouched=True)
+        submit(state, "c", [0, 1])
+        assert self.output(state, "c") == 3
+
+    def test_not_while_another_run_waits_for_the_rank(self) -> None:
+        state = node()
+        submit(state, "a", [0])
+        submit(state, "b", [0])
+        finish_all(state, "a", untouched=True)
+        submit(state, "c", [0])
+        assert [self.output(state, run_id) for run_id in "abc"] == [1, 2, 3]
+
+    def test_not_after_a_death(self) -> None:
+        state = node()
+        submit(state, "a", [0])
+        finish_all(state, "a", untouched=True)
+        state.rank_restarting("m", 0)
+        state.rank_ready("m", 0)
+        submit(state, "b", [0])
+        assert self.output(state, "b") == 2
+
+    def test_it_belongs_to_the_newest_run_on_each_rank(self) -> None:
+        state = node()
+        submit(state, "a")
+        finish_all(state, "a", untouched=True)
+        submit(state, "b", [0, 1])
+        assert self.output(state, "b") == 1
+        runs = mesh(state).runs
+        assert [mesh(state).writes_to(runs["a"], rank) for rank in ALL] == [False, False, True, True]
+        assert [mesh(state).writes_to(runs["b"], rank) for rank in ALL] == [True, True, False, False]
+
+    def test_it_outlives_a_dropped_run_that_shared_it(self) -> None:
+        state = node()
+        dropped: list[Effect] = []
+        for index in range(MAX_FINISHED_RUNS + 2):
+            run_id = f"run{index}"
+            _, effects = submit(state, run_id)
+            dropped += [effect for effect in effects if isinstance(effect, RunDropped)]
+            finish_all(state, run_id, untouched=True)
+            state.collected(run_id)
+        assert dropped == [RunDropped("m", "run0", 0)]
+
+
+class TestForgetting:
+    def run_many(self, state: NodeState, count: int, *, collect: bool) -> list[Effect]:
+        dropped: list[Effect] = []
+        for index in range(count):
+            run_id = f"run{index}"
+            dropped += [e for e in submit(state, run_id, [0])[1] if isinstance(e, RunDropped)]
+            finish_all(state, run_id)
+            if collect:
+                assert state.collected(run_id) == "m"
+        return dropped
+
+    def test_collected_runs_are_forgotten_oldest_first(self) -> None:
+        state = node()
+        dropped = self.run_many(state, MAX_FINISHED_RUNS + 5, collect=True)
+        assert [effect.output for effect in dropped if isinstance(effect, RunDropped)] == [1, 2, 3, 4]
+        assert len(mesh(state).runs) == MAX_FINISHED_RUNS + 1
+
+    def test_uncollected_ones_are_kept_twice_as_long(self) -> None:
+        state = node()
+        assert self.run_many(state, 2 * MAX_FINISHED_RUNS, collect=False) == []
+        assert len(mesh(state).runs) == 2 * MAX_FINISHED_RUNS
+
+    def test_an_unfinished_run_is_never_forgotten(self) -> None:
+        state = node()
+        submit(state, "long", [1])
+        self.run_many(state, 3 * MAX_FINISHED_RUNS, collect=True)
+        assert "long" in mesh(state).runs
+
+    def test_collecting_a_run_that_is_not_here(self) -> None:
+        assert node().collected("unknown") == ""
+
+
+class RunMachine(RuleBasedStateMachine):
+    """Two nodes of a mesh, clients that submit in any order, ranks that finish in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes = [node(), node(first_rank=4, ready=[4, 5, 6, 7])]
+        self.late: list[tuple[str, list[int], int, int]] = []
+        self.numbers: dict[str, int] = {}
+        self.history: dict[int, list[int]] = {rank: [] for rank in range(8)}
+        self.running: dict[int, str] = {}
+
+    def note(self, effects: list[Effect]) -> None:
+        for rank, run_id in started(effects).items():
+            assert rank not in self.running, "one run at a time"
+            self.running[rank] = run_id
+            self.history[rank].append(self.numbers[run_id])
+
+    @rule(ranks=st.sets(st.integers(0, 7), min_size=1))
+    def submit_to_the_first_node(self, ranks: set[int]) -> None:
+        run_id = f"run{len(self.numbers)}"
+        self.numbers[run_id] = len(self.numbers) + 1
+        here, there = sorted(ranks & set(range(4))), sorted(ranks - set(range(4)))
+        queued, effects = submit(self.nodes[0], run_id, here, all_ranks=sorted(ranks))
+        assert queued.number == self.numbers[run_id]
+        self.note(effects)
+        if there:
+            self.late.append((run_id, there, queued.number, queued.previous.get(1, 0)))
+
+    @precondition(lambda self: self.late)
+    @rule(data=st.data())
+    def it_arrives_at_the_second_node(self, data: st.DataObject) -> None:
+        run_id, ranks, number, after = self.late.pop(data.draw(st.integers(0, len(self.late) - 1)))
+        self.note(submit(self.nodes[1], run_id, ranks, number=number, after=after)[1])
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def a_rank_finishes(self, data: st.DataObject) -> None:
+        rank = data.draw(st.sampled_from(sorted(self.running)))
+        self.note(finish(self.nodes[rank // 4], self.running.pop(rank), rank, untouched=data.draw(st.booleans())))
+
+    @invariant()
+    def every_rank_runs_in_the_order_of_numbers(self) -> None:
+        for numbers in self.history.values():
+            assert numbers == sorted(numbers)
+
+    def teardown(self) -> None:
+        """Everything that was submitted runs in the end, on every rank of it."""
+        for run_id, ranks, number, after in self.late:
+            self.note(submit(self.nodes[1], run_id, ranks, number=number, after=after)[1])
+        while self.running:
+            rank, run_id = self.running.popitem()
+            self.note(finish(self.nodes[rank // 4], run_id, rank))
+        for state in self.nodes:
+            assert mesh(state).queue == []
+
+
+TestRunMachine = RunMachine.TestCase
+TestRunMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -1,0 +1,104 @@
+"""Errors cross processes with their facts, group by equality and show themselves."""
+
+import inspect
+import json
+import pickle
+
+import pytest
+
+from monarch_nb import errors
+from monarch_nb.errors import MonarchNbError, RankFailure, RunFailed
+
+CLASSES = [
+    value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, MonarchNbError)
+]
+FACTS = {
+    "node": "node1",
+    "client": "0.1",
+    "module": "torch",
+    "traceback": "Traceback…",
+    "name": "model",
+    "ranks": [1, 2],
+    "collective": "all_reduce",
+    "reason": "interrupted",
+    "failures": [
+        RankFailure(2, "node0", "error", "KeyError", "'x'", "trace", "train.py:41"),
+        RankFailure(3, "node1", "died", "RankDied", "killed", signal=9, stderr_tail=("last", "words")),
+    ],
+}
+
+
+def make(kind: type[MonarchNbError]) -> MonarchNbError:
+    names = [name for name in inspect.signature(kind).parameters if name not in ("message", "run")]
+    return kind("what happened", **{name: FACTS[name] for name in names})
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_facts_survive_json(kind: type[MonarchNbError]) -> None:
+    error = make(kind)
+    again = MonarchNbError.from_facts(json.loads(json.dumps(error.to_facts())))
+    assert type(again) is (kind if kind is not MonarchNbError else MonarchNbError)
+    assert str(again) == "what happened"
+    assert vars(again) == vars(error)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_errors_can_be_pickled(kind: type[MonarchNbError]) -> None:
+    error = make(kind)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), vars(again)) == (kind, str(error), vars(error))
+
+
+def test_an_error_of_a_newer_version_is_still_an_error() -> None:
+    unknown = MonarchNbError.from_facts({"error": "QuotaError", "message": "over quota", "limit": 3})
+    assert (type(unknown), str(unknown)) == (MonarchNbError, "over quota")
+    known = MonarchNbError.from_facts({"error": "NodeUnreachable", "message": "gone", "node": "n", "since": 3})
+    assert isinstance(known, errors.NodeUnreachable)
+    assert known.node == "n"
+
+
+def test_every_class_has_a_base_that_people_catch() -> None:
+    assert issubclass(errors.TargetError, ValueError)
+    assert issubclass(errors.ProcessGroupAborted, RuntimeError)
+    assert not issubclass(RunFailed, TimeoutError)
+
+
+class TestRunFailed:
+    def failed(self) -> RunFailed:
+        same = [RankFailure(r, f"node{r // 4}", "error", "KeyError", "'x'", "the traceback") for r in (6, 0, 1, 2)]
+        other = RankFailure(4, "node1", "died", "RankDied", "killed by signal 9", stderr_tail=("a", "b"), signal=9)
+        return RunFailed(failures=[*same, other])
+
+    def test_equal_failures_are_one_group(self) -> None:
+        groups = self.failed().groups()
+        assert [ranks for ranks, _ in groups] == [[0, 1, 2, 6], [4]]
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [("kind", "interrupted"), ("name", "E"), ("message", "m"), ("traceback", "t"), ("stderr_tail", ("t",))],
+    )
+    def test_different_failures_are_told_apart(self, field: str, value: object) -> None:
+        facts = {"kind": "error", "name": "KeyError", "message": "'x'", "traceback": "the traceback"}
+        first, second = RankFailure(0, "h", **facts), RankFailure(1, "h", **(facts | {field: value}))  # type: ignore[arg-type]
+        assert len(RunFailed(failures=[first, second]).groups()) == 2
+
+    def test_the_message_names_rank_sets(self) -> None:
+        assert str(self.failed()) == "ranks 0-2,6: KeyError: 'x'; rank 4: RankDied: killed by signal 9"
+
+    def test_it_shows_each_traceback_once(self) -> None:
+        text = "\n".join(self.failed()._render_traceback_())
+        assert text.count("the traceback") == 1
+        assert text.index("ranks 0-2,6") < text.index("the traceback") < text.index("rank 4") < text.index("    b")
+        assert "RankDied: killed by signal 9" in text
+
+    def test_it_says_that_the_others_are_kept(self) -> None:
+        class Run:
+            ranks = range(8)
+
+        text = RunFailed(failures=self.failed().failures.values(), run=Run())._render_traceback_()[-1]  # type: ignore[arg-type]
+        assert text == "5 of 8 ranks failed; results of the others are kept"
+
+
+def test_a_plain_error_shows_its_message_and_no_stack() -> None:
+    [line] = errors.CapacityError("too much")._render_traceback_()
+    assert line.endswith("CapacityError\x1b[39m: too much")

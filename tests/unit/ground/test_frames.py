@@ -1,0 +1,152 @@
+"""Frames survive any cut of the stream; packed pickles share their buffers."""
+
+import asyncio
+import pickle
+import socket
+import struct
+import threading
+
+import cloudpickle
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_nb.frames import (
+    MAX_FRAME_BYTES,
+    FrameError,
+    FrameSplitter,
+    encode_frame,
+    pack_pickle,
+    read_frame,
+    receive_frame,
+    send_frame,
+    unpack_pickle,
+)
+
+payloads = st.lists(st.binary(max_size=40), max_size=6)
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
+    return [data[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+
+
+@given(payloads, st.lists(st.integers(0, 10_000), max_size=12))
+def test_a_splitter_does_not_care_where_the_stream_is_cut(frames: list[bytes], places: list[int]) -> None:
+    splitter = FrameSplitter()
+    stream = b"".join(map(encode_frame, frames))
+    assert [frame for piece in cut(stream, places) for frame in splitter.feed(piece)] == frames
+
+
+def test_a_splitter_refuses_an_impossible_length() -> None:
+    with pytest.raises(FrameError, match="impossible frame"):
+        list(FrameSplitter().feed(struct.pack(">I", MAX_FRAME_BYTES + 1)))
+
+
+@given(payloads)
+def test_blocking_sockets(frames: list[bytes]) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for frame in frames:
+            send_frame(theirs, frame)
+        theirs.close()
+        received = []
+        while (frame := receive_frame(ours)) is not None:  # type: ignore[assignment]
+            received.append(frame)
+        assert received == frames
+
+
+def test_a_large_frame_comes_in_pieces() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        payload = bytes(range(256)) * 20_000
+        sender = threading.Thread(target=send_frame, args=(theirs, payload))
+        sender.start()
+        assert receive_frame(ours) == payload
+        sender.join()
+
+
+@pytest.mark.parametrize("torn", [b"\0", b"\0\0\0\5", b"\0\0\0\5abc"])
+def test_a_peer_that_hangs_up_inside_a_frame(torn: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        theirs.sendall(torn)
+        theirs.close()
+        with pytest.raises(FrameError, match="inside a frame"):
+            receive_frame(ours)
+
+    async def read() -> bytes | None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(torn)
+        reader.feed_eof()
+        return await read_frame(reader)
+
+    with pytest.raises(FrameError, match="inside a frame"):
+        asyncio.run(read())
+
+
+@given(payloads)
+def test_streams(frames: list[bytes]) -> None:
+    async def read() -> list[bytes]:
+        reader = asyncio.StreamReader()
+        reader.feed_data(b"".join(map(encode_frame, frames)))
+        reader.feed_eof()
+        received = []
+        while (frame := await read_frame(reader)) is not None:
+            received.append(frame)
+        return received
+
+    assert asyncio.run(read()) == frames
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.binary(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(values)
+def test_a_packed_value_is_the_same_value(value: object) -> None:
+    assert unpack_pickle(b"".join(pack_pickle(value, pickle.dumps))) == value
+
+
+@given(st.lists(st.integers(0, 300), max_size=5))
+def test_arrays_are_views_of_the_packed_bytes(sizes: list[int]) -> None:
+    arrays = [np.arange(size, dtype=np.float64) for size in sizes]
+    packed = bytearray(b"".join(pack_pickle(arrays, cloudpickle.dumps)))
+    for array, expected in zip(unpack_pickle(packed), arrays, strict=True):
+        assert np.array_equal(array, expected)
+        if len(array):
+            assert np.shares_memory(array, np.frombuffer(packed, np.uint8))
+            assert array.ctypes.data % 8 == 0, "torn across a word: some instructions fault"
+
+
+def test_a_large_array_is_not_copied_by_packing() -> None:
+    array = np.zeros(1 << 20)
+    largest = max(pack_pickle({"a": array}, cloudpickle.dumps), key=len)
+    assert np.shares_memory(np.frombuffer(largest, np.uint8), array)
+
+
+def test_an_array_that_is_not_contiguous_travels_too() -> None:
+    array = np.arange(100).reshape(10, 10)[::2, ::3]
+    assert np.array_equal(unpack_pickle(bytearray(b"".join(pack_pickle(array, cloudpickle.dumps)))), array)
+
+
+def test_what_dumps_raises_is_passed_on() -> None:
+    with pytest.raises(TypeError, match="generator"):
+        pack_pickle((n for n in []), cloudpickle.dumps)
+
+
+@given(st.binary(max_size=60))
+def test_other_bytes_are_no_packed_pickle(data: bytes) -> None:
+    with pytest.raises(ValueError, match="not a packed pickle"):
+        unpack_pickle(data)
+
+
+@given(st.integers(0, 10_000))
+def test_a_truncated_pickle_is_refused(place: int) -> None:
+    whole = b"".join(pack_pickle([np.arange(50), "text"], cloudpickle.dumps))
+    with pytest.raises(ValueError, match="not a packed pickle"):
+        unpack_pickle(whole[: place % len(whole)])

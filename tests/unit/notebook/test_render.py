@@ -1,0 +1,321 @@
+"""Rows become HTML and text: complete, safe and small."""
+
+import html
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_nb.client.events import Display, Elided, Event, Notice, Result, Text
+from monarch_nb.errors import RankFailure
+from monarch_nb.notebook.fold import Fold
+from monarch_nb.notebook.render import plain_lines, render
+
+_PICTURE = {"image/png": "aWNvbg==\n", "text/plain": "<Figure size 640x480 with 1 Axes>"}
+
+
+def _fold(ranks: int, *events: Event) -> Fold:
+    fold = Fold(range(ranks))
+    for event in events:
+        fold.add(event)
+    return fold
+
+
+def _everyone(text: str, ranks: int = 8, stream: Any = "stdout") -> list[Event]:
+    return [Text(rank, stream, text) for rank in range(ranks)]
+
+
+def _text_of(markup: str) -> str:
+    """What is left where styles and tags are stripped."""
+    return html.unescape(re.sub(r"<[^>]*>", "", re.sub("</pre>|</div>", "\n", markup))).strip()
+
+
+def _stored_bytes(bundle: dict[str, str]) -> int:
+    return len(json.dumps(bundle))
+
+
+class _Balance(HTMLParser):
+    """Fails on tags that do not match."""
+
+    def __init__(self, markup: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.feed(markup)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag != "img":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+# ---- text ----
+
+
+def test_equal_lines_are_shown_once_with_their_ranks() -> None:
+    bundle = render(_fold(8, *_everyone("loss 2.31\n")))
+    assert bundle["text/plain"] == "[0-7] loss 2.31"
+    assert _text_of(bundle["text/html"]) == "[0-7] loss 2.31"
+
+
+def test_labels_are_aligned() -> None:
+    bundle = render(_fold(8, *_everyone("a\n"), Text(3, "stdout", "b\n")))
+    assert bundle["text/plain"] == "[0-7] a\n  [3] b"
+    assert _text_of(bundle["text/html"]) == "[0-7] a\n  [3] b"
+
+
+def test_stderr_is_marked_without_colour() -> None:
+    bundle = render(_fold(2, *_everyone("w\n", 2, "stderr"), *_everyone("o\n", 2)))
+    assert bundle["text/plain"] == "[stderr:0-1] w\n[0-1] o"
+    assert _text_of(bundle["text/html"]) == "[0-1]│w\n[0-1] o"
+    assert 'title="stderr"' in bundle["text/html"]
+
+
+def test_labels_of_scattered_ranks_are_short_in_html_and_whole_in_text() -> None:
+    bundle = render(_fold(64, *(Text(rank, "stdout", "even\n") for rank in range(0, 64, 2))))
+    whole = "[" + ",".join(map(str, range(0, 64, 2))) + "]"
+    assert bundle["text/plain"] == f"{whole} even"
+    assert "[0,2,…,62]" in bundle["text/html"]
+    assert f'title="{whole}"' in bundle["text/html"]
+
+
+def test_nothing_is_nothing() -> None:
+    assert render(_fold(2)) == {}
+    assert render(_fold(2, Result(0, "ok", 0.1)), status="8 ranks") == {}
+    assert render(_fold(2), status="● running", status_alone=True)["text/plain"] == "● running"
+
+
+def test_the_status_stands_below_the_output_and_not_in_its_text() -> None:
+    bundle = render(_fold(1, Text(0, "stdout", "x\n")), status="8 ranks · 12 s")
+    assert bundle["text/plain"] == "[0] x"
+    assert _text_of(bundle["text/html"]).endswith("8 ranks · 12 s")
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["stdout", "stderr"]), st.text()), max_size=6))
+def test_any_text_is_escaped(pieces: list[tuple[int, Any, str]]) -> None:
+    bundle = render(_fold(3, *(Text(*piece) for piece in pieces)))
+    if bundle:
+        _Balance(bundle["text/html"])
+        allowed = r'<(span|pre|div)( style="[^"<>]*")?( title="[^"<>]*")?>|</(span|pre|div)>'
+        assert "<" not in re.sub(allowed, "", bundle["text/html"])
+        json.dumps(bundle).encode()
+        "".join(bundle.values()).encode()
+
+
+# ---- groups ----
+
+
+def _mixed() -> Fold:
+    fold = Fold(range(2))
+    for rank in range(2):
+        fold.add(Text(rank, "stdout", "both\n"))
+        fold.add(Text(rank, "stderr", f"warning {rank}\n"))
+        fold.add(Display(rank, "show", {"text/plain": f"<Figure {rank}>"}))
+        fold.add(Text(rank, "stdout", f"own {rank}\n"))
+    return fold
+
+
+@pytest.mark.parametrize(
+    ("group", "lines"),
+    [
+        (
+            "order",
+            "[0-1] both|[stderr:0] warning 0|[stderr:1] warning 1|[0] <Figure 0>|[1] <Figure 1>|[0] own 0|[1] own 1",
+        ),
+        (
+            "rank",
+            "[0-1] both|[stderr:0] warning 0|[0] <Figure 0>|[0] own 0|[stderr:1] warning 1|[1] <Figure 1>|[1] own 1",
+        ),
+        (
+            "type",
+            "[0-1] both|[0] own 0|[1] own 1|[stderr:0] warning 0|[stderr:1] warning 1|[0] <Figure 0>|[1] <Figure 1>",
+        ),
+    ],
+)
+def test_groups(group: Any, lines: str) -> None:
+    plain = render(_mixed(), group=group)["text/plain"]
+    assert [line.strip() for line in plain.splitlines()] == lines.split("|")
+
+
+# ---- displays and results ----
+
+
+def test_a_figure() -> None:
+    bundle = render(_fold(4, Display(3, "show", _PICTURE, {"image/png": {"width": 320, "needs_background": "light"}})))
+    assert bundle["text/plain"] == "[3] <Figure size 640x480 with 1 Axes>"
+    (image,) = re.findall("<img[^>]*>", bundle["text/html"])
+    assert 'src="data:image/png;base64,aWNvbg=="' in image
+    assert 'alt="&lt;Figure size 640x480 with 1 Axes&gt;"' in image
+    assert 'width="320"' in image
+    assert "background:#fff" in image
+    _Balance(bundle["text/html"])
+
+
+def test_other_displays() -> None:
+    svg = render(_fold(1, Display(0, "show", {"image/svg+xml": "<svg><script>1</script></svg>"})))
+    assert "<svg" not in svg["text/html"]
+    assert "data:image/svg+xml;base64," in svg["text/html"]
+    assert svg["text/plain"] == "[0] <image/svg+xml>"
+    table = render(_fold(1, Display(0, "show", {"text/html": ["<b>", "x</b>"], "text/plain": "x\ny"})))
+    assert "<b>x</b>" in table["text/html"]
+    assert table["text/plain"] == "[0]\nx\ny"
+    latex = render(_fold(1, Display(0, "show", {"text/latex": "$x<y$", "text/plain": "x<y"})))
+    assert "$x&lt;y$" in latex["text/html"]
+    unknown = render(_fold(1, Display(0, "show", {"application/json": {"a": 1}, "application/x": "?"})))
+    assert unknown["text/plain"] == '[0] {"a": 1}'
+
+
+def test_results() -> None:
+    values = ["1", "2", "1"]
+    bundle = render(_fold(3, *(Result(rank, "ok", 0.1, {"text/plain": value}) for rank, value in enumerate(values))))
+    assert bundle["text/plain"] == "Out[0,2]: 1\nOut[1]: 2"
+    assert _text_of(bundle["text/html"]).split("\n") == ["Out[0,2]: 1", "  Out[1]: 2"]
+    lines = render(_fold(1, Result(0, "ok", 0.1, {"text/plain": "a\nb"})))
+    assert lines["text/plain"] == "Out[0]:\na\nb"
+    rich = render(_fold(1, Result(0, "ok", 0.1, {"text/html": "<table></table>", "text/plain": "t"})))
+    assert "<table></table>" in rich["text/html"]
+    assert rich["text/plain"] == "Out[0]: t"
+
+
+# ---- failures and notices ----
+
+
+def _failed() -> Fold:
+    failures = [
+        RankFailure(
+            rank, "node0", "error", "KeyError", "'x' <b>", "\x1b[31mTraceback\x1b[0m <b>\nKeyError", "train.py:41"
+        )
+        for rank in range(3)
+    ]
+    failures.append(RankFailure(3, "node1", "died", "SIGKILL", "killed", stderr_tail=("last words",), signal=9))
+    return _fold(4, *(Result(failure.rank, "error", 0.1, failure=failure) for failure in failures))
+
+
+def test_failures_in_short() -> None:
+    bundle = render(_failed(), failures="short")
+    assert bundle["text/plain"] == "ranks 0-2: KeyError: 'x' <b> · train.py:41\nrank 3: SIGKILL: killed"
+    assert "Traceback" not in bundle["text/html"]
+    assert render(_failed()) == {}
+
+
+def test_failures_in_full() -> None:
+    bundle = render(_failed(), failures="full")
+    assert bundle["text/plain"].splitlines() == [
+        "ranks 0-2: KeyError: 'x' <b> · train.py:41",
+        "Traceback <b>",
+        "KeyError",
+        "rank 3: SIGKILL: killed",
+        "    last words",
+    ]
+    assert "<b>" not in bundle["text/html"]
+    assert 'color:#E75C58">Traceback' in bundle["text/html"]
+    _Balance(bundle["text/html"])
+
+
+def test_notices() -> None:
+    bundle = render(_fold(1, Notice("ranks 0-6 wait <here>: `%mesh interrupt` frees them", "k")))
+    assert bundle["text/plain"] == "ranks 0-6 wait <here>: `%mesh interrupt` frees them"
+    assert "wait &lt;here&gt;" in bundle["text/html"]
+    assert ">%mesh interrupt</code>" in bundle["text/html"]
+
+
+# ---- sizes ----
+
+
+def _flood(line: str, lines: int = 1_500, ranks: int = 4, stream: Any = "stdout") -> Fold:
+    fold = Fold(range(ranks))
+    for start in range(0, lines, 100):
+        for rank in range(ranks):
+            text = "".join(line.format(n=n, rank=rank) + "\n" for n in range(start, start + 100))
+            fold.add(Text(rank, stream, text), now_s=start / 1000)
+    return fold
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "line {n}",
+        "rank {rank} line {n}",
+        "{n} " + "x" * 3000,
+        '{n} <"&>"' * 30,
+        "{n} \x1b[31ma\x1b[32mb\x1b[1;33mc\x1b[0m" * 30,
+        "{n} ███ 日本語 🙂" * 20,
+        "{n}\t\\\\\\" * 40,
+    ],
+)
+def test_whatever_the_flood_what_is_stored_stays_small(line: str, stream: Any) -> None:
+    fold = _flood(line, stream=stream)
+    bundle = render(fold)
+    assert _stored_bytes(bundle) < 200_000
+    assert bundle["text/html"].count("not shown") == 1
+    assert "0" in bundle["text/plain"].splitlines()[0]
+    assert "1499" in bundle["text/plain"].splitlines()[-1]
+    _Balance(bundle["text/html"])
+
+
+def test_many_lines_of_scattered_ranks_stay_small() -> None:
+    fold = Fold(range(128))
+    for n in range(1000):
+        for rank in range(n % 2, 128, 2):
+            fold.add(Text(rank, "stderr", f"{n}\n"))
+    assert _stored_bytes(render(fold)) < 200_000
+
+
+def test_the_count_of_what_is_not_shown_adds_up() -> None:
+    bundle = render(_flood("line {n}" + "x" * 500, ranks=8))
+    (elided,) = re.findall(r"… ([\d,]+) lines on ranks 0-7 not shown; `%mesh logs` has them", bundle["text/plain"])
+    shown = bundle["text/plain"].count("[0-7] line")
+    assert int(elided.replace(",", "")) + shown * 8 == 8 * 1_500
+    assert 100 < shown < 1000
+
+
+def test_what_is_not_shown_is_told_by_rank_set() -> None:
+    fold = _fold(4, Elided(0, "stdout", 1_000_000, 1), *(Elided(rank, "stdout", 10, 1) for rank in (1, 2, 3)))
+    assert render(fold)["text/plain"].strip() == (
+        "… 1,000,000 lines on rank 0, 30 on ranks 1-3 not shown; `%mesh logs` has them"
+    )
+    part = _fold(1, Elided(0, "stdout", 0, 5_000))
+    assert "… 5,000 bytes on rank 0 not shown" in render(part)["text/plain"]
+
+
+def test_many_figures_are_counted() -> None:
+    fold = _fold(1, *(Display(0, "show", {**_PICTURE, "image/png": str(count)}) for count in range(100)))
+    bundle = render(fold)
+    assert bundle["text/html"].count("<img") == 20
+    assert "… 80 displays on rank 0 not shown; `%mesh logs` has them" in bundle["text/plain"]
+    large = _fold(1, *(Display(0, "show", {**_PICTURE, "image/png": str(n) * 3_000_000}) for n in range(5)))
+    assert len(render(large)["text/html"]) < 8_100_000
+
+
+def test_many_large_results_are_counted() -> None:
+    fold = _fold(128, *(Result(rank, "ok", 0.1, {"text/plain": f"{rank} " * 3_000}) for rank in range(128)))
+    bundle = render(fold)
+    assert _stored_bytes(bundle) < 200_000
+    assert "not shown: `-o NAME` keeps them" in bundle["text/plain"]
+    rich = [Result(rank, "ok", 0.1, {"text/html": f"{rank}" * 200_000, "text/plain": "t"}) for rank in range(64)]
+    assert len(render(_fold(64, *rich))["text/html"]) < 8_100_000
+
+
+def test_everything_large_at_once() -> None:
+    fold = _flood("{rank} {n} " + "x" * 1000, ranks=8)
+    for rank in range(8):
+        failure = RankFailure(rank, "h", "error", "E", "m" * 100_000, f"{rank}\x1b[31m" + "t" * 200_000)
+        fold.add(Result(rank, "error", 0.1, {"text/plain": f"{rank}" * 100_000}, failure))
+    fold.add(Notice("n" * 100_000))
+    assert _stored_bytes(render(fold, failures="full")) < 200_000
+
+
+# ---- output that only grows ----
+
+
+def test_lines_for_terminals_keep_colours_when_asked() -> None:
+    fold = _fold(2, *_everyone("\x1b[31mred\x1b[0m\n", 2))
+    assert plain_lines(fold.rows(), fold.ranks) == "[0-1] red"
+    assert plain_lines(fold.rows(), fold.ranks, colours=True) == "[0-1] \x1b[31mred\x1b[0m"

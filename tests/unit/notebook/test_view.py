@@ -1,0 +1,290 @@
+"""The view publishes seldom, in time, and only what there is to see."""
+
+import heapq
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from monarch_nb.client.events import Display, Elided, Finished, Notice, Result, Text
+from monarch_nb.errors import RankFailure
+from monarch_nb.notebook.view import RunView
+
+
+class _Cell:
+    """A cell with a clock of its own, that notes what is published and when."""
+
+    def __init__(self, ranks: int = 2, **options: Any) -> None:
+        self.now_s = 100.0
+        self.published: list[tuple[float, dict[str, str], bool]] = []
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self.view = RunView(range(ranks), self._publish, self._call_later, clock=lambda: self.now_s, **options)
+
+    def _publish(self, bundle: dict[str, str], update: bool) -> None:
+        self.published.append((self.now_s, bundle, update))
+
+    def _call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._timers, (self.now_s + delay_s, self._count, callback))
+
+    def pass_time(self, duration_s: float) -> None:
+        until_s = self.now_s + duration_s
+        while self._timers and self._timers[0][0] <= until_s:
+            self.now_s, _, callback = heapq.heappop(self._timers)
+            callback()
+        self.now_s = until_s
+
+    def print(self, text: str, rank: int = 0) -> None:
+        self.view.on_event(Text(rank, "stdout", text))
+
+    def finish(self, ranks: int = 2, duration_s: float = 0.1) -> None:
+        for rank in range(ranks):
+            self.view.on_event(Result(rank, "ok", duration_s))
+        self.view.on_event(Finished())
+
+    @property
+    def texts(self) -> list[str]:
+        return [bundle["text/plain"] for _, bundle, _ in self.published]
+
+    @property
+    def html(self) -> str:
+        return self.published[-1][1]["text/html"]
+
+
+# ---- when ----
+
+
+def test_a_silent_cell_publishes_nothing() -> None:
+    cell = _Cell()
+    cell.finish()
+    cell.view.close()
+    cell.pass_time(100)
+    assert cell.published == []
+
+
+def test_a_short_cell_publishes_once() -> None:
+    cell = _Cell()
+    for rank in range(2):
+        cell.print("hello\n", rank)
+        cell.pass_time(0.004)
+    cell.finish()
+    cell.view.close()
+    cell.pass_time(100)
+    assert cell.texts == ["[0-1] hello"]
+    assert [update for *_, update in cell.published] == [False]
+    assert "0.1 s" not in cell.html
+
+
+def test_the_first_output_comes_at_once_and_the_next_at_most_ten_times_a_second() -> None:
+    cell = _Cell()
+    for count in range(1000):
+        cell.print(f"line {count}\n")
+        cell.pass_time(0.001)
+    assert cell.published[0][0] < 100.03
+    assert [update for *_, update in cell.published] == [False] + [True] * (len(cell.published) - 1)
+    times = [when for when, *_ in cell.published]
+    assert all(later - earlier > 0.095 for earlier, later in pairwise(times))
+    assert 9 <= len(times) <= 11
+    cell.pass_time(0.2)
+    assert "line 999" in cell.texts[-1]
+
+
+def test_output_after_a_pause_comes_at_once() -> None:
+    cell = _Cell()
+    cell.print("a\n")
+    cell.pass_time(1.0)
+    cell.print("b\n")
+    cell.pass_time(0.03)
+    assert cell.texts[-1] == "[0] a\n[0] b"
+
+
+def test_large_output_is_updated_less_often() -> None:
+    cell = _Cell()
+    for count in range(1000):
+        cell.view.on_event(Display(0, "show", {"image/png": f"{count}" + "x" * 100_000}))
+        cell.pass_time(0.01)
+    assert 3 < len(cell.published) < 15
+
+
+def test_nothing_is_published_twice() -> None:
+    cell = _Cell()
+    cell.print("a\n")
+    cell.pass_time(0.5)
+    cell.finish()
+    cell.view.close()
+    assert cell.texts == ["[0] a"]
+
+
+def test_without_streaming_everything_comes_at_the_end() -> None:
+    cell = _Cell(stream=False)
+    cell.print("a\n")
+    cell.pass_time(10)
+    assert cell.published == []
+    cell.finish()
+    cell.view.close()
+    assert cell.texts == ["[0] a"]
+    silent = _Cell(stream=False)
+    silent.pass_time(10)
+    silent.finish(duration_s=10)
+    silent.view.close()
+    assert silent.published == []
+
+
+# ---- the line about the run ----
+
+
+def test_a_long_cell_says_that_it_runs_and_how_long_it_took() -> None:
+    cell = _Cell(ranks=8)
+    cell.pass_time(1.9)
+    assert cell.published == []
+    cell.pass_time(0.2)
+    assert cell.texts == ["● running on 8 ranks · 2 s"]
+    cell.view.on_event(Result(0, "ok", 2.0))
+    cell.pass_time(1.0)
+    assert cell.texts[-1] == "● running on 8 ranks · 3 s · 1 finished"
+    cell.finish(8, duration_s=31.25)
+    cell.view.close()
+    assert cell.texts[-1] == "8 ranks · 31.2 s"
+    before = len(cell.published)
+    cell.pass_time(1000)
+    assert len(cell.published) == before
+
+
+def test_a_quiet_run_is_updated_less_and_less_often() -> None:
+    cell = _Cell(ranks=1)
+    cell.print("a\n")
+    cell.pass_time(3600)
+    assert len(cell.published) < 100
+    assert "running on 1 rank · 60 min" in cell.html
+
+
+def test_failed_ranks_get_a_line_while_others_run() -> None:
+    cell = _Cell()
+    failure = RankFailure(0, "h", "error", "KeyError", "'x'", "the traceback", "train.py:41")
+    cell.view.on_event(Result(0, "error", 0.1, failure=failure))
+    cell.pass_time(3)
+    assert cell.texts[-1] == "rank 0: KeyError: 'x' · train.py:41"
+    assert "1 finished · 1 failed" in cell.html
+    cell.view.on_event(Finished())
+    cell.view.close()
+    assert cell.texts[-1] == "2 ranks · 0.10 s · 1 failed"
+
+
+def test_a_cell_that_fails_at_once_leaves_it_to_the_exception() -> None:
+    cell = _Cell()
+    failure = RankFailure(0, "h", "error", "KeyError", "'x'", "the traceback")
+    cell.view.on_event(Result(0, "error", 0.1, failure=failure))
+    cell.pass_time(0.5)
+    cell.view.on_event(Finished())
+    cell.view.close()
+    assert cell.published == []
+
+
+def test_notices_come_and_go() -> None:
+    cell = _Cell()
+    cell.view.on_event(Notice("waiting for cell 3", "queue"))
+    cell.pass_time(0.1)
+    cell.view.on_event(Notice("", "queue"))
+    cell.pass_time(0.2)
+    assert cell.texts == ["waiting for cell 3", ""]
+
+
+# ---- cells that do not wait ----
+
+
+def test_a_cell_that_does_not_wait_shows_the_run_at_once_and_its_end() -> None:
+    cell = _Cell(show_failures=True)
+    cell.view.keep_open()
+    assert [(bundle["text/plain"], update) for _, bundle, update in cell.published] == [("● running on 2 ranks", False)]
+    cell.print("a\n")
+    cell.pass_time(0.1)
+    cell.view.on_event(
+        Result(0, "error", 0.1, failure=RankFailure(0, "h", "error", "KeyError", "'x'", "the traceback"))
+    )
+    cell.view.on_event(Result(1, "ok", 0.41))
+    cell.view.on_event(Finished())
+    assert cell.texts[-1] == "[0] a\nrank 0: KeyError: 'x'\nthe traceback"
+    assert "2 ranks · 0.41 s · 1 failed" in cell.html
+    assert all(update for *_, update in cell.published[1:])
+
+
+def test_without_streaming_and_without_waiting() -> None:
+    cell = _Cell(stream=False)
+    cell.view.keep_open()
+    cell.print("a\n")
+    cell.pass_time(10)
+    assert len(cell.published) == 1
+    cell.finish()
+    assert cell.texts[-1] == "[0] a"
+
+
+def test_a_timeout_leaves_the_view_open() -> None:
+    cell = _Cell()
+    cell.pass_time(1)
+    cell.view.keep_open()
+    cell.print("later\n")
+    cell.pass_time(1)
+    cell.finish()
+    assert cell.texts[-1] == "[0] later"
+
+
+def test_output_after_the_end_is_added_where_something_was_shown() -> None:
+    cell = _Cell()
+    cell.print("a\n")
+    cell.finish()
+    cell.view.close()
+    cell.print("from a thread\n")
+    cell.pass_time(1)
+    assert cell.texts[-1] == "[0] a\n[0] from a thread"
+    silent = _Cell()
+    silent.finish()
+    silent.view.close()
+    silent.print("from a thread\n")
+    silent.pass_time(1)
+    assert silent.published == []
+
+
+# ---- terminals ----
+
+
+def test_a_terminal_gets_only_what_is_new() -> None:
+    cell = _Cell(terminal=True)
+    for step in range(3):
+        for rank in range(2):
+            cell.print(f"step {step}\nrank {rank}\n", rank)
+        cell.pass_time(0.5)
+    cell.print("only one rank\n", 1)
+    cell.pass_time(5)
+    assert "".join(text + "\n" for text in cell.texts).splitlines() == [
+        *(line for step in range(3) for line in (f"[0-1] step {step}", "  [0] rank 0", "  [1] rank 1")),
+        "  [1] only one rank",
+    ]
+    assert not any(update for *_, update in cell.published)
+    cell.view.on_event(Elided(0, "stdout", 5, 5))
+    cell.view.on_event(Result(0, "ok", 0.1, {"text/plain": "1"}))
+    cell.view.on_event(Result(1, "ok", 0.1, {"text/plain": "1"}))
+    cell.view.on_event(Finished())
+    cell.view.close()
+    assert cell.texts[-1] == "      … 5 lines on rank 0 not shown; `%mesh logs` has them\nOut[0-1]: 1"
+    assert all("text/html" not in bundle for _, bundle, _ in cell.published)
+
+
+def test_a_terminal_gets_progress_bars_when_they_are_done() -> None:
+    cell = _Cell(terminal=True)
+    cell.print("\r10%")
+    cell.pass_time(5)
+    assert cell.published == []
+    cell.print("\r100%\n")
+    cell.pass_time(5)
+    assert cell.texts == ["  [0] 100%"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_unfinished_line_is_shown_at_the_end(terminal: bool) -> None:
+    cell = _Cell(terminal=terminal)
+    cell.print("no newline")
+    cell.finish()
+    cell.view.close()
+    assert cell.texts[-1].strip() == "[0] no newline"

@@ -1,0 +1,437 @@
+"""The magics in a shell, against a client made of plain objects (conftest.py)."""
+
+import time
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from monarch_nb.client.events import Text
+from monarch_nb.errors import RankFailure, RunFailed, TargetError, UsageError
+from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
+from monarch_nb.notebook.cell import KernelCellFailed
+from monarch_nb.notebook.following import RunInterrupted, RunTimeout
+from unit.notebook_magics.fakes import FakeClient, FakeReservation, FakeRun, Notebook, hello
+
+
+def nothing(run: FakeRun) -> None:
+    """The run goes on until the test ends it."""
+
+
+# ---- holding ----
+
+
+def test_reserve(notebook: Notebook, client: FakeClient) -> None:
+    shown = notebook.ok("n = 2\n%mesh reserve dev --nodes {n} --procs $n --env A=1 --env HOME --preload numpy")
+    assert shown.startswith("dev: 2 nodes × 2 procs, 4 ranks ready in ")
+    (call,) = client.calls
+    assert call[:4] == ("reserve", "dev", 2, 2)
+    assert call[4] == {"env": {"A": "1", "HOME": None}, "preload": ("numpy",), "notebook": call[4]["notebook"]}
+    assert call[4]["notebook"].endswith("a.ipynb")
+    assert notebook.ok("%mesh reserve dev --nodes 2 --procs 2") == "dev: already held, 4 ranks alive"
+    client.dead = {3}
+    assert "rank 3 dead" in notebook.ok("%mesh reserve dev --nodes 2 --procs 2")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("reserve dev", "say how many ranks per node"),
+        ("reserve dev --gpus 1 --procs 1", "not both"),
+        ("reserve dev --nodes 0 --procs 1", "--nodes is at least 1, not 0"),
+        ("reserve dev --procs many", "--procs is a whole number of at least 1, not 'many'"),
+        ("resreve dev", "did you mean reserve?"),
+        ("reserve dev --node 2", "did you mean --nodes?"),
+        ("status", "this notebook holds no mesh yet: type %mesh reserve"),
+        ("attach", "you hold no reservation: %mesh reserve"),
+        ("attach dev", "no reservation 'dev'"),
+        ("release dev --all", "not both"),
+        ("push x", "this kernel has no variable 'x'"),
+        ("push 3", "without blanks around ="),
+        ("pull x -o 3", "--out is the name of a variable, not '3'"),
+        ("on", "this notebook holds no mesh yet"),
+    ],
+)
+def test_bad_lines_change_nothing(notebook: Notebook, client: FakeClient, line: str, message: str) -> None:
+    error = notebook.error(f"%mesh {line}")
+    assert message in str(error)
+    assert len(error._render_traceback_()) == 1  # type: ignore[attr-defined]
+    assert not client.calls
+    assert not client.held
+
+
+def test_a_cell_without_a_mesh_says_what_to_type(notebook: Notebook) -> None:
+    error = notebook.error("%%mesh\nx = 1")
+    assert isinstance(error, UsageError)
+    assert "%mesh reserve dev" in str(error)
+
+
+def test_attach_detach_release(held: Notebook, client: FakeClient) -> None:
+    assert held.ok("%mesh detach") == "detached from dev; it stays held: %mesh attach dev returns to it"
+    assert "holds no mesh" in str(held.error("%mesh status"))
+    assert held.ok("%mesh attach") == "attached to dev: 2 nodes × 2 procs, 4 ranks alive"
+    assert held.ok("%mesh release").startswith("dev: released 2 nodes × 2 procs in ")
+    assert not client.held
+    assert "holds no mesh" in str(held.error("%%mesh\nx"))
+    held.ok("%mesh reserve a --procs 1\n%mesh reserve b --procs 2")
+    assert "1 node × 1 proc" in held.ok("%mesh release a")
+    held.ok("%mesh reserve a --procs 1")
+    held.ok("%mesh release --all")
+    assert not client.held
+    assert held.ok("%mesh release --all") == "nothing to release"
+
+
+def test_attach_needs_a_name_when_there_are_several(notebook: Notebook, client: FakeClient) -> None:
+    client.held = {name: FakeReservation(client, name, 1, 1, "/elsewhere") for name in ("a", "b")}
+    assert "you hold a, b: say which" in str(notebook.error("%mesh attach"))
+    assert "attached to b" in notebook.ok("%mesh attach b")
+
+
+def test_list_and_status(held: Notebook, client: FakeClient) -> None:
+    shown = held.ok("%mesh list")
+    assert "dev *" in shown
+    assert "2 nodes × 2 procs" in shown
+    assert "4 of 4" in shown
+    client.dead = {1}
+    shown = held.ok("%mesh status")
+    assert "dev · 2 nodes × 2 procs · 3 of 4 ranks alive" in shown
+    assert "0,2-3" in shown
+    assert "dead: killed" in shown
+    assert held.ok("%mesh") == shown
+
+
+def test_help(notebook: Notebook) -> None:
+    overview = notebook.ok("%mesh help")
+    assert overview == notebook.ok("%mesh --help") == notebook.ok("%mesh")
+    assert notebook.ok("%mesh help reserve") == notebook.ok("%mesh reserve --help") == notebook.ok("%mesh reserve -h")
+    assert notebook.ok("%mesh help cell") == notebook.ok("%%mesh --help\nx")
+    assert "did you mean reserve?" in str(notebook.error("%mesh help resrve"))
+
+
+# ---- data ----
+
+
+def test_push_and_pull(held: Notebook, client: FakeClient) -> None:
+    held.ok("x, names = 5, 'x lr'\nlr = 1e-3")
+    assert held.ok("%mesh push x lr=3e-4 d={'a': [1, 2]} -t 0") == "pushed x, lr, d to rank 0"
+    assert client.calls[-1] == ("push", (0,), {"x": 5, "lr": 3e-4, "d": {"a": [1, 2]}})
+    held.ok("%mesh push {names}")
+    assert client.calls[-1] == ("push", (0, 1, 2, 3), {"x": 5, "lr": 1e-3})
+    held.ok("pulled = %mesh pull loss[-1] + 1 -t 1,3")
+    assert held.shell.user_ns["pulled"] == ["loss[-1] + 1@1", "loss[-1] + 1@3"]
+    assert held.run("%mesh pull loss -o losses").result is None
+    assert held.shell.user_ns["losses"][0] == "loss@0"
+    assert isinstance(held.error("%mesh push y=1/0"), ZeroDivisionError)
+
+
+def test_lines_are_expanded_where_they_are_typed(held: Notebook, client: FakeClient) -> None:
+    held.ok("def pull(name):\n    %mesh pull {name}\npull('inner')")
+    assert client.calls[-1][2] == "inner"
+
+
+def test_looking(held: Notebook, client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    assert held.ok("%mesh stacks -t 0") == "rank 0\n  File x.py, line 1"
+    held.ok("%mesh logs -t 0,2")
+    assert client.calls[-1] == ("logs", (0, 2), 50, None)
+    assert "[0,2] hello" in capsys.readouterr().out
+    held.ok("%mesh logs -n 0 --run 3")
+    assert client.calls[-1] == ("logs", (0, 1, 2, 3), None, 3)
+
+
+def test_restart(held: Notebook, client: FakeClient) -> None:
+    assert "variables are gone there, the others keep theirs" in held.ok("%mesh restart -t 3")
+    assert client.calls[-1] == ("restart", (3,))
+    assert held.ok("%mesh restart").startswith("ranks 0-3 restarted in ")
+    assert isinstance(held.error("%mesh restart -t 4"), TargetError)
+
+
+# ---- cells ----
+
+
+def test_a_cell_runs_on_the_ranks(held: Notebook, client: FakeClient) -> None:
+    client.on_submit = hello
+    shown = held.ok("%%mesh -t 1:3 -o twice --on-error abort\nx = {braces} + $dollar\n")
+    (run,) = client.runs
+    assert run.title == "x = {braces} + $dollar\n"
+    assert run.ranks == (1, 2)
+    assert run.options == {"on_error": "abort", "want_value": True}
+    assert run.cell_number == held.shell.execution_count - 1
+    assert run.seen
+    assert "hello" in shown
+    assert held.shell.user_ns["twice"] == [2, 4]
+
+
+def test_a_failed_cell_raises_one_error(held: Notebook, client: FakeClient) -> None:
+    failure = RankFailure(3, "node1", "error", "KeyError", "'a'", "Traceback", "Cell In[1]:1")
+    client.on_submit = lambda run: run.finish(values=[1, 2, 3, None], failures=[failure])
+    error = held.error("%%mesh -o kept\nx")
+    assert isinstance(error, RunFailed)
+    assert list(error.failures) == [3]
+    assert held.shell.user_ns["kept"] == [1, 2, 3, None]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("-t 9", "no rank 9: this mesh has ranks 0 to 3"),
+        ("-t x", "can not read targets 'x'"),
+        ("-t hosts=5", "hosts=5 is out of range"),
+        ("--target 0", "did you mean --targets?"),
+        ("--timeout never", "--timeout is a number of seconds"),
+        ("-o 1x", "--out is the name of a variable"),
+        ("dev", "%%mesh takes no 'dev'"),
+    ],
+)
+def test_bad_cell_lines_run_nothing(held: Notebook, client: FakeClient, line: str, message: str) -> None:
+    error = held.error(f"%%mesh {line}\nx")
+    assert isinstance(error, UsageError)
+    assert message in str(error)
+    assert not client.runs
+
+
+def test_noblock_goes_on_in_its_own_cell(held: Notebook, client: FakeClient) -> None:
+    client.on_submit = nothing
+    held.ok("%%mesh --noblock -o run\ntrain()")
+    (run,) = client.runs
+    assert held.shell.user_ns["run"] is run
+    first = held.shown.outputs[0]
+    held.shell.run_cell("1 + 1")
+    run.say(*(Text(rank, "stdout", "late\n") for rank in run.ranks))
+    run.finish()
+    last = held.shown.outputs[-1]
+    assert last["update"]
+    assert last["transient"] == first["transient"]
+    assert "late" in last["data"]["text/plain"]
+
+
+def test_a_timeout_leaves_the_run_alone(held: Notebook, client: FakeClient) -> None:
+    client.on_submit = nothing
+    began = time.monotonic()
+    error = held.error("%%mesh --timeout 0.05\ntrain()")
+    assert isinstance(error, TimeoutError)
+    assert isinstance(error, RunTimeout)
+    assert time.monotonic() - began < 3
+    assert "not finished after 0.1 s; the run goes on" in str(error) or "not finished after 0.0 s" in str(error)
+    (run,) = client.runs
+    assert not run.interrupts
+    assert not run.seen
+    run.finish()
+
+
+def test_an_interrupt_goes_to_the_ranks(held: Notebook, client: FakeClient) -> None:
+    client.on_submit, client.ctrl_c = nothing, 1
+    error = held.error("%%mesh\ntrain()")
+    assert isinstance(error, RunInterrupted)
+    assert str(error) == "interrupted ranks 0-3"
+    assert client.runs[0].interrupts == [False]
+
+
+def test_a_second_interrupt_kills_what_is_stuck(held: Notebook, client: FakeClient) -> None:
+    def stuck(run: FakeRun) -> None:
+        run.stops_at = 2
+
+    client.on_submit, client.ctrl_c = stuck, 2
+    error = held.error("%%mesh\ntrain()")
+    assert isinstance(error, RunInterrupted)
+    assert "killed and restarted ranks 0-3" in str(error)
+    assert client.runs[0].interrupts == [False, True]
+
+
+def test_an_interrupted_cell_still_says_who_failed(held: Notebook, client: FakeClient) -> None:
+    def half(run: FakeRun) -> None:
+        failures = [RankFailure(0, "node0", "error", "KeyError", "'a'")]
+        failures += [RankFailure(rank, "node0", "interrupted", "KeyboardInterrupt", "") for rank in (1, 2, 3)]
+        run.interrupt = lambda kill_stuck: run.finish(failures=failures) or FakeRun.interrupt(run)  # type: ignore
+
+    client.on_submit, client.ctrl_c = half, 1
+    error = held.error("%%mesh\ntrain()")
+    assert isinstance(error, RunFailed)
+    assert set(error.failures) == {0, 1, 2, 3}
+
+
+def test_interrupt_from_another_cell(held: Notebook, client: FakeClient) -> None:
+    def stuck(run: FakeRun) -> None:
+        run.stops_at = 2
+
+    assert held.ok("%mesh interrupt") == "nothing was running"
+    client.on_submit = stuck
+    held.ok("%%mesh -a\ntrain()")
+    assert "rank 0 does not stop (train.py:41)" in held.ok("%mesh interrupt")
+    assert "killed and restarted ranks 0-3" in held.ok("%mesh interrupt")
+    assert client.runs[0].interrupts == [False, True]
+    assert held.ok("%mesh interrupt") == "nothing was running"
+
+
+def test_local_runs_in_the_kernel_too(held: Notebook, client: FakeClient) -> None:
+    held.ok("%%mesh --local\nhere = 3")
+    assert held.shell.user_ns["here"] == 3
+    assert client.runs[0].title == "here = 3\n"
+    assert isinstance(held.error("%%mesh --local\n1/0"), KernelCellFailed)
+    assert client.runs[1].seen
+
+
+# ---- following ----
+
+
+def test_attach_follows_to_the_end(held: Notebook, client: FakeClient) -> None:
+    client.on_submit = nothing
+    held.ok("%%mesh -a\nfirst()")
+    held.ok("%%mesh -a\nsecond()")
+    first, second = client.runs
+    client.on_attach = hello
+    load_ipython_extension(held.shell)  # a new kernel
+    assert held.text().endswith("cell 2 and cell 3 still running: %mesh attach follows them")
+    shown = held.ok("%mesh attach")
+    assert shown.index("first()") < shown.index("second()")
+    assert shown.count("hello") == 4  # the cells of the first kernel show it too
+    assert first.seen
+    assert second.seen
+    assert ("attach_run", "run1", False) in client.calls
+    assert held.ok("%mesh attach") == "attached to dev: 2 nodes × 2 procs, 4 ranks alive"
+
+
+def test_attach_shows_every_error_and_raises_the_last(
+    held: Notebook, client: FakeClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.on_submit = nothing
+    held.ok("%%mesh -a\nfirst()")
+    held.ok("%%mesh -a\nsecond()")
+    load_ipython_extension(held.shell)
+    client.on_attach = lambda run: run.finish(failures=[RankFailure(0, "node0", "error", f"Error{run.number}", "")])
+    error = held.error("%mesh attach --from-start")
+    assert isinstance(error, RunFailed)
+    assert error.failures[0].name == "Error2"
+    assert "Error1" in capsys.readouterr().err
+    assert ("attach_run", "run2", True) in client.calls
+
+
+def test_attach_in_the_background(held: Notebook, client: FakeClient) -> None:
+    client.on_submit = nothing
+    held.ok("%%mesh -a\ntrain()")
+    load_ipython_extension(held.shell)
+    held.ok("%mesh attach --noblock")
+    hello(client.runs[0])
+    assert "hello" in held.text()
+
+
+def test_attach_in_the_kernel_that_follows_already(held: Notebook, client: FakeClient) -> None:
+    client.on_submit = nothing
+    held.error("%%mesh --timeout 0.05\ntrain()")
+    client.ctrl_c = 1
+    assert isinstance(held.error("%mesh attach"), RunInterrupted)
+    assert not [call for call in client.calls if call[0] == "attach_run"]
+
+
+# ---- %mesh on ----
+
+
+def test_on_and_off(held: Notebook, client: FakeClient) -> None:
+    assert "%%local" in held.ok("%mesh on -t 0,1")
+    assert held.ok("x = {1: 2}[1]\n%timeit -n1 -r1 x") == "on mesh dev · ranks 0-1"
+    assert client.runs[-1].title == "x = {1: 2}[1]\n%timeit -n1 -r1 x\n"
+    assert client.runs[-1].ranks == (0, 1)
+    held.ok("%%local\nkernel = 1\n%timeit -n1 -r1 kernel")
+    assert held.shell.user_ns["kernel"] == 1
+    assert len(client.runs) == 1
+    held.ok("%%mesh -t 3\ny")
+    assert client.runs[-1].ranks == (3,)
+    held.ok("front_end = 1", store_history=False)
+    assert held.shell.user_ns["front_end"] == 1
+    held.ok("silent = 1", silent=True)
+    assert held.shell.user_ns["silent"] == 1
+    assert len(client.runs) == 2
+    held.ok("# enough\n%mesh off")
+    held.ok("kernel = 2")
+    assert held.shell.user_ns["kernel"] == 2
+    held.ok("%mesh on")
+    assert held.ok("z") == "on mesh dev · 4 ranks"
+    held.ok("%mesh release")
+    held.ok("kernel = 3")
+    assert held.shell.user_ns["kernel"] == 3
+
+
+def test_local_without_on(notebook: Notebook) -> None:
+    notebook.ok("%%local\nkernel = 1")
+    assert notebook.shell.user_ns["kernel"] == 1
+    notebook.ok("get_ipython().run_cell_magic('local', '', 'kernel = 2')")
+    assert notebook.shell.user_ns["kernel"] == 2
+    assert isinstance(notebook.error("%%local x\ny"), UsageError)
+    assert isinstance(notebook.error("get_ipython().run_cell_magic('local', '', '1/0')"), KernelCellFailed)
+
+
+# ---- Tab ----
+
+
+def test_tab(held: Notebook, client: FakeClient) -> None:
+    held.ok("lr = 1")
+    assert held.complete("%mesh rel") == ["%mesh release"]
+    assert held.complete("%mesh release ") == ["%mesh release dev"]
+    assert held.complete("%mesh reserve --pro") == ["%mesh reserve --procs"]
+    assert held.complete("%mesh push l") == ["%mesh push lr"]
+    assert held.complete("%mesh pull loss") == ["%mesh pull losses", "%mesh pull loss_mask"]
+    assert held.complete("%%mesh -t hosts=0,") == ["%%mesh -t hosts=0,hosts=", "%%mesh -t hosts=0,procs="]
+    assert held.complete("%%mesh -t 2\nx = loss_") == ["x = loss_mask"]
+    assert client.calls[-1] == ("complete", "x = loss_", 9, 2)
+    held.ok("%mesh on -t 1")
+    assert held.complete("los") == ["losses", "loss_mask"]
+    assert client.calls[-1][-1] == 1
+    assert "lr" in held.complete("%%local\nl")
+
+
+def test_tab_without_a_mesh(notebook: Notebook) -> None:
+    assert notebook.complete("%mesh att") == ["%mesh attach"]
+    notebook.complete("%%mesh -t ")
+    notebook.complete("%%mesh -t 99\nx")
+
+
+# ---- loading ----
+
+
+def test_a_new_kernel_of_the_notebook_attaches(held: Notebook, client: FakeClient) -> None:
+    client.on_submit = nothing
+    held.ok("%%mesh -a\ntrain()")
+    unload_ipython_extension(held.shell)
+    assert "mesh" not in held.shell.magics_manager.magics["cell"]
+    cell = held.shell.execution_count - 1
+    held.shown.outputs.clear()
+    load_ipython_extension(held.shell)
+    assert held.text() == (
+        f"attached to dev: 2 nodes × 2 procs, 4 ranks alive, cell {cell} still running: %mesh attach follows it"
+    )
+    client.runs[0].lose_kernel()
+    client.runs[0].finish()
+    load_ipython_extension(held.shell)
+    assert held.text().endswith(f"cell {cell} finished meanwhile: %mesh attach shows it")
+    client.runs[0].collected()
+    held.ok("%mesh detach")
+    held.shown.outputs.clear()
+    load_ipython_extension(held.shell)
+    assert held.text() == "you hold dev: %mesh attach NAME uses it here"
+
+
+def test_loading_with_nothing_held_is_silent(client: FakeClient, shell: InteractiveShell) -> None:
+    opened = Notebook(shell)
+    load_ipython_extension(shell)
+    assert opened.text() == ""
+    unload_ipython_extension(shell)
+    unload_ipython_extension(shell)
+
+
+def test_loading_never_fails(client: FakeClient, shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    import monarch_nb
+    from monarch_nb.errors import NodeUnreachable
+    from monarch_nb.notebook import session
+
+    def unreachable(*_: Any) -> Any:
+        raise NodeUnreachable("node0 does not answer")
+
+    opened = Notebook(shell)
+    monkeypatch.setattr(monarch_nb, "list_reservations", unreachable)
+    load_ipython_extension(shell)
+    assert opened.text() == "nothing attached: node0 does not answer"
+    monkeypatch.setattr(session, "REATTACH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(monarch_nb, "list_reservations", lambda *_: time.sleep(1.0))
+    opened.shown.outputs.clear()
+    load_ipython_extension(shell)
+    assert opened.text() == "the pool does not answer yet: %mesh attach tries again"
+    unload_ipython_extension(shell)
