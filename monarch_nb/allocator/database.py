@@ -40,10 +40,10 @@ class Database:
             self._pending.pop((kind, key), None)
 
     def delete_prefix(self, kind: Kind, prefix: str) -> None:
-        """Delete every record whose key begins with `prefix`, now."""
-        self.flush()
-        delete = "DELETE FROM record WHERE kind = ? AND substr(key, 1, ?) = ?"
-        self._connection.execute(delete, (kind, len(prefix), prefix))
+        """Delete every record whose key begins with `prefix` at the next flush."""
+        for name in [name for name in self._written | self._pending.keys() if name[0] == kind]:
+            if name[1].startswith(prefix):
+                self.delete(*name)
 
     def flush(self) -> None:
         """Write what is pending, in one transaction; a full disk raises sqlite3.Error and keeps it pending."""
@@ -72,6 +72,5 @@ class Database:
             yield key, record
 
     def close(self) -> None:
-        """Flush and close."""
-        self.flush()
+        """Close; what was not flushed is lost."""
         self._connection.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
@@ -23,25 +24,26 @@ async def read_logs(node: Node, request: pb.ReadLogsRequest) -> AsyncIterator[pb
     mesh = node.state.mesh(request.mesh_id)
     ranks = [rank for rank in sorted(mesh.ranks) if not request.ranks or rank in request.ranks]
     runs = node.paths.runs(request.mesh_id)
-    # Of the runs that share an output only the newest can have written to it.
-    number_of = {run.output: run.number for run in mesh.runs.values()}
-    outputs = [o for o in stored_outputs(runs) if request.number in (0, number_of.get(o, o))]
+    # Of the runs that share an output only a rank's newest can have written to it there.
+    number_of = {(run.output, rank): run.number for run in mesh.runs.values() for rank in run.ranks}
+    written = [
+        (number_of.get((output, rank), output), rank, output) for output in stored_outputs(runs) for rank in ranks
+    ]
+    written = sorted(one for one in written if request.number in (0, one[0]))
     if request.last_lines:
         for rank in ranks:
             records: list[pb.LogRecord] = []
-            for output in reversed(outputs):
-                files = RankFiles(runs, output, rank)
-                piece = _run_records(files, number_of.get(output, output), request.last_lines)
+            for number, _, output in reversed([one for one in written if one[1] == rank]):
+                piece = _run_records(RankFiles(runs, output, rank), number, request.last_lines)
                 records = [*piece, *records][-request.last_lines :]
                 if len(records) >= request.last_lines:
                     break
             if records:
                 yield pb.LogRecords(records=records)
         return
-    for output in outputs:
-        for rank in ranks:
-            async for batch in _all_records(RankFiles(runs, output, rank), number_of.get(output, output)):
-                yield batch
+    for number, rank, output in written:
+        async for batch in _all_records(RankFiles(runs, output, rank), number):
+            yield batch
 
 
 def _run_records(files: RankFiles, number: int, lines: int) -> list[pb.LogRecord]:
@@ -54,7 +56,7 @@ def _run_records(files: RankFiles, number: int, lines: int) -> list[pb.LogRecord
             if data.count(b"\n") > lines or end - window <= start:
                 break
             window *= 4
-        pieces = data.splitlines(keepends=True)[-(lines - len(records)) :]
+        pieces = re.findall(rb"[^\n]*\n|[^\n]+", data)[-(lines - len(records)) :]
         records = [*(_record(files.rank, number, kind, piece) for piece in pieces), *records]
         if len(records) >= lines:
             break
@@ -69,8 +71,8 @@ async def _all_records(files: RankFiles, number: int) -> AsyncIterator[pb.LogRec
             if not data:
                 break
             start += len(data)
-            whole, _, rest = (pending + data).rpartition(b"\n")
-            if whole:
+            whole, newline, rest = (pending + data).rpartition(b"\n")
+            if newline:
                 records = [_record(files.rank, number, kind, line + b"\n") for line in whole.split(b"\n")]
                 yield pb.LogRecords(records=records)
             pending = rest

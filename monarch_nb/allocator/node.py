@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from monarch_nb import config
-from monarch_nb.allocator import facts, processes
+from monarch_nb.allocator import processes
 from monarch_nb.allocator.database import Database
 from monarch_nb.allocator.describe import describe_ranks
-from monarch_nb.allocator.environment import rank_environment
 from monarch_nb.allocator.output import RankFiles, stored_outputs
 from monarch_nb.allocator.sessions import Follower, Session
+from monarch_nb.allocator.specs import plan_rank
 from monarch_nb.allocator.state import Effect, Lease, Mesh, NodeState, RankFinished, RankSlot, Run, RunDropped, StartRun
-from monarch_nb.allocator.supervisor import RankProcess, Supervisor, new_token
+from monarch_nb.allocator.supervisor import RankProcess, Supervisor
 from monarch_nb.allocator.watch import DirectoryWatch
-from monarch_nb.errors import MonarchNbError, RunNotFound, UsageError
+from monarch_nb.errors import MeshNotFound, MonarchNbError, ReservationNotFound, RunNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
+from monarch_nb.rpc.status import error_to_json
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +78,8 @@ class Node:
         self._expiries: dict[str, asyncio.TimerHandle] = {}
         self._spawning = asyncio.Lock()
         self._mesh_records: dict[str, state_pb2.MeshRecord] = {}
+        self._newest_runs: dict[str, str] = {}
+        self._releases: dict[str, asyncio.Task[int]] = {}
         self._shown: dict[str, dict[int, run_pb2.Cursor]] = {}
 
     # ---- start and end ----
@@ -96,9 +100,10 @@ class Node:
             if not lease.confirmed:
                 self._expire_later(key)
         for key, record in self._database.read("mesh", state_pb2.MeshRecord):
-            self.state.meshes[key] = Mesh(record.spec, last_number=record.last_number)
             self._mesh_records[key] = record
             self.supervisor.adopt_store(key, record.store)
+            if record.spec.ranks:  # else its ranks were never started
+                self.state.meshes[key] = Mesh(record.spec, last_number=record.last_number)
         for _, rank in self._database.read("rank", state_pb2.RankRecord):
             death = rank.death if rank.HasField("death") else None
             if mesh_of_rank := self.state.meshes.get(rank.mesh_id):
@@ -107,6 +112,7 @@ class Node:
         for run in sorted(runs, key=lambda run: run.submit.run.number):
             if mesh_of_run := self.state.meshes.get(run.submit.mesh_id):
                 mesh_of_run.add_run(Run.from_record(run))
+                self._newest_runs[run.submit.mesh_id] = run.submit.run.run_id
 
     async def _adopt(self, record: state_pb2.RankRecord) -> None:
         if record.HasField("death") or record.mesh_id not in self.state.meshes:
@@ -129,6 +135,7 @@ class Node:
         self._warming.cancel()
         for handle in self._expiries.values():
             handle.cancel()
+        await asyncio.gather(*self._releases.values(), return_exceptions=True)
         await self.supervisor.close(end_processes=end_processes)
         self._flush()
         if self._flush_timer is not None:
@@ -163,30 +170,61 @@ class Node:
     def _expire_later(self, reservation_id: str) -> None:
         if handle := self._expiries.pop(reservation_id, None):
             handle.cancel()
-        expire = lambda: asyncio.ensure_future(self.release(reservation_id))  # noqa: E731
+        expire = lambda: self._start_release(reservation_id)  # noqa: E731
         self._expiries[reservation_id] = self._loop.call_later(config.PROVISIONAL_LEASE_S, expire)
+
+    @contextlib.contextmanager
+    def _starting(self, reservation_id: str) -> Iterator[None]:
+        """A provisional lease does not expire while its ranks are being started: preloads may need minutes."""
+        if handle := self._expiries.pop(reservation_id, None):
+            handle.cancel()
+        try:
+            yield
+        finally:
+            lease = self.state.leases.get(reservation_id)
+            if lease is not None and not lease.confirmed and reservation_id not in self._releases:
+                self._expire_later(reservation_id)
 
     async def release(self, reservation_id: str) -> int:
         """End everything of a reservation and give its slots back; return how many ranks ended."""
+        return await asyncio.shield(self._start_release(reservation_id))
+
+    def _start_release(self, reservation_id: str) -> asyncio.Task[int]:
+        if reservation_id not in self._releases:
+            task = self._releases[reservation_id] = self._loop.create_task(self._release(reservation_id))
+            task.add_done_callback(lambda _: self._releases.pop(reservation_id))
+        return self._releases[reservation_id]
+
+    async def _release(self, reservation_id: str) -> int:
         if handle := self._expiries.pop(reservation_id, None):
             handle.cancel()
-        meshes = [m for m, mesh in self.state.meshes.items() if mesh.spec.reservation_id == reservation_id]
+        meshes = [m for m, record in self._mesh_records.items() if record.spec.reservation_id == reservation_id]
         ranks = [rank for rank in self.supervisor.ranks.values() if rank.mesh_id in meshes]
+        for mesh_id in meshes:
+            self._close_mesh(mesh_id)  # first, so that ranks which are being started find that it is gone
         await self.supervisor.end(ranks, patience_s=1.0)
         for mesh_id in meshes:
-            await self._forget_mesh(mesh_id)
+            await self._remove_mesh(mesh_id)
         self.state.release(reservation_id)
         self._database.delete("lease", reservation_id)
         self._flush()
         return len(ranks)
 
-    async def _forget_mesh(self, mesh_id: str) -> None:
-        for session in self.sessions:
-            for run_id in self.state.meshes[mesh_id].runs:
-                session.unfollow(run_id)
-        await self.supervisor.end_store(mesh_id)
-        self.state.meshes.pop(mesh_id, None)
+    def _close_mesh(self, mesh_id: str) -> None:
+        """From now on the mesh is not known; whoever waits for a run of it is told."""
+        if mesh := self.state.meshes.pop(mesh_id, None):
+            gone = error_to_json(MeshNotFound("the mesh was released while the run went on"))
+            for run in mesh.runs.values():
+                for session in self._interested(run.run_id):
+                    if not run.finished:
+                        session.send(refused=pb.Refused(run_id=run.run_id, error_json=gone))
+                    session.forget(run.run_id)
+                self._shown.pop(run.run_id, None)
         self._dirty_runs = {key for key in self._dirty_runs if key[0] != mesh_id}
+        self._newest_runs.pop(mesh_id, None)
+
+    async def _remove_mesh(self, mesh_id: str) -> None:
+        await self.supervisor.end_store(mesh_id)
         self._mesh_records.pop(mesh_id, None)
         self._database.delete("mesh", mesh_id)
         self._database.delete_prefix("rank", mesh_id)
@@ -197,65 +235,57 @@ class Node:
 
     async def host_store(self, request: pb.HostStoreRequest) -> tuple[str, int]:
         """Host the mesh's torch.distributed store here; return where it listens."""
-        self.state.lease(request.reservation_id)
-        template = await self.supervisor.template(request.python or self.python, request.preload)
-        pid, port = await self.supervisor.fork_store(request.mesh_id, template, self.store_host)
+        self._check_held(request.reservation_id)
+        with self._starting(request.reservation_id):
+            template = await self.supervisor.template(request.python or self.python, request.preload)
+            self._check_held(request.reservation_id)
+            pid, port = await self.supervisor.fork_store(request.mesh_id, template, self.store_host)
         record = state_pb2.MeshRecord(store_port=port, store_host=self.store_host)
         record.spec.mesh_id, record.spec.reservation_id = request.mesh_id, request.reservation_id
         record.store.CopyFrom(processes.identify(pid))
         self._mesh_records[request.mesh_id] = record
+        self._database.put("mesh", request.mesh_id, record)
+        try:
+            self._check_held(request.reservation_id)
+        except ReservationNotFound:
+            await self._remove_mesh(request.mesh_id)
+            raise
         return self.store_host, port
+
+    def _check_held(self, reservation_id: str) -> None:
+        """Raise ReservationNotFound when a reservation is not held, or about to be so no longer."""
+        self.state.lease(reservation_id)
+        if reservation_id in self._releases:
+            raise ReservationNotFound("the reservation was released while its ranks were being started")
 
     async def spawn(self, spec: pb.SpawnRequest) -> list[pb.Rank]:
         """Fork the mesh's ranks on this node and wait until they are ready."""
+        self._check_held(spec.reservation_id)
         mesh = self.state.add_mesh(spec)
         try:
             for directory in (self.paths.runs(spec.mesh_id), self.paths.blobs(spec.mesh_id)):
                 directory.mkdir(parents=True, exist_ok=True)
             self._save_mesh(spec.mesh_id)
-            await self._fork(mesh, sorted(mesh.ranks), dict.fromkeys(mesh.ranks, 0))
+            with self._starting(spec.reservation_id):
+                await self._fork(mesh, sorted(mesh.ranks), dict.fromkeys(mesh.ranks, 0))
         except BaseException:
-            await self.supervisor.end_store(spec.mesh_id)
-            await self._forget_mesh(spec.mesh_id)
+            self._close_mesh(spec.mesh_id)
+            await self._remove_mesh(spec.mesh_id)
             raise
         return describe_ranks(self, mesh, mesh.ranks)
 
     async def _fork(self, mesh: Mesh, ranks: list[int], incarnations: dict[int, int]) -> None:
         spec = mesh.spec
-        records, specs = [], []
-        for rank in ranks:
-            slot, incarnation = mesh.ranks[rank], incarnations[rank]
-            record = state_pb2.RankRecord(
-                mesh_id=spec.mesh_id,
-                rank=rank,
-                incarnation=incarnation,
-                gpu_indices=slot.gpu_indices,
-                token=new_token(),
-            )
-            environment = rank_environment(
-                os.environ,
-                spec,
-                rank,
-                gpu_indices=slot.gpu_indices,
-                incarnation=incarnation,
-                token=record.token,
-                cpu_count=facts.cpu_slots(),
-            )
-            records.append(record)
-            specs.append(
-                wire.RankSpec(
-                    mesh_id=spec.mesh_id,
-                    rank=rank,
-                    environment=environment,
-                    directory=spec.directory,
-                    socket=str(self.paths.rank_socket(spec.mesh_id, rank, incarnation)),
-                    log_directory=str(self.paths.runs(spec.mesh_id)),
-                    blob_directory=str(self.paths.blobs(spec.mesh_id)),
-                    stacks_file=str(self.paths.stacks(spec.mesh_id, rank)),
-                )
-            )
+        planned = [plan_rank(self.paths, mesh, rank, incarnations[rank]) for rank in ranks]
         template = await self.supervisor.template(spec.python or self.python, spec.preload)
-        for process in await self.supervisor.fork_ranks(template, records, specs):
+        self._check_held(spec.reservation_id)
+        forked = await self.supervisor.fork_ranks(template, planned)
+        try:
+            self._check_held(spec.reservation_id)
+        except ReservationNotFound:
+            await self.supervisor.end(forked)
+            raise
+        for process in forked:
             self._save_rank(process.record)
             self._apply(self.state.rank_ready(spec.mesh_id, process.rank))
         self._flush()
@@ -308,9 +338,10 @@ class Node:
         self._database.put("mesh", mesh_id, record)
 
     def _save_run(self, mesh_id: str, run: Run) -> None:
-        """Write a run down, unless its client has everything: then nobody will ask for it again."""
+        """Write a run down, unless its client has everything: then nobody will ask for it again. The newest is kept all
+        the same: the next one says that it comes after it."""
         key = _run_key(mesh_id, run.run_id)
-        if run.finished and run.collected:
+        if run.finished and run.collected and self._newest_runs.get(mesh_id) != run.run_id:
             self._database.delete("run", key)
         else:
             self._database.put("run", key, run.record())
@@ -335,8 +366,8 @@ class Node:
         known = submit.run.run_id in mesh.runs
         queued, effects = self.state.submit(submit, time.time())
         run = mesh.runs[submit.run.run_id]
-        if submit.ranks and run.output == run.number and not known:
-            os.mkdir(self.paths.runs(submit.mesh_id) / str(run.number))
+        if not known:
+            self._prepare_output(mesh, run)
         others_wait = submit.give_number and len(submit.all_ranks) > len(submit.ranks)
         session.send(urgent=others_wait or bool(queued.ahead), queued=queued)
         self._apply(effects)
@@ -344,8 +375,22 @@ class Node:
         if known:
             self._send_results(session, run)
         else:
-            self._dirty_runs.add((submit.mesh_id, run.run_id))
+            older = self._newest_runs.get(submit.mesh_id, run.run_id)
+            self._newest_runs[submit.mesh_id] = run.run_id
+            self._dirty_runs |= {(submit.mesh_id, older), (submit.mesh_id, run.run_id)}
             self._flush_soon()
+
+    def _prepare_output(self, mesh: Mesh, run: Run) -> None:
+        """Make the run's directory, so that it can be watched; or take the ranks' part of an older one over."""
+        directory = self.paths.runs(mesh.spec.mesh_id) / str(run.output)
+        if run.ranks and run.output == run.number:
+            with contextlib.suppress(OSError):  # a full disk: the ranks try again and say what they lose
+                directory.mkdir()
+        elif run.ranks:
+            for session in self.sessions:
+                for follower in session.followers.values():
+                    if follower.directory == directory:
+                        follower.leave(run.ranks)
 
     def follow(self, session: Session, request: pb.Follow) -> None:
         """Send a run's output from the given cursors, and the results it has."""
@@ -354,14 +399,14 @@ class Node:
         if run is None:
             raise RunNotFound("the run is not known here any more: `%mesh logs` has its output")
         cursors = self._shown.get(run.run_id, {}) if request.from_shown else dict(request.cursors)
-        session.send(queued=pb.Queued(run_id=run.run_id, number=run.number))
+        session.send(queued=pb.Queued(run_id=run.run_id, number=run.number, output=run.output))
         self._follow(session, mesh, run, cursors, quiet=False)
         self._send_results(session, run)
 
     def _follow(self, session: Session, mesh: Mesh, run: Run, shown: dict[int, run_pb2.Cursor], *, quiet: bool) -> None:
         if quiet or not run.submit.ranks:
             return
-        cursors = {rank: run_pb2.Cursor() for rank in run.submit.ranks}
+        cursors = {rank: run_pb2.Cursor() for rank in mesh.ranks_writing(run)}
         for rank, cursor in shown.items():
             if rank in cursors:
                 cursors[rank].CopyFrom(cursor)
@@ -460,7 +505,9 @@ class Node:
             pass
 
     def _on_result(self, mesh_id: str, result: run_pb2.RankResult) -> None:
-        self._unacknowledged.setdefault((mesh_id, result.rank), []).append(result.run_id)
+        mesh = self.state.meshes.get(mesh_id)
+        if mesh and result.run_id in mesh.runs:  # else its client will submit it again, and then the rank has it still
+            self._unacknowledged.setdefault((mesh_id, result.rank), []).append(result.run_id)
         self._apply(self.state.result(mesh_id, result))
         self._flush_soon()
 

@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
+
 from monarch_nb.config import run_file
 from monarch_nb.frames import FrameError, FrameSplitter
 from monarch_nb.proto import allocator_pb2 as pb
@@ -156,7 +158,7 @@ def _parse_marks(data: bytes) -> tuple[list[run_pb2.Mark], int]:
         for frame in FrameSplitter().feed(data):
             marks.append(run_pb2.Mark.FromString(frame))
             size_bytes += len(frame) + 4
-    except FrameError:  # a torn file (disk full): what follows can not be read
+    except (FrameError, DecodeError):  # a torn file (disk full): what follows can not be read
         return marks, len(data)
     return marks, size_bytes
 

@@ -149,7 +149,7 @@ def _explain_signal(number: int, killed_by_us: bool, out_of_memory: bool) -> str
         return "killed because it did not stop when asked"
     if number == signal.SIGKILL and out_of_memory:
         return "out of memory: killed by the kernel's OOM killer; use a smaller batch, model or fewer ranks per node"
-    causes = {
+    causes: dict[int, str] = {
         signal.SIGKILL: "killed by another process or, with a memory limit, by its OOM killer (see dmesg)",
         signal.SIGSEGV: "segmentation fault in native code; its Python stack is in the rank's stderr",
         signal.SIGBUS: "bus error: often a full /dev/shm (DataLoader workers) or a truncated mapped file",
@@ -158,4 +158,4 @@ def _explain_signal(number: int, killed_by_us: bool, out_of_memory: bool) -> str
         signal.SIGILL: "illegal instruction: a library built for another CPU",
         signal.SIGTERM: "asked to end by another process (a scheduler, or kill)",
     }
-    return causes.get(signal.Signals(number), "killed by another process")
+    return causes.get(number, "killed by another process")

@@ -33,6 +33,8 @@ def _translated(method: _Method) -> _Method:
             return await method(self, request, context)
         except MonarchNbError as error:
             await refuse(context, error)
+        except OSError as error:  # a full disk, no more processes, …
+            await refuse(context, MonarchNbError(f"{self._node.node_id}: {error}"))
 
     return translated
 
@@ -104,6 +106,7 @@ class AllocatorService(service.AllocatorServicer):
     def _handle(self, session: ClientSession, request: pb.SessionRequest) -> None:
         kind = request.WhichOneof("message")
         message: Any = getattr(request, kind) if kind else None
+        run_id = message.run.run_id if kind == "submit" else getattr(message, "run_id", "")
         try:
             match kind:
                 case "open":
@@ -111,27 +114,23 @@ class AllocatorService(service.AllocatorServicer):
                     opened = pb.Opened(protocol=config.PROTOCOL, version=config.VERSION, token=self._node.token)
                     session.send(opened=opened)
                 case "submit":
-                    session.run_ids.add(message.run.run_id)
+                    session.run_ids.add(run_id)
                     self._node.submit(session, message)
                 case "follow":
-                    session.run_ids.add(message.run_id)
+                    session.run_ids.add(run_id)
                     self._node.follow(session, message)
                 case "collected":
                     self._node.collected(message.run_ids)
                 case "cancel":
-                    self._node.cancel(message.run_id)
+                    self._node.cancel(run_id)
                 case "shown":
                     self._node.shown(message)
                 case "unfollow":
-                    session.unfollow(message.run_id)
+                    session.unfollow(run_id)
                 case "proceed":
                     self._node.proceed(message)
         except MonarchNbError as error:
-            run_id = message.run.run_id if kind == "submit" else getattr(message, "run_id", "")
             session.send(refused=pb.Refused(run_id=run_id, error_json=error_to_json(error)))
-        except OSError as error:
-            refused = UsageError(f"{self._node.node_id}: {error}")
-            session.send(refused=pb.Refused(run_id=message.run.run_id, error_json=error_to_json(refused)))
 
     async def ReadLogs(self, request: pb.ReadLogsRequest, context: Any) -> AsyncIterator[pb.LogRecords]:
         try:

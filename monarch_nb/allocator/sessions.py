@@ -13,6 +13,8 @@ from monarch_nb.proto import run_pb2
 
 OUTPUT_INTERVAL_S = 0.04
 FLOOD_INTERVAL_S = 0.1
+UNWATCHED_INTERVAL_S = 1.0
+MAX_UNSENT_BYTES = 8 << 20
 BATCH_S = 0.003
 MAX_FOLLOWED = 64
 
@@ -24,17 +26,25 @@ class Session:
         self._events: list[pb.SessionEvent] = []
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._unsent_bytes = 0
         self.followers: dict[str, Follower] = {}
         self.run_ids: set[str] = set()
         """Runs whose results this client wants."""
 
     def send(self, *, urgent: bool = True, **event: object) -> None:
         """Queue an event; one that is not urgent may wait a little for others."""
-        self._events.append(pb.SessionEvent(**event))  # type: ignore[arg-type]
+        packed = pb.SessionEvent(**event)  # type: ignore[arg-type]
+        self._events.append(packed)
+        self._unsent_bytes += packed.ByteSize()
         if urgent:
             self._wake.set()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(BATCH_S, self._wake.set)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the client does not read (it is stopped, or its network is slow): output stays in its files."""
+        return self._unsent_bytes > MAX_UNSENT_BYTES
 
     async def batches(self) -> pb.SessionEvents:
         """Wait for the next batch of events."""
@@ -44,7 +54,7 @@ class Session:
             self._timer.cancel()
             self._timer = None
         batch = pb.SessionEvents(events=self._events)
-        self._events = []
+        self._events, self._unsent_bytes = [], 0
         return batch
 
     def follow(self, follower: Follower) -> None:
@@ -94,7 +104,8 @@ class Follower:
     ) -> None:
         self.session, self.run_id, self.cursors = session, run_id, cursors
         self.finished = False
-        self._watch, self._directory = watch, runs / str(output)
+        self.directory = runs / str(output)
+        self._watch = watch
         self._files = {rank: RankFiles(runs, output, rank) for rank in cursors}
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -119,9 +130,20 @@ class Follower:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._watch.arm(self._directory, self._on_change)  # before reading: what comes later is noticed
+        watched = self._watch.arm(self.directory, self._on_change)  # before reading: what comes later is noticed
+        if self.session.is_behind:
+            self._timer = self._loop.call_later(FLOOD_INTERVAL_S, self.pump)
+            return
         self._send(self._files)
         self._last_pump_s = self._loop.time()
+        if not watched and not self.finished:  # no directory (a full disk), or no watches left
+            self._timer = self._loop.call_later(UNWATCHED_INTERVAL_S, self.pump)
+
+    def leave(self, ranks: Iterable[int]) -> None:
+        """Read these ranks' files no longer: a newer run writes to them."""
+        for rank in ranks:
+            self._files.pop(rank, None)
+            self.cursors.pop(rank, None)
 
     def pump_rank(self, result: run_pb2.RankResult) -> None:
         """Send the rest of a rank that has finished, unless there is none."""
@@ -152,5 +174,6 @@ class Follower:
 
     def close(self) -> None:
         self._closed = True
+        self._watch.disarm(self._on_change)
         if self._timer is not None:
             self._timer.cancel()

@@ -114,12 +114,10 @@ class Mesh:
     numbers: set[int] = field(default_factory=set)
     """Of the known runs."""
 
-    def writes_to(self, run: Run, rank: int) -> bool:
-        """Whether the output of a run is still its own on a rank: a newer run may use what it left untouched."""
-        return rank in run.ranks and not any(
-            other.output == run.output and other.number > run.number and rank in other.ranks
-            for other in self.runs.values()
-        )
+    def ranks_writing(self, run: Run) -> list[int]:
+        """Return the ranks on which the output of a run is its own: a newer run may have what it left untouched."""
+        newer = [other for other in self.runs.values() if other.output == run.output and other.number > run.number]
+        return [rank for rank in run.ranks if not any(rank in other.ranks for other in newer)]
 
     def add_run(self, run: Run) -> None:
         self.runs[run.run_id] = run

@@ -214,17 +214,17 @@ class Supervisor:
     # ---- ranks ----
 
     async def fork_ranks(
-        self, template: TemplateLink, records: list[state_pb2.RankRecord], specs: list[wire.RankSpec]
+        self, template: TemplateLink, planned: list[tuple[state_pb2.RankRecord, wire.RankSpec]]
     ) -> list[RankProcess]:
-        """Fork ranks and wait until each is ready.
+        """Fork ranks as planned and wait until each is ready.
 
         Raises:
             SpawnError: some did not get ready; none of them is left.
         """
-        pids = await template.fork_ranks(specs)
+        pids = await template.fork_ranks([spec for _, spec in planned])
         oom_kills_before = processes.oom_kills()
         ranks: list[RankProcess] = []
-        for record, spec, pid in zip(records, specs, pids, strict=True):
+        for (record, spec), pid in zip(planned, pids, strict=True):
             with contextlib.suppress(ProcessLookupError):
                 record.process.CopyFrom(processes.identify(pid))
             ranks.append(self._make_rank(record, Path(spec.socket), pid, oom_kills_before))
@@ -276,7 +276,8 @@ class Supervisor:
         rank.link.close()
         rank.watch.close()
         processes.kill_trees([(rank.record.process, rank.record.token)])
-        self._on_death(rank, status)
+        if key not in self.ranks:  # else it was replaced meanwhile
+            self._on_death(rank, status)
 
     async def _exit_status(self, watch: ProcessWatch) -> int | None:
         """The template tells; if it is dead we are the parent; else ask the kernel; else it is unknown."""

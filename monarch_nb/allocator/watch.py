@@ -18,14 +18,14 @@ _EVENT = struct.Struct("iIII")
 
 
 class DirectoryWatch:
-    """Calls back once for the first change in each armed directory."""
+    """Calls back once for the first change in each armed directory; several may wait for the same one."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "inotify_init1")
-        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._callbacks: dict[int, dict[Callable[[], None], None]] = {}
         self._loop = loop
         loop.add_reader(self._fd, self._on_readable)
 
@@ -34,8 +34,17 @@ class DirectoryWatch:
         watch = self._libc.inotify_add_watch(self._fd, os.fsencode(directory), _IN_MODIFY | _IN_CREATE | _IN_ONESHOT)
         if watch < 0:
             return False
-        self._callbacks[watch] = callback
+        self._callbacks.setdefault(watch, {})[callback] = None
         return True
+
+    def disarm(self, callback: Callable[[], None]) -> None:
+        """Do not call `callback` any more; the kernel has a limited number of watches."""
+        for watch, callbacks in list(self._callbacks.items()):
+            if callback in callbacks:
+                del callbacks[callback]
+                if not callbacks:
+                    del self._callbacks[watch]
+                    self._libc.inotify_rm_watch(self._fd, watch)
 
     def _on_readable(self) -> None:
         try:
@@ -46,8 +55,9 @@ class DirectoryWatch:
         while position < len(data):
             watch, mask, _, name_bytes = _EVENT.unpack_from(data, position)
             position += _EVENT.size + name_bytes
-            if not mask & _IN_IGNORED and (callback := self._callbacks.pop(watch, None)):
-                callback()
+            if not mask & _IN_IGNORED:
+                for callback in self._callbacks.pop(watch, ()):
+                    callback()
 
     def close(self) -> None:
         """Stop watching."""

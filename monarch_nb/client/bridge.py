@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextvars
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import cache
 from typing import Any, TypeVar
 
@@ -25,6 +26,12 @@ def background_loop() -> asyncio.AbstractEventLoop:
 
 
 os.register_at_fork(after_in_child=background_loop.cache_clear)
+
+
+def post(callback: Callable[..., object], *arguments: object) -> None:
+    """Call `callback` soon on the background loop, in a context of its own: ipykernel keeps the running cell in the
+    caller's, and what outlives the cell must not carry it along."""
+    background_loop().call_soon_threadsafe(callback, *arguments, context=contextvars.Context())
 
 
 def call(work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
@@ -49,11 +56,11 @@ def call(work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         for task in tasks:
             task.cancel()
 
-    loop.call_soon_threadsafe(lambda: tasks.append(loop.create_task(run())))
     try:
+        post(lambda: tasks.append(loop.create_task(run())))
         return result.result(timeout_s)
     except (TimeoutError, KeyboardInterrupt):
         if not result.done():
-            loop.call_soon_threadsafe(cancel)
+            post(cancel)
             concurrent.futures.wait([result], CLEAN_UP_S)
         raise

@@ -141,6 +141,15 @@ class Connection:
         follow = pb.Follow(mesh_id=mesh_id, run_id=listener.run_id, from_shown=from_shown)
         self._track(_Followed(listener, None, follow))
 
+    def replay(self, listener: RunListener, mesh_id: str) -> None:
+        """Have the output of a run sent from its beginning, which the listener did not want so far."""
+        followed = self._followed.get(listener.run_id)
+        if followed is None:
+            self.follow(listener, mesh_id, from_shown=False)
+            return
+        followed.follow.cursors.clear()
+        self._outgoing.put_nowait(pb.SessionRequest(follow=followed.follow))  # after the submit, if that is under way
+
     def _track(self, followed: _Followed) -> None:
         self._followed[followed.listener.run_id] = followed
         self._outgoing.put_nowait(followed.request())

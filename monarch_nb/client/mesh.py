@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakValueDictionary
 
-from monarch_nb.client.bridge import background_loop, call
+from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.logs import LogRecord, read_logs
 from monarch_nb.client.run import InterruptReport, Listener, OnError, Run
@@ -89,6 +89,8 @@ class MeshCore:
     def __init__(self, mesh_id: str, connections: dict[int, Connection], ranks_per_node: int) -> None:
         self.mesh_id, self.connections, self.ranks_per_node = mesh_id, connections, ranks_per_node
         self.dead: dict[int, str] = {}
+        self.runs: WeakValueDictionary[str, Run] = WeakValueDictionary()
+        """Those that this process follows, by id."""
 
     @classmethod
     def get(cls, mesh_id: str, connections: dict[int, Connection], ranks_per_node: int) -> MeshCore:
@@ -96,7 +98,7 @@ class MeshCore:
         core = cls._cores.get(mesh_id)
         if core is None:
             core = cls._cores[mesh_id] = cls(mesh_id, connections, ranks_per_node)
-            background_loop().call_soon_threadsafe(core._listen)
+            post(core._listen)
         core.connections.update(connections)
         return core
 
@@ -274,9 +276,8 @@ class Mesh:
             [0, 2, 4, 6]
         """
         run = self.submit(code, on_error=on_error, cell_number=cell_number, want_value=want_value, listener=listener)
-        run.join(timeout_s)
-        if not run.done:
-            run.result(0.0)  # raises TimeoutError
+        if not run.join(timeout_s):
+            raise run.timed_out(timeout_s or 0)
         run.collected()
         run.raise_failures()
         return run
@@ -299,8 +300,10 @@ class Mesh:
     ) -> Run:
         self._check_alive()
         spec.run_id = uuid.uuid4().hex
-        run = Run(self, spec.run_id, self.ranks, title, on_error=on_error, listener=listener)
-        background_loop().call_soon_threadsafe(run.submit, spec)
+        run = self.core.runs[spec.run_id] = Run(
+            self, spec.run_id, self.ranks, title, on_error=on_error, listener=listener
+        )
+        post(run.submit, spec)
         return run
 
     def _check_alive(self) -> None:
@@ -370,10 +373,11 @@ class Mesh:
         return run_infos([mesh for _, mesh in call(self.core.status())])
 
     def attach_run(self, run_id: str, *, from_start: bool = False, listener: Listener | None = None) -> Run:
-        """Follow a run that another client submitted.
+        """Follow a run that another client submitted; one that this process follows already is returned as it is.
 
         Args:
             from_start: send all its output again, not only what no client has shown.
+            listener: called with the run's events on a background thread.
 
         Raises:
             RunNotFound: there is no such run.
@@ -384,11 +388,17 @@ class Mesh:
 
             raise RunNotFound(f"no run {run_id} is going on or uncollected")
         info = found[0]
-        run = Run(self, run_id, info.ranks, info.title, on_error="wait", listener=listener)
+        known = self.core.runs.get(run_id)
+        if known is not None and not from_start:
+            if listener is not None:
+                known.add_listener(listener)
+            return known
+        run = Run(self, run_id, info.ranks, info.title, listener=listener, own_connections=known is not None)
+        self.core.runs.setdefault(run_id, run)
         run.number, run.submitted_at = info.number, info.submitted_at
         run.finished_before = frozenset(info.finished)
         follow = lambda: run.follow(from_shown=not from_start)  # noqa: E731
-        background_loop().call_soon_threadsafe(follow)
+        post(follow)
         return run
 
     # ---- ranks ----

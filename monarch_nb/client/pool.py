@@ -142,6 +142,9 @@ class Pool:
                 raise reply
             _check_protocol(connection, reply.node)
             answers.append((connection, reply))
+        if not answers:
+            names = ", ".join(connection.name for connection in connections)
+            raise NodeUnreachable(f"no node of the pool {self.name!r} answers ({names}); monarch-nb status says more")
         return answers
 
     async def reservations(self, *, memory: bool = False) -> list[HeldReservation]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
+import logging
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from monarch_nb.client import events
-from monarch_nb.client.bridge import background_loop, call
+from monarch_nb.client.bridge import background_loop, call, post
 from monarch_nb.client.connection import Connection
 from monarch_nb.client.waits import explain_waits
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, RunFailed
@@ -24,6 +26,8 @@ from monarch_nb.shape import name_ranks
 if TYPE_CHECKING:
     from monarch_nb.client.logs import LogRecord
     from monarch_nb.client.mesh import Mesh
+
+_log = logging.getLogger(__name__)
 
 Listener = Callable[[events.Event], None]
 OnError = Literal["wait", "abort"]
@@ -60,14 +64,14 @@ class InterruptReport:
     restarted: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        parts = [f"interrupted {name_ranks(self.stopped)}" if self.stopped else "nothing was running"]
+        parts = [f"interrupted {name_ranks(self.stopped)}"] if self.stopped else []
         if self.aborted:
             parts.append("process group aborted: call dist.init_process_group() again and wrap DDP models again")
         for rank, line in self.stuck.items():
             parts.append(f"rank {rank} does not stop ({line}): interrupt again to kill and restart it")
         if self.restarted:
             parts.append(f"killed and restarted {name_ranks(self.restarted)}: their variables are lost")
-        return "; ".join(parts)
+        return "; ".join(parts) or "nothing was running"
 
 
 class Run:
@@ -80,7 +84,15 @@ class Run:
     """
 
     def __init__(
-        self, mesh: Mesh, run_id: str, ranks: Iterable[int], title: str, *, on_error: OnError, listener: Listener | None
+        self,
+        mesh: Mesh,
+        run_id: str,
+        ranks: Iterable[int],
+        title: str,
+        *,
+        on_error: OnError = "wait",
+        listener: Listener | None = None,
+        own_connections: bool = False,
     ) -> None:
         self.mesh, self.id, self.ranks, self.title = mesh, run_id, tuple(ranks), title
         self.number = 0
@@ -96,12 +108,14 @@ class Run:
         self._values: dict[int, Any] = {}
         self._refusal: MonarchNbError | None = None
         self._done = threading.Event()
-        self._decoders: dict[tuple[int, str], codecs.IncrementalDecoder] = {}
+        self._decoders: dict[tuple[int, events.Stream], codecs.IncrementalDecoder] = {}
         self._submits: dict[int, pb.Submit] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._started_on_first = False
         self._watching_waits = False
         self._completing = False
+        self._replaying: set[Connection] = set()
+        self._own_connections: dict[int, Connection] | None = {} if own_connections else None
         self._listening = threading.Lock()
 
     def __repr__(self) -> str:
@@ -128,11 +142,15 @@ class Run:
             PickleError: a value could not be pickled.
         """
         if not self.wait(timeout_s):
-            left = [rank for rank in self.ranks if rank not in self.results]
-            raise TimeoutError(f"run {self.number} goes on after {timeout_s:g} s on {name_ranks(left)}")
+            raise self.timed_out(timeout_s or 0)
         self.collected()
         self.raise_failures()
         return self.values
+
+    def timed_out(self, timeout_s: float) -> TimeoutError:
+        """Return the error that says that the run goes on, and where."""
+        left = [rank for rank in self.ranks if rank not in self.results]
+        return TimeoutError(f"run {self.number} goes on after {timeout_s:g} s on {name_ranks(left)}")
 
     def raise_failures(self) -> None:
         """Raise what the run failed with, if it did."""
@@ -216,36 +234,55 @@ class Run:
     def collected(self) -> None:
         """Tell the allocators that the results are here: they need not be kept for a later kernel."""
 
-        background_loop().call_soon_threadsafe(self._tell_collected)
+        post(self._tell_collected)
 
     def _tell_collected(self) -> None:
         for connection in self._connections():
             connection.collect(self.id)
 
     def add_listener(self, listener: Listener) -> None:
-        """Call `listener` with every event from the run's beginning, on the background thread."""
-
-        def add() -> None:
-            first = not self._listeners
-            self._listeners.append(listener)
-            for result in self.results.values():
-                listener(result)
-            if self.done:
-                listener(events.Finished())
-            if first:
-                for connection in self._connections():
-                    connection.follow(self, self.mesh.id, from_shown=False)
-
-        background_loop().call_soon_threadsafe(add)
+        """Call `listener` with the run's events, on the background thread: the first one with all of them from the
+        run's beginning, later ones with the results so far and what comes from now on.
+        """
+        post(self._add_listener, listener)
 
     # ---- on the background loop ----
 
+    def _add_listener(self, listener: Listener) -> None:
+        is_first = not self._listeners
+        self._listeners.append(listener)
+        for result in self.results.values():
+            _tell(listener, result)
+        if is_first:
+            self._ask_for_output()
+        if self.done and not self._replaying:
+            _tell(listener, events.Finished())
+
+    def _ask_for_output(self) -> None:
+        """Nobody listened so far: have everything sent from the beginning."""
+        for submit in self._submits.values():
+            submit.quiet = False  # also of those that wait for the run's number
+        for node in self._by_node(self.ranks):
+            if self.number or not self._submits or node == self.mesh.core.first_node:
+                connection = self._connection(node)
+                connection.replay(self, self.mesh.id)
+                if self.done:
+                    self._replaying.add(connection)
+
     def _emit(self, event: events.Event) -> None:
         for listener in self._listeners:
-            listener(event)
+            _tell(listener, event)
+
+    def _connection(self, node: int) -> Connection:
+        if self._own_connections is None:
+            return self.mesh.core.connections[node]
+        if node not in self._own_connections:
+            shared = self.mesh.core.connections[node]
+            self._own_connections[node] = Connection(shared.name, shared.address)
+        return self._own_connections[node]
 
     def _connections(self) -> list[Connection]:
-        return [self.mesh.core.connections[node] for node in self._by_node(self.ranks)]
+        return [self._connection(node) for node in self._by_node(self.ranks)]
 
     def _by_node(self, ranks: Iterable[int]) -> dict[int, list[int]]:
         return self.mesh.core.by_node(ranks)
@@ -314,6 +351,7 @@ class Run:
                 yield self._text(rank, "stderr", item.stderr)
             case "elided":
                 stream: events.Stream = "stderr" if item.elided.stderr else "stdout"
+                yield from self._rest(rank, stream)
                 yield events.Elided(rank, stream, item.elided.lines, item.elided.size_bytes)
             case "display":
                 yield _display_event(rank, item.display)
@@ -326,7 +364,15 @@ class Run:
             self._decoders[key] = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         return events.Text(rank, stream, self._decoders[key].decode(data))
 
+    def _rest(self, rank: int, stream: events.Stream) -> Iterator[events.Text]:
+        """Yield the beginning of a character whose end does not come."""
+        decoder = self._decoders.pop((rank, stream), None)
+        if decoder is not None and (text := decoder.decode(b"", final=True)):
+            yield events.Text(rank, stream, text)
+
     def on_finished(self, connection: Connection, finished: pb.Finished) -> None:
+        if self.done:
+            self._end_replay(connection)
         for packed in finished.results:
             if packed.rank not in self.results and packed.rank in self.ranks:
                 self._packed[packed.rank] = packed
@@ -342,7 +388,16 @@ class Run:
             self._watching_waits = True
             self._spawn(self._watch_waits())
 
+    def _end_replay(self, connection: Connection) -> None:
+        if connection in self._replaying:
+            self._replaying.discard(connection)
+            if not self._replaying:
+                self._emit(events.Finished())
+
     def on_refused(self, connection: Connection, error: MonarchNbError) -> None:
+        if self.done:
+            self._end_replay(connection)
+            return
         self._refusal = self._refusal or error
         self._emit(events.Notice(str(error), key="refused"))
         self._finish()
@@ -381,12 +436,18 @@ class Run:
 
     def _finish(self) -> None:
         if not self._done.is_set():
-            self._emit(events.Notice("", key="waits"))
+            for rank, stream in list(self._decoders):
+                for text in self._rest(rank, stream):
+                    self._emit(text)
+            for key in ("waits", "queue", "stuck", *(f"link {c.name}" for c in self._connections())):
+                self._emit(events.Notice("", key=key))
             self._emit(events.Finished())
             self._done.set()
             for task in self._tasks:
                 if task is not asyncio.current_task():
                     task.cancel()
+            if self._own_connections:
+                self._spawn(_close(list(self._own_connections.values())))
 
     async def _watch_waits(self) -> None:
         """Some ranks have finished, others go on: say who waits for whom; with on_error="abort" end it."""
@@ -410,31 +471,55 @@ class Run:
     async def _interrupt(self, kill_stuck: bool) -> InterruptReport:
         before = self.results.keys() | self.finished_before
         left = [rank for rank in self.ranks if rank not in before]
-        await self._send_interrupt()
-        await asyncio.to_thread(self._done.wait, 0.2 if kill_stuck else STOP_WAIT_S)
-        stuck = [rank for rank in left if rank not in self.results]
         restarted: tuple[int, ...] = ()
-        if stuck and kill_stuck:
-            await self.mesh.core.restart(stuck)
-            await asyncio.to_thread(self._done.wait, STOP_WAIT_S)
-            restarted, stuck = tuple(stuck), []
-        lines = {}
-        if stuck:
-            where = await self.mesh.core.where(stuck)
-            lines = {rank: _place(where.get(rank)) for rank in stuck}
-            text = "; ".join(f"rank {rank} does not stop: {line}" for rank, line in lines.items())
-            self._emit(events.Notice(f"{text}. Interrupt again to kill and restart just those.", key="stuck"))
+        if kill_stuck:
+            await self.mesh.core.restart(left)
+            restarted = tuple(left)
+            await self._wait_done(STOP_WAIT_S)
+        else:  # a rank whose C code holds the interpreter does not answer: do not wait for that
+            await asyncio.gather(self._send_interrupt(), self._wait_done(STOP_WAIT_S))
+        stuck = await self._describe_stuck([rank for rank in left if rank not in self.results])
         return InterruptReport(
             stopped=tuple(rank for rank in left if rank in self.results and rank not in restarted),
-            stuck=lines,
+            stuck=stuck,
             aborted=tuple(rank for rank, result in self.results.items() if result.group_aborted),
             restarted=restarted,
         )
+
+    async def _wait_done(self, timeout_s: float) -> None:
+        await asyncio.to_thread(self._done.wait, timeout_s)
+
+    async def _describe_stuck(self, ranks: list[int]) -> dict[int, str]:
+        if not ranks:
+            return {}
+        where = await self.mesh.core.where(ranks)
+        lines = {rank: _place(where.get(rank)) for rank in ranks}
+        text = "; ".join(f"rank {rank} does not stop: {line}" for rank, line in lines.items())
+        self._emit(events.Notice(f"{text}. Interrupt again to kill and restart just those.", key="stuck"))
+        return lines
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(_log_failure)
+
+
+def _tell(listener: Listener, event: events.Event) -> None:
+    try:
+        listener(event)
+    except Exception:  # noqa: BLE001 (a listener's fault must not cost the run its results)
+        _log.exception("a listener failed at %r", event)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        _log.debug("%s", error, exc_info=error)
+
+
+async def _close(connections: Iterable[Connection]) -> None:
+    for connection in connections:
+        await connection.close()
 
 
 def _place(where: run_pb2.Where | None) -> str:
@@ -479,13 +564,19 @@ def _failure(packed: run_pb2.RankResult, outcome: str, host: str) -> RankFailure
     return RankFailure(packed.rank, host, outcome, failure.name, failure.message, failure.traceback, failure.where)
 
 
-def _death_failure(rank: int, death: run_pb2.Death, host: str) -> RankFailure:
-    import signal
+def signal_name(number: int) -> str:
+    """Return "SIGKILL"; real-time signals have no names of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
 
+
+def _death_failure(rank: int, death: run_pb2.Death, host: str) -> RankFailure:
     signal_number = death.signal if death.HasField("signal") else None
     exit_code = death.exit_code if death.HasField("exit_code") else None
     if signal_number is not None:
-        how = f"killed by signal {signal_number} ({signal.Signals(signal_number).name})"
+        how = f"killed by signal {signal_number} ({signal_name(signal_number)})"
     elif exit_code is not None:
         how = f"exited with code {exit_code}"
     else:

@@ -115,9 +115,10 @@ class RunView:
             self._schedule(now_s)
 
     def keep_open(self) -> None:
-        """Show the run now, on the thread of the cell: it returns, and the run goes on."""
+        """Show the run now, on the thread of the cell: it returns, and the run goes on. Failures will be shown here,
+        because the cell can not raise them any more."""
         with self._lock:
-            self._kept_open = self._left = True
+            self._kept_open = self._left = self._show_failures = True
             self._show(self._clock())
             self._schedule(self._clock())
 

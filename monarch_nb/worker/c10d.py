@@ -62,7 +62,7 @@ def clear_books() -> list[Any]:
 
 
 def release(groups: list[Any]) -> None:
-    """Shut groups down and drop them, in a thread of its own: one that hangs does not hold up the rank."""
+    """Shut groups down and empty the list, in a thread of its own: one that hangs does not hold up the rank."""
     _run_bounded(functools.partial(_shut_down, groups), _RELEASE_WAIT_S)
 
 

@@ -97,7 +97,7 @@ class CellRunner:
         _call(shell.events.trigger, "post_run_cell", executed)
         value, bundle = last.value, last.bundle
         last.clear()
-        error: BaseException | None = executed.error_before_exec or executed.error_in_exec
+        error: BaseException | None = executed.error_before_exec or executed.error_in_exec or shell.take_script_error()
         if error is None:
             result.bundle_json = to_json(bundle) if bundle else ""
             if cell.want_value and value is not None:

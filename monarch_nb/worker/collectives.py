@@ -18,6 +18,7 @@ _NAMES = (
     (re.compile(r"/torch/nn/parallel/distributed\.py$"), "forward", "DistributedDataParallel.forward"),
 )
 _WRAPPED_GROUP = re.compile(r"/torch/(nn/parallel/distributed|autograd/graph)\.py$")
+_LONGEST_CALL = 50
 _STORE_METHODS = {"wait", "get", "multi_get", "queue_pop"}
 _LOADS = {"LOAD_NAME", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_CLOSURE"}
 _GROUP_ERROR = re.compile(
@@ -125,13 +126,12 @@ def _awaited(frame: FrameType) -> str | None:
 
 def _method_called(frame: FrameType) -> tuple[str, Any] | None:
     """Return the name of the method that `frame` is calling, and its object when that is a name like `a` or `a.b`."""
-    instructions = list(dis.get_instructions(frame.f_code))
-    index = next((i for i, instruction in enumerate(instructions) if instruction.offset == frame.f_lasti), None)
-    if index is None or not instructions[index].opname.startswith("CALL"):
+    *before, call = [step for step in dis.get_instructions(frame.f_code) if step.offset <= frame.f_lasti] or [None]
+    if call is None or not call.opname.startswith("CALL"):
         return None
-    start = _start(instructions[index])
+    start = _start(call)
     # All that makes up `a.b.method` begins where the call begins.
-    chain = [instruction for instruction in instructions[max(0, index - 50) : index] if _start(instruction) == start]
+    chain = [step for step in before[-_LONGEST_CALL:] if _start(step) == start]
     while chain and chain[-1].opname not in ("LOAD_METHOD", "LOAD_ATTR"):
         chain.pop()
     if start is None or not chain:

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
+from monarch_nb.errors import ProcessGroupAborted
 from monarch_nb.worker import process_groups
 from monarch_nb.worker.failures import RunInterrupted, interruption
-from monarch_nb.worker.user_code import outwards
+from monarch_nb.worker.user_code import UserCode, outwards
 
 PRESS_INTERVAL_S = 0.1
 _FORCE_AFTER_S = 1.0
@@ -35,6 +36,7 @@ class ActiveRun:
         delivered: the interrupt was raised in user code, or its task cancelled.
         collective: what it was freed from.
         group_aborted: process groups were broken.
+        abort: what to raise in user code because its group was aborted, though the run was not interrupted.
     """
 
     run_id: str
@@ -45,6 +47,7 @@ class ActiveRun:
     forced: bool = False
     collective: str = ""
     group_aborted: bool = False
+    abort: ProcessGroupAborted | None = None
     cpu_ticks: int = -1
 
     def error(self) -> RunInterrupted:
@@ -57,12 +60,16 @@ class Interrupter:
 
     Args:
         loop: the main thread's.
+        user_code: knows the user's frames.
         entries: the code of those functions that call user code; the handler raises only below one of them.
         not_user_files: files of functions that an entry also calls but that are not user code.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, entries: set[CodeType], not_user_files: set[str]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, user_code: UserCode, entries: set[CodeType], not_user_files: set[str]
+    ) -> None:
         self._loop = loop
+        self._user_code = user_code
         self._entries = entries
         self._not_user_files = not_user_files
         self._pid = os.getpid()
@@ -97,8 +104,8 @@ class Interrupter:
         if not active.delivered:
             if active.task is not None:
                 self._loop.call_soon_threadsafe(self._cancel, active)
-            if self.active is active and self._main.ident is not None:
-                signal.pthread_kill(self._main.ident, signal.SIGINT)
+            if self.active is active:
+                self._send_signal()
             if waited_s >= _FORCE_AFTER_S and not active.forced and self._handler_was_replaced():
                 active.forced = True
                 _raise_in_thread(self._main, RunInterrupted)
@@ -113,17 +120,32 @@ class Interrupter:
 
     def break_groups(self, active: ActiveRun, collective: str, reason: str) -> None:
         """Break this rank's process groups under a run. On the control thread."""
+        if active.requested_at is None and _uses_nccl():
+            # A kernel of an aborted communicator ends without an error, its data undefined: the cell must not go on.
+            text = f"process group aborted ({reason}), call dist.init_process_group() again"
+            active.abort = ProcessGroupAborted(text, reason=reason)
+            self._send_signal()
         with self._breaking:
             if self.active is active and process_groups.break_groups(reason):
                 active.group_aborted = True
                 active.collective = active.collective or collective
 
+    def _send_signal(self) -> None:
+        if self._main.ident is not None:
+            signal.pthread_kill(self._main.ident, signal.SIGINT)
+
     def _break_collective(self, active: ActiveRun) -> None:
         frame = sys._current_frames().get(self._main.ident or 0)
         collective = process_groups.collective(frame) if frame is not None else None
         blocked = self._is_blocked(active)
-        computes = collective == "backward" and not blocked
-        if (collective and not computes) or (blocked and active.task is None and process_groups.in_use()):
+        if collective and collective != "backward":
+            hangs = True
+        elif collective or (active.task is None and not active.delivered):
+            # Backward may only compute; and C code that SIGINT does not reach may be a wait without a name.
+            hangs = blocked and process_groups.in_use()
+        else:
+            hangs = False
+        if hangs:
             self.break_groups(active, collective or "", "interrupted")
 
     def _is_blocked(self, active: ActiveRun) -> bool:
@@ -136,11 +158,18 @@ class Interrupter:
         if os.getpid() != self._pid:
             raise KeyboardInterrupt  # a forked child of the user's
         active = self.active
-        if active is None or active.requested_at is None or active.delivered:
+        if active is None:
+            return
+        if active.abort is not None and self._runs_user_code(frame):
+            error, active.abort = active.abort, None
+            raise error
+        if active.requested_at is None or active.delivered:
             return
         if self._runs_user_code(frame):
             active.delivered = True
             raise active.error()
+        if time.monotonic() - active.requested_at > _FORCE_AFTER_S and self._user_code.line_of_stack(outwards(frame)):
+            raise active.error()  # in a callback of the user's that keeps the event loop from cancelling the cell
 
     def _runs_user_code(self, frame: FrameType | None) -> bool:
         for each in outwards(frame):
@@ -162,6 +191,14 @@ class Interrupter:
             self.active.delivered = False
         else:
             sys.__unraisablehook__(unraisable)
+
+
+def _uses_nccl() -> bool:
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if c10d is None or cuda is None or not cuda.is_initialized():
+        return False
+    return any("nccl" in str(backends) for backends in c10d._world.pg_backend_config.values())
 
 
 def thread_state(thread_id: int) -> tuple[str, int]:

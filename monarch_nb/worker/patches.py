@@ -4,6 +4,7 @@ import builtins
 import getpass
 import multiprocessing.context
 import multiprocessing.reduction
+import sys
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NoReturn
@@ -19,6 +20,7 @@ def install() -> None:
     """Patch this process."""
     builtins.input = _refuse_input
     getpass.getpass = _refuse_input
+    sys.breakpointhook = _refuse_breakpoint
     reduction: Any = multiprocessing.reduction
     reduction.dump = _dump_for_spawn(reduction.dump)
 
@@ -28,6 +30,14 @@ def _refuse_input(*_: Any, **__: Any) -> NoReturn:
     raise StdinNotImplementedError(
         "a rank has no keyboard: input() and getpass() do not work in a %%mesh cell. "
         "Ask in a local cell and send the answer with mesh.push({...}) or %mesh push"
+    )
+
+
+def _refuse_breakpoint(*_: Any, **__: Any) -> NoReturn:
+    __tracebackhide__ = True
+    raise StdinNotImplementedError(
+        "a rank has no keyboard: breakpoint() does not work in a %%mesh cell. "
+        "Use %mesh stacks to see where ranks are, or print"
     )
 
 

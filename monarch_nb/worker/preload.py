@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
+_UVM_DEVICE = "/dev/nvidia-uvm"
+"""Every CUDA context needs it. NVML, which only asks (as torch.cuda.is_available() does here), opens others."""
+
 
 class Unfit(Exception):
     """The template can not be forked, or a module of its preload list can not be imported.
@@ -62,7 +65,7 @@ def cuda_traces() -> str:
             target = os.readlink(f"/proc/self/fd/{descriptor}")
         except OSError:
             continue
-        if target.startswith("/dev/nvidia"):
+        if target == _UVM_DEVICE:
             return f"{target} is open"
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return "torch.cuda.is_initialized()" if cuda is not None and cuda.is_initialized() else ""

@@ -62,6 +62,7 @@ class _State:
 
     Attributes:
         connections: of the groups.
+        rendezvous: how they are made; None before `install`.
         hush: silences torch while groups are broken.
         broken: why they were broken; None while they are whole.
         breaker: the thread that does it.
@@ -71,6 +72,7 @@ class _State:
 
     def __init__(self) -> None:
         self.connections = GroupConnections()
+        self.rendezvous: Rendezvous | None = None
         self.hush = c10d.Hush()
         self.broken: _Break | None = None
         self.breaker: threading.Thread | None = None
@@ -89,8 +91,8 @@ def install() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _DESCRIPTORS), most))
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    rendezvous = Rendezvous((host, int(port)) if host and port else None, _state.connections.endpoints)
-    c10d.when_imported(functools.partial(_patch, rendezvous))
+    _state.rendezvous = Rendezvous((host, int(port)) if host and port else None, _state.connections.endpoints)
+    c10d.when_imported(functools.partial(_patch, _state.rendezvous))
 
 
 def in_use() -> bool:
@@ -146,16 +148,12 @@ def forget_groups() -> None:
     Does nothing when no group is broken, or when user code has made a new one since. Never raises, and ends in
     seconds whatever the groups do.
     """
-    if _state.broken is None and not _state.connections.lost_peers():
+    if _state.broken is None and not _is_left():
         return
     with _state.connections.lock:
         _state.forgotten, _state.broken = _state.broken or _Break(), None
         _state.connections.shut_down()
-    _state.connections.forget_default()
-    groups = c10d.clear_books()
-    for group in groups:
-        _state.dropped.add(group)
-    c10d.release(groups)
+    _drop_groups()
     _state.hush.end()
 
 
@@ -196,6 +194,15 @@ def _explain_missing_group(text: str) -> ProcessGroupAborted | None:
     return None
 
 
+def _drop_groups() -> None:
+    _state.connections.forget_default()
+    if _state.rendezvous is not None:
+        _state.rendezvous.leave()
+    groups = c10d.clear_books()
+    _state.dropped.update(groups)
+    c10d.release(groups)
+
+
 def _break(cause: _Break) -> None:
     """Shut connections down until the main thread is free, or has gone on to something else."""
     c10d.abort_nccl()
@@ -217,10 +224,8 @@ def _raise_if_broken() -> None:
 
 def _patch(rendezvous: Rendezvous, module: Any) -> None:
     package: Any = sys.modules["torch.distributed"]
-    for name, wrap in (("init_process_group", _wrap_init), ("destroy_process_group", _wrap_destroy)):
-        wrapped = wrap(module, getattr(module, name))
-        setattr(module, name, wrapped)
-        setattr(package, name, wrapped)
+    package.init_process_group = module.init_process_group = _wrap_init(rendezvous, module)
+    package.destroy_process_group = module.destroy_process_group = _wrap_destroy(module)
     module._new_process_group_helper = _wrap_helper(module._new_process_group_helper)
     handlers: Any = sys.modules["torch.distributed.rendezvous"]
     handlers._rendezvous_handlers["env"] = functools.partial(_meet, rendezvous)
@@ -246,14 +251,15 @@ def _wrap_helper(helper: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def _wrap_init(module: Any, init: Callable[..., None]) -> Callable[..., None]:
+def _wrap_init(rendezvous: Rendezvous, module: Any) -> Callable[..., None]:
+    init: Callable[..., None] = module.init_process_group
     signature = inspect.signature(init)
 
     @functools.wraps(init)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         wanted = signature.bind(*args, **kwargs).arguments
         if c10d.default_group() is not None:
-            if _state.broken is None and not _state.connections.lost_peers():
+            if _state.broken is None and not _is_left():
                 if _is_same_group(module, wanted):
                     _say_kept(module)
                     return
@@ -262,14 +268,14 @@ def _wrap_init(module: Any, init: Callable[..., None]) -> Callable[..., None]:
         _state.broken = None
         _state.hush.end()
         _state.connections.endpoints |= _endpoints(wanted)
+        rendezvous.forget()
         hook = sys.excepthook
         try:
             with _state.connections.making_default():
                 init(*args, **kwargs)
             _raise_if_broken()
         except BaseException:
-            _state.connections.forget_default()
-            c10d.release(c10d.clear_books())
+            _drop_groups()
             raise
         finally:
             sys.excepthook = hook  # torch adds a layer of "[rank0]:" at every init
@@ -278,10 +284,17 @@ def _wrap_init(module: Any, init: Callable[..., None]) -> Callable[..., None]:
     return init_process_group
 
 
+def _is_left() -> bool:
+    """Return whether a peer has left the default group: then it is of no use to anyone."""
+    if c10d.default_group() is None or _state.rendezvous is None:
+        return False
+    return _state.connections.lost_peers() or _state.rendezvous.was_left()
+
+
 def _is_same_group(module: Any, wanted: dict[str, Any]) -> bool:
     """Return whether an init asks for what there is, as that of a cell that is run again."""
     backend, world_size = wanted.get("backend"), wanted.get("world_size", -1)
-    return backend in (None, module.get_backend()) and world_size in (-1, module.get_world_size())
+    return (backend is None or backend.lower() == module.get_backend()) and world_size in (-1, module.get_world_size())
 
 
 def _say_kept(module: Any) -> None:
@@ -300,7 +313,9 @@ def _endpoints(wanted: dict[str, Any]) -> set[Endpoint]:
     return resolve(store.host, store.port) if hasattr(store, "host") and hasattr(store, "port") else set()
 
 
-def _wrap_destroy(_: Any, destroy: Callable[..., None]) -> Callable[..., None]:
+def _wrap_destroy(module: Any) -> Callable[..., None]:
+    destroy: Callable[..., None] = module.destroy_process_group
+
     @functools.wraps(destroy)
     def destroy_process_group(group: Any = None) -> None:
         if _state.broken is not None:

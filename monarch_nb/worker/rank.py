@@ -76,7 +76,7 @@ class Rank:
         self._runner = cells.CellRunner(shell, spec.blob_directory)
         self._user_code = UserCode(shell.cell_label, spec.directory)
         entries = cells.user_code_entries()
-        self._interrupter = Interrupter(self._loop, entries, cells.not_user_files())
+        self._interrupter = Interrupter(self._loop, self._user_code, entries, cells.not_user_files())
         self._queue: deque[RunSpec] = deque()
         self._work: socket.socket | None = None
         self._must_forget_groups = False

@@ -12,6 +12,7 @@ behind spoils nothing: its next life cancels the round, or the round never compl
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import socket
@@ -22,7 +23,8 @@ from urllib.parse import parse_qsl, urlparse
 
 from monarch_nb.worker.connections import Endpoint, resolve
 
-_CONNECT_TIMEOUT_S = 20.0
+_CONNECT_TIMEOUT = timedelta(seconds=20)
+_LEAVE_TIMEOUT = timedelta(seconds=2)
 _ROOT = "monarch_nb"
 _FORMED, _CANCELLED = "formed", "cancelled"
 
@@ -90,6 +92,7 @@ class Rendezvous:
 
     def __init__(self, mesh_store: tuple[str, int] | None, endpoints: set[Endpoint]) -> None:
         self._mesh_store, self._endpoints = mesh_store, endpoints
+        self._group: tuple[str, int, str] | None = None
         if mesh_store is not None:
             endpoints |= resolve(*mesh_store)
 
@@ -103,8 +106,7 @@ class Rendezvous:
             raise ValueError(f"no rank {rank} in a world of {world_size}: ranks are 0 to {world_size - 1}")
         host, port, name = self._choose_store(_environment("MASTER_ADDR"), int(_environment("MASTER_PORT")))
         self._endpoints |= resolve(host, port)
-        connect_timeout = min(timeout, timedelta(seconds=_CONNECT_TIMEOUT_S))
-        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=connect_timeout)
+        store = _connect(host, port, min(timeout, _CONNECT_TIMEOUT))
         store.set_timeout(timeout)
         prefix = f"{_ROOT}/{name}{world_size}"
         talk = dist.PrefixStore(prefix, store)
@@ -116,7 +118,30 @@ class Rendezvous:
             raise dist.DistStoreError(f"{waited}; these did not: {missing or 'none'}") from error
         if rank == 0:
             _forget_older(store, prefix, number)
+        self._group = host, port, f"{prefix}/{number}/left"
         return dist.PrefixStore(f"{prefix}/{number}/group", store), rank, world_size
+
+    def forget(self) -> None:
+        """The last group was destroyed."""
+        self._group = None
+
+    def leave(self) -> None:
+        """Tell the other ranks of the last group that it is broken: not all of them can see it (NCCL)."""
+        if self._group is not None:
+            host, port, key = self._group
+            self._group = None
+            with contextlib.suppress(RuntimeError):  # the store is gone
+                _connect(host, port, _LEAVE_TIMEOUT).set(key, "1")
+
+    def was_left(self) -> bool:
+        """Return whether another rank has left the last group."""
+        if self._group is None:
+            return False
+        host, port, key = self._group
+        try:
+            return bool(_connect(host, port, _LEAVE_TIMEOUT).check([key]))
+        except RuntimeError:  # the store is gone
+            return False
 
     def _choose_store(self, host: str, port: int) -> tuple[str, int, str]:
         """Return where to connect, and a name for the ranks that use it.
@@ -127,6 +152,11 @@ class Rendezvous:
         if self._mesh_store is None or (host, port) == self._mesh_store or _listens(host, port):
             return host, port, ""
         return *self._mesh_store, f"{host}:{port}/"
+
+
+def _connect(host: str, port: int, timeout: timedelta) -> Any:
+    dist: Any = importlib.import_module("torch.distributed")
+    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
 def _environment(name: str) -> str:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tokenize
 import traceback
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any, NoReturn
 
 from IPython.core.displayhook import DisplayHook
@@ -26,6 +26,18 @@ from monarch_nb.worker import streams
 
 _SIGINT_GRACE_S = 0.5
 INTERACTIVESHELL_FILE = InteractiveShell.run_code.__code__.co_filename
+_CELL_RUNNERS = {
+    function.__code__
+    for function in (InteractiveShell.run_code, InteractiveShell.run_ast_nodes, InteractiveShell.run_cell_async)
+}
+_SCRIPT_RUNNERS = {
+    function.__code__
+    for function in (
+        InteractiveShell.safe_execfile,
+        InteractiveShell.safe_execfile_ipy,
+        InteractiveShell.safe_run_module,
+    )
+}
 
 
 class LastValue(DisplayHook):
@@ -79,6 +91,28 @@ class RankShell(InteractiveShell):
     displayhook_class = Type(LastValue)
     display_pub_class = Type(FilePublisher)
     running_code = ""
+    script_error: BaseException | None = None
+    _nested_cells = 0
+
+    def take_script_error(self) -> BaseException | None:
+        """Return what a script of `%run` raised in this cell, once: IPython only shows it."""
+        error, self.script_error = self.script_error, None
+        return error
+
+    def run_cell(self, *args: Any, **kwargs: Any) -> Any:
+        """What user code calls to run a cell inside its own."""
+        self._nested_cells += 1
+        try:
+            return super().run_cell(*args, **kwargs)
+        finally:
+            self._nested_cells -= 1
+
+    def reset(self, *args: Any, **kwargs: Any) -> None:
+        """What `%reset` calls: clear the namespace, but for what every rank starts with."""
+        names = ("rank", "world_size", "local_rank", "device", "dist")
+        kept = {name: self.user_ns[name] for name in names if name in self.user_ns}
+        super().reset(*args, **kwargs)
+        self.user_ns.update(kept)
 
     def cell_label(self, filename: str) -> str | None:
         """Return "Cell In[7]" for the file name of a cell's code, else None."""
@@ -109,16 +143,25 @@ class RankShell(InteractiveShell):
             sys.stderr.write(f"a rank has no display for {gui}: figures are shown inline\n")
 
     def showtraceback(self, *args: Any, **kwargs: Any) -> None:
-        """Print a traceback, but not the cell's own: that one becomes the run's failure."""
-        if not _called_by_shell():
+        """Print a traceback, but not the cell's own or its script's: that one becomes the run's failure."""
+        caller = sys._getframe(1).f_code
+        if caller in _SCRIPT_RUNNERS:
+            self.script_error = sys.exception()
+        elif not self._is_cells_own(caller):
             super().showtraceback(*args, **kwargs)
 
     def showsyntaxerror(self, *args: Any, **kwargs: Any) -> None:
-        if not _called_by_shell():
+        """As `showtraceback`."""
+        if not self._is_cells_own(sys._getframe(1).f_code):
             super().showsyntaxerror(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def showindentationerror(self) -> None:
-        """As `showsyntaxerror`."""
+        """As `showtraceback`."""
+        if not self._is_cells_own(sys._getframe(1).f_code):
+            super().showindentationerror()  # type: ignore[no-untyped-call]
+
+    def _is_cells_own(self, caller: CodeType) -> bool:
+        return caller in _CELL_RUNNERS and not self._nested_cells
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: Any) -> None:
         sys.stderr.write(f"{self.InteractiveTB.stb2text(stb)}\n")
@@ -159,6 +202,8 @@ def make_shell() -> RankShell:
     config.InteractiveShell.cache_size = 0
     config.InteractiveShell.colors = "neutral"
     shell = RankShell.instance(config=config)
+    for name in ("In", "Out"):
+        shell.user_ns.pop(name, None)  # always empty, and in the way of completion
     _warm_up(shell)
     return shell
 
@@ -216,11 +261,6 @@ def _ends_with_semicolon(code: str) -> bool:
         return bool(DisplayHook.semicolon_at_end_of_expression(code))  # type: ignore[no-untyped-call]
     except (tokenize.TokenError, SyntaxError):
         return False
-
-
-def _called_by_shell() -> bool:
-    """Return whether the method that asks was called by IPython itself, for the error of the running cell."""
-    return sys._getframe(2).f_code.co_filename == INTERACTIVESHELL_FILE
 
 
 def _raised_by_compiler(error: SyntaxError) -> bool:

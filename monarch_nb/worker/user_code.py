@@ -14,6 +14,7 @@ from typing import Any
 CellLabel = Callable[[str], str | None]
 """Returns "Cell In[7]" for the file name of a cell's code, else None."""
 
+_MAX_FRAMES = 200
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -85,6 +86,8 @@ class UserCode:
             if self.is_users(filename) or (kept and not filename.startswith(_PACKAGE)):
                 kept.append(trace)
             trace = trace.tb_next
+        if len(kept) > _MAX_FRAMES:  # endless recursion: rendering a frame takes milliseconds
+            kept[_MAX_FRAMES // 2 : -_MAX_FRAMES // 2] = []
         while only_users and kept and not self.is_users(kept[-1].tb_frame.f_code.co_filename):
             kept.pop()
         result: TracebackType | None = None

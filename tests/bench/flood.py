@@ -27,7 +27,7 @@ sys.stdout.reconfigure(line_buffering=True)
 exec(open({str(PROGRAMS / _PROGRAM)!r}).read())
 print(elapsed_s, file=sys.stderr)
 """
-_LINE = re.compile(r"^line (\d+): loss [\d.]+, as a training loop prints it$", re.MULTILINE)
+_LINE = re.compile(r"^line (\d+) of process \d+: loss [\d.]+$", re.MULTILINE)
 _DISPLAYS = ("display_data", "update_display_data", "stream", "execute_result")
 
 
@@ -49,7 +49,7 @@ def measure(bench: Bench) -> Outcome:
     pool = bench.warm_pool(1, RANKS)
     slowdowns, rates, sizes = [], [], []
     notebook = _Notebook(bench.directory)
-    with bench.reserved() as reservation, notebook.setup_kernel():
+    with bench.reserved() as reservation, notebook.setup_kernel(stderr=subprocess.DEVNULL):
         _execute(notebook, f"%load_ext monarch_nb\n%mesh reserve {reservation.name} --procs {RANKS} --pool {pool}")
         for _ in range(bench.repeats(5, 1)):
             plain_s = _plain(bench.directory)

@@ -356,6 +356,18 @@ class RankProcess:
             assert time.monotonic() < deadline, where
             time.sleep(0.01)
 
+    def wait_hung(self) -> Where:
+        """Wait until the main thread sleeps in a collective."""
+        deadline = time.monotonic() + TIMEOUT_S
+        calm, before = 0, ""
+        while calm < 4:
+            assert time.monotonic() < deadline, self.where()
+            where, now = self.where(), _thread_times(self.pid)
+            calm = calm + 1 if where.state == Where.STATE_COLLECTIVE and now == before else 0
+            before = now
+            time.sleep(0.05)
+        return where
+
     # ---- output ----
 
     def text(self, kind: str = "out", number: int | None = None) -> str:
@@ -377,6 +389,12 @@ def run_all(ranks: Sequence[RankProcess], code: str, **options: Any) -> list[Ran
     for rank in ranks:
         rank.submit(code, **options)
     return [rank.result() for rank in ranks]
+
+
+def _thread_times(pid: int) -> str:
+    """Return the state and CPU times of a process's main thread."""
+    fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+    return " ".join([fields[0], *fields[11:13]])
 
 
 def _kill_session(pid: int) -> None:

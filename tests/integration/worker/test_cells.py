@@ -307,11 +307,44 @@ def test_sys_exit_in_a_background_task_does_not_end_the_rank(rank: RankProcess) 
     assert rank.ok("await asyncio.sleep(0.05)\n'alive'") == "alive"
 
 
-@pytest.mark.parametrize("code", ["input('name? ')", "import getpass; getpass.getpass()"])
+@pytest.mark.parametrize(
+    "code", ["input('name? ')", "import getpass; getpass.getpass()", "import pdb; pdb.set_trace()"]
+)
 def test_input_is_a_clear_error(rank: RankProcess, code: str) -> None:
     result = rank.run(code)
     assert result.failure.name == "StdinNotImplementedError"
     assert "push" in result.failure.message
+
+
+def test_a_breakpoint_is_a_clear_error(rank: RankProcess) -> None:
+    result = rank.run("breakpoint()")
+    assert "breakpoint() does not work" in result.failure.message
+    assert "monarch_nb" not in result.failure.traceback
+
+
+def test_a_script_that_fails_fails_its_cell(rank: RankProcess) -> None:
+    script = Path(rank.spec.directory) / "failing.py"
+    script.write_text("import sys\nprint('began')\nsys.exit(3) if sys.argv[1:] else 1 / 0\n")
+    result = rank.run("%run failing.py\n5")
+    assert (result.failure.name, result.failure.where) == ("ZeroDivisionError", "failing.py:3")
+    assert result.WhichOneof("value") is None
+    assert rank.run("%run failing.py x").failure.name == "SystemExit"
+    assert rank.ok("5") == 5
+
+
+def test_cells_inside_cells(rank: RankProcess) -> None:
+    assert rank.ok("get_ipython().run_cell('1/0').success") is False
+    assert "ZeroDivisionError" in rank.text("err")
+    assert rank.ok("get_ipython().run_cell('x = = 1').success") is False
+    assert "SyntaxError" in rank.text("err")
+    assert rank.ok("get_ipython().run_cell('y = 6 * 7'); y") == 42
+
+
+def test_reset_keeps_what_every_rank_starts_with(rank: RankProcess) -> None:
+    rank.ok("x = 1\nrank")
+    rank.ok("%reset -f")
+    assert rank.run("x").failure.name == "NameError"
+    assert rank.ok("rank, dist.__name__, str(device)") == (0, "torch.distributed", "cpu")
 
 
 def test_exception_groups_notes_causes_and_odd_errors(rank: RankProcess) -> None:

@@ -113,7 +113,9 @@ def test_bytes_and_odd_text(rank: RankProcess) -> None:
 def test_what_the_streams_say_of_themselves(rank: RankProcess) -> None:
     code = (
         "import io, sys\n"
-        "def facts(s): return s.fileno(), s.isatty(), s.encoding, s.writable(), s.closed, isinstance(s, io.TextIOBase)\n"
+        "def facts(stream):\n"
+        "    told = stream.fileno(), stream.isatty(), stream.encoding, stream.writable(), stream.closed\n"
+        "    return *told, isinstance(stream, io.TextIOBase)\n"
         "[facts(sys.stdout), facts(sys.stderr)]"
     )
     assert rank.ok(code) == [(1, False, "utf-8", True, False, True), (2, False, "utf-8", True, False, True)]

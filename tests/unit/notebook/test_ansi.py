@@ -4,7 +4,7 @@ import html
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch_nb.notebook import ansi
@@ -53,6 +53,7 @@ def test_inverse_swaps_colours_and_has_defaults() -> None:
     )
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(st.text(max_size=10), _SOME_CODES), max_size=12).map("".join))
 def test_nothing_but_our_spans_and_no_character_lost(text: str) -> None:
     markup = ansi.to_html(text)
@@ -61,6 +62,7 @@ def test_nothing_but_our_spans_and_no_character_lost(text: str) -> None:
     assert markup.count("<span") == markup.count("</span>")
 
 
+@settings(deadline=None)
 @given(st.lists(st.text("0123456789;:?", max_size=12), max_size=5))
 def test_a_style_is_rebuilt_from_its_parameters(codes: list[str]) -> None:
     style = ansi.PLAIN

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch_nb.client.events import Display, Elided, Event, Finished, Notice, Result, Text
@@ -58,6 +58,7 @@ def _interleaved(outputs: Sequence[Sequence[Any]], order: random.Random) -> Iter
 # ---- what must hold for any output ----
 
 
+@settings(deadline=None)
 @given(_OUTPUTS, st.randoms(use_true_random=False), st.sampled_from([0.0, 0.1, 0.3, 2.0]))
 def test_every_rank_keeps_all_its_lines_in_order(
     outputs: list[list[tuple[str, str]]], order: random.Random, step_s: float
@@ -70,6 +71,7 @@ def test_every_rank_keeps_all_its_lines_in_order(
         assert _of_rank(fold.rows(), rank) == _as_shown(output)
 
 
+@settings(deadline=None)
 @given(_OUTPUT, st.integers(2, 5), st.randoms(use_true_random=False), st.sampled_from([0.0, 0.1, 2.0]))
 def test_equal_output_folds_to_one_set(
     output: list[tuple[str, str]], ranks: int, order: random.Random, step_s: float
@@ -83,6 +85,7 @@ def test_equal_output_folds_to_one_set(
     assert {members(row.ranks) for row in rows} <= {tuple(range(ranks))}
 
 
+@settings(deadline=None)
 @given(st.integers(2, 4), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_order_of_arrival_does_not_matter(ranks: int, steps: int, order: random.Random) -> None:
     def output(rank: int) -> list[str]:
@@ -105,6 +108,7 @@ def test_order_of_arrival_does_not_matter(ranks: int, steps: int, order: random.
     assert _shown(mixed.rows()) == expected
 
 
+@settings(deadline=None)
 @given(_OUTPUTS, st.randoms(use_true_random=False), st.integers(1, 5))
 def test_taking_rows_loses_nothing(outputs: list[list[tuple[str, str]]], order: random.Random, every: int) -> None:
     fold, taken = Fold(range(len(outputs))), []
@@ -407,6 +411,7 @@ def test_snippets_of_a_flood_make_room_for_the_newest() -> None:
     assert len(rows) <= 101
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 5)), max_size=40))
 def test_elisions_keep_order_and_counts(steps: list[tuple[int, int, int]]) -> None:
     fold, printed, now_s = Fold(range(3)), Counter[int](), 0.0

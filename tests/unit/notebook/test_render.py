@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch_nb.client.events import Display, Elided, Event, Notice, Result, Text
@@ -97,6 +97,7 @@ def test_the_status_stands_below_the_output_and_not_in_its_text() -> None:
     assert _text_of(bundle["text/html"]).endswith("8 ranks · 12 s")
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["stdout", "stderr"]), st.text()), max_size=6))
 def test_any_text_is_escaped(pieces: list[tuple[int, Any, str]]) -> None:
     bundle = render(_fold(3, *(Text(*piece) for piece in pieces)))

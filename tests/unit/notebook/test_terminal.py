@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tqdm import tqdm
 
@@ -56,6 +56,7 @@ def test_lines(text: str, lines: list[str]) -> None:
     assert _show(*text) == lines
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sampled_from(["a", "bc", "\n", "\r", "\b", "\x1b[31m", "\x1b[0m", "\x1b[K", "é"]), max_size=30),
     st.data(),
@@ -67,6 +68,7 @@ def test_pieces_do_not_matter(tokens: list[str], data: st.DataObject) -> None:
     assert _show(*pieces) == _show(text)
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_is_taken(text: str) -> None:
     _show(text)

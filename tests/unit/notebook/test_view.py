@@ -226,8 +226,11 @@ def test_a_timeout_leaves_the_view_open() -> None:
     cell.view.keep_open()
     cell.print("later\n")
     cell.pass_time(1)
+    cell.view.on_event(
+        Result(0, "error", 0.1, failure=RankFailure(0, "h", "error", "KeyError", "'x'", "the traceback"))
+    )
     cell.finish()
-    assert cell.texts[-1] == "[0] later"
+    assert cell.texts[-1] == "[0] later\nrank 0: KeyError: 'x'\nthe traceback"
 
 
 def test_output_after_the_end_is_added_where_something_was_shown() -> None:

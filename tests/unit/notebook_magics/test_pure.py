@@ -301,3 +301,19 @@ def test_logs_fold_and_lose_nothing() -> None:
     assert len(many) == 1 + 1000 + 8 * 1000
     assert list(folded_lines([])) == []
     assert list(folded_lines([LogRecord(0, "stderr", 1, "no line end")]))[1:] == ["[0] no line end"]
+
+
+# ---- the package's names ----
+
+
+def test_public_names_all_resolve() -> None:
+    import monarch_nb
+    from monarch_nb import errors
+
+    for name in monarch_nb.__all__:
+        assert getattr(monarch_nb, name) is not None
+        assert name in dir(monarch_nb)
+    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+    assert kinds <= set(monarch_nb.__all__), "every error is public"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        monarch_nb.nothing  # noqa: B018

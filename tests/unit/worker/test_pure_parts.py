@@ -169,11 +169,11 @@ def test_presets() -> None:
 # ---- preload ----
 
 
-def test_open_nvidia_devices_are_a_trace_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_uvm_device_is_a_trace_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     assert preload.cuda_traces() == ""
-    monkeypatch.setattr(os, "readlink", lambda path: "/dev/nvidia0")
+    monkeypatch.setattr(os, "readlink", lambda path: "/dev/nvidia-uvm")
     monkeypatch.setattr(preload, "other_threads", list)  # pytest's own
-    assert "/dev/nvidia0" in preload.cuda_traces()
+    assert "/dev/nvidia-uvm" in preload.cuda_traces()
     with pytest.raises(preload.Unfit, match=r"json can not be preloaded.*initialises CUDA"):
         preload.import_modules(["json"])
 

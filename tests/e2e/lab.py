@@ -1,0 +1,243 @@
+"""A real JupyterLab, and a notebook in it as a person in front of a browser has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import nbformat
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 20.0
+WAIT_MS = 60_000
+"""How long a page may take to show what it must: far longer than it does, since other work may go on."""
+LIGHT, DARK = "JupyterLab Light", "JupyterLab Dark"
+
+_CHROMIUM_ARGUMENTS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps"),
+    "--disable-extensions",
+]
+_DONE = re.compile(r"\[\d+\]:")
+
+
+def home_variables(folder: Path) -> dict[str, str]:
+    """Return the environment in which everything that programs keep for their user lies in `folder`."""
+    names = {
+        "HOME": "home",
+        "JUPYTER_CONFIG_DIR": "config",
+        "JUPYTER_DATA_DIR": "data",
+        "JUPYTER_RUNTIME_DIR": "runtime",
+        "JUPYTERLAB_SETTINGS_DIR": "settings",
+        "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+    }
+    for name in names.values():
+        (folder / name).mkdir(mode=0o700)
+    return {variable: str(folder / name) for variable, name in names.items()}
+
+
+class Lab:
+    """A JupyterLab server.
+
+    Attributes:
+        notebooks: the folder that it serves.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.notebooks = folder / "notebooks"
+        self.notebooks.mkdir()
+        self._settings = folder / "settings" / "@jupyterlab"
+        self._token = secrets.token_hex(8)
+        self._port = _free_port()
+        self._log: deque[str] = deque(maxlen=60)
+        self._ready = threading.Event()
+        self._set("apputils-extension", "notification", {"fetchNews": "false", "checkForUpdates": False})
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1"),
+                *(f"--port={self._port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={self._token}"),
+                f"--ServerApp.root_dir={self.notebooks}",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        threading.Thread(target=self._read_log, daemon=True).start()
+
+    def wait_until_ready(self) -> None:
+        """Wait until it serves."""
+        if not self._ready.wait(START_TIMEOUT_S) or self._process.poll() is not None:
+            raise AssertionError("JupyterLab did not start:\n" + "".join(self._log))
+
+    def stop(self) -> None:
+        """End it and its kernels."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def use_theme(self, theme: str) -> None:
+        """Pages opened from now on have this theme."""
+        self._set("apputils-extension", "themes", {"theme": theme})
+
+    def write(self, name: str, cells: Sequence[str]) -> Path:
+        """Make a notebook of code cells; one that begins with "# " is a heading."""
+        make = {True: nbformat.v4.new_markdown_cell, False: nbformat.v4.new_code_cell}
+        notebook = nbformat.v4.new_notebook(cells=[make[source.startswith("# ")](source) for source in cells])
+        notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        path = self.notebooks / name
+        nbformat.write(notebook, path)
+        return path
+
+    def address(self, path: Path) -> str:
+        """Where a browser finds a notebook."""
+        return f"http://127.0.0.1:{self._port}/lab/tree/{path.name}?reset&token={self._token}"
+
+    def shut_kernels_down(self) -> None:
+        """End every kernel, as `Shut Down All Kernels` does."""
+        for session in self._request("GET", "sessions"):
+            self._request("DELETE", f"sessions/{session['id']}")
+
+    def _request(self, method: str, path: str) -> Any:
+        headers = {"Authorization": f"token {self._token}"}
+        request = Request(f"http://127.0.0.1:{self._port}/api/{path}", method=method, headers=headers)
+        with urlopen(request, timeout=STOP_TIMEOUT_S) as reply:
+            body = reply.read()
+        return json.loads(body) if body else None
+
+    def _set(self, extension: str, plugin: str, settings: dict[str, object]) -> None:
+        folder = self._settings / extension
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{plugin}.jupyterlab-settings").write_text(json.dumps(settings))
+
+    def _read_log(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._log.append(line)
+            if " is running at:" in line:
+                self._ready.set()
+        self._ready.set()  # it has ended
+
+
+@contextmanager
+def running_lab(folder: Path) -> Iterator[Lab]:
+    """A JupyterLab that keeps all it has in `folder`, of which `home_variables` are set."""
+    lab = Lab(folder)
+    try:
+        lab.wait_until_ready()
+        yield lab
+    finally:
+        lab.stop()
+
+
+@contextmanager
+def running_browser() -> Iterator[Browser]:
+    """Debian's Chromium."""
+    chromium = shutil.which("chromium")
+    assert chromium, "these tests need chromium: apt-get install chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, headless=True, args=_CHROMIUM_ARGUMENTS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class NotebookPage:
+    """A notebook that is open in the browser; its cells are known by their place."""
+
+    def __init__(self, lab: Lab, page: Page, path: Path) -> None:
+        self._lab = lab
+        self.page = page
+        self.path = path
+
+    def open(self) -> None:
+        """Load the page, or load it again, and wait until its kernel is there."""
+        self.page.goto(self._lab.address(self.path))
+        self.wait_for_kernel()
+
+    def wait_for_kernel(self) -> None:
+        """Wait until the kernel is idle."""
+        # Not the notebook's own indicator: that says "idle" before there is a kernel.
+        expect(self.page.locator("#jp-main-statusbar")).to_contain_text("(ipykernel) | Idle", timeout=WAIT_MS)
+
+    def cell(self, place: int) -> Locator:
+        return self.page.locator(".jp-Notebook .jp-Cell").nth(place)
+
+    def output(self, place: int) -> Locator:
+        """All that a cell shows."""
+        return self.cell(place).locator(".jp-Cell-outputArea")
+
+    def text(self, place: int) -> str:
+        """What a cell shows, with its lines."""
+        return self.output(place).inner_text()
+
+    def start(self, place: int) -> None:
+        """Begin a cell."""
+        self.focus(place)
+        self.page.keyboard.press("Control+Enter")
+
+    def run(self, place: int) -> str:
+        """Run a cell to its end; return what it shows."""
+        self.start(place)
+        self.wait_for_end(place)
+        return self.text(place)
+
+    def focus(self, place: int) -> None:
+        """Put the cursor at the end of a cell."""
+        self.cell(place).locator(".cm-content").click()
+        self.page.keyboard.press("Control+End")
+
+    def wait_for_end(self, place: int) -> None:
+        expect(self._prompt(place)).to_have_text(_DONE, timeout=WAIT_MS)
+
+    def assert_running(self, place: int) -> None:
+        """Whether the cell's prompt is a star now."""
+        assert self._prompt(place).inner_text() == "[*]:"
+
+    def wait_for_text(self, place: int, text: str | re.Pattern[str]) -> None:
+        """Wait until a cell shows `text`; blanks and ends of lines count as one blank."""
+        expect(self.output(place)).to_contain_text(text, timeout=WAIT_MS)
+
+    def interrupt(self) -> None:
+        """Press ■."""
+        self.page.locator("[data-command='notebook:interrupt-kernel']").first.click()
+
+    def choose(self, menu: str, *items: str) -> None:
+        """Choose from the menu bar."""
+        self.page.locator(".lm-MenuBar-item", has_text=re.compile(f"^{menu}$")).click()
+        for item in items:
+            self.page.locator(".lm-Menu-item", has_text=re.compile(f"^{re.escape(item)}")).click()
+
+    def save(self) -> nbformat.NotebookNode:
+        """Save with Ctrl+S; return what lies on the disk then."""
+        with self.page.expect_response(lambda reply: reply.request.method == "PUT" and "/contents/" in reply.url):
+            self.page.keyboard.press("Control+s")
+        return nbformat.read(self.path, as_version=4)
+
+    def _prompt(self, place: int) -> Locator:
+        return self.cell(place).locator(".jp-InputPrompt")
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port

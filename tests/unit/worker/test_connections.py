@@ -1,0 +1,124 @@
+"""Gloo's loops are told from all others, and connections are found by where they lead."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import struct
+
+from monarch_nb.worker import connections
+
+FDINFO = """pos:\t0
+flags:\t02
+mnt_id:\t15
+ino:\t1057
+tfd:       21 events:       19 data:     561fcfadb748  pos:0 ino:3788 sdev:f
+tfd:       24 events:       19 data:     561fcfadb748  pos:0 ino:3789 sdev:8
+"""
+
+
+def make_pair() -> tuple[socket.socket, socket.socket, socket.socket]:
+    """Return a listening socket, and both ends of a connection to it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(listener.getsockname())
+    return listener, client, listener.accept()[0]
+
+
+def identify(connection: socket.socket) -> connections.Connection:
+    return connection.fileno(), os.fstat(connection.fileno()).st_ino
+
+
+def test_epoll_information_is_read() -> None:
+    assert connections.parse_epoll(FDINFO) == (False, [(21, 0x3788), (24, 0x3789)])
+    assert connections.parse_epoll(FDINFO.replace("02\n", "02000002\n"))[0]
+    assert connections.parse_epoll("") == (False, [])
+
+
+def test_a_loop_like_gloos_is_found() -> None:
+    listener, client, accepted = make_pair()
+    epoll = select.epoll()
+    os.set_inheritable(epoll.fileno(), True)
+    try:
+        for each in (listener, accepted):
+            epoll.register(each, select.EPOLLIN)
+        inode = os.fstat(listener.fileno()).st_ino
+        assert connections.gloo_loops() == [connections.GlooLoop(inode, listener.getsockname(), (identify(accepted),))]
+        os.set_inheritable(epoll.fileno(), False)
+        assert connections.gloo_loops() == []
+    finally:
+        for each in (epoll, listener, client, accepted):
+            each.close()
+
+
+def test_an_asyncio_server_is_not_taken_for_gloo() -> None:
+    async def look() -> list[connections.GlooLoop]:
+        async with await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0):
+            return connections.gloo_loops()
+
+    assert asyncio.run(look()) == []
+
+
+def test_connections_are_found_by_their_remote_address_and_only_they_are_shut_down() -> None:
+    (listener, client, accepted), (*others, other) = make_pair(), make_pair()
+    mapped = socket.socket(socket.AF_INET6)
+    try:
+        mapped.connect((f"::ffff:{listener.getsockname()[0]}", listener.getsockname()[1]))
+        found = connections.connections_to({listener.getsockname()})
+        assert sorted(found) == sorted([identify(client), identify(mapped)])
+        connections.shut_down(found)
+        assert accepted.recv(1) == b""
+        others[1].sendall(b"x")
+        assert other.recv(1) == b"x"
+    finally:
+        for each in (listener, client, accepted, *others, other, mapped):
+            each.close()
+
+
+def test_a_descriptor_that_became_another_file_is_left_alone() -> None:
+    listener, client, accepted = make_pair()
+    try:
+        descriptor, inode = identify(client)
+        connections.shut_down([(descriptor, inode + 1), (10_000, 5), (0, os.fstat(0).st_ino)])
+        client.sendall(b"x")
+        assert accepted.recv(1) == b"x"
+    finally:
+        for each in (listener, client, accepted):
+            each.close()
+
+
+def test_traffic_is_equal_when_nothing_moves() -> None:
+    listener, client, accepted = make_pair()
+    try:
+        both = [identify(client), identify(accepted)]
+        before = connections.traffic(both)
+        assert before == connections.traffic(both)
+        assert before.queued_bytes == 0
+        client.sendall(b"abc")
+        assert connections.traffic(both) != before
+        assert connections.traffic(both).queued_bytes == 3
+        accepted.recv(3)
+        after = connections.traffic(both)
+        assert after.queued_bytes == 0
+        assert after != before
+    finally:
+        for each in (listener, client, accepted):
+            each.close()
+
+
+def test_knocking_stands_in_for_every_peer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connections.knock(connections.GlooLoop(1, listener.getsockname(), ()), 3)
+        said = []
+        for _ in range(3):
+            with listener.accept()[0] as connection:
+                said.append(struct.unpack("=q", connection.recv(8))[0])
+                assert connection.recv(1) == b""
+    assert said == [0, 1, 2]
+
+
+def test_addresses_are_resolved() -> None:
+    assert ("127.0.0.1", 80) in connections.resolve("localhost", 80)
+    assert connections.resolve("127.0.0.1", 5) == {("127.0.0.1", 5)}
+    assert connections.resolve("no-such-host.invalid", 5) == set()
