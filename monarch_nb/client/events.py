@@ -40,7 +40,8 @@ class Display:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A rank finished the run. `bundle` is the last expression's MIME bundle, empty when there is none."""
+    """A rank finished the run. `bundle` is the last expression's MIME bundle, empty when there is none;
+    `may_print_later`: it printed, or left a thread, task or process behind that may."""
 
     rank: int
     outcome: Literal["ok", "error", "interrupted", "died", "cancelled"]
@@ -49,6 +50,7 @@ class Result:
     metadata: dict[str, Any] = field(default_factory=dict)
     failure: RankFailure | None = None
     group_aborted: bool = False
+    may_print_later: bool = False
 
 
 @dataclass(frozen=True, slots=True)

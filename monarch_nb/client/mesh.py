@@ -17,7 +17,7 @@ from monarch_nb.errors import MonarchNbError, NodeUnreachable, PickleError, Rank
 from monarch_nb.frames import pack_pickle
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
-from monarch_nb.shape import Extent, name_ranks
+from monarch_nb.shape import Extent, format_ranks, name_ranks
 
 if TYPE_CHECKING:
     from monarch_nb.client.pool import HeldReservation
@@ -314,11 +314,11 @@ class Mesh:
         if not dead:
             return
         alive = [rank for rank in self.ranks if rank not in self.core.dead]
-        others = f", or leave it out: -t {','.join(map(str, alive))}" if alive else ""
-        names = ",".join(map(str, dead))
+        them, are = ("it", "is") if len(dead) == 1 else ("them", "are")
+        others = f", or leave {them} out: -t {format_ranks(alive)}" if alive else ""
         raise RankDead(
-            f"{name_ranks(dead)} dead ({self.core.dead[dead[0]]}): %mesh restart -t {names} starts "
-            f"{'it' if len(dead) == 1 else 'them'} again{others}",
+            f"{name_ranks(dead)} {are} dead ({self.core.dead[dead[0]]}): %mesh restart -t {format_ranks(dead)} starts "
+            f"{them} again{others}",
             dead,
         )
 

@@ -92,7 +92,12 @@ class HeldReservation:
     @property
     def complete(self) -> bool:
         """Every node answers and has spawned its part of the main mesh."""
-        return len(self.nodes) == self.facts.nodes and all(status.meshes for _, status in self.nodes.values())
+        return not self.missing and all(status.meshes for _, status in self.nodes.values())
+
+    @property
+    def missing(self) -> int:
+        """How many of its nodes do not answer."""
+        return self.facts.nodes - len(self.nodes)
 
 
 class Pool:
@@ -106,6 +111,15 @@ class Pool:
     def is_up(self) -> bool:
         """Whether a node lives."""
         return bool(self._living_nodes())
+
+    def revive(self, say: Progress) -> None:
+        """Start the allocators again that died; they adopt their ranks.
+
+        Raises:
+            PoolError: one did not start.
+        """
+        if not all(node.alive for node in provisioner().nodes(pool=self.name)):
+            provisioner().up(pool=self.name, progress=say)
 
     def _living_nodes(self) -> list[Node]:
         return [node for node in provisioner().nodes(pool=self.name) if node.alive]
@@ -286,13 +300,17 @@ async def spawn_mesh(
     return mesh_id
 
 
-async def release(connections: Iterable[Connection], reservation_id: str) -> None:
-    """Give a reservation back on every node that answers."""
+async def release(connections: Iterable[Connection], reservation_id: str) -> list[MonarchNbError]:
+    """Give a reservation back on every node that answers; return why others did not."""
     request = pb.ReleaseRequest(reservation_id=reservation_id)
     calls = (connection.unary("Release", request) for connection in connections)
+    failed = []
     for reply in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(reply, BaseException) and not isinstance(reply, MonarchNbError):
+        if isinstance(reply, MonarchNbError):
+            failed.append(reply)
+        elif isinstance(reply, BaseException):
             raise reply
+    return failed
 
 
 async def _all(calls: Iterable[object]) -> None:
@@ -331,6 +349,17 @@ def not_found(name: str | None, held: list[HeldReservation]) -> ReservationNotFo
     what = f"no reservation {name!r}" if name else "nothing to attach to"
     there = f"you hold {', '.join(mine)}" if mine else "you hold none: %mesh reserve NAME --nodes 1 --procs 4"
     return ReservationNotFound(f"{what}; {there}")
+
+
+def not_whole(held: HeldReservation) -> MonarchNbError:
+    """Return the error that says why a reservation can not be used."""
+    name, facts = held.facts.name, held.facts
+    if held.missing:
+        return NodeUnreachable(f"{name!r} is held, but {held.missing} of its {facts.nodes} nodes do not answer")
+    return ReservationNotFound(
+        f"{name!r} is not ready: another process is just reserving it, or died half-way (then it is given back within "
+        f"{config.PROVISIONAL_LEASE_S:g} s)"
+    )
 
 
 def environment_option(chosen: Mapping[str, str | None] | None) -> dict[str, str]:

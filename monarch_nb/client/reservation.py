@@ -95,8 +95,13 @@ class Reservation:
         return _info(held)
 
     def release(self) -> None:
-        """End its ranks and give its slots back. Nothing is asked; releasing twice is fine."""
-        call(pools.release(self._connections.values(), self.id))
+        """End its ranks and give its slots back. Nothing is asked; releasing twice is fine.
+
+        Raises:
+            NodeUnreachable: a node did not answer: its ranks go on. The others' have ended.
+        """
+        if failed := call(pools.release(self._connections.values(), self.id)):
+            raise failed[0]
 
 
 async def _find_id(pool: Pool, reservation_id: str, name: str) -> HeldReservation:
@@ -145,6 +150,7 @@ def reserve(
         CapacityError: the pool has not that much, or not that much free.
         ReservationConflict: the name is held with another shape.
         SpawnError: ranks could not be started (a broken preload: PreloadError).
+        NodeUnreachable: it is held, and a node of it does not answer.
     """
     name = _checked_name(name or DEFAULT_NAME)
     shape = _checked_shape(nodes, procs, gpus)
@@ -156,6 +162,7 @@ def reserve(
         preload=config.DEFAULT_PRELOAD if preload is None else tuple(preload),
         environment=pools.environment_option(env),
     )
+    chosen.revive(say)
     if not chosen.is_up:
         _start_pool(chosen, shape, say)
     held = call(_reserve(chosen, name, shape, options, notebook or "", replace, say))
@@ -174,6 +181,8 @@ async def _reserve(
                 f"{name!r} is already held with {held.shape}; --replace releases it first (its ranks and their "
                 f"variables are lost), or choose another name"
             )
+        if held.missing and not replace:
+            raise pools.not_whole(held)
         if held.complete or replace:
             say(f"releasing {name}")
         await pools.release([connection for connection, _ in held.nodes.values()], held.reservation_id)
@@ -198,13 +207,17 @@ def _start_pool(pool: Pool, shape: Shape, say: Progress) -> None:
 def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str | None = None) -> Reservation:
     """Return a living reservation: by name, else the notebook's, else the only one.
 
+    Allocators of the pool that died are started again: they adopt their ranks.
+
     Raises:
         ReservationNotFound: there is none, or several; the message lists them.
+        NodeUnreachable: a node of it does not answer.
         PoolError: no pool is up.
     """
     chosen = pool_named(pool)
+    chosen.revive(_silent)
     held = call(chosen.reservations())
-    mine = [one for one in held if one.facts.owner == current_owner() and one.complete]
+    mine = [one for one in held if one.facts.owner == current_owner()]
     if name:
         matching = [one for one in mine if one.facts.name == name]
     else:
@@ -213,6 +226,8 @@ def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str
         matching = mine
     if not matching:
         raise pools.not_found(name, held)
+    if not matching[-1].complete:
+        raise pools.not_whole(matching[-1])
     return Reservation(chosen, matching[-1])
 
 

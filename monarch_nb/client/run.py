@@ -237,8 +237,8 @@ class Run:
         post(self._tell_collected)
 
     def _tell_collected(self) -> None:
-        for connection in self._connections():
-            connection.collect(self.id)
+        for node in self._by_node(self.ranks):
+            self.mesh.core.connections[node].collect(self.id)
 
     def add_listener(self, listener: Listener) -> None:
         """Call `listener` with the run's events, on the background thread: the first one with all of them from the
@@ -536,7 +536,7 @@ def _display_event(rank: int, display: run_pb2.Display) -> events.Display:
     }
     kind = kinds.get(display.kind, "show")
     if kind == "clear":
-        return events.Display(rank, kind, metadata=content)
+        return events.Display(rank, kind, content)
     display_id = content.get("transient", {}).get("display_id")
     return events.Display(rank, kind, content.get("data", {}), content.get("metadata", {}), display_id)
 
@@ -552,6 +552,7 @@ def _result_event(packed: run_pb2.RankResult, host: str) -> events.Result:
         metadata=content.get("metadata", {}),
         failure=None if outcome == "ok" else _failure(packed, outcome, host),
         group_aborted=packed.group_aborted,
+        may_print_later=not packed.untouched and outcome not in ("died", "cancelled"),
     )
 
 

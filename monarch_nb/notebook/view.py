@@ -85,6 +85,7 @@ class RunView:
         self._lock = threading.Lock()
         self._started_s = clock()
         self._duration_s = 0.0  # of the slowest rank
+        self._may_print_later = False
         self._over_s: float | None = None
         self._left = False  # the cell that the output belongs to has returned
         self._kept_open = False
@@ -108,6 +109,7 @@ class RunView:
                 self._not_before_s = max(self._not_before_s, now_s + FIRST_UPDATE_S)
             if isinstance(event, Result):
                 self._duration_s = max(self._duration_s, event.duration_s)
+                self._may_print_later |= event.may_print_later
             if isinstance(event, Finished):
                 self._end(now_s)
                 if self._kept_open:
@@ -123,8 +125,7 @@ class RunView:
             self._schedule(self._clock())
 
     def close(self) -> None:
-        """Show the final state, on the thread of the cell, which returns. Output that comes later is still added to
-        what was shown; when nothing was shown it stays in the logs."""
+        """Show the final state, on the thread of the cell, which returns. Output that comes later is still added."""
         with self._lock:
             now_s = self._clock()
             self._fold.add(Finished(), now_s)
@@ -193,9 +194,10 @@ class RunView:
             status=self._status(now_s),
             status_alone=self._kept_open or self._shown is not None or not self._over,
         )
-        if bundle == self._shown or (not bundle and self._shown is None):
+        keeps_place = self._over and self._may_print_later  # a later output must find its cell
+        if bundle == self._shown or (not bundle and self._shown is None and not keeps_place):
             return 0
-        bundle = bundle or {"text/html": "", "text/plain": ""}  # cleared
+        bundle = bundle or {"text/html": "", "text/plain": ""}  # nothing yet, or cleared
         self._publish(bundle, self._shown is not None)
         self._shown = bundle
         return len(bundle["text/html"])

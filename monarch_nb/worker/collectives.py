@@ -126,12 +126,12 @@ def _awaited(frame: FrameType) -> str | None:
 
 def _method_called(frame: FrameType) -> tuple[str, Any] | None:
     """Return the name of the method that `frame` is calling, and its object when that is a name like `a` or `a.b`."""
-    *before, call = [step for step in dis.get_instructions(frame.f_code) if step.offset <= frame.f_lasti] or [None]
-    if call is None or not call.opname.startswith("CALL"):
+    steps = [step for step in dis.get_instructions(frame.f_code) if step.offset <= frame.f_lasti]
+    if not steps or not steps[-1].opname.startswith("CALL"):
         return None
-    start = _start(call)
+    start = _start(steps[-1])
     # All that makes up `a.b.method` begins where the call begins.
-    chain = [step for step in before[-_LONGEST_CALL:] if _start(step) == start]
+    chain = [step for step in steps[-_LONGEST_CALL:-1] if _start(step) == start]
     while chain and chain[-1].opname not in ("LOAD_METHOD", "LOAD_ATTR"):
         chain.pop()
     if start is None or not chain:

@@ -80,6 +80,7 @@ class Rank:
         self._queue: deque[RunSpec] = deque()
         self._work: socket.socket | None = None
         self._must_forget_groups = False
+        self._last_error: BaseException | None = None
         self._pid = os.getpid()
         self._control = ControlThread(
             listener,
@@ -164,7 +165,8 @@ class Rank:
             active = ActiveRun(spec.run_id)
             result = RankResult(run_id=spec.run_id, rank=self._spec.rank, outcome=OUTCOME_OK)
             self._results.start(spec.run_id)
-            self._shell.forget_errors()
+            self._shell.forget_error(self._last_error)
+            self._last_error = None
             output = self._output_of(spec)
             self._interrupter.install()
             self._interrupter.active = active
@@ -196,6 +198,7 @@ class Rank:
             _leave_forked_child(error)
         self._interrupter.finished()
         if error is not None:
+            self._last_error = error
             self._describe(error, active, result)
         result.group_aborted = active.group_aborted
         result.duration_s = time.monotonic() - active.started

@@ -103,7 +103,7 @@ class RankShell(InteractiveShell):
         """What user code calls to run a cell inside its own."""
         self._nested_cells += 1
         try:
-            return super().run_cell(*args, **kwargs)
+            return super().run_cell(*args, **kwargs)  # type: ignore[no-untyped-call]
         finally:
             self._nested_cells -= 1
 
@@ -111,7 +111,7 @@ class RankShell(InteractiveShell):
         """What `%reset` calls: clear the namespace, but for what every rank starts with."""
         names = ("rank", "world_size", "local_rank", "device", "dist")
         kept = {name: self.user_ns[name] for name in names if name in self.user_ns}
-        super().reset(*args, **kwargs)
+        super().reset(*args, **kwargs)  # type: ignore[no-untyped-call]
         self.user_ns.update(kept)
 
     def cell_label(self, filename: str) -> str | None:
@@ -181,10 +181,9 @@ class RankShell(InteractiveShell):
             lines = self.InteractiveTB.structured_traceback(kind, error, trace, tb_offset=0)
         return str(self.InteractiveTB.stb2text(lines))
 
-    def forget_errors(self) -> None:
-        """Release the last error with the frames that it keeps alive."""
-        result, self.last_execution_result = self.last_execution_result, None
-        error = (result.error_in_exec or result.error_before_exec) if result is not None else None
+    def forget_error(self, error: BaseException | None) -> None:
+        """Release everything that the last run's error keeps alive."""
+        self.last_execution_result = None
         while error is not None:
             _release_frames(error.__traceback__)
             error = error.__cause__ or error.__context__
@@ -216,8 +215,10 @@ def _warm_up(shell: RankShell) -> None:
     with contextlib.suppress(StopIteration):
         shell.run_cell_async(code, transformed_cell=code).send(None)
     assert shell.last_execution_result is not None
-    shell.render(shell.last_execution_result.error_in_exec)
-    shell.forget_errors()
+    error = shell.last_execution_result.error_in_exec
+    assert error is not None
+    shell.render(error)
+    shell.forget_error(error)
     shell.displayhook.clear()
     linecache.clearcache()
     shell.compile._filename_map.clear()

@@ -208,9 +208,9 @@ class NotebookPage:
     def wait_for_end(self, place: int) -> None:
         expect(self._prompt(place)).to_have_text(_DONE, timeout=WAIT_MS)
 
-    def assert_running(self, place: int) -> None:
+    def is_running(self, place: int) -> bool:
         """Whether the cell's prompt is a star now."""
-        assert self._prompt(place).inner_text() == "[*]:"
+        return self._prompt(place).inner_text() == "[*]:"
 
     def wait_for_text(self, place: int, text: str | re.Pattern[str]) -> None:
         """Wait until a cell shows `text`; blanks and ends of lines count as one blank."""

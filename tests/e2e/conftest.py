@@ -1,0 +1,99 @@
+"""One JupyterLab, one browser and one pool for all these tests; a notebook, its kernel and its mesh for each."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import BrowserContext
+
+import monarch_nb
+from e2e.lab import Lab, NotebookPage, home_variables, running_browser, running_lab
+from leaks import processes_of
+from monarch_nb.provision import Node
+
+PICTURES = Path(__file__).parents[2] / "build" / "e2e"
+"""Where a failed test leaves what the page looked like."""
+OPEN_MESH = "%load_ext monarch_nb\n%mesh reserve dev --nodes 2 --procs 2"
+OpenNotebook = Callable[..., NotebookPage]
+
+
+@pytest.fixture(scope="session")
+def workplace() -> Iterator[Path]:
+    """The folder in which all programs of these tests keep what they keep."""
+    folder = Path(tempfile.mkdtemp(prefix="mnb-e2e-", dir="/tmp"))
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in home_variables(folder).items():
+                patch.setenv(name, value)
+            yield folder
+        leaks = processes_of(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    assert not leaks, "left behind:\n" + "\n".join(map(str, leaks))
+
+
+@pytest.fixture(scope="session")
+def lab(workplace: Path, shared_home: Path, shared_pool: list[Node]) -> Iterator[Lab]:
+    with running_lab(workplace) as lab:
+        yield lab
+    shutil.rmtree(shared_home / "notebooks", ignore_errors=True)  # what is remembered of notebooks is meant to stay
+
+
+@pytest.fixture(scope="session")
+def browser_context(lab: Lab) -> Iterator[BrowserContext]:
+    """A browser that keeps JupyterLab's files, so that only the first page loads them."""
+    with running_browser() as browser:
+        yield browser.new_context(viewport={"width": 1000, "height": 1200})
+
+
+@pytest.fixture
+def open_notebook(
+    request: pytest.FixtureRequest, lab: Lab, browser_context: BrowserContext
+) -> Iterator[OpenNotebook]:
+    """Open a notebook of some code cells; its first cell, which has run then, loads the magics and holds 2 × 2 ranks."""
+    page = browser_context.new_page()
+    name = re.sub(r"\W", "_", request.node.name)
+
+    def open_one(*cells: str) -> NotebookPage:
+        notebook = NotebookPage(lab, page, lab.write(f"{name}.ipynb", [OPEN_MESH, *cells]))
+        notebook.open()
+        notebook.run(0)
+        return notebook
+
+    failed = request.session.testsfailed
+    yield open_one
+    if request.session.testsfailed > failed:
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=PICTURES / f"{name}.png")
+    page.close()
+    lab.shut_kernels_down()
+    for reservation in monarch_nb.list_reservations():
+        monarch_nb.attach(reservation.name).release()
+
+
+@pytest.fixture
+def signals(tmp_path: Path) -> Signals:
+    """Lets a test say when code on the ranks goes on."""
+    return Signals(tmp_path)
+
+
+class Signals:
+    """Ranks wait in `wait_for("name")` until the test calls `give("name")`: nothing depends on how fast anything is."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.code = (
+            "import os, time\n"
+            "def wait_for(name):\n"
+            f"    while not os.path.exists(f'{folder}/{{name}}'):\n"
+            "        time.sleep(0.02)"
+        )
+        """A cell that defines `wait_for`."""
+
+    def give(self, name: str) -> None:
+        (self._folder / name).touch()
