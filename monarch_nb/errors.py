@@ -88,10 +88,6 @@ class RunNotFound(MonarchNbError):
     """The run is not known (any more)."""
 
 
-class RunPending(MonarchNbError):
-    """The result was asked for while the run goes on."""
-
-
 class SpawnError(MonarchNbError):
     """Ranks could not be started."""
 

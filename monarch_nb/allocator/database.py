@@ -57,7 +57,8 @@ class Database:
                 else:
                     self._connection.execute("INSERT OR REPLACE INTO record VALUES (?, ?, ?)", (kind, key, body))
         except sqlite3.Error:
-            self._connection.execute("ROLLBACK")
+            if self._connection.in_transaction:  # SQLite itself rolls back when the disk is full
+                self._connection.execute("ROLLBACK")
             raise
         self._connection.execute("COMMIT")
         self._written |= {name for name, body in self._pending.items() if body is not None}

@@ -77,10 +77,19 @@ async def _all_records(files: RankFiles, number: int) -> AsyncIterator[pb.LogRec
                 yield pb.LogRecords(records=records)
             pending = rest
             if len(pending) > 4 * _PIECE_BYTES:  # a very long line travels in pieces
-                yield pb.LogRecords(records=[_record(files.rank, number, kind, pending)])
-                pending = b""
+                cut = _last_character(pending)
+                yield pb.LogRecords(records=[_record(files.rank, number, kind, pending[:cut])])
+                pending = pending[cut:]
         if pending:
             yield pb.LogRecords(records=[_record(files.rank, number, kind, pending)])
+
+
+def _last_character(data: bytes) -> int:
+    """Return where the last UTF-8 character of `data` begins."""
+    start = len(data) - 1
+    while start > len(data) - 4 and data[start] & 0xC0 == 0x80:
+        start -= 1
+    return start
 
 
 def _record(rank: int, number: int, kind: str, text: bytes) -> pb.LogRecord:

@@ -13,7 +13,7 @@ from monarch_nb.client import pool as pools
 from monarch_nb.client.bridge import call
 from monarch_nb.client.mesh import Mesh, RankInfo, rank_infos
 from monarch_nb.client.pool import HeldReservation, Pool, Progress, Shape, SpawnOptions, current_owner, pool_named
-from monarch_nb.errors import CapacityError, ReservationConflict, UsageError
+from monarch_nb.errors import CapacityError, NodeUnreachable, ReservationConflict, UsageError
 from monarch_nb.provision import provisioner
 from monarch_nb.shape import Extent
 
@@ -100,8 +100,11 @@ class Reservation:
         Raises:
             NodeUnreachable: a node did not answer: its ranks go on. The others' have ended.
         """
-        if failed := call(pools.release(self._connections.values(), self.id)):
-            raise failed[0]
+        failed = call(pools.release(self._connections.values(), self.id))
+        exist = {node.node_id for node in provisioner().nodes(pool=self._pool.name)}
+        for error in failed:
+            if not isinstance(error, NodeUnreachable) or error.node in exist:
+                raise error
 
 
 async def _find_id(pool: Pool, reservation_id: str, name: str) -> HeldReservation:

@@ -31,6 +31,14 @@ def when_imported(patch: Callable[[Any], None]) -> None:
         sys.meta_path.insert(0, _AfterImport(patch))
 
 
+def replace(function: Callable[..., Any], by: Callable[..., Any]) -> None:
+    """Replace a function in all modules of torch.distributed that have imported it."""
+    name = function.__name__
+    for module in [module for path, module in sys.modules.items() if path.startswith("torch.distributed")]:
+        if vars(module).get(name) is function:
+            setattr(module, name, by)
+
+
 def default_group() -> Any:
     """Return the default group, or None."""
     c10d: Any = sys.modules.get(MODULE)

@@ -1,12 +1,10 @@
 """From an exception in user code to the Failure that the notebook shows."""
 
-from collections.abc import Iterator
-
 from monarch_nb.proto.run_pb2 import Failure
 from monarch_nb.worker import process_groups
 from monarch_nb.worker.shell import RankShell
 from monarch_nb.worker.text import encodable
-from monarch_nb.worker.user_code import UserCode
+from monarch_nb.worker.user_code import UserCode, error_chain
 
 _MESSAGE_CHARACTERS = 20_000
 _TRACEBACK_CHARACTERS = 80_000
@@ -59,7 +57,7 @@ def describe(shell: RankShell, user_code: UserCode, error: BaseException, *, onl
     where = user_code.line_of_traceback(error.__traceback__)
     if isinstance(error, SyntaxError) and not where and error.filename:
         where = user_code.line(error.filename, error.lineno or 1)
-    for each in chain(error):
+    for each in error_chain(error):
         each.__traceback__ = user_code.trim(each.__traceback__, only_users=only_users)
     return Failure(
         name=encodable(type(error).__name__),
@@ -88,12 +86,3 @@ def _shortened(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     return f"{text[: limit // 2]}\n… {len(text) - limit:,} characters left out …\n{text[-limit // 2 :]}"
-
-
-def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and those that it was raised from or while handling."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__

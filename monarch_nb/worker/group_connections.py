@@ -12,7 +12,6 @@ from monarch_nb.worker import connections
 from monarch_nb.worker.connections import Connection, Endpoint, GlooLoop
 
 _SWEEP_S = 0.02
-_SWEEPS_S = 2.0
 _MOVING_S = 5.0
 _STUCK_S = 0.5
 
@@ -95,16 +94,14 @@ class GroupConnections:
                 connections.knock(loop, self._group_size)
 
     def sweep(self) -> Iterator[None]:
-        """Wait for a standstill; then yield again and again, for `shut_down`, as long as the making of a group goes on.
+        """Wait for a standstill; then yield, for `shut_down`, and again as long as the making of a group goes on.
 
-        It goes through moments without any connection to shut down.
+        It goes through moments without any connection to shut down, and tries to connect more than once.
         """
         self._wait_for_standstill()
-        deadline = time.monotonic() + _SWEEPS_S
-        while time.monotonic() < deadline:
+        yield
+        while not self._idle.wait(_SWEEP_S):
             yield
-            if self._idle.wait(_SWEEP_S):
-                return
 
     def _wait_for_standstill(self) -> None:
         """Wait until nothing moves between this rank and its peers, as when a collective hangs.

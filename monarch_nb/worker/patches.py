@@ -5,6 +5,7 @@ import getpass
 import multiprocessing.context
 import multiprocessing.reduction
 import sys
+import warnings
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NoReturn
@@ -21,6 +22,8 @@ def install() -> None:
     builtins.input = _refuse_input
     getpass.getpass = _refuse_input
     sys.breakpointhook = _refuse_breakpoint
+    # Python 3.12 warns because of the control thread, of which a forked child keeps nothing.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
     reduction: Any = multiprocessing.reduction
     reduction.dump = _dump_for_spawn(reduction.dump)
 

@@ -150,6 +150,7 @@ def forget_groups() -> None:
     """
     if _state.broken is None and not _is_left():
         return
+    _state.hush.begin()
     with _state.connections.lock:
         _state.forgotten, _state.broken = _state.broken or _Break(), None
         _state.connections.shut_down()
@@ -223,9 +224,8 @@ def _raise_if_broken() -> None:
 
 
 def _patch(rendezvous: Rendezvous, module: Any) -> None:
-    package: Any = sys.modules["torch.distributed"]
-    package.init_process_group = module.init_process_group = _wrap_init(rendezvous, module)
-    package.destroy_process_group = module.destroy_process_group = _wrap_destroy(module)
+    c10d.replace(module.init_process_group, _wrap_init(rendezvous, module))
+    c10d.replace(module.destroy_process_group, _wrap_destroy(module))
     module._new_process_group_helper = _wrap_helper(module._new_process_group_helper)
     handlers: Any = sys.modules["torch.distributed.rendezvous"]
     handlers._rendezvous_handlers["env"] = functools.partial(_meet, rendezvous)
@@ -288,7 +288,11 @@ def _is_left() -> bool:
     """Return whether a peer has left the default group: then it is of no use to anyone."""
     if c10d.default_group() is None or _state.rendezvous is None:
         return False
-    return _state.connections.lost_peers() or _state.rendezvous.was_left()
+    _state.hush.begin()
+    try:
+        return _state.connections.lost_peers() or _state.rendezvous.was_left()
+    finally:
+        _state.hush.end()
 
 
 def _is_same_group(module: Any, wanted: dict[str, Any]) -> bool:

@@ -23,20 +23,13 @@ from traitlets.config import Config
 
 from monarch_nb.proto.run_pb2 import Display
 from monarch_nb.worker import streams
+from monarch_nb.worker.user_code import error_chain
 
 _SIGINT_GRACE_S = 0.5
 INTERACTIVESHELL_FILE = InteractiveShell.run_code.__code__.co_filename
-_CELL_RUNNERS = {
-    function.__code__
-    for function in (InteractiveShell.run_code, InteractiveShell.run_ast_nodes, InteractiveShell.run_cell_async)
-}
+_CELL_RUNNERS = {getattr(InteractiveShell, f"run_{name}").__code__ for name in ("code", "ast_nodes", "cell_async")}
 _SCRIPT_RUNNERS = {
-    function.__code__
-    for function in (
-        InteractiveShell.safe_execfile,
-        InteractiveShell.safe_execfile_ipy,
-        InteractiveShell.safe_run_module,
-    )
+    getattr(InteractiveShell, f"safe_{name}").__code__ for name in ("execfile", "execfile_ipy", "run_module")
 }
 
 
@@ -184,9 +177,8 @@ class RankShell(InteractiveShell):
     def forget_error(self, error: BaseException | None) -> None:
         """Release everything that the last run's error keeps alive."""
         self.last_execution_result = None
-        while error is not None:
-            _release_frames(error.__traceback__)
-            error = error.__cause__ or error.__context__
+        for each in error_chain(error):
+            _release_frames(each.__traceback__)
         self.InteractiveTB.tb = None
         self.SyntaxTB.last_syntax_error = None
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):

@@ -112,3 +112,12 @@ def awaited_frames(awaitable: Any) -> list[FrameType]:
             frames.insert(0, frame)
         awaitable = getattr(awaitable, "cr_await", None) or getattr(awaitable, "gi_yieldfrom", None)
     return frames
+
+
+def error_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that it was raised from or while handling."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

@@ -5,21 +5,20 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import BrowserContext
 
 import monarch_nb
-from e2e.lab import Lab, NotebookPage, home_variables, running_browser, running_lab
+from e2e.lab import Lab, NotebookPage, OpenNotebook, Signals, home_variables, running_browser, running_lab
 from leaks import processes_of
 from monarch_nb.provision import Node
 
 PICTURES = Path(__file__).parents[2] / "build" / "e2e"
 """Where a failed test leaves what the page looked like."""
 OPEN_MESH = "%load_ext monarch_nb\n%mesh reserve dev --nodes 2 --procs 2"
-OpenNotebook = Callable[..., NotebookPage]
 
 
 @pytest.fixture(scope="session")
@@ -80,20 +79,3 @@ def open_notebook(
 def signals(tmp_path: Path) -> Signals:
     """Lets a test say when code on the ranks goes on."""
     return Signals(tmp_path)
-
-
-class Signals:
-    """Ranks wait in `wait_for("name")` until the test calls `give("name")`: nothing depends on how fast anything is."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.code = (
-            "import os, time\n"
-            "def wait_for(name):\n"
-            f"    while not os.path.exists(f'{folder}/{{name}}'):\n"
-            "        time.sleep(0.02)"
-        )
-        """A cell that defines `wait_for`."""
-
-    def give(self, name: str) -> None:
-        (self._folder / name).touch()

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -187,7 +187,7 @@ class NotebookPage:
 
     def text(self, place: int) -> str:
         """What a cell shows, with its lines."""
-        return self.output(place).inner_text()
+        return self.output(place).inner_text().rstrip("\n")
 
     def start(self, place: int) -> None:
         """Begin a cell."""
@@ -234,6 +234,26 @@ class NotebookPage:
 
     def _prompt(self, place: int) -> Locator:
         return self.cell(place).locator(".jp-InputPrompt")
+
+
+OpenNotebook = Callable[..., NotebookPage]
+
+
+class Signals:
+    """Ranks wait in `wait_for("name")` until the test calls `give("name")`: nothing depends on how fast anything is."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.code = (
+            "import os, time\n"
+            "def wait_for(name):\n"
+            f"    while not os.path.exists(f'{folder}/{{name}}'):\n"
+            "        time.sleep(0.02)"
+        )
+        """A cell that defines `wait_for`."""
+
+    def give(self, name: str) -> None:
+        (self._folder / name).touch()
 
 
 def _free_port() -> int:

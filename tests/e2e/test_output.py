@@ -6,7 +6,7 @@ import re
 
 from playwright.sync_api import Page, expect
 
-from e2e.conftest import OpenNotebook, Signals
+from e2e.lab import OpenNotebook, Signals
 
 RESPONSIVE_MS = 2_000
 """How long the page may take to draw a frame at any time (a frozen page takes tens of seconds)."""

@@ -148,16 +148,21 @@ class ForkedRanks:
         space: dict[str, Any] = {"rank": rank, "world_size": self.world_size}
         while True:
             function = cloudpickle.loads(work.recv_bytes())
+            _forget(broken)
             try:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 result = function(space)
             except BaseException as error:  # noqa: BLE001 - user code
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 result = Failure(error)
-            if broken.is_set():
-                process_groups.forget_groups()
-                broken.clear()
+            _forget(broken)
             work.send(result)
+
+
+def _forget(broken: threading.Event) -> None:
+    if broken.is_set():
+        broken.clear()
+        process_groups.forget_groups()
 
 
 def _answer(control: Connection, broken: threading.Event) -> None:

@@ -446,7 +446,8 @@ def test_the_frames_of_a_failed_cell_are_released_when_the_next_starts(rank: Ran
     (Path(rank.spec.directory) / "failing.py").write_text(f"{code}step()\n")
     assert rank.run("%run -i failing.py").outcome == OUTCOME_ERROR
     assert rank.ok("seen[-1]() is None") is True
-    assert rank.run(f"{code}0") and rank.pull("step()").outcome == OUTCOME_ERROR
+    rank.ok(code)
+    assert rank.pull("step()").outcome == OUTCOME_ERROR
     assert rank.ok("seen[-1]() is None") is True
     awaited = f"import asyncio\nasync def later():\n    await asyncio.sleep(0)\n{code}    pass\nawait later()\nstep()"
     assert rank.run(awaited).outcome == OUTCOME_ERROR

@@ -1,0 +1,76 @@
+"""Interrupts, lost kernels and Tab, in JupyterLab."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+from playwright.sync_api import expect
+
+from e2e.lab import WAIT_MS, NotebookPage, OpenNotebook, Signals
+from leaks import wait_for_end
+
+
+def test_the_stop_button_frees_ranks_that_hang_in_a_collective(open_notebook: OpenNotebook) -> None:
+    init = "%%mesh\nimport torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    reduce = "x = torch.ones(1) * rank\ndist.all_reduce(x)\nx.item()"
+    notebook = open_notebook(
+        f"{init}kept = {{'steps': 7}}\n{reduce}",
+        "%%mesh\nif rank == 0:\n    raise ValueError('bad batch')\ndist.all_reduce(x)",
+        f"{init}{reduce}",
+        "%mesh pull kept['steps']",
+    )
+    assert notebook.run(1).splitlines()[-1] == "Out[0-3]: 6.0"
+    notebook.start(2)
+    notebook.wait_for_text(2, re.compile(r"ranks 1-3 wait in all_reduce.*rank 0 raised ValueError"))
+    assert notebook.is_running(2)
+    notebook.interrupt()
+    notebook.wait_for_end(2)
+    assert "ValueError: bad batch" in notebook.text(2)
+    assert notebook.run(3).splitlines()[-1] == "Out[0-3]: 6.0"
+    assert notebook.run(4) == "[7, 7, 7, 7]"
+
+
+def test_a_lost_kernel_gets_its_mesh_and_its_running_cell_back(open_notebook: OpenNotebook, signals: Signals) -> None:
+    train = "for step in range(3):\n    print('step', step)\n    wait_for(step)\nprint('trained')\nstep"
+    notebook = open_notebook(
+        f"import os\nprint(os.getpid())\n%mesh push answer=42",
+        f"%%mesh\n{signals.code}",
+        f"%%mesh\n{train}",
+        "%load_ext monarch_nb",
+        "%mesh attach",
+        "%mesh pull answer",
+    )
+    pid = int(notebook.run(1).splitlines()[0])
+    notebook.run(2)
+    notebook.start(3)
+    notebook.wait_for_text(3, "[0-3] step 0")
+    os.kill(pid, signal.SIGKILL)
+    wait_for_end(pid, WAIT_MS / 1000)
+    _dismiss_dialog(notebook)
+    notebook.wait_for_kernel()
+    signals.give("0")
+    restart(notebook)
+    told = notebook.run(4)
+    assert told == "attached to dev: 2 nodes × 2 procs, 4 ranks alive, cell 4 still running: %mesh attach follows it"
+    notebook.start(5)
+    notebook.wait_for_text(5, "[0-3] step 1")
+    assert notebook.is_running(5)
+    signals.give("1")
+    signals.give("2")
+    notebook.wait_for_end(5)
+    notebook.wait_for_text(5, re.compile(r"\[0-3\] trained\s*Out\[0-3\]: 2"))
+    assert notebook.run(6) == "[42, 42, 42, 42]"
+
+
+def test_tab_completes_names_of_a_rank_and_subcommands(open_notebook: OpenNotebook) -> None:
+    notebook = open_notebook("%%mesh\nglobals()['weights' + '_of_layer_1'] = 1", "%%mesh\nprint(weig", "%mesh re")
+    notebook.run(1)
+    notebook.focus(2)
+    notebook.page.keyboard.press("Tab")
+    expect(notebook.cell(2).locator(".cm-content")).to_contain_text("weights_of_layer_1", timeout=WAIT_MS)
+    notebook.focus(3)
+    notebook.page.keyboard.press("Tab")
+    offered = notebook.page.locator(".jp-Completer .jp-Completer-match")
+    expect(offered).to_have_text(["reserve", "release", "restart"], timeout=WAIT_MS)

@@ -1,0 +1,90 @@
+"""A rank's environment: torchrun's variables, the leased GPUs, the allocator's own and what --env adds."""
+
+import pytest
+
+from monarch_nb.allocator.environment import rank_environment
+from monarch_nb.config import RANK_TOKEN_VARIABLE
+from monarch_nb.proto import allocator_pb2 as pb
+
+
+def spec(**changes: object) -> pb.SpawnRequest:
+    facts: dict[str, object] = {
+        "mesh_id": "mesh",
+        "first_rank": 4,
+        "ranks": 4,
+        "world_size": 8,
+        "node_rank": 1,
+        "master_host": "127.0.0.1",
+        "master_port": 29500,
+    }
+    return pb.SpawnRequest(**(facts | changes))  # type: ignore[arg-type]
+
+
+def environment(
+    base: dict[str, str] | None = None,
+    spec: pb.SpawnRequest = spec(),  # noqa: B008
+    rank: int = 6,
+    gpus: tuple[int, ...] = (),
+    cpu_count: int = 16,
+) -> dict[str, str]:
+    return rank_environment(base or {}, spec, rank, gpu_indices=gpus, incarnation=2, token="t", cpu_count=cpu_count)
+
+
+def test_torchruns_variables() -> None:
+    assert environment().items() >= {
+        "RANK": "6",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "2",
+        "LOCAL_WORLD_SIZE": "4",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "NODE_RANK": "1",
+        "ROLE_RANK": "6",
+        "ROLE_WORLD_SIZE": "8",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RUN_ID": "mesh",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "OMP_NUM_THREADS": "4",
+    }.items()
+
+
+def test_all_values_are_text() -> None:
+    assert all(type(value) is str for value in environment(gpus=(1,)).values())
+
+
+@pytest.mark.parametrize(("gpus", "text"), [((), ""), ((3,), "3"), ((0, 2), "0,2")])
+def test_only_the_leased_gpus_are_visible(gpus: tuple[int, ...], text: str) -> None:
+    assert environment({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, gpus=gpus)["CUDA_VISIBLE_DEVICES"] == text
+
+
+@pytest.mark.parametrize(("cpu_count", "threads"), [(16, "4"), (6, "1"), (2, "1")])
+def test_cpus_are_shared_out(cpu_count: int, threads: str) -> None:
+    assert environment(cpu_count=cpu_count)["OMP_NUM_THREADS"] == threads
+
+
+def test_the_users_own_thread_count_stands() -> None:
+    assert environment({"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
+    assert environment({"OMP_NUM_THREADS": "3"}, spec(environment={"OMP_NUM_THREADS": "5"}))["OMP_NUM_THREADS"] == "5"
+
+
+def test_the_allocators_environment_is_passed_on_but_for_grpcs() -> None:
+    base = {"PATH": "/bin", "HF_HOME": "/hf", "GRPC_ENABLE_FORK_SUPPORT": "0", "RANK": "99"}
+    got = environment(base)
+    assert (got["PATH"], got["HF_HOME"], got["RANK"]) == ("/bin", "/hf", "6")
+    assert not [name for name in got if name.startswith("GRPC_")]
+    assert base["RANK"] == "99"
+
+
+def test_what_the_user_adds_wins() -> None:
+    got = environment({"A": "1"}, spec(environment={"A": "2", "NCCL_DEBUG": "INFO", "MASTER_PORT": "1"}))
+    assert (got["A"], got["NCCL_DEBUG"], got["MASTER_PORT"]) == ("2", "INFO", "1")
+
+
+def test_a_local_mesh_stays_on_loopback() -> None:
+    assert environment()["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "GLOO_SOCKET_IFNAME" not in environment(spec=spec(master_host="10.0.0.1"))
+
+
+def test_descendants_can_be_found() -> None:
+    assert environment({RANK_TOKEN_VARIABLE: "of another rank"})[RANK_TOKEN_VARIABLE] == "t"

@@ -1,0 +1,155 @@
+"""Reading logs: every line, by run and rank, whole and in order, from files that runs share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.allocator import logs
+from monarch_nb.allocator.state import Mesh, Run
+from monarch_nb.config import NodePaths
+from monarch_nb.errors import MeshNotFound
+from monarch_nb.frames import encode_frame
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+
+Line = tuple[int, int, str]
+
+
+@dataclass
+class State:
+    meshes: dict[str, Mesh] = field(default_factory=dict)
+
+    def mesh(self, mesh_id: str) -> Mesh:
+        if mesh_id not in self.meshes:
+            raise MeshNotFound("released")
+        return self.meshes[mesh_id]
+
+
+class FakeNode:
+    """As much of a Node as logs need."""
+
+    def __init__(self, directory: Path, ranks: int = 2) -> None:
+        self.paths = NodePaths(directory)
+        self.mesh = Mesh(pb.SpawnRequest(mesh_id="m"), ranks={rank: None for rank in range(ranks)})  # type: ignore[misc]
+        self.state = State({"m": self.mesh})
+
+    def add_run(self, number: int, ranks: list[int], output: int = 0) -> None:
+        spec = {"run_id": f"run{number}", "number": number, "output": output}
+        self.mesh.add_run(Run(pb.Submit(mesh_id="m", run=spec, ranks=ranks), 1.0))
+
+    def write(self, output: int, rank: int, text: bytes, kind: str = "out") -> None:
+        directory = self.paths.runs("m") / str(output)
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / f"{rank}.{kind}").open("ab") as file:
+            file.write(text)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> FakeNode:
+    return FakeNode(tmp_path)
+
+
+async def read(node: Any, **request: Any) -> list[Line]:
+    return [
+        (record.number, record.rank, record.text.decode(errors="backslashreplace"))
+        async for batch in logs.read_logs(node, pb.ReadLogsRequest(mesh_id="m", **request))
+        for record in batch.records
+    ]
+
+
+async def test_by_run_then_by_rank(node: FakeNode) -> None:
+    for number in (1, 2):
+        node.add_run(number, [0, 1])
+        for rank in (1, 0):
+            node.write(number, rank, b"a\nb\n")
+    assert await read(node) == [(run, rank, line) for run in (1, 2) for rank in (0, 1) for line in ("a\n", "b\n")]
+    assert await read(node, ranks=[1], number=2) == [(2, 1, "a\n"), (2, 1, "b\n")]
+    assert await read(node, ranks=[1], number=3) == []
+
+
+@pytest.mark.parametrize("text", ["\n", "\n\n", "a\n\nb\n", "a", "\na", "a\r\n\rb\x0bc\x85d\n"])
+@pytest.mark.parametrize("piece_bytes", [1, 2, 1000])
+async def test_lines_are_whole_whatever_they_hold(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch, text: str, piece_bytes: int
+) -> None:
+    monkeypatch.setattr(logs, "_PIECE_BYTES", piece_bytes)
+    node.write(1, 0, text.encode())
+    expected = [line + "\n" for line in text.split("\n")[:-1]] + ([text.split("\n")[-1]] if text[-1] != "\n" else [])
+    for lines in (0, 100):
+        found = [line for _, _, line in await read(node, last_lines=lines)]
+        assert "".join(found) == text
+        if piece_bytes == 1000 or lines:
+            assert found == expected
+
+
+async def test_a_very_long_line_comes_in_pieces(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_PIECE_BYTES", 10)
+    node.write(1, 0, b"x" * 95 + b"\nend\n")
+    found = [line for _, _, line in await read(node)]
+    assert "".join(found) == "x" * 95 + "\nend\n"
+    assert max(map(len, found)) <= 60
+
+
+async def test_both_streams_in_the_order_of_writing(node: FakeNode) -> None:
+    node.write(1, 0, b"one\n")
+    node.write(1, 0, encode_frame(run_pb2.Mark(stdout_bytes=4).SerializeToString()), "marks")
+    node.write(1, 0, b"two\n", "err")
+    node.write(1, 0, encode_frame(run_pb2.Mark(stdout_bytes=4, stderr_bytes=4).SerializeToString()), "marks")
+    node.write(1, 0, b"three\n")
+    batches = [batch async for batch in logs.read_logs(node, pb.ReadLogsRequest(mesh_id="m"))]  # type: ignore[arg-type]
+    records = [(record.stderr, record.text) for batch in batches for record in batch.records]
+    assert records == [(False, b"one\n"), (True, b"two\n"), (False, b"three\n")]
+    assert [line for _, _, line in await read(node, last_lines=2)] == ["two\n", "three\n"]
+
+
+class TestNewest:
+    async def test_of_each_rank_across_runs(self, node: FakeNode) -> None:
+        node.write(1, 0, b"old\n")
+        node.write(1, 1, b"old\nolder\n")
+        node.write(2, 0, b"a\nb\n")
+        assert await read(node, last_lines=3) == [
+            (1, 0, "old\n"),
+            (2, 0, "a\n"),
+            (2, 0, "b\n"),
+            (1, 1, "old\n"),
+            (1, 1, "older\n"),
+        ]
+        assert await read(node, last_lines=1) == [(2, 0, "b\n"), (1, 1, "older\n")]
+
+    async def test_long_lines(self, node: FakeNode) -> None:
+        lines = [str(number) * 50_000 + "\n" for number in range(6)]
+        node.write(1, 0, "".join(lines).encode())
+        assert [line for _, _, line in await read(node, last_lines=3)] == lines[-3:]
+
+
+class TestSharedOutput:
+    """Runs that print nothing share the files of the run before them."""
+
+    async def test_text_belongs_to_the_newest_run_of_the_rank(self, node: FakeNode) -> None:
+        node.add_run(1, [0, 1])
+        node.add_run(2, [0], output=1)
+        node.add_run(3, [1], output=1)
+        node.write(1, 0, b"by 2\n")
+        node.write(1, 1, b"by 3\n")
+        assert await read(node) == [(2, 0, "by 2\n"), (3, 1, "by 3\n")]
+        assert await read(node, number=2) == [(2, 0, "by 2\n")]
+        assert await read(node, number=1) == []
+
+    async def test_runs_come_in_order_all_the_same(self, node: FakeNode) -> None:
+        node.add_run(1, [0])
+        node.add_run(2, [1])
+        node.add_run(3, [0], output=1)
+        node.write(1, 0, b"by 3\n")
+        node.write(2, 1, b"by 2\n")
+        assert [number for number, _, _ in await read(node)] == [2, 3]
+
+
+async def test_a_mesh_that_is_gone() -> None:
+    node = FakeNode(Path("/nowhere"))
+    node.state.meshes.clear()
+    with pytest.raises(MeshNotFound):
+        await read(node)

@@ -1,0 +1,169 @@
+"""Who a process is, how it ended, and ending it with everything that it started."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from leaks import wait_for_end
+from monarch_nb.allocator import processes
+from monarch_nb.config import RANK_TOKEN_VARIABLE
+from monarch_nb.proto import state_pb2
+
+SLEEP = "import time; time.sleep(600)"
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-S", "-c", SLEEP], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+class TestIdentity:
+    def test_a_living_process_is_itself(self, child: subprocess.Popen[bytes]) -> None:
+        identity = processes.identify(child.pid)
+        assert identity.pid == child.pid
+        assert processes.is_alive(identity)
+
+    def test_a_zombie_is_not_alive(self, child: subprocess.Popen[bytes]) -> None:
+        identity = processes.identify(child.pid)
+        child.kill()
+        wait_for_end(child.pid, 10)
+        assert not processes.is_alive(identity)
+
+    def test_neither_another_with_its_pid_nor_one_of_another_boot_nor_none(
+        self, child: subprocess.Popen[bytes]
+    ) -> None:
+        identity = processes.identify(child.pid)
+        later = state_pb2.ProcessIdentity(pid=child.pid, start_ticks=identity.start_ticks + 1, boot_id=identity.boot_id)
+        rebooted = state_pb2.ProcessIdentity(pid=child.pid, start_ticks=identity.start_ticks, boot_id="other")
+        assert not any(map(processes.is_alive, (later, rebooted, state_pb2.ProcessIdentity())))
+
+    def test_one_that_is_gone(self, child: subprocess.Popen[bytes]) -> None:
+        child.kill()
+        child.wait()
+        with pytest.raises(ProcessLookupError):
+            processes.identify(child.pid)
+
+    def test_a_name_with_brackets_and_spaces(self) -> None:
+        code = "import ctypes; ctypes.CDLL(None).prctl(15, b') S 1 1 (x', 0, 0, 0); input()"
+        with subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE) as odd:
+            assert processes.is_alive(processes.identify(odd.pid))
+            odd.kill()
+
+
+class TestReap:
+    def test_only_what_has_ended_and_is_ours(self, child: subprocess.Popen[bytes]) -> None:
+        assert processes.reap(child.pid) is None
+        assert processes.reap(1) is None
+        child.send_signal(signal.SIGTERM)
+        wait_for_end(child.pid, 10)
+        status = processes.reap(child.pid)
+        assert status is not None
+        assert os.WTERMSIG(status) == signal.SIGTERM
+
+
+class TestKillTrees:
+    def start(self, token: str, *, new_session: bool) -> subprocess.Popen[bytes]:
+        """Start a process with a child in its session and one in a session of its own; all sleep."""
+        code = (
+            "import os, subprocess, sys\n"
+            f"sleep = [sys.executable, '-S', '-c', {SLEEP!r}]\n"
+            "pids = [subprocess.Popen(sleep, start_new_session=new).pid for new in (False, True)]\n"
+            "print(*pids, flush=True)\n" + SLEEP
+        )
+        return subprocess.Popen(
+            [sys.executable, "-S", "-c", code],
+            start_new_session=new_session,
+            stdout=subprocess.PIPE,
+            env={**os.environ, RANK_TOKEN_VARIABLE: token},
+        )
+
+    def pids(self, process: subprocess.Popen[bytes]) -> list[int]:
+        assert process.stdout is not None
+        return [process.pid, *map(int, process.stdout.readline().split())]
+
+    def wait(self, process: subprocess.Popen[bytes], pids: list[int]) -> None:
+        for pid in pids:
+            wait_for_end(pid, 10)
+        process.communicate()
+
+    def alive(self, pids: list[int]) -> list[bool]:
+        return [os.path.exists(f"/proc/{pid}") and processes._stat_fields(pid)[0] not in "ZX" for pid in pids]  # type: ignore[index]
+
+    def test_the_session_and_whoever_carries_the_token(self) -> None:
+        doomed, other = (self.start(token, new_session=True) for token in ("token-of-rank-1", "token-of-rank-2"))
+        doomed_pids, other_pids = self.pids(doomed), self.pids(other)
+        try:
+            processes.kill_trees([(processes.identify(doomed.pid), "token-of-rank-1")])
+            self.wait(doomed, doomed_pids)
+            assert self.alive(doomed_pids) == [False, False, False]
+            assert self.alive(other_pids) == [True, True, True]
+        finally:
+            processes.kill_trees([(processes.identify(other.pid), "token-of-rank-2")])
+            self.wait(other, other_pids)
+
+    def test_children_of_a_rank_that_is_dead_already(self) -> None:
+        rank = self.start("token-3", new_session=True)
+        pids = self.pids(rank)
+        identity = processes.identify(rank.pid)
+        rank.kill()
+        rank.wait()
+        processes.kill_trees([(identity, "token-3")])
+        self.wait(rank, pids)
+        assert self.alive(pids) == [False, False, False]
+
+    def test_a_pid_that_belongs_to_another_process_by_now(self, child: subprocess.Popen[bytes]) -> None:
+        stranger = processes.identify(child.pid)
+        stranger.start_ticks -= 1
+        processes.kill_trees([(stranger, ""), (state_pb2.ProcessIdentity(), "")])
+        assert child.poll() is None
+
+
+class TestExplainDeath:
+    def explain(self, status: int | None, *, killed_by_us: bool = False, oom_kills_before: int = 1 << 60) -> str:
+        death = processes.explain_death(
+            7, status, killed_by_us=killed_by_us, oom_kills_before=oom_kills_before, stderr_tail=["last words"]
+        )
+        assert (death.pid, list(death.stderr_tail)) == (7, ["last words"])
+        return death.likely_cause
+
+    @pytest.mark.parametrize(
+        ("number", "cause"),
+        [
+            (signal.SIGKILL, "killed by another process"),
+            (signal.SIGSEGV, "segmentation fault"),
+            (signal.SIGBUS, "/dev/shm"),
+            (signal.SIGABRT, "aborted by native code"),
+            (signal.SIGFPE, "arithmetic"),
+            (signal.SIGILL, "illegal instruction"),
+            (signal.SIGTERM, "asked to end"),
+            (signal.SIGHUP, "killed by another process"),
+            (signal.SIGRTMIN + 1, "killed by another process"),
+        ],
+    )
+    def test_signals(self, number: int, cause: str) -> None:
+        assert cause in self.explain(int(number))
+
+    def test_the_oom_killer(self) -> None:
+        assert "out of memory" in self.explain(signal.SIGKILL, oom_kills_before=-1)
+        assert "out of memory" not in self.explain(signal.SIGSEGV, oom_kills_before=-1)
+
+    def test_our_own_doing(self) -> None:
+        assert "did not stop when asked" in self.explain(signal.SIGKILL, killed_by_us=True, oom_kills_before=-1)
+
+    def test_an_exit_code(self) -> None:
+        death = processes.explain_death(7, 3 << 8, killed_by_us=False, oom_kills_before=0, stderr_tail=[])
+        assert (death.HasField("signal"), death.exit_code) == (False, 3)
+        assert "exit code 3" in death.likely_cause
+
+    def test_the_unknown_is_called_unknown(self) -> None:
+        death = processes.explain_death(7, None, killed_by_us=False, oom_kills_before=0, stderr_tail=[])
+        assert not death.HasField("signal")
+        assert not death.HasField("exit_code")
+        assert "unknown" in death.likely_cause

@@ -1,0 +1,193 @@
+"""What a client's session is sent: output as it is written, in batches, bounded for a client that does not read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.allocator import sessions
+from monarch_nb.allocator.sessions import MAX_FOLLOWED, Follower, Session
+from monarch_nb.allocator.watch import DirectoryWatch
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+
+
+@pytest.fixture
+async def watch() -> AsyncIterator[DirectoryWatch]:
+    made = DirectoryWatch(asyncio.get_running_loop())
+    yield made
+    made.close()
+
+
+async def text_of(session: Session, size_bytes: int) -> dict[str, str]:
+    """Return what every run's output says until there is so much, with what was elided."""
+    texts: dict[str, str] = {}
+    received_bytes = 0
+    async with asyncio.timeout(20):
+        while received_bytes < size_bytes:
+            for event in (await session.batches()).events:
+                for item in (item for rank in event.output.ranks for item in rank.items):
+                    received_bytes += len(item.stdout) + item.elided.size_bytes
+                    texts[event.output.run_id] = texts.get(event.output.run_id, "") + item.stdout.decode()
+    return texts
+
+
+def write(runs: Path, text: str, output: int = 1, rank: int = 0) -> None:
+    (runs / str(output)).mkdir(exist_ok=True)
+    with (runs / str(output) / f"{rank}.out").open("a") as file:
+        file.write(text)
+
+
+def follow(session: Session, watch: DirectoryWatch, runs: Path, run_id: str = "a", output: int = 1) -> Follower:
+    follower = Follower(session, watch, run_id, output, runs, {0: run_pb2.Cursor()})
+    session.follow(follower)
+    return follower
+
+
+class TestWatch:
+    async def test_one_shot_until_armed_again(self, watch: DirectoryWatch, tmp_path: Path) -> None:
+        seen: list[int] = []
+        changed = asyncio.Event()
+
+        def on_change() -> None:
+            seen.append(len(list(tmp_path.iterdir())))
+            changed.set()
+
+        assert watch.arm(tmp_path, on_change)
+        (tmp_path / "a").touch()
+        await asyncio.wait_for(changed.wait(), 10)
+        (tmp_path / "b").touch()
+        other = asyncio.Event()
+        watch.arm(tmp_path, other.set)
+        (tmp_path / "c").touch()
+        await asyncio.wait_for(other.wait(), 10)
+        assert len(seen) == 1
+
+    async def test_several_wait_for_one_directory(self, watch: DirectoryWatch, tmp_path: Path) -> None:
+        events = [asyncio.Event() for _ in range(3)]
+        for event in events:
+            watch.arm(tmp_path, event.set)
+        (tmp_path / "a").touch()
+        await asyncio.wait_for(asyncio.gather(*(event.wait() for event in events)), 10)
+
+    async def test_disarmed(self, watch: DirectoryWatch, tmp_path: Path) -> None:
+        gone, stays = asyncio.Event(), asyncio.Event()
+        watch.arm(tmp_path, gone.set)
+        watch.arm(tmp_path, stays.set)
+        watch.disarm(gone.set)
+        (tmp_path / "a").touch()
+        await asyncio.wait_for(stays.wait(), 10)
+        assert not gone.is_set()
+
+    async def test_the_kernels_watch_is_given_back(self, watch: DirectoryWatch, tmp_path: Path) -> None:
+        def kernel_watches() -> int:
+            info = Path(f"/proc/self/fdinfo/{watch._fd}").read_text()
+            return info.count("inotify wd:")
+
+        event = asyncio.Event()
+        watch.arm(tmp_path, event.set)
+        assert kernel_watches() == 1
+        watch.disarm(event.set)
+        assert kernel_watches() == 0
+
+    async def test_a_directory_that_is_gone(self, watch: DirectoryWatch, tmp_path: Path) -> None:
+        assert not watch.arm(tmp_path / "gone", asyncio.Event().set)
+
+
+class TestFollower:
+    async def test_what_is_there_and_what_comes(self, watch: DirectoryWatch, tmp_path: Path) -> None:
+        write(tmp_path, "before\n")
+        session = Session()
+        follow(session, watch, tmp_path)
+        assert await text_of(session, 7) == {"a": "before\n"}
+        write(tmp_path, "after\n")
+        assert await text_of(session, 6) == {"a": "after\n"}
+
+    async def test_two_sessions_on_one_run(self, watch: DirectoryWatch, tmp_path: Path) -> None:
+        write(tmp_path, "one\n")
+        both = [Session(), Session()]
+        for session in both:
+            follow(session, watch, tmp_path)
+            assert await text_of(session, 4) == {"a": "one\n"}
+        for number in range(5):
+            write(tmp_path, f"{number}\n")
+            for session in both:
+                assert await text_of(session, 2) == {"a": f"{number}\n"}
+
+    async def test_a_run_that_has_an_older_ones_output(self, watch: DirectoryWatch, tmp_path: Path) -> None:
+        write(tmp_path, "")
+        session = Session()
+        follow(session, watch, tmp_path, "old").leave([0])
+        follow(session, watch, tmp_path, "new")
+        write(tmp_path, "text of the new run\n")
+        assert await text_of(session, 20) == {"new": "text of the new run\n"}
+
+    async def test_the_rest_is_sent_when_a_rank_finishes(self, watch: DirectoryWatch, tmp_path: Path) -> None:
+        write(tmp_path, "")
+        session = Session()
+        follower = follow(session, watch, tmp_path)
+        follower._interval_s = 1000.0  # the next look would be late
+        write(tmp_path, "the end\n")
+        follower.pump_rank(run_pb2.RankResult(rank=0, end=run_pb2.Cursor(stdout_bytes=8)))
+        assert await text_of(session, 8) == {"a": "the end\n"}
+
+    async def test_without_a_directory_it_looks_again(
+        self, watch: DirectoryWatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sessions, "UNWATCHED_INTERVAL_S", 0.001)
+        session = Session()
+        follow(session, watch, tmp_path, output=5)
+        write(tmp_path, "late\n", output=5)
+        assert await text_of(session, 5) == {"a": "late\n"}
+
+    async def test_a_client_that_does_not_read_costs_bounded_memory(
+        self, watch: DirectoryWatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sessions, "MAX_UNSENT_BYTES", 50_000)
+        monkeypatch.setattr(sessions, "FLOOD_INTERVAL_S", 0.001)
+        session = Session()
+        follower = follow(session, watch, tmp_path)
+        for _ in range(20):
+            write(tmp_path, "x" * 9_999 + "\n")
+            follower.pump()
+        assert session._unsent_bytes < 70_000
+        assert session.is_behind
+        write(tmp_path, "the end\n")
+        assert (await text_of(session, 200_008))["a"].endswith("x\nthe end\n"), "nothing is lost: the rest was in the file"
+
+    async def test_one_that_was_closed_is_silent(self, watch: DirectoryWatch, tmp_path: Path) -> None:
+        write(tmp_path, "")
+        session = Session()
+        follow(session, watch, tmp_path, "a")
+        session.unfollow("a")
+        follow(session, watch, tmp_path, "b")
+        write(tmp_path, "text\n")
+        assert await text_of(session, 5) == {"b": "text\n"}
+
+    async def test_many_finished_runs_are_not_all_followed(self, watch: DirectoryWatch, tmp_path: Path) -> None:
+        session = Session()
+        for number in range(MAX_FOLLOWED + 10):
+            write(tmp_path, "", output=number)
+            follow(session, watch, tmp_path, f"run{number}", number).finished = number != 3
+        assert len(session.followers) == MAX_FOLLOWED
+        assert "run3" in session.followers
+        assert f"run{MAX_FOLLOWED + 9}" in session.followers
+        session.close()
+        assert not watch._callbacks
+
+
+class TestBatches:
+    async def test_what_is_not_urgent_waits_for_others(self) -> None:
+        session = Session()
+        session.send(urgent=False, queued=pb.Queued(run_id="a"))
+        assert not session._wake.is_set()
+        session.send(finished=pb.Finished(run_id="a"))
+        assert len((await session.batches()).events) == 2
+
+    async def test_but_not_for_ever(self) -> None:
+        session = Session()
+        session.send(urgent=False, queued=pb.Queued(run_id="a"))
+        assert len((await asyncio.wait_for(session.batches(), 10)).events) == 1
