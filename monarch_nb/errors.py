@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 
@@ -185,12 +185,17 @@ class RunFailed(MonarchNbError):
         return {"error": type(self).__name__, "message": str(self), "failures": failures}
 
     def groups(self) -> list[tuple[list[int], RankFailure]]:
-        """Return the failures that are equal but for rank and host, each once, with its ranks."""
+        """Return the failures that are equal but for rank and host, each once, with its ranks.
+
+        Ranks that failed by themselves come first; beside them, those that were interrupted need no traceback.
+        """
         groups: dict[tuple[Any, ...], tuple[list[int], RankFailure]] = {}
+        some_failed = any(failure.kind in ("error", "died") for failure in self.failures.values())
         for rank, failure in sorted(self.failures.items()):
-            key = (failure.kind, failure.name, failure.message, failure.traceback, failure.stderr_tail)
-            groups.setdefault(key, ([], failure))[0].append(rank)
-        return list(groups.values())
+            told = replace(failure, traceback="") if some_failed and failure.kind == "interrupted" else failure
+            key = (told.kind, told.name, told.message, told.traceback, told.stderr_tail)
+            groups.setdefault(key, ([], told))[0].append(rank)
+        return sorted(groups.values(), key=lambda group: group[1].kind in ("interrupted", "cancelled"))
 
     def _summary(self) -> str:
         from monarch_nb.shape import name_ranks
@@ -202,7 +207,8 @@ class RunFailed(MonarchNbError):
 
         lines = []
         for ranks, failure in self.groups():
-            lines.append(f"\x1b[1;31m{name_ranks(ranks)}\x1b[0m ({failure.host})")
+            hosts = dict.fromkeys(self.failures[rank].host for rank in ranks)
+            lines.append(f"\x1b[1;31m{name_ranks(ranks)}\x1b[0m ({', '.join(hosts)})")
             lines += (failure.traceback or f"{failure.name}: {failure.message}").splitlines()
             lines += [f"    {line}" for line in failure.stderr_tail]
         total = len(self.run.ranks) if self.run is not None else None

@@ -140,7 +140,7 @@ def explain_death(
         death.likely_cause = _explain_signal(death.signal, killed_by_us, oom_kills() > oom_kills_before)
     else:
         death.exit_code = os.WEXITSTATUS(wait_status)
-        death.likely_cause = f"the process ended itself with exit code {death.exit_code} (os._exit, or a library did)"
+        death.likely_cause = "it ended itself (os._exit, or a library did)"
     return death
 
 

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.logs import LogRecord, read_logs
-from monarch_nb.client.run import InterruptReport, Listener, OnError, Run
+from monarch_nb.client.run import InterruptReport, Listener, OnError, Run, describe_death
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, PickleError, RankDead, RankUnresponsive, TargetError
 from monarch_nb.frames import pack_pickle
 from monarch_nb.proto import allocator_pb2 as pb
@@ -108,7 +108,7 @@ class MeshCore:
             connection.ensure_session()
 
     def _on_rank_died(self, died: pb.RankDied) -> None:
-        self.dead[died.rank] = died.death.likely_cause
+        self.dead[died.rank] = describe_death(died.death)
 
     @property
     def first_node(self) -> int:
@@ -181,7 +181,7 @@ class MeshCore:
         if not found:
             raise MonarchNbError("the mesh does not exist any more (released?): %mesh reserve makes a new one")
         self.dead = {
-            rank.rank: rank.death.likely_cause
+            rank.rank: describe_death(rank.death)
             for _, mesh in found
             for rank in mesh.ranks
             if rank.state == pb.Rank.STATE_DEAD
@@ -482,7 +482,7 @@ def _infos(connection: Connection, mesh: pb.MeshStatus) -> Iterator[RankInfo]:
             memory_bytes=rank.memory_bytes,
             run_id=rank.run_id,
             running_s=rank.running_s,
-            death=rank.death.likely_cause if rank.state == pb.Rank.STATE_DEAD else None,
+            death=describe_death(rank.death) if rank.state == pb.Rank.STATE_DEAD else None,
         )
 
 

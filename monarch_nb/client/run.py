@@ -114,6 +114,7 @@ class Run:
         self._started_on_first = False
         self._watching_waits = False
         self._completing = False
+        self._interrupting = False
         self._replaying: set[Connection] = set()
         self._own_connections: dict[int, Connection] | None = {} if own_connections else None
         self._listening = threading.Lock()
@@ -413,7 +414,8 @@ class Run:
             return
         self._completing = True
         blobs = [packed for packed in self._packed.values() if packed.WhichOneof("value") == "value_blob"]
-        aborted = any(result.group_aborted for result in self.results.values())
+        # Only who interrupted it repairs: to others it may be an old run, and the mesh may have a new group since.
+        aborted = self._interrupting and any(result.group_aborted for result in self.results.values())
         if blobs or aborted:
             self._spawn(self._complete_slowly(blobs, aborted))
         else:
@@ -465,6 +467,7 @@ class Run:
             self._emit(events.Notice(explain_waits(self.results, where, self.mesh.reservation.name), key="waits"))
 
     async def _send_interrupt(self) -> None:
+        self._interrupting = True
         left = [rank for rank in self.ranks if rank not in self.results]
         await self.mesh.core.control(left, interrupt_run_id=self.id, timeout_s=2.0)
 
@@ -573,22 +576,25 @@ def signal_name(number: int) -> str:
         return f"SIGRTMIN+{number - signal.SIGRTMIN}"
 
 
-def _death_failure(rank: int, death: run_pb2.Death, host: str) -> RankFailure:
-    signal_number = death.signal if death.HasField("signal") else None
-    exit_code = death.exit_code if death.HasField("exit_code") else None
-    if signal_number is not None:
-        how = f"killed by signal {signal_number} ({signal_name(signal_number)})"
-    elif exit_code is not None:
-        how = f"exited with code {exit_code}"
+def describe_death(death: run_pb2.Death) -> str:
+    """Return how a rank ended and the likely cause, in one line."""
+    if death.HasField("signal"):
+        how = f"killed by signal {death.signal} ({signal_name(death.signal)})"
+    elif death.HasField("exit_code"):
+        how = f"exited with code {death.exit_code}"
     else:
-        how = "ended"
+        how = ""
+    return ": ".join(filter(None, [how, death.likely_cause])) or "ended"
+
+
+def _death_failure(rank: int, death: run_pb2.Death, host: str) -> RankFailure:
     return RankFailure(
         rank,
         host,
         "died",
         "RankDied",
-        f"{how}: {death.likely_cause}. `%mesh restart -t {rank}` starts it again" if death.likely_cause else how,
-        exit_code=exit_code,
-        signal=signal_number,
+        f"{describe_death(death)}. `%mesh restart -t {rank}` starts it again",
+        exit_code=death.exit_code if death.HasField("exit_code") else None,
+        signal=death.signal if death.HasField("signal") else None,
         stderr_tail=tuple(death.stderr_tail),
     )

@@ -26,13 +26,17 @@ class Unfit(Exception):
         self.text = text or message
 
 
+_ALSO = {"torch": ["torch._dynamo"]}
+"""What a module imports when it is first used: the first optimizer would import 821 modules in every rank (1 s)."""
+
+
 def import_modules(names: Iterable[str]) -> None:
     """Import each module; the first that fails, leaves a thread or initialises CUDA is refused.
 
     Raises:
         Unfit: names the module.
     """
-    for name in names:
+    for name in [one for name in names for one in (name, *_ALSO.get(name, ()))]:
         try:
             importlib.import_module(name)
         except BaseException as error:  # SystemExit too: a module may call sys.exit()

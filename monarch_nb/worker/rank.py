@@ -203,7 +203,7 @@ class Rank:
         result.group_aborted = active.group_aborted
         result.duration_s = time.monotonic() - active.started
         result.end.CopyFrom(output.cursor())
-        result.untouched = output.is_untouched(self._loop)
+        result.untouched = output.is_untouched(result.end, self._loop)
         result.notice = output.notice
         if active.group_aborted or self._must_forget_groups:
             self._must_forget_groups = False

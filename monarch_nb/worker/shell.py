@@ -176,6 +176,8 @@ class RankShell(InteractiveShell):
 
     def forget_error(self, error: BaseException | None) -> None:
         """Release everything that the last run's error keeps alive."""
+        if error is None:
+            return
         self.last_execution_result = None
         for each in error_chain(error):
             _release_frames(each.__traceback__)

@@ -114,13 +114,13 @@ class RunOutput:
         marks = os.fstat(self._marks).st_size if self._marks is not None else 0
         return Cursor(stdout_bytes=out, stderr_bytes=err, marks_bytes=marks)
 
-    def is_untouched(self, loop: asyncio.AbstractEventLoop) -> bool:
+    def is_untouched(self, end: Cursor, loop: asyncio.AbstractEventLoop) -> bool:
         """Return whether nothing was written and nothing is left that could still write: the next run may use it.
 
         Args:
+            end: what `cursor` has just said.
             loop: the main thread's, whose tasks and timers count.
         """
-        end = self.cursor()
         return not (
             end.stdout_bytes
             or end.stderr_bytes

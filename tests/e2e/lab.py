@@ -186,8 +186,9 @@ class NotebookPage:
         return self.cell(place).locator(".jp-Cell-outputArea")
 
     def text(self, place: int) -> str:
-        """What a cell shows, with its lines."""
-        return self.output(place).inner_text().rstrip("\n")
+        """What a cell shows, with its lines but without `[1]:` before a value."""
+        shown = self.output(place).locator(".jp-OutputArea-output").all_inner_texts()
+        return "\n".join(text.rstrip("\n") for text in shown)
 
     def start(self, place: int) -> None:
         """Begin a cell."""
@@ -225,6 +226,12 @@ class NotebookPage:
         self.page.locator(".lm-MenuBar-item", has_text=re.compile(f"^{menu}$")).click()
         for item in items:
             self.page.locator(".lm-Menu-item", has_text=re.compile(f"^{re.escape(item)}")).click()
+
+    def accept(self, title: str) -> None:
+        """Press the last button of a dialog, the one that goes on."""
+        dialog = self.page.locator(".jp-Dialog", has_text=title)
+        dialog.locator(".jp-mod-accept").click(timeout=WAIT_MS)
+        expect(dialog).to_have_count(0)
 
     def save(self) -> nbformat.NotebookNode:
         """Save with Ctrl+S; return what lies on the disk then."""

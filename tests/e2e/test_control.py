@@ -35,7 +35,7 @@ def test_the_stop_button_frees_ranks_that_hang_in_a_collective(open_notebook: Op
 def test_a_lost_kernel_gets_its_mesh_and_its_running_cell_back(open_notebook: OpenNotebook, signals: Signals) -> None:
     train = "for step in range(3):\n    print('step', step)\n    wait_for(step)\nprint('trained')\nstep"
     notebook = open_notebook(
-        f"import os\nprint(os.getpid())\n%mesh push answer=42",
+        "import os\nprint(os.getpid())\n%mesh push answer=42",
         f"%%mesh\n{signals.code}",
         f"%%mesh\n{train}",
         "%load_ext monarch_nb",
@@ -48,10 +48,12 @@ def test_a_lost_kernel_gets_its_mesh_and_its_running_cell_back(open_notebook: Op
     notebook.wait_for_text(3, "[0-3] step 0")
     os.kill(pid, signal.SIGKILL)
     wait_for_end(pid, WAIT_MS / 1000)
-    _dismiss_dialog(notebook)
+    notebook.accept("Kernel Restarting")
     notebook.wait_for_kernel()
     signals.give("0")
-    restart(notebook)
+    notebook.choose("Kernel", "Restart Kernel…")
+    notebook.accept("Restart Kernel?")
+    notebook.wait_for_kernel()
     told = notebook.run(4)
     assert told == "attached to dev: 2 nodes × 2 procs, 4 ranks alive, cell 4 still running: %mesh attach follows it"
     notebook.start(5)
@@ -67,10 +69,12 @@ def test_a_lost_kernel_gets_its_mesh_and_its_running_cell_back(open_notebook: Op
 def test_tab_completes_names_of_a_rank_and_subcommands(open_notebook: OpenNotebook) -> None:
     notebook = open_notebook("%%mesh\nglobals()['weights' + '_of_layer_1'] = 1", "%%mesh\nprint(weig", "%mesh re")
     notebook.run(1)
+    offered = notebook.page.locator(".jp-Completer .jp-Completer-match")
     notebook.focus(2)
     notebook.page.keyboard.press("Tab")
-    expect(notebook.cell(2).locator(".cm-content")).to_contain_text("weights_of_layer_1", timeout=WAIT_MS)
+    expect(offered).to_have_text(["weights_of_layer_1"], timeout=WAIT_MS)
+    notebook.page.keyboard.press("Enter")
+    expect(notebook.cell(2).locator(".cm-content")).to_contain_text("print(weights_of_layer_1")
     notebook.focus(3)
     notebook.page.keyboard.press("Tab")
-    offered = notebook.page.locator(".jp-Completer .jp-Completer-match")
     expect(offered).to_have_text(["reserve", "release", "restart"], timeout=WAIT_MS)

@@ -31,7 +31,7 @@ def test_output_folds_by_ranks(open_notebook: OpenNotebook) -> None:
 
 
 def test_lines_and_progress_bars_show_while_the_cell_runs(open_notebook: OpenNotebook, signals: Signals) -> None:
-    bar = "from tqdm import tqdm\nfor step in tqdm(range(4), desc='train'):\n    wait_for(step)"
+    bar = "from tqdm import tqdm\nfor step in tqdm(range(4), desc='train', mininterval=0):\n    wait_for(step)"
     notebook = open_notebook(
         f"%%mesh\n{signals.code}", "%%mesh\nprint('first')\nwait_for('second')\nprint('second', rank)", f"%%mesh\n{bar}"
     )
@@ -95,7 +95,7 @@ def test_a_flood_leaves_the_page_responsive_and_the_file_small(open_notebook: Op
     assert frames > 3
     assert slowest_ms < RESPONSIVE_MS
     notebook.wait_for_text(1, "line 199999 of rank 3")
-    assert re.search(r"… [\d,]+ lines on ranks 0-3 not shown; %mesh logs has them", notebook.text(1))
+    assert re.search(r"… [\d,]+ lines on rank.* not shown; %mesh logs has them", notebook.text(1))
     notebook.save()
     assert notebook.path.stat().st_size < MAX_STORED_BYTES
 

@@ -31,22 +31,25 @@ def environment(
 
 
 def test_torchruns_variables() -> None:
-    assert environment().items() >= {
-        "RANK": "6",
-        "WORLD_SIZE": "8",
-        "LOCAL_RANK": "2",
-        "LOCAL_WORLD_SIZE": "4",
-        "GROUP_RANK": "1",
-        "GROUP_WORLD_SIZE": "2",
-        "NODE_RANK": "1",
-        "ROLE_RANK": "6",
-        "ROLE_WORLD_SIZE": "8",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
-        "TORCHELASTIC_RUN_ID": "mesh",
-        "TORCHELASTIC_RESTART_COUNT": "2",
-        "OMP_NUM_THREADS": "4",
-    }.items()
+    assert (
+        environment().items()
+        >= {
+            "RANK": "6",
+            "WORLD_SIZE": "8",
+            "LOCAL_RANK": "2",
+            "LOCAL_WORLD_SIZE": "4",
+            "GROUP_RANK": "1",
+            "GROUP_WORLD_SIZE": "2",
+            "NODE_RANK": "1",
+            "ROLE_RANK": "6",
+            "ROLE_WORLD_SIZE": "8",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+            "TORCHELASTIC_RUN_ID": "mesh",
+            "TORCHELASTIC_RESTART_COUNT": "2",
+            "OMP_NUM_THREADS": "4",
+        }.items()
+    )
 
 
 def test_all_values_are_text() -> None:

@@ -34,7 +34,7 @@ class FakeNode:
 
     def __init__(self, directory: Path, ranks: int = 2) -> None:
         self.paths = NodePaths(directory)
-        self.mesh = Mesh(pb.SpawnRequest(mesh_id="m"), ranks={rank: None for rank in range(ranks)})  # type: ignore[misc]
+        self.mesh = Mesh(pb.SpawnRequest(mesh_id="m"), ranks=dict.fromkeys(range(ranks)))  # type: ignore[misc]
         self.state = State({"m": self.mesh})
 
     def add_run(self, number: int, ranks: list[int], output: int = 0) -> None:

@@ -160,7 +160,7 @@ class TestExplainDeath:
     def test_an_exit_code(self) -> None:
         death = processes.explain_death(7, 3 << 8, killed_by_us=False, oom_kills_before=0, stderr_tail=[])
         assert (death.HasField("signal"), death.exit_code) == (False, 3)
-        assert "exit code 3" in death.likely_cause
+        assert "os._exit" in death.likely_cause
 
     def test_the_unknown_is_called_unknown(self) -> None:
         death = processes.explain_death(7, None, killed_by_us=False, oom_kills_before=0, stderr_tail=[])

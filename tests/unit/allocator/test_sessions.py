@@ -156,7 +156,9 @@ class TestFollower:
         assert session._unsent_bytes < 70_000
         assert session.is_behind
         write(tmp_path, "the end\n")
-        assert (await text_of(session, 200_008))["a"].endswith("x\nthe end\n"), "nothing is lost: the rest was in the file"
+        assert (await text_of(session, 200_008))["a"].endswith("x\nthe end\n"), (
+            "nothing is lost: the rest was in the file"
+        )
 
     async def test_one_that_was_closed_is_silent(self, watch: DirectoryWatch, tmp_path: Path) -> None:
         write(tmp_path, "")

@@ -9,9 +9,7 @@ import pytest
 from monarch_nb import errors
 from monarch_nb.errors import MonarchNbError, RankFailure, RunFailed
 
-CLASSES = [
-    value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, MonarchNbError)
-]
+CLASSES = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, MonarchNbError)]
 FACTS = {
     "node": "node1",
     "client": "0.1",

@@ -1,6 +1,7 @@
 """Frames survive any cut of the stream; packed pickles share their buffers."""
 
 import asyncio
+import itertools
 import pickle
 import socket
 import struct
@@ -29,7 +30,7 @@ payloads = st.lists(st.binary(max_size=40), max_size=6)
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
     edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
-    return [data[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [data[start:end] for start, end in itertools.pairwise(edges)]
 
 
 @given(payloads, st.lists(st.integers(0, 10_000), max_size=12))

@@ -1,0 +1,364 @@
+"""A node between its state and its processes: what happens when calls overlap, fail or come again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monarch_nb import config
+from monarch_nb.allocator import processes
+from monarch_nb.allocator.node import Node
+from monarch_nb.allocator.sessions import Session
+from monarch_nb.config import NodePaths
+from monarch_nb.errors import MonarchNbError, ReservationNotFound
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2, state_pb2
+
+MESH = "m" * 32
+
+
+class FakeLink:
+    def __init__(self) -> None:
+        self.runs: list[bytes] = []
+        self.forgotten: list[str] = []
+
+    def start(self, encoded: bytes) -> None:
+        self.runs.append(encoded)
+
+    def forget_results(self, run_ids: list[str]) -> None:
+        self.forgotten += run_ids
+
+
+class FakeSupervisor:
+    """Ranks without processes. `warm` and `forked` can be cleared to hold calls up."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[tuple[str, int], Any] = {}
+        self.stores: set[str] = set()
+        self.ended: list[int] = []
+        self.asked = asyncio.Event()
+        self.warm, self.may_fork, self.may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        for event in (self.warm, self.may_fork, self.may_end):
+            event.set()
+
+    async def template(self, *_: object) -> None:
+        self.asked.set()
+        await self.warm.wait()
+
+    async def fork_store(self, mesh_id: str, *_: object) -> tuple[int, int]:
+        self.asked.set()
+        await self.may_fork.wait()
+        self.stores.add(mesh_id)
+        return 1, 29500
+
+    async def end_store(self, mesh_id: str) -> None:
+        self.stores.discard(mesh_id)
+
+    async def fork_ranks(self, _: object, planned: list[tuple[state_pb2.RankRecord, object]]) -> list[Any]:
+        self.asked.set()
+        await self.may_fork.wait()
+        forked = [
+            SimpleNamespace(mesh_id=r.mesh_id, rank=r.rank, record=r, link=FakeLink(), killed_by_us=False)
+            for r, _ in planned
+        ]
+        self.ranks |= {(rank.mesh_id, rank.rank): rank for rank in forked}
+        return forked
+
+    async def end(self, ranks: list[Any], **_: object) -> None:
+        for rank in ranks:
+            self.ranks.pop((rank.mesh_id, rank.rank), None)
+        self.asked.set()
+        await self.may_end.wait()
+        self.ended += [rank.rank for rank in ranks]
+
+    def kill(self, _: object) -> None:
+        pass
+
+    async def close(self, **_: object) -> None:
+        pass
+
+
+class NodeWithoutProcesses(Node):
+    supervisor: Any
+
+
+@pytest.fixture
+async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NodeWithoutProcesses]:
+    identity = state_pb2.ProcessIdentity(pid=1, start_ticks=1, boot_id="b")
+    monkeypatch.setattr(processes, "identify", lambda _: identity)
+    made = NodeWithoutProcesses(NodePaths(tmp_path), "node0", procs=4, gpus=[], python="python", preload=[])
+    made.supervisor = FakeSupervisor()
+    made._warming = asyncio.create_task(made._warm())
+    yield made
+    await made.close(end_processes=False)
+
+
+def reserve(node: Node, reservation_id: str = "r") -> None:
+    node.reserve(pb.ReserveRequest(reservation_id=reservation_id, name=reservation_id, owner="me", procs=2))
+
+
+def store_request() -> pb.HostStoreRequest:
+    return pb.HostStoreRequest(reservation_id="r", mesh_id=MESH)
+
+
+def spawn_request() -> pb.SpawnRequest:
+    return pb.SpawnRequest(reservation_id="r", mesh_id=MESH, name="main", ranks=2, world_size=2)
+
+
+async def spawn(node: Node) -> None:
+    reserve(node)
+    await node.host_store(store_request())
+    await node.spawn(spawn_request())
+    node.confirm("r")
+
+
+def submit(node: Node, run_id: str, session: Session | None = None, number: int = 0) -> Session:
+    session = session or Session()
+    node.sessions.add(session)
+    session.run_ids.add(run_id)
+    run = run_pb2.RunSpec(run_id=run_id, number=number)
+    node.submit(session, pb.Submit(mesh_id=MESH, run=run, ranks=[0, 1], all_ranks=[0, 1], give_number=not number))
+    return session
+
+
+def events(session: Session, kind: str) -> list[Any]:
+    return [getattr(event, kind) for event in session._events if event.HasField(kind)]  # type: ignore[arg-type]
+
+
+def assert_nothing_left(node: NodeWithoutProcesses) -> None:
+    assert (node.state.leases, node.state.meshes, node._mesh_records) == ({}, {}, {})
+    assert (node.supervisor.ranks, node.supervisor.stores) == ({}, set())
+    assert not node.paths.mesh(MESH).exists()
+    node._flush()
+    assert not node._database._written
+
+
+class TestRelease:
+    async def test_everything_goes(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        assert await node.release("r") == 2
+        assert node.supervisor.ended == [0, 1]
+        assert_nothing_left(node)
+        assert await node.release("r") == 0
+
+    @pytest.mark.parametrize("held_up", ["warm", "may_fork"])
+    @pytest.mark.parametrize("call", ["host_store", "spawn"])
+    async def test_while_ranks_are_being_started(self, node: NodeWithoutProcesses, call: str, held_up: str) -> None:
+        """A notebook's `%mesh reserve` was interrupted: the call goes on here, its client does not."""
+        reserve(node)
+        if call == "spawn":
+            await node.host_store(store_request())
+        getattr(node.supervisor, held_up).clear()
+        work: Any = node.host_store(store_request()) if call == "host_store" else node.spawn(spawn_request())
+        node.supervisor.asked.clear()
+        task = asyncio.create_task(work)
+        await node.supervisor.asked.wait()
+        await node.release("r")
+        assert "r" not in node.state.leases, "a slow start does not hold the slots up"
+        getattr(node.supervisor, held_up).set()
+        with pytest.raises(ReservationNotFound):
+            await task
+        assert_nothing_left(node)
+
+    async def test_while_ranks_are_being_restarted(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        node.supervisor.may_fork.clear()
+        node.supervisor.asked.clear()
+        task = asyncio.create_task(node.restart(MESH, [0, 1]))
+        await node.supervisor.asked.wait()
+        release = asyncio.create_task(node.release("r"))
+        await asyncio.sleep(0)
+        node.supervisor.may_fork.set()
+        with pytest.raises(MonarchNbError):
+            await task
+        await release
+        assert_nothing_left(node)
+
+    async def test_twice_at_once(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        node.supervisor.may_end.clear()
+        first = asyncio.create_task(node.release("r"))
+        second = asyncio.create_task(node.release("r"))
+        node.supervisor.asked.clear()
+        await node.supervisor.asked.wait()
+        await asyncio.sleep(0)
+        assert not second.done(), "the slots are free only when the ranks have ended"
+        assert "r" in node.state.leases
+        with pytest.raises(ReservationNotFound):
+            await node.spawn(spawn_request())
+        node.supervisor.may_end.set()
+        assert await asyncio.gather(first, second) == [2, 2]
+        assert_nothing_left(node)
+
+    async def test_its_client_may_go_away(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        node.supervisor.may_end.clear()
+        node.supervisor.asked.clear()
+        abandoned = asyncio.create_task(node.release("r"))
+        await node.supervisor.asked.wait()
+        abandoned.cancel()
+        node.supervisor.may_end.set()
+        assert await node.release("r") == 2
+        assert_nothing_left(node)
+
+    async def test_whoever_waits_for_a_run_is_told(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        session = submit(node, "a")
+        stranger = Session()
+        node.sessions.add(stranger)
+        await node.release("r")
+        [refused] = events(session, "refused")
+        assert refused.run_id == "a"
+        assert "released" in refused.error_json
+        assert events(stranger, "refused") == []
+
+    async def test_a_disk_that_is_full(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        node._flush()
+        node._database._connection.execute("PRAGMA max_page_count = 2")
+        node._database.put("lease", "big", state_pb2.LeaseRecord(request={"name": "x" * 1_000_000}))
+        assert await node.release("r") == 2
+        assert (node.state.leases, node.state.meshes) == ({}, {})
+
+
+class TestProvisionalLease:
+    @pytest.fixture(autouse=True)
+    def short(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(config, "PROVISIONAL_LEASE_S", 0.01)
+
+    async def gone(self, node: Node) -> None:
+        async with asyncio.timeout(10):
+            while node.state.leases:
+                await asyncio.sleep(0.001)
+
+    async def test_nobody_confirms(self, node: NodeWithoutProcesses) -> None:
+        reserve(node)
+        await self.gone(node)
+        assert_nothing_left(node)
+
+    async def test_confirmed_it_stays(self, node: NodeWithoutProcesses) -> None:
+        reserve(node)
+        reserve(node, "other")
+        node.confirm("r")
+        async with asyncio.timeout(10):
+            while "other" in node.state.leases:
+                await asyncio.sleep(0.001)
+        assert "r" in node.state.leases
+
+    async def test_a_slow_start_is_no_dead_client(self, node: NodeWithoutProcesses) -> None:
+        reserve(node)
+        node.supervisor.warm.clear()
+        starting = asyncio.create_task(node.host_store(store_request()))
+        reserve(node, "other")
+        async with asyncio.timeout(10):
+            while "other" in node.state.leases:
+                await asyncio.sleep(0.001)
+        node.supervisor.warm.set()
+        await starting
+        await node.spawn(spawn_request())
+        node.confirm("r")
+        assert node.state.leases["r"].confirmed
+
+    async def test_a_client_that_died_after_the_store_was_forked(self, node: NodeWithoutProcesses) -> None:
+        reserve(node)
+        await node.host_store(store_request())
+        await self.gone(node)
+        assert_nothing_left(node)
+
+    async def test_a_client_that_died_after_the_ranks_were_forked(self, node: NodeWithoutProcesses) -> None:
+        reserve(node)
+        await node.host_store(store_request())
+        await node.spawn(spawn_request())
+        await self.gone(node)
+        assert_nothing_left(node)
+
+
+class TestRuns:
+    def result(self, run_id: str, rank: int = 0) -> run_pb2.RankResult:
+        return run_pb2.RankResult(run_id=run_id, rank=rank, outcome=run_pb2.OUTCOME_OK)
+
+    async def test_a_result_is_acknowledged_when_it_is_stored(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        submit(node, "a")
+        node._on_result(MESH, self.result("a"))
+        link = node.supervisor.ranks[MESH, 0].link
+        assert link.forgotten == []
+        node._flush()
+        assert link.forgotten == ["a"]
+
+    async def test_a_disk_that_is_full_leaves_results_with_their_ranks(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        submit(node, "a")
+        node._flush()
+        pages = node._database._connection.execute("PRAGMA page_count").fetchone()[0]
+        node._database._connection.execute(f"PRAGMA max_page_count = {pages}")
+        large = self.result("a")
+        large.bundle_json = "x" * 1_000_000
+        node._on_result(MESH, large)
+        node._flush()
+        assert node.supervisor.ranks[MESH, 0].link.forgotten == []
+        node._database._connection.execute("PRAGMA max_page_count = 1000000")
+        node._flush()
+        assert node.supervisor.ranks[MESH, 0].link.forgotten == ["a"]
+
+    async def test_the_result_of_an_unknown_run_stays_with_its_rank(self, node: NodeWithoutProcesses) -> None:
+        """The allocator before this one was killed before it wrote the run down: its client submits it again."""
+        await spawn(node)
+        node._on_result(MESH, self.result("lost"))
+        node._flush()
+        link = node.supervisor.ranks[MESH, 0].link
+        assert link.forgotten == []
+        submit(node, "lost", number=7)
+        assert len(link.runs) == 1, "the rank knows it and sends its result again"
+
+    async def test_a_full_disk_does_not_stop_runs(
+        self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await spawn(node)
+
+        def mkdir(*_: object, **__: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Path, "mkdir", mkdir)
+        session = submit(node, "a")
+        assert len(node.supervisor.ranks[MESH, 0].link.runs) == 1
+        assert events(session, "refused") == []
+
+    async def test_the_newest_run_is_remembered_though_collected(self, node: NodeWithoutProcesses) -> None:
+        """So that after a restart the next one, which comes after it, does not wait for it."""
+        await spawn(node)
+        for number in (1, 2):
+            run_id = f"run{number}"
+            submit(node, run_id, number=number)
+            for rank in (0, 1):
+                node._on_result(MESH, self.result(run_id, rank))
+            node.collected([run_id])
+            node._flush()
+        again = NodeWithoutProcesses(node.paths, "node0", procs=4, gpus=[], python="python", preload=[])
+        again._read_state()
+        assert again.state.meshes[MESH].numbers == {2}
+        again._database.close()
+        again.watch.close()
+
+    async def test_run_numbers_never_come_twice(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        for number in range(1, 4):
+            submit(node, f"run{number}")
+        node._database.flush()  # the runs themselves are not written yet
+        again = NodeWithoutProcesses(node.paths, "node0", procs=4, gpus=[], python="python", preload=[])
+        again._read_state()
+        assert again.state.meshes[MESH].last_number >= 3
+        again._database.close()
+        again.watch.close()
+
+    async def test_a_blob_can_not_leave_its_directory(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        for name in ("", ".", "..", "a/b", "/etc/passwd", ".hidden", "../../state.sqlite"):
+            with pytest.raises(MonarchNbError, match="bad blob name"):
+                node.blob_path(MESH, name)
+        assert node.blob_path(MESH, "abc").parent == node.paths.blobs(MESH)

@@ -1,0 +1,411 @@
+"""A run as its client sees it: what is sent to which node, and what listeners are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from monarch_nb.client import events
+from monarch_nb.client.run import InterruptReport, Run, signal_name
+from monarch_nb.errors import MeshNotFound, PickleError, RunFailed, RunNotFound
+from monarch_nb.frames import pack_pickle
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+
+
+class FakeConnection:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sent: list[tuple[str, Any]] = []
+        self.collected: list[str] = []
+
+    def submit(self, _: Run, submit: pb.Submit) -> None:
+        self.sent.append(("submit", pb.Submit.FromString(submit.SerializeToString())))
+
+    def follow(self, _: Run, mesh_id: str, *, from_shown: bool) -> None:
+        self.sent.append(("follow", from_shown))
+
+    def replay(self, _: Run, mesh_id: str) -> None:
+        self.sent.append(("replay", mesh_id))
+
+    def send(self, **message: Any) -> None:
+        self.sent.extend(message.items())
+
+    def collect(self, run_id: str) -> None:
+        self.collected.append(run_id)
+
+    async def read_blob(self, mesh_id: str, blob: str) -> bytes:
+        if blob == "gone":
+            raise RunNotFound("not kept any more")
+        return packed(f"from {blob}")
+
+
+class FakeCore:
+    """Two nodes of four ranks."""
+
+    first_node = 0
+
+    def __init__(self) -> None:
+        self.connections: dict[int, Any] = {0: FakeConnection("node0"), 1: FakeConnection("node1")}
+        self.aborted: list[str] = []
+
+    def by_node(self, ranks: Iterable[int]) -> dict[int, list[int]]:
+        nodes: dict[int, list[int]] = {}
+        for rank in ranks:
+            nodes.setdefault(rank // 4, []).append(rank)
+        return nodes
+
+    def connection_of(self, rank: int) -> Any:
+        return self.connections[rank // 4]
+
+    async def abort_groups(self, reason: str) -> None:
+        self.aborted.append(reason)
+
+    async def where(self, ranks: list[int]) -> dict[int, run_pb2.Where]:
+        return {}
+
+
+class Harness:
+    """A run, what its listener was told, and its nodes."""
+
+    def __init__(self, ranks: Iterable[int] = range(8), *, listen: bool = True) -> None:
+        self.core = FakeCore()
+        self.told: list[events.Event] = []
+        mesh: Any = SimpleNamespace(core=self.core, id="mesh", reservation=SimpleNamespace(name="dev"))
+        self.run = Run(mesh, "run-id", ranks, "title", listener=self.told.append if listen else None)
+        self.nodes = [self.core.connections[0], self.core.connections[1]]
+
+    def start(self) -> None:
+        self.run.submit(run_pb2.RunSpec(run_id="run-id"))
+
+    def queued(self, node: int = 0, number: int = 5, previous: dict[int, int] | None = None, **more: Any) -> None:
+        self.run.on_queued(self.nodes[node], pb.Queued(run_id="run-id", number=number, previous=previous, **more))
+
+    def output(self, rank: int, *items: pb.OutputItem) -> None:
+        output = pb.Output(run_id="run-id", ranks=[pb.RankOutput(rank=rank, items=items)])
+        self.run.on_output(self.nodes[rank // 4], output)
+
+    def finished(self, *ranks: int, **result: Any) -> None:
+        for rank in ranks:
+            packed = run_pb2.RankResult(rank=rank, **{"outcome": run_pb2.OUTCOME_OK, **result})
+            self.run.on_finished(self.nodes[rank // 4], pb.Finished(run_id="run-id", results=[packed]))
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.told if isinstance(event, kind)]
+
+
+@pytest.fixture
+async def harness() -> Harness:
+    return Harness()
+
+
+def packed(value: object) -> bytes:
+    return b"".join(pack_pickle(value, cloudpickle.dumps))
+
+
+def out(data: bytes) -> pb.OutputItem:
+    return pb.OutputItem(stdout=data)
+
+
+class TestSubmit:
+    async def test_the_first_node_gives_the_number_the_others_learn_it(self, harness: Harness) -> None:
+        harness.start()
+        assert [kind for kind, _ in harness.nodes[1].sent] == []
+        [(_, first)] = harness.nodes[0].sent
+        assert (first.give_number, list(first.ranks), list(first.all_ranks)) == (True, [0, 1, 2, 3], list(range(8)))
+        harness.queued(number=5, previous={0: 4, 1: 3})
+        [(_, second)] = harness.nodes[1].sent
+        assert (second.give_number, second.run.number, second.after, list(second.ranks)) == (False, 5, 3, [4, 5, 6, 7])
+        assert (harness.run.number, second.title) == (5, "title")
+
+    async def test_also_when_it_has_no_ranks_there(self) -> None:
+        harness = Harness([5])
+        harness.start()
+        [(_, first)] = harness.nodes[0].sent
+        assert (list(first.ranks), list(first.all_ranks)) == ([], [5])
+        harness.queued(number=2)
+        [(_, second)] = harness.nodes[1].sent
+        assert (second.run.number, list(second.ranks)) == (2, [5])
+
+    async def test_a_number_that_comes_again_is_sent_once(self, harness: Harness) -> None:
+        harness.start()
+        harness.queued()
+        harness.queued()
+        assert len(harness.nodes[1].sent) == 1
+
+    async def test_quiet_unless_somebody_listens(self) -> None:
+        for listen in (False, True):
+            harness = Harness(listen=listen)
+            harness.start()
+            assert harness.nodes[0].sent[0][1].quiet is not listen
+
+    async def test_what_it_waits_for_is_told(self, harness: Harness) -> None:
+        harness.start()
+        harness.queued(ahead=["train()", "x = 1"])
+        assert [notice.text for notice in harness.of(events.Notice)] == ["waits for: train(); x = 1"]
+
+    async def test_refused(self, harness: Harness) -> None:
+        harness.start()
+        harness.run.on_refused(harness.nodes[0], MeshNotFound("released"))
+        assert harness.run.done
+        assert isinstance(harness.told[-1], events.Finished)
+        with pytest.raises(MeshNotFound, match="released"):
+            harness.run.result(0)
+
+
+class TestListeners:
+    async def test_the_first_that_comes_late_gets_everything(self) -> None:
+        harness = Harness(listen=False)
+        harness.start()
+        harness.run._add_listener(harness.told.append)
+        assert [kind for kind, _ in harness.nodes[0].sent] == ["submit", "replay"]
+        assert harness.nodes[1].sent == [], "it does not know the run yet"
+        harness.queued()
+        [(kind, submit)] = harness.nodes[1].sent
+        assert (kind, submit.quiet) == ("submit", False)
+
+    async def test_after_the_end_output_comes_before_the_end(self) -> None:
+        harness = Harness(listen=False)
+        harness.start()
+        harness.queued()
+        harness.finished(*range(8))
+        assert harness.run.done
+        harness.run._add_listener(harness.told.append)
+        assert [kind for kind, _ in harness.nodes[1].sent][-1] == "replay"
+        assert harness.of(events.Finished) == []
+        for rank in (0, 4):
+            harness.output(rank, out(b"text\n"))
+            harness.finished(rank)
+        assert [type(event) for event in harness.told[-3:]] == [events.Text, events.Text, events.Finished]
+        assert len(harness.of(events.Result)) == 8
+
+    async def test_after_the_end_of_a_run_that_a_node_has_forgotten(self) -> None:
+        harness = Harness([0], listen=False)
+        harness.start()
+        harness.queued()
+        harness.finished(0)
+        harness.run._add_listener(harness.told.append)
+        harness.run.on_refused(harness.nodes[0], RunNotFound("forgotten"))
+        assert isinstance(harness.told[-1], events.Finished)
+        assert harness.run.result(0) == [None]
+
+    async def test_a_second_gets_results_and_what_comes(self, harness: Harness) -> None:
+        harness.start()
+        harness.queued()
+        harness.output(0, out(b"before\n"))
+        harness.finished(3)
+        second: list[events.Event] = []
+        harness.run._add_listener(second.append)
+        harness.output(0, out(b"after\n"))
+        assert [event for event in second if isinstance(event, events.Text)] == [events.Text(0, "stdout", "after\n")]
+        assert [event.rank for event in second if isinstance(event, events.Result)] == [3]
+        assert "replay" not in [kind for kind, _ in harness.nodes[0].sent]
+
+    async def test_one_that_fails_costs_nothing(
+        self, harness: Harness, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def broken(_: events.Event) -> None:
+            raise ZeroDivisionError
+
+        harness.run._add_listener(broken)
+        harness.start()
+        harness.queued()
+        harness.output(0, out(b"x\n"))
+        harness.finished(*range(8), value_inline=packed(7))
+        assert harness.run.result(0) == [7] * 8
+        assert "a listener failed" in caplog.text
+        assert isinstance(harness.told[-1], events.Finished)
+
+
+class TestOutput:
+    def text(self, harness: Harness, rank: int = 0) -> str:
+        return "".join(event.text for event in harness.of(events.Text) if event.rank == rank)
+
+    async def test_characters_cut_between_messages(self, harness: Harness) -> None:
+        for byte in "×é😀\n".encode():
+            harness.output(0, out(bytes([byte])))
+            harness.output(1, out(b"x"))
+        assert self.text(harness) == "×é😀\n"
+
+    async def test_streams_do_not_mix(self, harness: Harness) -> None:
+        whole = "é".encode()
+        harness.output(0, out(whole[:1]), pb.OutputItem(stderr=b"err\n"), out(whole[1:]))
+        found = [(event.stream, event.text) for event in harness.of(events.Text) if event.text]
+        assert found == [("stderr", "err\n"), ("stdout", "é")]
+
+    async def test_bytes_that_are_no_text(self, harness: Harness) -> None:
+        harness.output(0, out(b"caf\xe9 \xff\n"))
+        assert self.text(harness) == "caf\\xe9 \\xff\n"
+
+    async def test_half_a_character_at_the_end(self, harness: Harness) -> None:
+        harness.output(0, out(b"x\xe2\x82"))
+        harness.finished(*range(8))
+        assert self.text(harness) == "x\\xe2\\x82"
+
+    async def test_a_flood_is_cut_out_between_characters(self, harness: Harness) -> None:
+        elided = pb.Elided(lines=7, size_bytes=1000)
+        harness.output(0, out(b"x\xe2\x82"), pb.OutputItem(elided=elided), out("€\n".encode()))
+        assert [event for event in harness.told if not isinstance(event, events.Notice)] == [
+            events.Text(0, "stdout", "x"),
+            events.Text(0, "stdout", "\\xe2\\x82"),
+            events.Elided(0, "stdout", 7, 1000),
+            events.Text(0, "stdout", "€\n"),
+        ]
+
+    async def test_displays(self, harness: Harness) -> None:
+        content = {"data": {"text/plain": "x"}, "metadata": {"m": 1}, "transient": {"display_id": "d"}}
+        for kind, named in ((run_pb2.Display.KIND_SHOW, "show"), (run_pb2.Display.KIND_UPDATE, "update")):
+            harness.output(2, pb.OutputItem(display={"kind": kind, "content_json": json.dumps(content)}))
+            assert harness.told[-1] == events.Display(2, named, {"text/plain": "x"}, {"m": 1}, "d")  # type: ignore[arg-type]
+        clear = run_pb2.Display(kind=run_pb2.Display.KIND_CLEAR, content_json='{"wait": true}')
+        harness.output(2, pb.OutputItem(display=clear))
+        assert harness.told[-1] == events.Display(2, "clear", metadata={"wait": True})
+        harness.output(2, pb.OutputItem(display=run_pb2.Display()))
+        assert harness.told[-1] == events.Display(2, "show")
+
+    async def test_notices(self, harness: Harness) -> None:
+        harness.output(3, pb.OutputItem(notice="the log can not be read"))
+        assert harness.told[-1] == events.Notice("rank 3: the log can not be read", key="rank3")
+
+    async def test_a_node_that_does_not_answer_is_named_and_the_notice_goes(self, harness: Harness) -> None:
+        harness.run.on_link(harness.nodes[1], up=False)
+        harness.run.on_link(harness.nodes[1], up=True)
+        down, up = harness.of(events.Notice)
+        assert "node1 does not answer" in down.text
+        assert (up.key, up.text) == (down.key, "")
+
+
+class TestResults:
+    async def test_values_come_by_rank(self) -> None:
+        harness = Harness([5, 1, 3])
+        harness.start()
+        for rank in (1, 5, 3):
+            harness.finished(rank, value_inline=packed(rank * 2))
+        assert harness.run.values == [10, 2, 6]
+        assert harness.run.values == [10, 2, 6], "asked twice"
+
+    async def test_it_is_done_when_every_rank_is(self, harness: Harness) -> None:
+        harness.finished(*range(7))
+        assert not harness.run.done
+        with pytest.raises(TimeoutError, match=r"goes on after 0 s on rank 7"):
+            harness.run.result(0.0)
+        harness.finished(7)
+        harness.finished(7)
+        assert harness.run.done
+        assert len(harness.of(events.Finished)) == 1
+        assert len(harness.of(events.Result)) == 8
+
+    async def test_a_timeout_says_how_long(self, harness: Harness) -> None:
+        harness.run.number = 12
+        assert str(harness.run.timed_out(1.5)) == "run 12 goes on after 1.5 s on ranks 0-7"
+
+    async def test_failures_are_grouped_and_good_values_kept(self, harness: Harness) -> None:
+        harness.finished(0, 1, 2, value_inline=packed("good"))
+        failure = run_pb2.Failure(name="KeyError", message="'x'", traceback="trace", where="train.py:41")
+        harness.finished(3, 4, 5, outcome=run_pb2.OUTCOME_ERROR, failure=failure)
+        harness.finished(6, outcome=run_pb2.OUTCOME_CANCELLED)
+        harness.finished(7, outcome=run_pb2.OUTCOME_INTERRUPTED, failure=run_pb2.Failure(name="KeyboardInterrupt"))
+        with pytest.raises(RunFailed) as raised:
+            harness.run.result(0)
+        assert [(ranks, f.kind, f.name) for ranks, f in raised.value.groups()] == [
+            ([3, 4, 5], "error", "KeyError"),
+            ([6], "cancelled", "Cancelled"),
+            ([7], "interrupted", "KeyboardInterrupt"),
+        ]
+        assert raised.value.failures[4].host == "node1"
+        assert raised.value.run is harness.run
+        assert harness.run.values == ["good"] * 3 + [None] * 5
+
+    @pytest.mark.parametrize(
+        ("death", "says"),
+        [
+            ({"signal": 9, "likely_cause": "someone"}, "killed by signal 9 (SIGKILL): someone"),
+            ({"signal": int(signal.SIGRTMIN) + 3}, "killed by signal"),
+            ({"exit_code": 3, "likely_cause": "itself"}, "exited with code 3: itself"),
+            ({"exit_code": 0}, "exited with code 0"),
+            ({"likely_cause": "exit status unknown"}, "ended: exit status unknown"),
+            ({}, "ended"),
+        ],
+    )
+    async def test_deaths(self, harness: Harness, death: dict[str, Any], says: str) -> None:
+        harness.finished(3, outcome=run_pb2.OUTCOME_DIED, death={**death, "stderr_tail": ["last", "words"]})
+        [failure] = harness.run.failures
+        assert (failure.kind, failure.rank, failure.host) == ("died", 3, "node0")
+        assert failure.message.startswith(says)
+        assert failure.stderr_tail == ("last", "words")
+        assert (failure.signal, failure.exit_code) == (death.get("signal"), death.get("exit_code"))
+
+    def test_signals_are_named(self) -> None:
+        assert signal_name(11) == "SIGSEGV"
+        assert signal_name(signal.SIGRTMIN + 5) == "SIGRTMIN+5"
+
+    async def test_values_that_could_not_be_pickled_are_named(self, harness: Harness) -> None:
+        harness.finished(*range(6), value_error="can not pickle the result['gen'], a generator")
+        harness.finished(6, 7, value_inline=packed(1))
+        with pytest.raises(PickleError, match=r"^ranks 0-5: can not pickle the result\['gen'\], a generator$") as raised:
+            harness.run.result(0)
+        assert raised.value.ranks == list(range(6))
+
+    async def test_a_value_that_can_not_be_unpickled_here(self) -> None:
+        harness = Harness([0])
+        harness.finished(0, value_inline=b"no pickle")
+        with pytest.raises(PickleError, match=r"rank 0 can not be unpickled here: ValueError"):
+            harness.run.result(0)
+
+    async def test_bundles(self) -> None:
+        harness = Harness([0])
+        bundle = {"data": {"text/plain": "7"}, "metadata": {"a": 1}}
+        harness.finished(0, bundle_json=json.dumps(bundle), duration_s=1.5)
+        [result] = harness.of(events.Result)
+        assert (result.bundle, result.metadata) == ({"text/plain": "7"}, {"a": 1})
+        assert (result.outcome, result.duration_s, result.failure) == ("ok", 1.5, None)
+
+    async def test_large_values_are_fetched_before_it_is_done(self) -> None:
+        harness = Harness([0, 1])
+        harness.finished(0, value_blob="big")
+        harness.finished(1, value_blob="gone")
+        assert not harness.run.done
+        assert await asyncio.to_thread(harness.run.wait, 10)
+        with pytest.raises(PickleError, match="rank 1: the value could not be fetched: not kept any more"):
+            _ = harness.run.values
+        assert harness.run._value(0) == "from big"
+
+    async def test_groups_are_repaired_on_all_ranks_before_it_is_done(self, harness: Harness) -> None:
+        harness.finished(*range(7))
+        harness.finished(7, outcome=run_pb2.OUTCOME_INTERRUPTED, group_aborted=True)
+        assert await asyncio.to_thread(harness.run.wait, 10)
+        assert len(harness.core.aborted) == 1
+
+    async def test_collected_is_told_to_every_node(self, harness: Harness) -> None:
+        harness.run._tell_collected()
+        assert [node.collected for node in harness.nodes] == [["run-id"], ["run-id"]]
+
+
+class TestInterruptReport:
+    @pytest.mark.parametrize(
+        ("report", "says"),
+        [
+            (InterruptReport(), "nothing was running"),
+            (InterruptReport(stopped=(0, 1, 2)), "interrupted ranks 0-2"),
+            (
+                InterruptReport(stopped=(0,), aborted=(0,)),
+                "interrupted rank 0; process group aborted: call dist.init_process_group() again and wrap DDP models "
+                "again",
+            ),
+            (
+                InterruptReport(stuck={3: "at train.py:7"}),
+                "rank 3 does not stop (at train.py:7): interrupt again to kill and restart it",
+            ),
+            (InterruptReport(restarted=(3,)), "killed and restarted rank 3: their variables are lost"),
+        ],
+    )
+    def test_it_reads_well(self, report: InterruptReport, says: str) -> None:
+        assert str(report) == says
+
