@@ -58,11 +58,11 @@ test: check unit itest e2e notebooks  ## Everything (under 15 minutes on 2 cores
 
 unit: install  ## Tests without processes: seconds
 	@$(say) 'Unit tests'
-	@$(PYTEST) tests/unit
+	@$(PYTEST) -n 2 tests/unit
 
 itest: install  ## Tests against real allocators and ranks
 	@$(say) 'Integration tests'
-	@$(PYTEST) tests/integration --ignore $(NOTEBOOKS)
+	@$(PYTEST) -n 2 tests/integration --ignore $(NOTEBOOKS)
 
 e2e: install  ## Tests in a real browser
 	@$(say) 'End-to-end tests in JupyterLab'

@@ -78,7 +78,7 @@ class FrameSplitter:
     def __init__(self) -> None:
         self._pending = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         """Add `data`; yield every frame that is complete now."""
         self._pending += data
         while len(self._pending) >= _LENGTH.size:

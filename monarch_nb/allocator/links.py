@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 from monarch_nb.errors import PreloadError, SpawnError
 from monarch_nb.frames import FrameSplitter, encode_frame
@@ -13,8 +14,12 @@ from monarch_nb.proto import worker_pb2 as wire
 FORGET_DELAY_S = 1.0
 
 
-class FrameConnection(asyncio.Protocol):
+class FrameConnection(asyncio.BufferedProtocol):
     """A Unix-socket connection of frames with the least latency asyncio has: no streams, no tasks."""
+
+    _buffer: ClassVar = memoryview(bytearray(256 << 10))
+    """One for all: what is in it is used up before the loop reads from another socket. A plain asyncio.Protocol
+    allocates as much anew for every read, which costs more than the read."""
 
     def __init__(self, on_frame: Callable[[bytes], None], on_lost: Callable[[], None]) -> None:
         self._on_frame, self._on_lost = on_frame, on_lost
@@ -25,8 +30,11 @@ class FrameConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
-    def data_received(self, data: bytes) -> None:
-        for frame in self._splitter.feed(data):
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        for frame in self._splitter.feed(self._buffer[:nbytes]):
             self._on_frame(frame)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -213,13 +221,11 @@ class RankLink:
             self._forget_timer = asyncio.get_running_loop().call_later(FORGET_DELAY_S, self._send_forgetting)
 
     def _send_forgetting(self) -> None:
-        if self._work is not None:
+        self._forget_timer = None
+        if self._work is not None and self._to_forget:
             self._work.send(*self._forgetting())
 
     def _forgetting(self) -> list[bytes]:
-        if self._forget_timer is not None:
-            self._forget_timer.cancel()
-            self._forget_timer = None
         if not self._to_forget:
             return []
         message = wire.ToRank(forget_results=wire.ForgetResults(run_ids=self._to_forget))

@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -31,9 +32,12 @@ from monarch_nb.rpc.status import error_to_json
 
 _log = logging.getLogger(__name__)
 
-FLUSH_DELAY_S = 0.02
-GATHER_RESULTS_S = 0.01
+FLUSH_DELAY_S = 0.05
+"""Runs are written down a few at once; the ranks and the client know what is not written yet."""
+GATHER_RESULTS_S = 0.05
+"""How long a rank's result may wait for those of others."""
 NUMBERS_PER_RECORD = 1000
+JUST_COLLECTED = 50
 STDERR_TAIL_LINES = 8
 
 
@@ -81,6 +85,8 @@ class Node:
         self._newest_runs: dict[str, str] = {}
         self._releases: dict[str, asyncio.Task[int]] = {}
         self._shown: dict[str, dict[int, run_pb2.Cursor]] = {}
+        self.just_collected: deque[str] = deque(maxlen=JUST_COLLECTED)
+        """Still told in the status: a client that puts the nodes' parts of a run together needs all of them."""
 
     # ---- start and end ----
 
@@ -370,8 +376,9 @@ class Node:
             self._prepare_output(mesh, run)
         others_wait = submit.give_number and len(submit.all_ranks) > len(submit.ranks)
         session.send(urgent=others_wait or bool(queued.ahead), queued=queued)
+        if not submit.quiet:
+            self._follow(session, mesh, run, {}, is_new=not known)  # before it starts: then there is nothing to read
         self._apply(effects)
-        self._follow(session, mesh, run, {}, quiet=submit.quiet)
         if known:
             self._send_results(session, run)
         else:
@@ -382,15 +389,17 @@ class Node:
 
     def _prepare_output(self, mesh: Mesh, run: Run) -> None:
         """Make the run's directory, so that it can be watched; or take the ranks' part of an older one over."""
+        is_reused = run.output != run.number
+        followed = [session for session in self.sessions if session.followers]
+        if not run.ranks or (is_reused and not followed):
+            return
         directory = self.paths.runs(mesh.spec.mesh_id) / str(run.output)
-        if run.ranks and run.output == run.number:
+        if is_reused:
+            for session in followed:
+                session.leave(directory, run.ranks)
+        else:
             with contextlib.suppress(OSError):  # a full disk: the ranks try again and say what they lose
                 directory.mkdir()
-        elif run.ranks:
-            for session in self.sessions:
-                for follower in session.followers.values():
-                    if follower.directory == directory:
-                        follower.leave(run.ranks)
 
     def follow(self, session: Session, request: pb.Follow) -> None:
         """Send a run's output from the given cursors, and the results it has."""
@@ -400,18 +409,20 @@ class Node:
             raise RunNotFound("the run is not known here any more: `%mesh logs` has its output")
         cursors = self._shown.get(run.run_id, {}) if request.from_shown else dict(request.cursors)
         session.send(queued=pb.Queued(run_id=run.run_id, number=run.number, output=run.output))
-        self._follow(session, mesh, run, cursors, quiet=False)
+        self._follow(session, mesh, run, cursors)
         self._send_results(session, run)
 
-    def _follow(self, session: Session, mesh: Mesh, run: Run, shown: dict[int, run_pb2.Cursor], *, quiet: bool) -> None:
-        if quiet or not run.submit.ranks:
+    def _follow(
+        self, session: Session, mesh: Mesh, run: Run, shown: dict[int, run_pb2.Cursor], *, is_new: bool = False
+    ) -> None:
+        if not run.ranks:
             return
-        cursors = {rank: run_pb2.Cursor() for rank in mesh.ranks_writing(run)}
+        cursors = {rank: run_pb2.Cursor() for rank in (run.ranks if is_new else mesh.ranks_writing(run))}
         for rank, cursor in shown.items():
             if rank in cursors:
                 cursors[rank].CopyFrom(cursor)
         runs = self.paths.runs(mesh.spec.mesh_id)
-        follower = Follower(session, self.watch, run.run_id, run.output, runs, cursors)
+        follower = Follower(session, self.watch, run.run_id, run.output, runs, cursors, is_new=is_new)
         follower.finished = run.finished
         session.follow(follower)
 
@@ -433,6 +444,7 @@ class Node:
 
     def _drop_values(self, run_id: str) -> None:
         if mesh_id := self.state.collected(run_id):
+            self.just_collected.append(run_id)
             run = self.state.meshes[mesh_id].runs[run_id]
             if run.finished and run.submit.run.HasField("push"):  # the ranks have mapped it
                 self.blob_path(mesh_id, run.submit.run.push.blob).unlink(missing_ok=True)
@@ -524,7 +536,7 @@ class Node:
             status,
             killed_by_us=process.killed_by_us,
             oom_kills_before=process.oom_kills_before,
-            stderr_tail=files.tail_lines("err", STDERR_TAIL_LINES),
+            stderr_tail=processes.last_words(files.tail_lines("err"), STDERR_TAIL_LINES),
         )
         process.record.death.CopyFrom(death)
         self._save_rank(process.record)

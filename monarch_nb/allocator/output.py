@@ -136,11 +136,11 @@ class RankFiles:
                 start += len(chunk)
         return lines
 
-    def tail_lines(self, kind: str, lines: int, window_bytes: int = 16 << 10) -> list[str]:
-        """Return the last lines of a stream, for a death report."""
+    def tail_lines(self, kind: str, window_bytes: int = 16 << 10) -> list[str]:
+        """Return the last lines of a stream."""
         size = self.size_bytes(kind)
         text = self.read(kind, max(0, size - window_bytes), size).decode(errors="replace")
-        return text.splitlines()[-lines:]
+        return text.splitlines()
 
 
 def _at_or_before(end: run_pb2.Cursor, cursor: run_pb2.Cursor) -> bool:

@@ -144,6 +144,16 @@ def explain_death(
     return death
 
 
+def last_words(stderr: list[str], count: int) -> list[str]:
+    """Return the lines of a dead rank's stderr that say most: the last ones, or where Python was when it crashed."""
+    crashes = [index for index, line in enumerate(stderr) if line.startswith("Fatal Python error: ")]
+    if not crashes:
+        return stderr[-count:]
+    report = stderr[crashes[-1] :]
+    stack = next((index for index, line in enumerate(report) if line.startswith("Current thread ")), 0)
+    return [report[0], *report[stack + 1 : stack + count]]
+
+
 def _explain_signal(number: int, killed_by_us: bool, out_of_memory: bool) -> str:
     if killed_by_us:
         return "killed because it did not stop when asked"

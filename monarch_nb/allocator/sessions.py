@@ -15,7 +15,8 @@ OUTPUT_INTERVAL_S = 0.04
 FLOOD_INTERVAL_S = 0.1
 UNWATCHED_INTERVAL_S = 1.0
 MAX_UNSENT_BYTES = 8 << 20
-BATCH_S = 0.003
+BATCH_S = 0.05
+"""How long an event that nobody waits for may wait for others: a message costs more than what is in it."""
 MAX_FOLLOWED = 64
 
 
@@ -72,6 +73,14 @@ class Session:
         if follower := self.followers.pop(run_id, None):
             follower.close()
 
+    def leave(self, directory: Path, ranks: Iterable[int]) -> None:
+        """Read these ranks' files there no longer: a newer run writes to them."""
+        for follower in list(self.followers.values()):
+            if follower.directory == directory:
+                follower.leave(ranks)
+                if not follower.cursors:
+                    self.unfollow(follower.run_id)
+
     def forget(self, run_id: str) -> None:
         """The run is known no longer."""
         self.unfollow(run_id)
@@ -91,6 +100,7 @@ class Follower:
     Args:
         cursors: where to begin, by rank; updated as output is sent.
         output, runs: number of the run's output, and the mesh's directory of them.
+        is_new: the run has not begun, so there is nothing to read yet.
     """
 
     def __init__(
@@ -101,6 +111,8 @@ class Follower:
         output: int,
         runs: Path,
         cursors: dict[int, run_pb2.Cursor],
+        *,
+        is_new: bool = False,
     ) -> None:
         self.session, self.run_id, self.cursors = session, run_id, cursors
         self.finished = False
@@ -112,7 +124,8 @@ class Follower:
         self._last_pump_s = 0.0
         self._interval_s = OUTPUT_INTERVAL_S
         self._closed = False
-        self.pump()
+        if not (is_new and self._watch_for_more()):
+            self.pump()
 
     def _on_change(self) -> None:
         if self._closed or self._timer is not None:
@@ -130,7 +143,7 @@ class Follower:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        watched = self._watch.arm(self.directory, self._on_change)  # before reading: what comes later is noticed
+        watched = self._watch_for_more()  # before reading: what comes later is noticed
         if self.session.is_behind:
             self._timer = self._loop.call_later(FLOOD_INTERVAL_S, self.pump)
             return
@@ -138,6 +151,9 @@ class Follower:
         self._last_pump_s = self._loop.time()
         if not watched and not self.finished:  # no directory (a full disk), or no watches left
             self._timer = self._loop.call_later(UNWATCHED_INTERVAL_S, self.pump)
+
+    def _watch_for_more(self) -> bool:
+        return self._watch.arm(self.directory, self._on_change)
 
     def leave(self, ranks: Iterable[int]) -> None:
         """Read these ranks' files no longer: a newer run writes to them."""

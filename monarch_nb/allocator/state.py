@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from monarch_nb.errors import CapacityError, MeshNotFound, ReservationConflict, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
@@ -302,7 +303,7 @@ class NodeState:
             return self._advance(mesh)
         is_last = not any(result.rank in queued.ranks for queued in mesh.queue if queued is not run)
         slot.untouched = run.output if result.untouched and is_last else 0
-        return [*self._finish(mesh, run, result), *self._advance(mesh)]
+        return [*self._finish(mesh, run, result), *([] if is_last else self._advance(mesh))]
 
     def rank_ready(self, mesh_id: str, rank: int) -> list[Effect]:
         """A rank's process is up (again) and waits for runs."""
@@ -403,12 +404,9 @@ class NodeState:
 
     def _trim(self, mesh: Mesh) -> list[Effect]:
         """Forget the oldest finished runs that a client has collected, and any beyond twice that number."""
-        if len(mesh.runs) <= MAX_FINISHED_RUNS:
-            return []
-        finished = [run for run in mesh.runs.values() if run.finished]
-        excess = len(finished) - MAX_FINISHED_RUNS
+        excess = len(mesh.runs) - len(mesh.queue) - MAX_FINISHED_RUNS
         effects: list[Effect] = []
-        for run in finished[: max(0, excess)]:
+        for run in list(islice((run for run in mesh.runs.values() if run.finished), max(0, excess))):
             if run.collected or excess > MAX_FINISHED_RUNS:
                 del mesh.runs[run.run_id]
                 mesh.numbers.discard(run.number)

@@ -47,8 +47,8 @@ def call(work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
     async def run() -> None:
         try:
             result.set_result(await work)
-        except asyncio.CancelledError:
-            result.cancel()
+        except asyncio.CancelledError as error:
+            result.set_exception(error)  # not `cancel`: nobody would be told that it has come to an end
         except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
             result.set_exception(error)
 

@@ -487,7 +487,9 @@ def _infos(connection: Connection, mesh: pb.MeshStatus) -> Iterator[RankInfo]:
 
 
 def run_infos(meshes: Iterable[pb.MeshStatus]) -> list[RunInfo]:
-    """Put the nodes' parts of each run together, oldest first."""
+    """Put the nodes' parts of each run together, oldest first, without those that are over and collected: nodes do
+    not stop to tell of such a run at the same moment.
+    """
     parts: dict[str, list[pb.RunStatus]] = {}
     for mesh in meshes:
         for run in mesh.runs:
@@ -505,6 +507,7 @@ def run_infos(meshes: Iterable[pb.MeshStatus]) -> list[RunInfo]:
             cell_number=runs[0].cell_number,
         )
         for run_id, runs in parts.items()
+        if not (any(run.collected for run in runs) and all(len(run.finished) == len(run.ranks) for run in runs))
     ]
     return sorted(infos, key=lambda info: info.number)
 

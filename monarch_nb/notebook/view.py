@@ -220,7 +220,8 @@ class RunView:
         return sum(map(len, parts))
 
     def _status(self, now_s: float) -> str:
-        ranks, ended, failed = self._fold.ranks.bit_count(), self._fold.ended.bit_count(), len(self._fold.failures)
+        ranks, failed = self._fold.ranks.bit_count(), len(self._fold.failures)
+        good = self._fold.ended.bit_count() - failed
         elapsed_s = (now_s if self._over_s is None else self._over_s) - self._started_s
         if self._over and self._duration_s:
             elapsed_s = self._duration_s
@@ -233,7 +234,7 @@ class RunView:
             return f"{on} · {_duration(elapsed_s)}{failures}"
         step_s = _status_step_s(elapsed_s)
         time_passed = f" · {_duration(elapsed_s // step_s * step_s)}" if elapsed_s >= 1 else ""
-        finished = f" · {ended} finished" if ended else ""
+        finished = f" · {good} finished" if good else ""
         return f"● running on {on}{time_passed}{finished}{failures}"
 
 

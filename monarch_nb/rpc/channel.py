@@ -11,6 +11,8 @@ import grpc
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
+    ("grpc.max_metadata_size", 1 << 20),  # errors travel there, some with long tracebacks
+    ("grpc.absolute_max_metadata_size", 1 << 20),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),

@@ -21,6 +21,8 @@ from monarch_nb.errors import (
 )
 
 METADATA_KEY = "monarch-nb-error-bin"
+DETAILS_CHARACTERS = 500
+"""What is left of an error for clients that do not know the metadata."""
 
 _CODES: dict[type[MonarchNbError], grpc.StatusCode] = {
     UsageError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -46,7 +48,7 @@ def error_from_json(text: str) -> MonarchNbError:
 async def refuse(context: Any, error: MonarchNbError) -> None:
     """End a call with `error`; never returns normally."""
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.UNKNOWN)
-    await context.abort(code, str(error), ((METADATA_KEY, error_to_json(error).encode()),))
+    await context.abort(code, str(error)[:DETAILS_CHARACTERS], ((METADATA_KEY, error_to_json(error).encode()),))
 
 
 def translate(error: grpc.aio.AioRpcError, node: str) -> MonarchNbError:

@@ -22,6 +22,8 @@ _ABORT_WAIT_S = 5.0
 _RELEASE_WAIT_S = 2.0
 _LOG_FATAL = 3
 
+_holders: dict[str, list[ModuleType]] = {}
+
 
 def when_imported(patch: Callable[[Any], None]) -> None:
     """Call `patch` with distributed_c10d: now if it is imported, else when it is."""
@@ -33,10 +35,23 @@ def when_imported(patch: Callable[[Any], None]) -> None:
 
 def replace(function: Callable[..., Any], by: Callable[..., Any]) -> None:
     """Replace a function in all modules of torch.distributed that have imported it."""
-    name = function.__name__
-    for module in [module for path, module in sys.modules.items() if path.startswith("torch.distributed")]:
-        if vars(module).get(name) is function:
-            setattr(module, name, by)
+    for module in _holders.get(function.__name__) or _find_holders(function):
+        setattr(module, function.__name__, by)
+
+
+def find_holders(names: Sequence[str]) -> None:
+    """In the template: find the modules in which ranks will replace these functions of distributed_c10d.
+
+    Looking for them touches every module that is imported; in a forked rank that would copy thousands of pages.
+    """
+    if module := sys.modules.get(MODULE):
+        for name in names:
+            _holders[name] = _find_holders(getattr(module, name))
+
+
+def _find_holders(function: Callable[..., Any]) -> list[ModuleType]:
+    modules = [module for path, module in sys.modules.items() if path.startswith("torch.distributed")]
+    return [module for module in modules if vars(module).get(function.__name__) is function]
 
 
 def default_group() -> Any:
@@ -71,7 +86,7 @@ def clear_books() -> list[Any]:
 
 def release(groups: list[Any]) -> None:
     """Shut groups down and empty the list, in a thread of its own: one that hangs does not hold up the rank."""
-    _run_bounded(functools.partial(_shut_down, groups), _RELEASE_WAIT_S)
+    run_bounded(functools.partial(_shut_down, groups), _RELEASE_WAIT_S)
 
 
 def abort_nccl() -> None:
@@ -96,7 +111,14 @@ def abort_nccl() -> None:
         backends[0]._group_end()
 
     if backends:
-        _run_bounded(abort, _ABORT_WAIT_S)
+        run_bounded(abort, _ABORT_WAIT_S)
+
+
+def run_bounded(action: Callable[[], None], wait_s: float) -> None:
+    """Do `action` in a thread of its own, and wait at most `wait_s` for its end."""
+    thread = threading.Thread(target=action, name="monarch_nb-groups", daemon=True)
+    thread.start()
+    thread.join(wait_s)
 
 
 class Hush:
@@ -132,12 +154,6 @@ def _shut_down(groups: list[Any]) -> None:
     while groups:
         with contextlib.suppress(RuntimeError):  # it is broken
             groups.pop().shutdown()
-
-
-def _run_bounded(action: Callable[[], None], wait_s: float) -> None:
-    thread = threading.Thread(target=action, name="monarch_nb-groups", daemon=True)
-    thread.start()
-    thread.join(wait_s)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -79,16 +79,26 @@ class ControlThread(threading.Thread):
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._flush_at: float | None = None
         self._press_at: float | None = None
+        self._sockets = {listener}
+        self._accepting = threading.Lock()
+        os.register_at_fork(
+            before=self._accepting.acquire, after_in_parent=self._accepting.release, after_in_child=self._close_in_child
+        )
 
     def wake_for_text(self) -> None:
         """Text was printed: flush it a little later. From any thread."""
         with suppress(BlockingIOError):
             os.write(self._wake_write, b"t")
 
-    def close_in_child(self) -> None:
-        """In a forked child: close the descriptors of this thread, which does not exist there."""
-        for key in list(self._selector.get_map().values()):
-            os.close(key.fd)
+    def forget_socket(self, connection: socket.socket) -> None:
+        """A work connection is about to be closed. From the main thread."""
+        self._sockets.discard(connection)
+
+    def _close_in_child(self) -> None:
+        """In a child that the user forks: hold none of the rank's sockets open."""
+        for each in self._sockets:
+            os.close(each.fileno())
+        os.close(self._wake_read)
         os.close(self._wake_write)
 
     def run(self) -> None:
@@ -96,9 +106,13 @@ class ControlThread(threading.Thread):
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
         while True:
-            for key, _ in self._selector.select(self._timeout_s()):
-                key.data()
-            self._keep_appointments()
+            events = self._selector.select(self._timeout_s())
+            try:
+                for key, _ in events:
+                    key.data()
+                self._keep_appointments()
+            except Exception:  # noqa: BLE001 -- whatever goes wrong, this thread must be there to free the rank
+                traceback.print_exc()
 
     def _timeout_s(self) -> float | None:
         times = [at for at in (self._flush_at, self._press_at) if at is not None]
@@ -120,7 +134,9 @@ class ControlThread(threading.Thread):
 
     def _accept(self) -> None:
         with suppress(OSError):
-            connection, _ = self._listener.accept()
+            with self._accepting:  # no fork may come between the two
+                connection, _ = self._listener.accept()
+                self._sockets.add(connection)
             connection.setblocking(False)
             peer = _Peer(connection, FrameSplitter())
             self._selector.register(connection, selectors.EVENT_READ, lambda: self._receive(peer))
@@ -152,8 +168,9 @@ class ControlThread(threading.Thread):
                 return
 
     def _close(self, peer: _Peer) -> None:
-        with suppress(KeyError):
+        with suppress(KeyError, ValueError):  # it was closed already
             self._selector.unregister(peer.connection)
+        self._sockets.discard(peer.connection)
         peer.connection.close()
         if self._control is peer:
             self._control = None

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from monarch_nb.worker import connections
 from monarch_nb.worker.connections import Connection, Endpoint, GlooLoop
 
-_SWEEP_S = 0.02
+_SAMPLE_S = 0.01
 _MOVING_S = 5.0
 _STUCK_S = 0.5
 
@@ -85,25 +85,19 @@ class GroupConnections:
         """Return the connections to all peers and stores."""
         return connections.connections_to(self.endpoints) + self._to_peers()
 
-    def shut_down(self) -> None:
-        """Shut all connections down, also those that peers have still to make. Takes no lock."""
-        connections.shut_down(self.all())
+    def shut_down(self, *, stores: bool) -> None:
+        """Shut down the connections to peers, also those that they have yet to make, and to `stores`. Takes no lock."""
+        connections.shut_down(self.all() if stores else self._to_peers())
         connects_late = bool(os.environ.get("TORCH_GLOO_LAZY_INIT"))
         for loop in self._loops():
             if self._is_new(loop) or connects_late:
                 connections.knock(loop, self._group_size)
 
-    def sweep(self) -> Iterator[None]:
-        """Wait for a standstill; then yield, for `shut_down`, and again as long as the making of a group goes on.
+    def wait_until_made(self, timeout_s: float) -> bool:
+        """Wait until no group is being made; return False when one still is."""
+        return self._idle.wait(timeout_s)
 
-        It goes through moments without any connection to shut down, and tries to connect more than once.
-        """
-        self._wait_for_standstill()
-        yield
-        while not self._idle.wait(_SWEEP_S):
-            yield
-
-    def _wait_for_standstill(self) -> None:
+    def wait_for_standstill(self) -> None:
         """Wait until nothing moves between this rank and its peers, as when a collective hangs.
 
         What still moves may end by itself; and Gloo never wakes a thread whose connection ends while it sends.
@@ -117,7 +111,7 @@ class GroupConnections:
             elif not now.queued_bytes or time.monotonic() - still_since > _STUCK_S:
                 return
             before = now
-            time.sleep(_SWEEP_S / 2)  # the kernel tells nobody that nothing moves
+            time.sleep(_SAMPLE_S)  # the kernel tells nobody that nothing moves
 
     def _to_peers(self) -> list[Connection]:
         return [connection for loop in self._loops() for connection in loop.connections]

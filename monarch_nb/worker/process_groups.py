@@ -16,6 +16,7 @@ import os
 import resource
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from monarch_nb.worker.rendezvous import Rendezvous
 __all__ = ["break_groups", "collective", "forget_groups", "in_use", "install", "readable"]
 
 _BREAK_WAIT_S = 0.2
+_FREE_WAIT_S = 2.0
+_SWEEP_S = 0.05
 _DESCRIPTORS = 1 << 16
 _WRAP_AGAIN = "wrap the model in DistributedDataParallel again"
 _CALL_AGAIN = "call `dist.init_process_group()` again"
@@ -83,6 +86,11 @@ class _State:
 _state = _State()
 
 
+def prepare() -> None:
+    """In the template, before ranks are forked: do once what every rank would have to."""
+    c10d.find_holders(("init_process_group", "destroy_process_group"))
+
+
 def install() -> None:
     """Prepare torch.distributed, now or when it is imported. Call once, in the rank, with its environment set."""
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
@@ -116,7 +124,7 @@ def collective(frame: FrameType) -> str | None:
 def break_groups(reason: str) -> bool:
     """Make whatever waits for peers or the store fail soon. Call it from any thread but the one that hangs.
 
-    It is done in 0.02 s when nothing moves; a transfer gets up to 5 s to come to its end, without holding up the
+    It is done in 0.1 s when nothing moves; a transfer gets up to 5 s to come to its end, without holding up the
     caller. A second call does no harm. For NCCL, make SIGINT pending before, so that the cell can not go on with
     undefined data.
 
@@ -126,7 +134,7 @@ def break_groups(reason: str) -> bool:
     Returns:
         Whether there was anything to break.
     """
-    main = sys._current_frames().get(threading.main_thread().ident or 0)
+    main = _main_frame()
     where = collective(main) if main is not None else None
     with _state.connections.lock:
         if not in_use() and not _state.connections.all():
@@ -153,7 +161,7 @@ def forget_groups() -> None:
     _state.hush.begin()
     with _state.connections.lock:
         _state.forgotten, _state.broken = _state.broken or _Break(), None
-        _state.connections.shut_down()
+        _state.connections.shut_down(stores=False)
     _drop_groups()
     _state.hush.end()
 
@@ -198,20 +206,46 @@ def _explain_missing_group(text: str) -> ProcessGroupAborted | None:
 def _drop_groups() -> None:
     _state.connections.forget_default()
     if _state.rendezvous is not None:
-        _state.rendezvous.leave()
+        c10d.run_bounded(_state.rendezvous.leave, _SWEEP_S)
     groups = c10d.clear_books()
     _state.dropped.update(groups)
     c10d.release(groups)
 
 
 def _break(cause: _Break) -> None:
-    """Shut connections down until the main thread is free, or has gone on to something else."""
+    """Shut connections down until the main thread is free, or has gone on to something else.
+
+    The store's comes last: the next group can use it again, and it may be all that a group that is being made has.
+    """
+    place, deadline = _place(), time.monotonic() + _FREE_WAIT_S
+    if _state.rendezvous is not None:
+        c10d.run_bounded(_state.rendezvous.leave, _SWEEP_S)
     c10d.abort_nccl()
-    for _ in _state.connections.sweep():
+    _state.connections.wait_for_standstill()
+    stores = False
+    while True:
         with _state.connections.lock:
             if _state.broken is not cause:
                 return
-            _state.connections.shut_down()
+            _state.connections.shut_down(stores=stores or _state.connections.is_making)
+        # An init has moments without any connection, and connects more than once: stay until it has failed.
+        if _state.connections.wait_until_made(_SWEEP_S):
+            if stores and time.monotonic() > deadline:
+                return
+            time.sleep(_SWEEP_S)  # what it takes to be woken, raise and leave
+            if _place() != place:
+                return
+            stores = True
+
+
+def _place() -> tuple[int, int]:
+    """Return where the main thread is: the same again when it has not moved."""
+    frame = _main_frame()
+    return (id(frame), frame.f_lasti) if frame is not None else (0, 0)
+
+
+def _main_frame() -> FrameType | None:
+    return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def _raise_if_broken() -> None:

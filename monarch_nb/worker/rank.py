@@ -31,7 +31,7 @@ from monarch_nb.proto.run_pb2 import (
     RunSpec,
 )
 from monarch_nb.proto.worker_pb2 import RankSpec, ToRank
-from monarch_nb.worker import after_fork, cells, failures, patches, process_groups, streams
+from monarch_nb.worker import after_fork, cells, failures, process_groups, streams
 from monarch_nb.worker.control import ControlThread
 from monarch_nb.worker.interrupts import ActiveRun, Interrupter
 from monarch_nb.worker.results import Results
@@ -98,9 +98,7 @@ class Rank:
         self._output = streams.RunOutput(self._spec.log_directory, 0, self._spec.rank)
         self._context.run(streams.begin_output, self._output)
         streams.install(self._output, self._control.wake_for_text)
-        patches.install()
         process_groups.install()
-        os.register_at_fork(after_in_child=self._close_in_child)
         self._shell.user_ns.update(after_fork.presets(os.environ))
         self._interrupter.install()
         self._control.start()
@@ -143,6 +141,7 @@ class Rank:
         if self._work is not None:
             self._loop.remove_reader(self._work)
             self._results.detach(self._work)
+            self._control.forget_socket(self._work)
             self._work.close()
             self._work = None
 
@@ -245,12 +244,6 @@ class Rank:
             threading.Thread(target=_leave, daemon=True).start()
         threading.Event().wait(_EXIT_TIMEOUT_S)
         os._exit(0)
-
-    def _close_in_child(self) -> None:
-        """A child of the user's must not hold the rank's sockets open."""
-        self._control.close_in_child()
-        if self._work is not None:
-            os.close(self._work.fileno())
 
 
 def _run_now(body: Body) -> BaseException | None:

@@ -24,7 +24,6 @@ from urllib.parse import parse_qsl, urlparse
 from monarch_nb.worker.connections import Endpoint, resolve
 
 _CONNECT_TIMEOUT = timedelta(seconds=20)
-_LEAVE_TIMEOUT = timedelta(seconds=2)
 _ROOT = "monarch_nb"
 _FORMED, _CANCELLED = "formed", "cancelled"
 
@@ -92,7 +91,8 @@ class Rendezvous:
 
     def __init__(self, mesh_store: tuple[str, int] | None, endpoints: set[Endpoint]) -> None:
         self._mesh_store, self._endpoints = mesh_store, endpoints
-        self._group: tuple[str, int, str] | None = None
+        self._store: tuple[str, int, Any] | None = None
+        self._left: str | None = None
         if mesh_store is not None:
             endpoints |= resolve(*mesh_store)
 
@@ -106,8 +106,7 @@ class Rendezvous:
             raise ValueError(f"no rank {rank} in a world of {world_size}: ranks are 0 to {world_size - 1}")
         host, port, name = self._choose_store(_environment("MASTER_ADDR"), int(_environment("MASTER_PORT")))
         self._endpoints |= resolve(host, port)
-        store = _connect(host, port, min(timeout, _CONNECT_TIMEOUT))
-        store.set_timeout(timeout)
+        store = self._connect(host, port, timeout)
         prefix = f"{_ROOT}/{name}{world_size}"
         talk = dist.PrefixStore(prefix, store)
         try:
@@ -118,30 +117,34 @@ class Rendezvous:
             raise dist.DistStoreError(f"{waited}; these did not: {missing or 'none'}") from error
         if rank == 0:
             _forget_older(store, prefix, number)
-        self._group = host, port, f"{prefix}/{number}/left"
+        self._left = f"{prefix}/{number}/left"
         return dist.PrefixStore(f"{prefix}/{number}/group", store), rank, world_size
 
     def forget(self) -> None:
         """The last group was destroyed."""
-        self._group = None
+        self._left = None
 
     def leave(self) -> None:
         """Tell the other ranks of the last group that it is broken: not all of them can see it (NCCL)."""
-        if self._group is not None:
-            host, port, key = self._group
-            self._group = None
-            with contextlib.suppress(RuntimeError):  # the store is gone
-                _connect(host, port, _LEAVE_TIMEOUT).set(key, "1")
+        left, self._left = self._left, None
+        if left is not None and self._store is not None:
+            with contextlib.suppress(RuntimeError):  # its connection is broken
+                self._store[2].set(left, "1")
 
     def was_left(self) -> bool:
         """Return whether another rank has left the last group."""
-        if self._group is None:
-            return False
-        host, port, key = self._group
-        try:
-            return bool(_connect(host, port, _LEAVE_TIMEOUT).check([key]))
-        except RuntimeError:  # the store is gone
-            return False
+        return self._left is not None and self._store is not None and _check(self._store[2], self._left) is True
+
+    def _connect(self, host: str, port: int, timeout: timedelta) -> Any:
+        """Return a connection to a store: the last one if it still works, for torch asks DNS at each new one."""
+        if self._store is None or self._store[:2] != (host, port) or _check(self._store[2], "round") is None:
+            dist: Any = importlib.import_module("torch.distributed")
+            connect_timeout = min(timeout, _CONNECT_TIMEOUT)
+            store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=connect_timeout)
+            self._store = host, port, store
+        store = self._store[2]
+        store.set_timeout(timeout)
+        return store
 
     def _choose_store(self, host: str, port: int) -> tuple[str, int, str]:
         """Return where to connect, and a name for the ranks that use it.
@@ -154,9 +157,12 @@ class Rendezvous:
         return *self._mesh_store, f"{host}:{port}/"
 
 
-def _connect(host: str, port: int, timeout: timedelta) -> Any:
-    dist: Any = importlib.import_module("torch.distributed")
-    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+def _check(store: Any, key: str) -> bool | None:
+    """Return whether the store has a key, or None when the connection to it is broken."""
+    try:
+        return bool(store.check([key]))
+    except RuntimeError:
+        return None
 
 
 def _environment(name: str) -> str:

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import inspect
 import json
 import linecache
 import os
@@ -10,7 +11,8 @@ import subprocess
 import sys
 import tokenize
 import traceback
-from types import CodeType, TracebackType
+from collections.abc import Iterator
+from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from IPython.core.displayhook import DisplayHook
@@ -117,7 +119,8 @@ class RankShell(InteractiveShell):
         command = self.var_expand(cmd, depth=1)  # type: ignore[no-untyped-call]
         sys.stdout.flush()
         executable = os.environ.get("SHELL")
-        with subprocess.Popen(command, shell=True, executable=executable, process_group=0) as process:
+        environment = {"PYTHONUNBUFFERED": "1", **os.environ}  # else `!python train.py` shows nothing for long
+        with subprocess.Popen(command, shell=True, executable=executable, env=environment, process_group=0) as process:
             try:
                 code = process.wait()
             except BaseException:
@@ -171,7 +174,8 @@ class RankShell(InteractiveShell):
         elif hasattr(error, "_render_traceback_"):
             lines = error._render_traceback_()
         else:
-            lines = self.InteractiveTB.structured_traceback(kind, error, trace, tb_offset=0)
+            with _quick_getmodule():
+                lines = self.InteractiveTB.structured_traceback(kind, error, trace, tb_offset=0)
         return str(self.InteractiveTB.stb2text(lines))
 
     def forget_error(self, error: BaseException | None) -> None:
@@ -216,6 +220,24 @@ def _warm_up(shell: RankShell) -> None:
     shell.displayhook.clear()
     linecache.clearcache()
     shell.compile._filename_map.clear()
+
+
+@contextlib.contextmanager
+def _quick_getmodule() -> Iterator[None]:
+    """Give `inspect.getmodule` no reason to look at every imported module, several times a frame: in a forked rank that
+    copies thousands of pages."""
+    original = inspect.getmodule
+    inspect.getmodule = _module_of  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        inspect.getmodule = original
+
+
+def _module_of(item: Any, _: str | None = None) -> ModuleType | None:
+    """Return what `inspect.getmodule` does for a frame: nothing for a cell's."""
+    name = getattr(item, "f_globals", {}).get("__name__") or getattr(item, "__module__", None)
+    return sys.modules.get(name) if isinstance(name, str) and name != "__main__" else None
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:

@@ -34,7 +34,7 @@ from monarch_nb.proto.worker_pb2 import (
     TemplateReady,
     ToTemplate,
 )
-from monarch_nb.worker import preload, rank, store
+from monarch_nb.worker import patches, preload, process_groups, rank, store, user_code
 from monarch_nb.worker.shell import RankShell, make_shell
 
 _SEND_TIMEOUT_S = 5.0
@@ -225,6 +225,9 @@ def main() -> None:
         _report_failure(listener, PreloadFailed(module=error.module, traceback=error.text))
         sys.exit(1)
     shell = make_shell()
+    patches.install()
+    process_groups.prepare()
+    user_code.library_directories()
     gc.collect()
     gc.freeze()  # what exists now is never looked at by a rank's collector, so its pages stay shared
     gc.disable()

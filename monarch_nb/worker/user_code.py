@@ -4,6 +4,7 @@ Frames of the standard library, of installed packages, of IPython and of this pa
 know is the innermost line of their own code, "train.py:41" or "Cell In[7]:3".
 """
 
+import functools
 import os
 import site
 import sysconfig
@@ -18,7 +19,9 @@ _MAX_FRAMES = 200
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
-def _library_directories() -> tuple[str, ...]:
+@functools.cache
+def library_directories() -> tuple[str, ...]:
+    """Return the directories whose files are not the user's, each with a slash at its end."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     paths = {sysconfig.get_path(name) for name in names} | {*site.getsitepackages(), site.getusersitepackages()}
     return (_PACKAGE, *(os.path.join(path, "") for path in paths if path))
@@ -35,7 +38,7 @@ class UserCode:
     def __init__(self, cell_label: CellLabel, directory: str = "") -> None:
         self._cell_label = cell_label
         self._directory = os.path.join(directory, "")
-        self._libraries = _library_directories()
+        self._libraries = library_directories()
 
     def is_users(self, filename: str) -> bool:
         """Return whether code from `filename` is the user's own."""

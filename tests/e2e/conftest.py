@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import BrowserContext
 
 import monarch_nb
-from e2e.lab import Lab, NotebookPage, OpenNotebook, Signals, home_variables, running_browser, running_lab
+from e2e.lab import Lab, NotebookPage, OpenNotebook, home_variables, running_browser, running_lab
+from integration.live import Gate
 from leaks import processes_of
 from monarch_nb.provision import Node
 
@@ -51,10 +53,8 @@ def browser_context(lab: Lab) -> Iterator[BrowserContext]:
 
 
 @pytest.fixture
-def open_notebook(
-    request: pytest.FixtureRequest, lab: Lab, browser_context: BrowserContext
-) -> Iterator[OpenNotebook]:
-    """Open a notebook of some code cells; its first cell, which has run then, loads the magics and holds 2 × 2 ranks."""
+def open_notebook(request: pytest.FixtureRequest, lab: Lab, browser_context: BrowserContext) -> Iterator[OpenNotebook]:
+    """Open a notebook of some code cells; the first one, which has run then, holds 2 × 2 ranks."""
     page = browser_context.new_page()
     name = re.sub(r"\W", "_", request.node.name)
 
@@ -76,6 +76,7 @@ def open_notebook(
 
 
 @pytest.fixture
-def signals(tmp_path: Path) -> Signals:
-    """Lets a test say when code on the ranks goes on."""
-    return Signals(tmp_path)
+def make_gate(tmp_path: Path) -> Iterator[Callable[[], Gate]]:
+    """Make places where cells wait until the test lets them pass: nothing depends on how fast anything is."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(Gate(tmp_path)))

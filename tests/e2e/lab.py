@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import shutil
@@ -106,9 +105,9 @@ class Lab:
         nbformat.write(notebook, path)
         return path
 
-    def address(self, path: Path) -> str:
-        """Where a browser finds a notebook."""
-        return f"http://127.0.0.1:{self._port}/lab/tree/{path.name}?reset&token={self._token}"
+    def address(self, path: Path, single: bool = False) -> str:
+        """Where a browser finds a notebook; `single`: with nothing around it."""
+        return f"http://127.0.0.1:{self._port}/{'doc' if single else 'lab'}/tree/{path.name}?reset&token={self._token}"
 
     def shut_kernels_down(self) -> None:
         """End every kernel, as `Shut Down All Kernels` does."""
@@ -168,9 +167,9 @@ class NotebookPage:
         self.page = page
         self.path = path
 
-    def open(self) -> None:
-        """Load the page, or load it again, and wait until its kernel is there."""
-        self.page.goto(self._lab.address(self.path))
+    def open(self, single: bool = False) -> None:
+        """Load the page and wait until its kernel is there; `single`: the notebook with nothing around it."""
+        self.page.goto(self._lab.address(self.path, single))
         self.wait_for_kernel()
 
     def wait_for_kernel(self) -> None:
@@ -244,23 +243,6 @@ class NotebookPage:
 
 
 OpenNotebook = Callable[..., NotebookPage]
-
-
-class Signals:
-    """Ranks wait in `wait_for("name")` until the test calls `give("name")`: nothing depends on how fast anything is."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.code = (
-            "import os, time\n"
-            "def wait_for(name):\n"
-            f"    while not os.path.exists(f'{folder}/{{name}}'):\n"
-            "        time.sleep(0.02)"
-        )
-        """A cell that defines `wait_for`."""
-
-    def give(self, name: str) -> None:
-        (self._folder / name).touch()
 
 
 def _free_port() -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Callable
 
 from playwright.sync_api import expect
 
-from e2e.lab import WAIT_MS, NotebookPage, OpenNotebook, Signals
+from e2e.lab import WAIT_MS, OpenNotebook
+from integration.live import Gate
 from leaks import wait_for_end
 
 
@@ -32,38 +34,36 @@ def test_the_stop_button_frees_ranks_that_hang_in_a_collective(open_notebook: Op
     assert notebook.run(4) == "[7, 7, 7, 7]"
 
 
-def test_a_lost_kernel_gets_its_mesh_and_its_running_cell_back(open_notebook: OpenNotebook, signals: Signals) -> None:
-    train = "for step in range(3):\n    print('step', step)\n    wait_for(step)\nprint('trained')\nstep"
+def test_a_lost_kernel_gets_its_mesh_and_its_running_cell_back(
+    open_notebook: OpenNotebook, make_gate: Callable[[], Gate]
+) -> None:
+    lost, attached = make_gate(), make_gate()
     notebook = open_notebook(
         "import os\nprint(os.getpid())\n%mesh push answer=42",
-        f"%%mesh\n{signals.code}",
-        f"%%mesh\n{train}",
+        f"%%mesh\nprint('step 0')\n{lost.wait}\nprint('step 1')\n{attached.wait}\nprint('trained')\nrank % 2",
         "%load_ext monarch_nb",
         "%mesh attach",
         "%mesh pull answer",
     )
     pid = int(notebook.run(1).splitlines()[0])
-    notebook.run(2)
-    notebook.start(3)
-    notebook.wait_for_text(3, "[0-3] step 0")
+    notebook.start(2)
+    notebook.wait_for_text(2, "[0-3] step 0")
     os.kill(pid, signal.SIGKILL)
     wait_for_end(pid, WAIT_MS / 1000)
     notebook.accept("Kernel Restarting")
-    notebook.wait_for_kernel()
-    signals.give("0")
+    lost.open(4)
     notebook.choose("Kernel", "Restart Kernel…")
     notebook.accept("Restart Kernel?")
     notebook.wait_for_kernel()
-    told = notebook.run(4)
-    assert told == "attached to dev: 2 nodes × 2 procs, 4 ranks alive, cell 4 still running: %mesh attach follows it"
-    notebook.start(5)
-    notebook.wait_for_text(5, "[0-3] step 1")
-    assert notebook.is_running(5)
-    signals.give("1")
-    signals.give("2")
-    notebook.wait_for_end(5)
-    notebook.wait_for_text(5, re.compile(r"\[0-3\] trained\s*Out\[0-3\]: 2"))
-    assert notebook.run(6) == "[42, 42, 42, 42]"
+    told = notebook.run(3)
+    assert told == "attached to dev: 2 nodes × 2 procs, 4 ranks alive, cell 3 still running: %mesh attach follows it"
+    notebook.start(4)
+    notebook.wait_for_text(4, "[0-3] step 1")
+    assert notebook.is_running(4)
+    attached.open(4)
+    notebook.wait_for_end(4)
+    notebook.wait_for_text(4, re.compile(r"\[0-3\] trained\s*Out\[0,2\]: 0\s*Out\[1,3\]: 1"))
+    assert notebook.run(5) == "[42, 42, 42, 42]"
 
 
 def test_tab_completes_names_of_a_rank_and_subcommands(open_notebook: OpenNotebook) -> None:
@@ -77,4 +77,4 @@ def test_tab_completes_names_of_a_rank_and_subcommands(open_notebook: OpenNotebo
     expect(notebook.cell(2).locator(".cm-content")).to_contain_text("print(weights_of_layer_1")
     notebook.focus(3)
     notebook.page.keyboard.press("Tab")
-    expect(offered).to_have_text(["reserve", "release", "restart"], timeout=WAIT_MS)
+    expect(offered).to_have_text(["release", "reserve", "restart"], timeout=WAIT_MS)

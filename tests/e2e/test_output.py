@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from playwright.sync_api import Page, expect
 
-from e2e.lab import OpenNotebook, Signals
+from e2e.lab import OpenNotebook
+from integration.live import Gate
 
 RESPONSIVE_MS = 2_000
 """How long the page may take to draw a frame at any time (a frozen page takes tens of seconds)."""
@@ -30,57 +32,63 @@ def test_output_folds_by_ranks(open_notebook: OpenNotebook) -> None:
     assert "ZeroDivisionError" in notebook.text(4)
 
 
-def test_lines_and_progress_bars_show_while_the_cell_runs(open_notebook: OpenNotebook, signals: Signals) -> None:
-    bar = "from tqdm import tqdm\nfor step in tqdm(range(4), desc='train', mininterval=0):\n    wait_for(step)"
+def test_lines_and_progress_bars_show_while_the_cell_runs(
+    open_notebook: OpenNotebook, make_gate: Callable[[], Gate]
+) -> None:
+    gate, steps = make_gate(), [make_gate() for _ in range(4)]
+    waits = [f"{'if' if step == 0 else 'elif'} step == {step}:\n        {gate.wait}" for step, gate in enumerate(steps)]
+    loop = "\n    ".join(["for step in tqdm(range(4), desc='train', mininterval=0):", *waits])
     notebook = open_notebook(
-        f"%%mesh\n{signals.code}", "%%mesh\nprint('first')\nwait_for('second')\nprint('second', rank)", f"%%mesh\n{bar}"
+        f"%%mesh\nprint('first')\n{gate.wait}\nprint('second', rank)", f"%%mesh\nfrom tqdm import tqdm\n{loop}"
     )
-    notebook.run(1)
+    notebook.start(1)
+    notebook.wait_for_text(1, "[0-3] first")
+    notebook.wait_for_text(1, "running on 4 ranks")
+    assert notebook.is_running(1)
+    gate.open(4)
+    notebook.wait_for_end(1)
+    notebook.wait_for_text(1, "[3] second 3")
     notebook.start(2)
-    notebook.wait_for_text(2, "[0-3] first")
-    notebook.wait_for_text(2, "running on 4 ranks")
-    assert notebook.is_running(2)
-    signals.give("second")
-    notebook.wait_for_end(2)
-    notebook.wait_for_text(2, "[3] second 3")
-    notebook.start(3)
     for step in range(4):
-        notebook.wait_for_text(3, re.compile(rf"train:\s+{25 * step}%.* {step}/4 "))
-        assert notebook.is_running(3)
-        signals.give(str(step))
-    notebook.wait_for_end(3)
-    assert "100%" in notebook.text(3)
-    assert " 25%" not in notebook.text(3)
+        for rank in range(4):
+            notebook.wait_for_text(2, re.compile(rf"\[{rank}\]│train:\s+{25 * step}%\|[^|]*\| {step}/4 "))
+        assert notebook.is_running(2)
+        steps[step].open(4)
+    notebook.wait_for_end(2)
+    assert notebook.text(2).count("100%") == 4
+    assert " 25%" not in notebook.text(2)
 
 
-def test_output_lands_in_the_cell_that_caused_it(open_notebook: OpenNotebook, signals: Signals) -> None:
-    thread = "import threading\ndef later():\n    wait_for('thread')\n    print('from the thread', rank)"
+def test_output_lands_in_the_cell_that_caused_it(open_notebook: OpenNotebook, make_gate: Callable[[], Gate]) -> None:
+    go_on, finish, kernel, thread, silent = (make_gate() for _ in range(5))
     notebook = open_notebook(
-        f"%%mesh --local\n{signals.code}",
-        "%%mesh --noblock\nprint('begun')\nwait_for('go on')\nprint('still here')\nwait_for('finish')\nrank + 40",
-        "print('in the kernel')\nwait_for('kernel')",
-        f"%%mesh\n{thread}\nthreading.Thread(target=later).start()\nprint('started')",
+        f"%%mesh --noblock\nprint('begun')\n{go_on.wait}\nprint('still here')\n{finish.wait}\nrank + 40",
+        f"print('in the kernel')\n{kernel.wait}",
+        f"%%mesh\n{_thread(thread)}\nprint('started')",
+        f"%%mesh\n{_thread(silent)}",
         "%%mesh\nprint('another cell')",
     )
     notebook.run(1)
-    notebook.run(2)
-    notebook.wait_for_text(2, "[0-3] begun")
-    notebook.start(3)
-    notebook.wait_for_text(3, "in the kernel")
-    signals.give("go on")
-    notebook.wait_for_text(2, "[0-3] still here")
-    assert notebook.is_running(3)
-    signals.give("kernel")
-    notebook.wait_for_end(3)
-    signals.give("finish")
-    notebook.wait_for_text(2, "Out[3]: 43")
-    assert notebook.text(3) == "in the kernel"
+    notebook.wait_for_text(1, "[0-3] begun")
+    notebook.start(2)
+    notebook.wait_for_text(2, "in the kernel")
+    go_on.open(4)
+    notebook.wait_for_text(1, "[0-3] still here")
+    assert notebook.is_running(2)
+    kernel.open()
+    notebook.wait_for_end(2)
+    finish.open(4)
+    notebook.wait_for_text(1, "Out[3]: 43")
+    assert notebook.text(2) == "in the kernel"
 
-    notebook.run(4)
-    notebook.run(5)
-    signals.give("thread")
-    notebook.wait_for_text(4, "[2] from the thread 2")
-    assert notebook.text(4).splitlines()[0] == "[0-3] started"
+    for place in (3, 4, 5):
+        notebook.run(place)
+    thread.open(4)
+    notebook.wait_for_text(3, "[2] from the thread 2")
+    assert notebook.text(3).splitlines()[0] == "[0-3] started"
+    assert notebook.text(4).strip() == ""
+    silent.open(4)
+    notebook.wait_for_text(4, "[1] from the thread 1")
     assert notebook.text(5) == "[0-3] another cell"
 
 
@@ -100,10 +108,17 @@ def test_a_flood_leaves_the_page_responsive_and_the_file_small(open_notebook: Op
     assert notebook.path.stat().st_size < MAX_STORED_BYTES
 
 
+def _thread(gate: Gate) -> str:
+    """Code that starts a thread that waits at a gate and then prints."""
+    return (
+        f"import threading\ndef later():\n    {gate.wait}\n    print('from the thread', rank)\n"
+        "threading.Thread(target=later).start()"
+    )
+
+
 def _frame_ms(page: Page) -> int:
     """How long the page takes to draw its next frame."""
     return page.evaluate(
         "() => new Promise(done => { const began = performance.now();"
         " requestAnimationFrame(() => setTimeout(() => done(Math.round(performance.now() - began)))); })"
     )
-

@@ -140,6 +140,7 @@ class ForkedRanks:
             WORLD_SIZE=str(self.world_size),
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(self.port),
+            RES_OPTIONS="timeout:1 attempts:1",  # torch looks up the names of addresses, and DNS may be slow
             **self.environment,
         )
         process_groups.install()

@@ -58,6 +58,14 @@ def test_what_c_code_and_child_processes_print_is_in_order(rank: RankProcess) ->
     assert rank.text() == "python\nc\nsystem\nchild\nend\n"
 
 
+def test_a_python_started_with_an_exclamation_mark_shows_lines_at_once(rank: RankProcess) -> None:
+    (Path(rank.spec.directory) / "slow.py").write_text("import time\nprint('first')\ntime.sleep(60)\n")
+    rank.submit("!python3 slow.py")
+    wait_for(rank, "first")
+    rank.interrupt()
+    assert rank.result().failure.name == "KeyboardInterrupt"
+
+
 def test_threads_and_tasks_print_to_the_run_that_started_them(rank: RankProcess) -> None:
     rank.ok(
         "import threading, asyncio, sys, time\ngo = threading.Event()\n"

@@ -45,7 +45,9 @@ def test_dataloader_workers_by_spawn(rank: RankProcess, method: str) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_multiprocessing(rank: RankProcess, method: str) -> None:
-    (Path(rank.spec.directory) / "work.py").write_text("def double(x):\n    print('doubling', x)\n    return 2 * x\n")
+    (Path(rank.spec.directory) / "work.py").write_text(
+        "def double(x):\n    print('doubling', x, flush=True)\n    return 2 * x\n"
+    )
     code = (
         f"import multiprocessing, work\n"
         f"with multiprocessing.get_context('{method}').Pool(2) as pool:\n"

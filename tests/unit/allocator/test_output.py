@@ -230,8 +230,8 @@ def test_segments_are_the_order_of_writing(writer: Writer) -> None:
 
 def test_the_tail_for_a_death_report(writer: Writer) -> None:
     writer.write("err", b"".join(b"line %d\n" % number for number in range(9999)) + b"last \xff")
-    assert writer.files.tail_lines("err", 3) == ["line 9997", "line 9998", "last �"]
-    assert writer.files.tail_lines("out", 3) == []
+    assert writer.files.tail_lines("err")[-3:] == ["line 9997", "line 9998", "last �"]
+    assert writer.files.tail_lines("out") == []
 
 
 def test_outputs_are_found_by_number(tmp_path: Path) -> None:

@@ -125,6 +125,38 @@ class TestKillTrees:
         assert child.poll() is None
 
 
+class TestLastWords:
+    CRASH = """\
+before
+Fatal Python error: Segmentation fault
+
+Thread 0x00007f (most recent call first):
+  File "control.py", line 1 in run
+
+Current thread 0x00007f (most recent call first):
+  File "ctypes/__init__.py", line 519 in string_at
+  File "<cell>", line 2 in <module>
+  File "shell.py", line 3 in run_code
+  File "rank.py", line 4 in serve
+
+Extension modules: numpy
+"""
+
+    def test_the_last_lines(self) -> None:
+        assert processes.last_words(["a", "b", "c"], 2) == ["b", "c"]
+        assert processes.last_words([], 2) == []
+
+    def test_of_a_crash_where_python_was(self) -> None:
+        assert processes.last_words(self.CRASH.splitlines(), 3) == [
+            "Fatal Python error: Segmentation fault",
+            '  File "ctypes/__init__.py", line 519 in string_at',
+            '  File "<cell>", line 2 in <module>',
+        ]
+
+    def test_of_a_crash_that_is_cut_off(self) -> None:
+        assert processes.last_words(["Fatal Python error: Aborted", "", "Thread 1"], 3)[0].startswith("Fatal")
+
+
 class TestExplainDeath:
     def explain(self, status: int | None, *, killed_by_us: bool = False, oom_kills_before: int = 1 << 60) -> str:
         death = processes.explain_death(

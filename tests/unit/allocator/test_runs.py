@@ -359,7 +359,7 @@ class TestAdoption:
 
 
 class TestOutput:
-    """A run gets the output that the last one on its ranks left untouched: making files costs more than an empty cell."""
+    """A run gets the output that the last one on its ranks left untouched: files cost more than an empty cell."""
 
     def output(self, state: NodeState, run_id: str) -> int:
         return mesh(state).runs[run_id].output

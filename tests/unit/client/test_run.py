@@ -68,6 +68,9 @@ class FakeCore:
     async def abort_groups(self, reason: str) -> None:
         self.aborted.append(reason)
 
+    async def control(self, ranks: list[int], **message: Any) -> dict[int, pb.RankReply]:
+        return {}
+
     async def where(self, ranks: list[int]) -> dict[int, run_pb2.Where]:
         return {}
 
@@ -208,9 +211,7 @@ class TestListeners:
         assert [event.rank for event in second if isinstance(event, events.Result)] == [3]
         assert "replay" not in [kind for kind, _ in harness.nodes[0].sent]
 
-    async def test_one_that_fails_costs_nothing(
-        self, harness: Harness, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    async def test_one_that_fails_costs_nothing(self, harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
         def broken(_: events.Event) -> None:
             raise ZeroDivisionError
 
@@ -266,7 +267,7 @@ class TestOutput:
             assert harness.told[-1] == events.Display(2, named, {"text/plain": "x"}, {"m": 1}, "d")  # type: ignore[arg-type]
         clear = run_pb2.Display(kind=run_pb2.Display.KIND_CLEAR, content_json='{"wait": true}')
         harness.output(2, pb.OutputItem(display=clear))
-        assert harness.told[-1] == events.Display(2, "clear", metadata={"wait": True})
+        assert harness.told[-1] == events.Display(2, "clear", {"wait": True})
         harness.output(2, pb.OutputItem(display=run_pb2.Display()))
         assert harness.told[-1] == events.Display(2, "show")
 
@@ -330,7 +331,7 @@ class TestResults:
             ({"signal": int(signal.SIGRTMIN) + 3}, "killed by signal"),
             ({"exit_code": 3, "likely_cause": "itself"}, "exited with code 3: itself"),
             ({"exit_code": 0}, "exited with code 0"),
-            ({"likely_cause": "exit status unknown"}, "ended: exit status unknown"),
+            ({"likely_cause": "exit status unknown"}, "exit status unknown"),
             ({}, "ended"),
         ],
     )
@@ -349,7 +350,9 @@ class TestResults:
     async def test_values_that_could_not_be_pickled_are_named(self, harness: Harness) -> None:
         harness.finished(*range(6), value_error="can not pickle the result['gen'], a generator")
         harness.finished(6, 7, value_inline=packed(1))
-        with pytest.raises(PickleError, match=r"^ranks 0-5: can not pickle the result\['gen'\], a generator$") as raised:
+        with pytest.raises(
+            PickleError, match=r"^ranks 0-5: can not pickle the result\['gen'\], a generator$"
+        ) as raised:
             harness.run.result(0)
         assert raised.value.ranks == list(range(6))
 
@@ -377,7 +380,8 @@ class TestResults:
             _ = harness.run.values
         assert harness.run._value(0) == "from big"
 
-    async def test_groups_are_repaired_on_all_ranks_before_it_is_done(self, harness: Harness) -> None:
+    async def test_who_interrupted_it_repairs_groups_on_all_ranks_before_it_is_done(self, harness: Harness) -> None:
+        await harness.run._send_interrupt()
         harness.finished(*range(7))
         harness.finished(7, outcome=run_pb2.OUTCOME_INTERRUPTED, group_aborted=True)
         assert await asyncio.to_thread(harness.run.wait, 10)
@@ -396,8 +400,10 @@ class TestInterruptReport:
             (InterruptReport(stopped=(0, 1, 2)), "interrupted ranks 0-2"),
             (
                 InterruptReport(stopped=(0,), aborted=(0,)),
-                "interrupted rank 0; process group aborted: call dist.init_process_group() again and wrap DDP models "
-                "again",
+                (
+                    "interrupted rank 0; process group aborted: call dist.init_process_group() again and wrap DDP "
+                    "models again"
+                ),
             ),
             (
                 InterruptReport(stuck={3: "at train.py:7"}),
@@ -408,4 +414,3 @@ class TestInterruptReport:
     )
     def test_it_reads_well(self, report: InterruptReport, says: str) -> None:
         assert str(report) == says
-

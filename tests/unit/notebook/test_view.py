@@ -166,7 +166,7 @@ def test_failed_ranks_get_a_line_while_others_run() -> None:
     cell.view.on_event(Result(0, "error", 0.1, failure=failure))
     cell.pass_time(3)
     assert cell.texts[-1] == "rank 0: KeyError: 'x' · train.py:41"
-    assert "1 finished · 1 failed" in cell.html
+    assert "running on 2 ranks · 3 s · 1 failed" in cell.html
     cell.view.on_event(Finished())
     cell.view.close()
     assert cell.texts[-1] == "2 ranks · 0.10 s · 1 failed"

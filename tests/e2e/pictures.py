@@ -1,0 +1,112 @@
+"""Draws the pictures in docs/images anew: `PYTHONPATH=tests .venv/bin/python -m e2e.pictures`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+from playwright.sync_api import Browser
+
+from e2e.lab import DARK, LIGHT, Lab, NotebookPage, home_variables, running_browser, running_lab
+from integration.live import Gate
+from monarch_nb.config import HOME_VARIABLE
+from monarch_nb.provision.local import LocalProvisioner
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+RESERVE = "%load_ext monarch_nb\n%mesh reserve dev --nodes 2 --procs 4"
+FOLDED = """\
+%%mesh
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+print(f"{world_size} ranks, backend {dist.get_backend()}")
+print(f"rank {rank} of {world_size} on {device}")
+rank % 2"""
+STUCK = """\
+%%mesh
+import torch
+loss = torch.tensor(2.31 + rank / 100)
+if rank == 5:
+    raise ValueError("rank 5 read a bad batch")
+dist.all_reduce(loss)"""
+PROGRESS = """\
+%%mesh
+from tqdm import tqdm
+
+for step in tqdm(range(240), desc="train"):
+    loss = train_step()
+    if rank == 0 and step % 60 == 0:
+        print(f"step {step:3}  loss {loss:.4f}")"""
+TRAIN_STEP = """\
+%%mesh
+import time
+steps = 0
+
+def train_step():
+    global steps
+    if steps == 137 + rank % 3:
+        {wait}
+    steps += 1
+    time.sleep(0.004)
+    return 2.3 * 0.996 ** steps"""
+
+
+def main() -> None:
+    """Draw them all."""
+    folder = Path(tempfile.mkdtemp(prefix="mnb-e2e-", dir="/tmp"))
+    os.environ |= {**home_variables(folder), HOME_VARIABLE: str(folder / "nb")}
+    try:
+        LocalProvisioner().up(nodes=2, procs=4)
+        with running_lab(folder) as lab, running_browser() as browser:
+            IMAGES.mkdir(exist_ok=True)
+            for theme, suffix in ((LIGHT, ""), (DARK, "-dark")):
+                lab.use_theme(theme)
+                with closing(Gate(folder)) as gate:
+                    _draw(lab, browser, suffix, gate)
+    finally:
+        LocalProvisioner().down(force=True)
+        shutil.rmtree(folder)
+
+
+def _draw(lab: Lab, browser: Browser, suffix: str, gate: Gate) -> None:
+    helpers = TRAIN_STEP.format(wait=gate.wait)
+    path = lab.write(f"quickstart{suffix}.ipynb", [RESERVE, FOLDED, STUCK, helpers, PROGRESS, "%mesh release"])
+    page = browser.new_page(viewport={"width": 800, "height": 1400}, device_scale_factor=1.5)
+    notebook = NotebookPage(lab, page, path)
+    notebook.open(single=True)
+    notebook.run(0)
+    notebook.run(1)
+    _photograph(notebook, f"folded{suffix}", 0, 1)
+    notebook.start(2)
+    notebook.wait_for_text(2, "wait in all_reduce")
+    _photograph(notebook, f"hang{suffix}", 2, 2)
+    notebook.interrupt()
+    notebook.wait_for_end(2)
+    _photograph(notebook, f"error{suffix}", 2, 2)
+    notebook.run(3)
+    notebook.start(4)
+    notebook.wait_for_text(4, re.compile("step 120 .*running on 8 ranks ·"))
+    _photograph(notebook, f"progress{suffix}", 4, 4)
+    gate.open(8)
+    notebook.wait_for_end(4)
+    notebook.run(5)
+    page.close()
+    lab.shut_kernels_down()
+
+
+def _photograph(notebook: NotebookPage, name: str, first: int, last: int) -> None:
+    """Save what the cells `first` to `last` look like."""
+    notebook.focus(5)  # so that none of these is marked
+    above, below = notebook.cell(first).bounding_box(), notebook.cell(last).bounding_box()
+    assert above is not None
+    assert below is not None
+    clip = {**above, "height": below["y"] + below["height"] - above["y"]}
+    notebook.page.screenshot(path=IMAGES / f"{name}.png", clip=clip)
+
+
+if __name__ == "__main__":
+    main()

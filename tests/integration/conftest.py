@@ -1,0 +1,49 @@
+"""Reservations on the shared pool, one for the tests of a module, and what they need to steer cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.live import Gate
+from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.reservation import Reservation, reserve
+from monarch_nb.provision import Node
+
+
+@pytest.fixture(scope="module")
+def dev(shared_pool: list[Node]) -> Iterator[Reservation]:
+    """A reservation of 2 nodes × 4 procs for a module's tests, in whose ranks variables stay from test to test."""
+    reservation = reserve("dev", nodes=2, procs=4)
+    yield reservation
+    reservation.release()
+
+
+@pytest.fixture
+def mesh(dev: Reservation) -> Iterator[Mesh]:
+    """The main mesh of `dev`; afterwards nothing runs and every rank lives, whatever the test did."""
+    yield dev.mesh
+    going_on = [info.title for info in dev.mesh.runs() if not info.done]
+    dead = [info.rank for info in dev.mesh.status() if info.state == "dead"]
+    if going_on:
+        dev.mesh.restart()
+    elif dead:
+        dev.mesh.restart(dead)
+    assert not going_on
+
+
+@pytest.fixture
+def fresh_mesh(mesh: Mesh) -> Mesh:
+    """The same with fresh ranks: for tests with process groups."""
+    mesh.restart()
+    return mesh
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    """A place where cells wait until the test lets them pass."""
+    made = Gate(tmp_path)
+    yield made
+    made.close()

@@ -1,0 +1,324 @@
+"""Requests that can not be met: each is refused clearly, and nothing stays leased, started or changed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import monarch_nb
+from integration.live import Gate, client, lives
+from leaks import processes_of, wait_for_end
+from monarch_nb import config
+from monarch_nb.client.bridge import call
+from monarch_nb.client.connection import Connection
+from monarch_nb.client.reservation import Reservation, attach, list_reservations, reserve
+from monarch_nb.errors import (
+    CapacityError,
+    PreloadError,
+    ReservationConflict,
+    ReservationNotFound,
+    SpawnError,
+    TargetError,
+    VersionMismatch,
+)
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
+from monarch_nb.provision import Node
+from monarch_nb.shape import parse_targets
+
+
+@pytest.fixture
+def nothing_stays(shared_pool: list[Node], shared_home: Path) -> Iterator[None]:
+    """Afterwards nothing is leased, and the pool's processes are its allocators and their templates again."""
+    before = {process.pid for process in processes_of(shared_home)}
+    yield
+    assert list_reservations() == []
+    for process in processes_of(shared_home):
+        if process.pid not in before and "template" not in process.command:
+            wait_for_end(process.pid, 10)
+    left = [process for process in processes_of(shared_home) if process.pid not in before]
+    assert [process for process in left if "--preload" not in process.command] == []
+
+
+@pytest.fixture
+def held(shared_pool: list[Node]) -> Iterator[Reservation]:
+    """One node, 3 of its 4 procs."""
+    reservation = reserve("held", procs=3)
+    yield reservation
+    reservation.release()
+
+
+@pytest.mark.usefixtures("nothing_stays")
+class TestCapacity:
+    def test_more_than_is_free_names_who_holds_the_rest(self, held: Reservation) -> None:
+        with pytest.raises(CapacityError) as raised:
+            reserve("more", nodes=2, procs=4)
+        assert "only 1 of 2 nodes can take 4 procs" in str(raised.value)
+        assert f"node0: 1 of 4 procs free; held ({held.owner}) holds 3 procs" in str(raised.value)
+        assert [info.name for info in list_reservations()] == ["held"]
+        assert held.mesh.run("rank").values == [0, 1, 2]
+
+    def test_more_than_there_is(self, shared_pool: list[Node]) -> None:
+        with pytest.raises(CapacityError, match=r"0 of 2 nodes can take 5 procs(.|\n)*up --procs 5"):
+            reserve("wide", procs=5)
+        with pytest.raises(CapacityError, match=r"2 of 2 nodes can take 1 procs(.|\n)*up --nodes 3"):
+            reserve("long", nodes=3, procs=1)
+
+    def test_gpus_without_gpus(self, shared_pool: list[Node]) -> None:
+        with pytest.raises(CapacityError, match="GPU"):
+            reserve("gpus", gpus=1)
+
+    def test_the_rest_can_still_be_had(self, held: Reservation) -> None:
+        beside = reserve("beside", procs=1)
+        other = reserve("other", procs=4)
+        assert {info.host for info in beside.mesh.status()} == {"node0"}
+        assert {info.host for info in other.mesh.status()} == {"node1"}
+        beside.release()
+        other.release()
+
+
+@pytest.mark.usefixtures("nothing_stays")
+class TestNames:
+    def test_the_same_again_is_the_same(self, held: Reservation) -> None:
+        held.mesh.run("kept = rank")
+        again = reserve("held", procs=3)
+        assert again.id == held.id
+        assert again.mesh.run("kept").values == [0, 1, 2]
+
+    def test_another_shape_is_a_conflict_that_names_the_way_out(self, held: Reservation) -> None:
+        with pytest.raises(ReservationConflict, match=r"'held' is already held with 1 node × 3 procs; --replace"):
+            reserve("held", procs=2)
+        assert held.mesh.run("rank").values == [0, 1, 2]
+
+    def test_replaced_on_demand(self, held: Reservation) -> None:
+        replaced = reserve("held", procs=2, replace=True)
+        assert replaced.id != held.id
+        assert replaced.mesh.run("rank").values == [0, 1]
+        with pytest.raises(monarch_nb.MonarchNbError, match=r"released|does not exist"):
+            held.mesh.run("rank")
+        replaced.release()
+
+    def test_what_is_not_held(self, held: Reservation) -> None:
+        with pytest.raises(ReservationNotFound, match=r"no reservation 'dex'; you hold held \(1 node × 3 procs\)"):
+            attach("dex")
+        assert attach().id == held.id, "the only one"
+        other = reserve("other", procs=1)
+        with pytest.raises(ReservationNotFound, match=r"nothing to attach to; you hold held .*, other"):
+            attach()
+        other.release()
+
+    def test_by_notebook(self, shared_pool: list[Node]) -> None:
+        first = reserve("a", procs=1, notebook="/home/me/a.ipynb")
+        second = reserve("b", procs=1, notebook="/home/me/b.ipynb")
+        assert attach(notebook="/home/me/b.ipynb").id == second.id
+        first.release()
+        second.release()
+
+    def test_released_it_is_gone(self, shared_pool: list[Node]) -> None:
+        gone = reserve("gone", procs=1)
+        gone.release()
+        gone.release()
+        with pytest.raises(ReservationNotFound):
+            gone.status()
+        with pytest.raises(monarch_nb.MonarchNbError):
+            gone.mesh.run("1")
+        with pytest.raises(monarch_nb.MonarchNbError):
+            list(gone.mesh.logs())
+
+
+class TestTargets:
+    @pytest.mark.parametrize("targets", ["8", "0,9", "hosts=2", "x", "3-1"])
+    def test_nothing_runs(self, held: Reservation, targets: str) -> None:
+        with pytest.raises(TargetError):
+            held.mesh.select(parse_targets(targets, held.mesh.extent)).run("ran = True")
+        assert held.mesh.pull("'ran' in globals()") == [False] * 3
+
+    def test_of_a_part(self, held: Reservation) -> None:
+        part = held.mesh.select([0, 2])
+        with pytest.raises(TargetError, match="rank 1 not in"):
+            part.select([1])
+        with pytest.raises(TargetError, match="no rank chosen"):
+            part.select([])
+        with pytest.raises(TargetError, match="no dimension 'gpus'"):
+            held.mesh.slice(gpus=0)
+        with pytest.raises(TargetError, match="out of range"):
+            held.mesh.slice(procs=3)
+
+
+@pytest.mark.usefixtures("nothing_stays")
+class TestSpawn:
+    @pytest.mark.parametrize(
+        ("source", "says"),
+        [
+            ("raise RuntimeError('broken by hand')", "broken by hand"),
+            ("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "thread"),
+            ("import sys; sys.exit(1)", "can not be|SystemExit|exit"),
+        ],
+    )
+    def test_a_broken_preload(self, shared_pool: list[Node], tmp_path: Path, source: str, says: str) -> None:
+        (tmp_path / "preload_me.py").write_text(source)
+        code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
+        (tmp_path / "find_it.py").write_text(code)
+        with pytest.raises(PreloadError, match=says) as raised:
+            reserve("broken", nodes=2, procs=1, python=with_path(tmp_path), preload=["preload_me"])
+        assert raised.value.module == "preload_me"
+        if "RuntimeError" in source:
+            assert 'preload_me.py", line 1' in raised.value.traceback
+
+    def test_a_missing_preload(self, shared_pool: list[Node]) -> None:
+        with pytest.raises(PreloadError, match="no_such_module") as raised:
+            reserve("broken", procs=1, preload=["no_such_module"])
+        assert raised.value.module == "no_such_module"
+
+    def test_a_python_that_is_none(self, shared_pool: list[Node], tmp_path: Path) -> None:
+        with pytest.raises(SpawnError, match="/no/such/python"):
+            reserve("nopy", procs=1, python="/no/such/python")
+        script = tmp_path / "python"
+        script.write_text("#!/bin/sh\necho 'I am no python' >&2\nexit 3\n")
+        script.chmod(0o755)
+        with pytest.raises(SpawnError, match="I am no python"):
+            reserve("nopy", nodes=2, procs=1, python=str(script))
+
+    def test_a_directory_that_is_not_there(self, shared_pool: list[Node]) -> None:
+        with pytest.raises(SpawnError, match="no directory /no/such/directory"):
+            reserve("nodir", procs=1, directory="/no/such/directory")
+
+    def test_environment_directory_and_python(
+        self, shared_pool: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TAKEN_FROM_HERE", "here × there")
+        (tmp_path / "helper_beside_the_notebook.py").write_text("value = 41")
+        with_env: dict[str, str | None] = {"ADDED": "a=b", "EMPTY": "", "TAKEN_FROM_HERE": None, "MISSING_HERE": None}
+        reservation = reserve("env", procs=2, env=with_env, directory=tmp_path)
+        try:
+            code = (
+                "import os, sys, helper_beside_the_notebook as helper\n"
+                "names = 'ADDED', 'EMPTY', 'TAKEN_FROM_HERE', 'MISSING_HERE', 'CUDA_VISIBLE_DEVICES', 'LOCAL_RANK'\n"
+                "[os.environ.get(name) for name in names], os.getcwd(), sys.path[0], sys.executable, helper.value"
+            )
+            for rank, value in enumerate(reservation.mesh.run(code).values):
+                environment, directory, first_path, python, from_helper = value
+                assert environment == ["a=b", "", "here × there", None, "", str(rank)]
+                assert (directory, first_path, from_helper) == (str(tmp_path), str(tmp_path), 41)
+                assert python == sys.executable
+        finally:
+            reservation.release()
+
+
+def with_path(directory: Path) -> str:
+    """Return a python that finds modules in `directory`."""
+    script = directory / "python"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={directory}:$PYTHONPATH exec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+class TestInterruptedHalfWay:
+    """`%mesh reserve` interrupted: by Ctrl-C, or by the death of its kernel."""
+
+    RESERVE = (
+        "try:\n"
+        "    monarch_nb.reserve('half', nodes=2, procs=2, python={python!r}, preload=['slow_module'], progress=print)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+    )
+
+    def start(self, gate: Gate, tmp_path: Path) -> str:
+        (tmp_path / "slow_module.py").write_text(gate.wait)
+        return self.RESERVE.format(python=with_path(tmp_path))
+
+    def test_nothing_stays_leased(self, nothing_stays: None, gate: Gate, tmp_path: Path) -> None:
+        with client(self.start(gate, tmp_path)) as kernel:
+            assert kernel.line() == "leasing 2 nodes × 2 procs"
+            assert kernel.line() == "starting 4 ranks"
+            assert [info.name for info in list_reservations()] == ["half"]
+            kernel.interrupt()
+            assert kernel.line() == "interrupted"
+            assert list_reservations() == [], "at once, though the preload goes on"
+            assert kernel.finish() == ""
+        gate.open(2)
+        reservation = reserve("half", nodes=2, procs=2, python=with_path(tmp_path), preload=["slow_module"])
+        assert reservation.mesh.run("rank").values == [0, 1, 2, 3]
+        reservation.release()
+
+    @pytest.mark.parametrize("wait_for", ["leasing", "starting"])
+    def test_at_any_moment(self, nothing_stays: None, wait_for: str) -> None:
+        program = (
+            "import signal\n"
+            "def say(text):\n"
+            f"    if text.startswith({wait_for!r}): os.kill(os.getpid(), signal.SIGINT)\n"
+            "try:\n"
+            "    monarch_nb.reserve('half', nodes=2, procs=4, progress=say)\n"
+            "except KeyboardInterrupt:\n"
+            "    print([one.name for one in monarch_nb.list_reservations()])\n"
+        )
+        with client(program) as kernel:
+            assert kernel.line() == "[]", kernel.errors()
+
+    def test_a_kernel_that_died_does_not_block_the_next(self, nothing_stays: None, gate: Gate, tmp_path: Path) -> None:
+        with client(self.start(gate, tmp_path)) as kernel:
+            assert kernel.line() == "leasing 2 nodes × 2 procs"
+            assert kernel.line() == "starting 4 ranks"
+            os.kill(kernel.process.pid, signal.SIGKILL)
+            kernel.finish()
+        with pytest.raises(ReservationNotFound, match="'half' is not ready"):
+            attach("half")
+        gate.open(2)
+        reservation = reserve("half", nodes=2, procs=2)
+        assert reservation.mesh.run("rank").values == [0, 1, 2, 3]
+        reservation.release()
+
+
+class TestProtocol:
+    def address(self, node: Node) -> str:
+        return node.address
+
+    def test_another_version_is_refused_by_name(self, shared_pool: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(config, "PROTOCOL", 99)
+
+        async def describe() -> None:
+            connection = Connection("node0", shared_pool[0].address)
+            try:
+                await connection.describe()
+            finally:
+                await connection.close()
+
+        with pytest.raises(VersionMismatch, match=r"protocol 99.*protocol 1.*install the same version") as raised:
+            call(describe())
+        assert "99" in raised.value.client
+        with pytest.raises(VersionMismatch, match="install the same version"):
+            reserve("other-version", procs=1)
+
+    def test_and_so_is_its_session(self, shared_pool: list[Node]) -> None:
+        with grpc.insecure_channel(shared_pool[0].address) as channel:
+            opening = pb.SessionRequest(open=pb.Open(protocol=99, client_id="old"))
+            events = AllocatorStub(channel).Session(iter([opening]), timeout=20)  # type: ignore[no-untyped-call]
+            first = next(iter(events)).events[0]
+        assert "protocol 99" in first.refused.error_json
+
+    def test_nonsense_changes_nothing(self, shared_pool: list[Node]) -> None:
+        requests: list[tuple[str, Any]] = [
+            ("Confirm", pb.ConfirmRequest(reservation_id="unknown")),
+            ("Spawn", pb.SpawnRequest(reservation_id="unknown", mesh_id="m", ranks=1)),
+            ("HostStore", pb.HostStoreRequest(reservation_id="unknown", mesh_id="m")),
+            ("Restart", pb.RestartRequest(mesh_id="unknown", ranks=[0])),
+            ("Control", pb.ControlRanksRequest(mesh_id="unknown", ranks=[0], where=True)),
+            ("Reserve", pb.ReserveRequest(reservation_id="r", name="n", owner="o")),
+        ]
+        with grpc.insecure_channel(shared_pool[0].address) as channel:
+            stub = AllocatorStub(channel)  # type: ignore[no-untyped-call]
+            for method, request in requests:
+                with pytest.raises(grpc.RpcError) as raised:
+                    getattr(stub, method)(request, timeout=20)
+                assert raised.value.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT), method
+            assert stub.Release(pb.ReleaseRequest(reservation_id="unknown"), timeout=20).ranks_ended == 0
+            left = stub.Status(pb.StatusRequest(), timeout=20)
+        assert list(left.reservations) == []
+        assert lives(left.node.pid)

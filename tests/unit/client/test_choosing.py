@@ -1,0 +1,150 @@
+"""Which nodes a reservation gets, and what is said when there are too few; arguments of `reserve`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.client.pool import (
+    HeldReservation,
+    Shape,
+    choose_nodes,
+    environment_option,
+    not_found,
+    not_whole,
+    working_directory,
+)
+from monarch_nb.client.reservation import reserve
+from monarch_nb.errors import CapacityError, NodeUnreachable, ReservationNotFound, UsageError
+from monarch_nb.proto import allocator_pb2 as pb
+
+
+def node(
+    index: int, free: int = 4, of: int = 4, gpus_free: int = 0, gpus: int = 0, *held: pb.Holder
+) -> pb.DescribeReply:
+    return pb.DescribeReply(
+        node_id=f"node{index}",
+        procs=of,
+        procs_free=free,
+        gpus=[pb.Gpu(index=i) for i in range(gpus)],
+        gpus_free=gpus_free,
+        holders=held,
+    )
+
+
+class TestChooseNodes:
+    def test_the_first_that_have_enough(self) -> None:
+        nodes = [node(0, free=1), node(1), node(2, free=3), node(3)]
+        assert choose_nodes(Shape(2, 4, 0), nodes) == [1, 3]
+        assert choose_nodes(Shape(2, 3, 0), nodes) == [1, 2]
+
+    def test_gpus(self) -> None:
+        nodes = [node(0), node(1, gpus_free=1, gpus=2), node(2, gpus_free=2, gpus=2)]
+        assert choose_nodes(Shape(1, 0, 2), nodes) == [2]
+
+    def test_too_few_says_what_is_free_and_who_holds_the_rest(self) -> None:
+        held = pb.Holder(reservation="train", owner="ann", procs=3)
+        with pytest.raises(CapacityError) as raised:
+            choose_nodes(Shape(2, 4, 0), [node(0), node(1, 1, 4, 0, 0, held)])
+        assert str(raised.value).splitlines() == [
+            "2 nodes × 4 procs asked for, but only 1 of 2 nodes can take 4 procs:",
+            "  node0: 4 of 4 procs free",
+            "  node1: 1 of 4 procs free; train (ann) holds 3 procs",
+            "release what you no longer need (%mesh release NAME), or ask for less",
+        ]
+
+    def test_holders_of_gpus(self) -> None:
+        held = pb.Holder(reservation="train", owner="ann", gpus=2)
+        with pytest.raises(CapacityError, match=r"node0: 0 of 2 gpus free; train \(ann\) holds 2 gpus"):
+            choose_nodes(Shape(1, 0, 1), [node(0, 4, 4, 0, 2, held)])
+
+    def test_more_nodes_than_there_are(self) -> None:
+        with pytest.raises(CapacityError, match="monarch-nb up --nodes 3 adds nodes"):
+            choose_nodes(Shape(3, 1, 0), [node(0), node(1)])
+
+    def test_more_slots_than_any_node_has(self) -> None:
+        with pytest.raises(CapacityError, match="monarch-nb down, up --procs 8"):
+            choose_nodes(Shape(1, 8, 0), [node(0), node(1)])
+
+    def test_gpus_without_gpus_are_never_a_silent_cpu_run(self) -> None:
+        with pytest.raises(CapacityError, match=r"no node of this pool has a GPU; --procs N asks for CPU ranks"):
+            choose_nodes(Shape(1, 0, 1), [node(0), node(1)])
+
+
+class TestArguments:
+    """Refused before anything is started or asked."""
+
+    @pytest.fixture(autouse=True)
+    def nothing_is_touched(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("MONARCH_NB_HOME", str(tmp_path / "never-made"))
+        monkeypatch.setattr("monarch_nb.client.reservation._start_pool", lambda *_: pytest.fail("started a pool"))
+
+    @pytest.mark.parametrize("option", ["nodes", "procs", "gpus"])
+    @pytest.mark.parametrize("value", [0, -1, "2", "many", 1.0, 2.5, True])
+    def test_numbers(self, option: str, value: object, tmp_path: Path) -> None:
+        options: dict[str, Any] = {"procs": 1, "nodes": 1} | {option: value}
+        with pytest.raises(UsageError, match=f"{option} must be a whole number of at least 1, not {value!r}"):
+            reserve("dev", **options)
+        assert not (tmp_path / "never-made").exists()
+
+    @pytest.mark.parametrize("options", [{}, {"procs": 1, "gpus": 1}])
+    def test_neither_or_both(self, options: dict[str, int]) -> None:
+        with pytest.raises(UsageError, match="exactly one of them"):
+            reserve("dev", **options)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("name", [" ", "a b", "a/b", "..\\x", "a\nb", "x" * 65, "\0"])
+    def test_names(self, name: str) -> None:
+        with pytest.raises(UsageError, match="no name for a reservation"):
+            reserve(name, procs=1)
+
+
+def held(name: str = "dev", owner: str = "me", nodes: int = 2, answering: int = 2, meshes: int = 1) -> HeldReservation:
+    status = pb.ReservationStatus(name=name, owner=owner, nodes=nodes, procs=4, meshes=[pb.MeshStatus()] * meshes)
+    connection: Any = None
+    return HeldReservation("id", dict.fromkeys(range(answering), (connection, status)))
+
+
+class TestWhatIsHeld:
+    @pytest.fixture(autouse=True)
+    def me(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("monarch_nb.client.pool.current_owner", lambda: "me")
+
+    def test_complete(self) -> None:
+        assert held().complete
+        assert not held(answering=1).complete
+        assert not held(meshes=0).complete
+
+    def test_not_found_lists_mine_and_no_others(self) -> None:
+        text = str(not_found("dex", [held("dev"), held("eval", nodes=1), held("secret", owner="ann")]))
+        assert text == "no reservation 'dex'; you hold dev (2 nodes × 4 procs), eval (1 node × 4 procs)"
+        assert "you hold none: %mesh reserve NAME" in str(not_found(None, []))
+
+    def test_a_node_that_does_not_answer(self) -> None:
+        error = not_whole(held(answering=1))
+        assert isinstance(error, NodeUnreachable)
+        assert "1 of its 2 nodes do not answer" in str(error)
+
+    def test_one_that_is_being_made(self) -> None:
+        error = not_whole(held(meshes=0))
+        assert isinstance(error, ReservationNotFound)
+        assert "is not ready" in str(error)
+
+
+class TestOptions:
+    def test_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HERE", "value")
+        monkeypatch.delenv("MISSING", raising=False)
+        chosen = {"A": "1", "EMPTY": "", "HERE": None, "MISSING": None}
+        assert environment_option(chosen) == {"A": "1", "EMPTY": "", "HERE": "value"}
+        assert environment_option(None) == {}
+
+    def test_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        notebook = tmp_path / "nb" / "a.ipynb"
+        notebook.parent.mkdir()
+        notebook.touch()
+        monkeypatch.chdir(tmp_path)
+        assert working_directory(None, str(notebook)) == str(notebook.parent)
+        assert working_directory(None, "nb/a.ipynb") == str(notebook.parent)
+        assert working_directory("nb", str(notebook)) == str(tmp_path / "nb")
+        assert working_directory(None, "gone/x.ipynb") == str(tmp_path)
+        assert working_directory(None, None) == str(tmp_path)

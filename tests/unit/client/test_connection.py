@@ -1,0 +1,308 @@
+"""A connection to one node against a scripted allocator: every break is survived, every run arrives once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.client.connection import Connection
+from monarch_nb.errors import (
+    CapacityError,
+    MeshNotFound,
+    MonarchNbError,
+    NodeUnreachable,
+    PreloadError,
+    RunNotFound,
+    VersionMismatch,
+)
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import allocator_pb2_grpc as service
+from monarch_nb.proto import run_pb2
+from monarch_nb.rpc.channel import make_server
+from monarch_nb.rpc.status import error_to_json, refuse
+
+
+class Scripted(service.AllocatorServicer):
+    """An allocator whose sessions the test plays: `requests` is what came, `replies` what is sent; None breaks."""
+
+    def __init__(self) -> None:
+        self.requests: asyncio.Queue[pb.SessionRequest] = asyncio.Queue()
+        self.replies: asyncio.Queue[pb.SessionEvent | None] = asyncio.Queue()
+        self.sessions = 0
+        self.error: MonarchNbError | None = None
+        self.blob = b""
+
+    async def Session(self, request_iterator: Any, context: Any) -> Any:
+        self.sessions += 1
+        reader = asyncio.create_task(self._read(request_iterator))
+        try:
+            while (reply := await self.replies.get()) is not None:
+                await context.write(pb.SessionEvents(events=[reply]))
+        finally:
+            reader.cancel()
+
+    async def _read(self, request_iterator: Any) -> None:
+        async for request in request_iterator:
+            if request.HasField("open"):
+                self.replies.put_nowait(pb.SessionEvent(opened=pb.Opened()))
+            else:
+                self.requests.put_nowait(request)
+
+    async def next(self, kind: str) -> Any:
+        request = await asyncio.wait_for(self.requests.get(), 20)
+        assert request.WhichOneof("message") == kind, request
+        return getattr(request, kind)
+
+    def say(self, **event: Any) -> None:
+        self.replies.put_nowait(pb.SessionEvent(**event))
+
+    def hang_up(self) -> None:
+        self.replies.put_nowait(None)
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
+        if self.error is not None:
+            await refuse(context, self.error)
+        return pb.DescribeReply(node_id="node0")
+
+    async def PutBlob(self, request_iterator: Any, context: Any) -> pb.PutBlobReply:
+        self.blob = b"".join([chunk.data async for chunk in request_iterator])
+        return pb.PutBlobReply(size_bytes=len(self.blob))
+
+    async def ReadBlob(self, request: pb.ReadBlobRequest, context: Any) -> AsyncIterator[pb.BlobChunk]:
+        if not self.blob:
+            await refuse(context, RunNotFound("not kept"))
+        for start in range(0, len(self.blob), 1000):
+            yield pb.BlobChunk(data=self.blob[start : start + 1000])
+
+
+class Listener:
+    """A run that notes what it is told."""
+
+    def __init__(self, run_id: str = "a") -> None:
+        self.run_id = run_id
+        self.told: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+
+    def on_queued(self, _: Connection, queued: pb.Queued) -> None:
+        self.told.put_nowait(("queued", queued.number))
+
+    def on_started(self, _: Connection) -> None:
+        self.told.put_nowait(("started", None))
+
+    def on_output(self, _: Connection, output: pb.Output) -> None:
+        self.told.put_nowait(("output", b"".join(i.stdout for rank in output.ranks for i in rank.items)))
+
+    def on_finished(self, _: Connection, finished: pb.Finished) -> None:
+        self.told.put_nowait(("finished", len(finished.results)))
+
+    def on_refused(self, _: Connection, error: MonarchNbError) -> None:
+        self.told.put_nowait(("refused", type(error)))
+
+    def on_link(self, _: Connection, up: bool) -> None:
+        self.told.put_nowait(("up" if up else "down", None))
+
+    async def next(self) -> tuple[str, Any]:
+        return await asyncio.wait_for(self.told.get(), 20)
+
+    async def until(self, kind: str) -> Any:
+        while (told := await self.next())[0] != kind:
+            pass
+        return told[1]
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Scripted]:
+    scripted = Scripted()
+    server = make_server()
+    service.add_AllocatorServicer_to_server(scripted, server)  # type: ignore[no-untyped-call]
+    server.add_insecure_port(f"unix:{tmp_path}/s")
+    await server.start()
+    yield scripted
+    await server.stop(None)
+
+
+@pytest.fixture
+async def connection(tmp_path: Path) -> AsyncIterator[Connection]:
+    made = Connection("node0", f"unix:{tmp_path}/s")
+    yield made
+    await made.close()
+
+
+def submit(run_id: str = "a", *, quiet: bool = False) -> pb.Submit:
+    spec = run_pb2.RunSpec(run_id=run_id)
+    return pb.Submit(mesh_id="m", run=spec, ranks=[0, 1], give_number=True, quiet=quiet)
+
+
+def output(rank: int, text: bytes, end: int) -> pb.Output:
+    cursor = run_pb2.Cursor(stdout_bytes=end)
+    return pb.Output(run_id="a", ranks=[pb.RankOutput(rank=rank, items=[pb.OutputItem(stdout=text)], cursor=cursor)])
+
+
+class TestBreaks:
+    async def test_before_the_answer_the_run_is_submitted_again(self, node: Scripted, connection: Connection) -> None:
+        listener = Listener()
+        connection.submit(listener, submit())
+        first = await node.next("submit")
+        node.hang_up()
+        assert await node.next("submit") == first
+        node.say(queued=pb.Queued(run_id="a", number=3))
+        assert await listener.until("queued") == 3
+
+    async def test_after_the_answer_it_is_followed_from_where_its_output_was(
+        self, node: Scripted, connection: Connection
+    ) -> None:
+        listener = Listener()
+        connection.submit(listener, submit())
+        await node.next("submit")
+        node.say(queued=pb.Queued(run_id="a", number=3, output=2))
+        node.say(output=output(1, b"text", 4))
+        assert await listener.until("output") == b"text"
+        node.hang_up()
+        follow = await node.next("follow")
+        assert {rank: cursor.stdout_bytes for rank, cursor in follow.cursors.items()} == {1: 4}
+        assert not follow.from_shown
+
+    async def test_listeners_learn_of_the_break_and_its_end(self, node: Scripted, connection: Connection) -> None:
+        listener = Listener()
+        connection.submit(listener, submit())
+        await node.next("submit")
+        await listener.until("up")
+        node.hang_up()
+        await listener.until("down")
+        await listener.until("up")
+
+    async def test_an_allocator_that_forgot_the_run_gets_it_again_as_it_was(
+        self, node: Scripted, connection: Connection
+    ) -> None:
+        """It was killed before it wrote the run down."""
+        listener = Listener()
+        connection.submit(listener, submit())
+        await node.next("submit")
+        node.say(queued=pb.Queued(run_id="a", number=12, output=9))
+        await listener.until("queued")
+        node.hang_up()
+        await node.next("follow")
+        node.say(refused=pb.Refused(run_id="a", error_json=error_to_json(RunNotFound("who?"))))
+        again = await node.next("submit")
+        assert (again.run.run_id, again.run.number, again.run.output) == ("a", 12, 9)
+        node.say(refused=pb.Refused(run_id="a", error_json=error_to_json(MeshNotFound("released"))))
+        assert await listener.until("refused") is MeshNotFound
+
+    async def test_a_run_of_another_client_is_not_submitted(self, node: Scripted, connection: Connection) -> None:
+        listener = Listener()
+        connection.follow(listener, "m", from_shown=True)
+        assert (await node.next("follow")).from_shown
+        node.say(refused=pb.Refused(run_id="a", error_json=error_to_json(RunNotFound("who?"))))
+        assert await listener.until("refused") is RunNotFound
+
+    async def test_what_was_collected_meanwhile_is_told_afterwards(
+        self, node: Scripted, connection: Connection
+    ) -> None:
+        listener = Listener()
+        connection.submit(listener, submit(quiet=True))
+        await node.next("submit")
+        node.say(queued=pb.Queued(run_id="a", number=1))
+        await listener.until("queued")
+        node.hang_up()
+        await listener.until("down")
+        connection.collect("a")
+        kinds = {(await asyncio.wait_for(node.requests.get(), 20)).WhichOneof("message") for _ in range(2)}
+        assert kinds == {"follow", "collected"}
+
+
+class TestSession:
+    async def test_a_version_mismatch_refuses_every_run(self, node: Scripted, connection: Connection) -> None:
+        listener = Listener()
+        connection.submit(listener, submit())
+        await node.next("submit")
+        node.say(refused=pb.Refused(error_json=error_to_json(VersionMismatch("protocol 2 here"))))
+        assert await listener.until("refused") is VersionMismatch
+
+    async def test_replay_asks_from_the_beginning(self, node: Scripted, connection: Connection) -> None:
+        listener = Listener()
+        connection.submit(listener, submit(quiet=True))
+        await node.next("submit")
+        connection.replay(listener, "m")
+        assert not (await node.next("follow")).cursors
+
+    async def test_replay_before_the_session_is_open(self, node: Scripted, connection: Connection) -> None:
+        listener, sent = Listener(), submit(quiet=True)
+        connection.submit(listener, sent)
+        sent.quiet = False
+        connection.replay(listener, "m")
+        assert not (await node.next("submit")).quiet
+
+    async def test_replay_of_one_that_is_no_longer_followed(self, node: Scripted, connection: Connection) -> None:
+        connection.replay(Listener(), "m")
+        assert (await node.next("follow")).run_id == "a"
+
+    async def test_what_was_shown_is_told_soon(self, node: Scripted, connection: Connection) -> None:
+        listener = Listener()
+        connection.submit(listener, submit())
+        await node.next("submit")
+        node.say(output=output(0, b"text", 4))
+        shown = await node.next("shown")
+        assert shown.cursors[0].stdout_bytes == 4
+
+    async def test_deaths_are_told_to_the_mesh(self, node: Scripted, connection: Connection) -> None:
+        died: asyncio.Queue[int] = asyncio.Queue()
+        connection.mesh_deaths["m"] = lambda message: died.put_nowait(message.rank)
+        connection.ensure_session()
+        node.say(rank_died=pb.RankDied(mesh_id="other", rank=1))
+        node.say(rank_died=pb.RankDied(mesh_id="m", rank=3))
+        assert await asyncio.wait_for(died.get(), 20) == 3
+
+    async def test_events_of_unknown_runs_are_ignored(self, node: Scripted, connection: Connection) -> None:
+        listener = Listener()
+        connection.submit(listener, submit())
+        node.say(finished=pb.Finished(run_id="unknown"))
+        node.say(output=pb.Output(run_id="unknown"))
+        node.say(finished=pb.Finished(run_id="a"))
+        assert await listener.until("finished") == 0
+
+
+class TestCalls:
+    @pytest.mark.parametrize(
+        "error",
+        [
+            CapacityError("too much"),
+            PreloadError("broken", "mod", "Traceback…"),
+            VersionMismatch("old", "1", "2"),
+            MonarchNbError("× not ascii ☃"),
+        ],
+    )
+    async def test_the_allocators_error_is_raised_here(
+        self, node: Scripted, connection: Connection, error: MonarchNbError
+    ) -> None:
+        node.error = error
+        with pytest.raises(type(error)) as raised:
+            await connection.describe()
+        assert (str(raised.value), vars(raised.value)) == (str(error), vars(error))
+
+    async def test_an_error_that_is_longer_than_grpcs_metadata(self, node: Scripted, connection: Connection) -> None:
+        trace = "\n".join(f"File 'x{number}.py', line {number}" for number in range(20_000))
+        node.error = PreloadError("broken", "mod", trace)
+        with pytest.raises(PreloadError, match="broken") as raised:
+            await connection.describe()
+        assert raised.value.module == "mod"
+
+    async def test_nobody_there(self, tmp_path: Path) -> None:
+        connection = Connection("node7", f"unix:{tmp_path}/nobody")
+        with pytest.raises(NodeUnreachable, match="node7 does not answer"):
+            await connection.describe(timeout_s=0.2)
+        await connection.close()
+
+    async def test_a_method_that_the_node_does_not_have(self, node: Scripted, connection: Connection) -> None:
+        with pytest.raises(VersionMismatch, match="another version"):
+            await connection.unary("Status", pb.StatusRequest())
+
+    async def test_blobs_there_and_back(self, node: Scripted, connection: Connection) -> None:
+        data = bytes(range(256)) * 20_000
+        await connection.put_blob("m", "b", [b"head", memoryview(data), b""])
+        assert await connection.read_blob("m", "b") == b"head" + data
+        node.blob = b""
+        with pytest.raises(RunNotFound, match="not kept"):
+            await connection.read_blob("m", "b")

@@ -1,0 +1,84 @@
+"""What a mesh makes of its nodes' answers; parts of a mesh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from monarch_nb.client.mesh import StackReport, _pack_variables, _title, run_infos
+from monarch_nb.errors import PickleError
+from monarch_nb.proto import allocator_pb2 as pb
+
+
+def part(
+    run_id: str, ranks: list[int], finished: list[int], *, number: int = 1, collected: bool = False
+) -> pb.RunStatus:
+    facts: dict[str, Any] = {"run_id": run_id, "ranks": ranks, "finished": finished, "number": number}
+    return pb.RunStatus(**facts, all_ranks=range(8), collected=collected, title="x = 1", submitted_at=5.0)
+
+
+def merged(*nodes: list[pb.RunStatus]) -> list[tuple[str, bool, tuple[int, ...]]]:
+    infos = run_infos(pb.MeshStatus(runs=runs) for runs in nodes)
+    return [(info.run_id, info.done, info.finished) for info in infos]
+
+
+FIRST, SECOND = [0, 1, 2, 3], [4, 5, 6, 7]
+
+
+class TestRunInfos:
+    def test_parts_are_put_together_oldest_first(self) -> None:
+        node0 = [part("b", FIRST, [1], number=2), part("a", FIRST, FIRST)]
+        node1 = [part("a", SECOND, SECOND), part("b", SECOND, [6], number=2)]
+        assert merged(node0, node1) == [("a", True, tuple(range(8))), ("b", False, (1, 6))]
+
+    def test_one_that_has_not_reached_every_node_goes_on(self) -> None:
+        assert merged([part("a", FIRST, FIRST)], []) == [("a", False, tuple(FIRST))]
+
+    def test_one_that_only_got_its_number_on_a_node_has_no_part_there(self) -> None:
+        assert merged([part("a", [], [])], [part("a", SECOND, [4])]) == [("a", False, (4,))]
+
+    @pytest.mark.parametrize(
+        "nodes",
+        [
+            ([part("a", FIRST, FIRST, collected=True)], [part("a", SECOND, SECOND, collected=True)]),
+            ([part("a", FIRST, FIRST, collected=True)], [part("a", SECOND, SECOND)]),
+            ([], [part("a", SECOND, SECOND, collected=True)]),
+        ],
+    )
+    def test_one_that_was_collected_is_not_told_whichever_node_learns_it_first(
+        self, nodes: tuple[list[pb.RunStatus], list[pb.RunStatus]]
+    ) -> None:
+        assert merged(*nodes) == []
+
+    def test_one_that_was_called_collected_too_early_is_told(self) -> None:
+        assert merged([part("a", FIRST, [0], collected=True)], []) == [("a", False, (0,))]
+
+
+class TestTitle:
+    @pytest.mark.parametrize(
+        ("code", "title"),
+        [
+            ("\n\n  x = 1\ny", "x = 1"),
+            ("# comment\n  # another\ntrain()", "train()"),
+            ("", ""),
+            ("# only this", ""),
+            ("x" * 60, "x" * 60),
+            ("x" * 61, "x" * 59 + "…"),
+        ],
+    )
+    def test_the_first_line_that_says_something(self, code: str, title: str) -> None:
+        assert _title(code) == title
+
+
+class TestPack:
+    def test_the_value_at_fault_is_named(self) -> None:
+        with pytest.raises(PickleError, match=r"^b \(generator\) can not be pickled.*build it on the ranks") as raised:
+            _pack_variables({"a": 1, "b": (n for n in []), "c": 2})
+        assert raised.value.name == "b"
+
+
+def test_stacks_read_well() -> None:
+    report = StackReport([((0, 1, 2), "File train.py:41\n"), ((3,), "")])
+    assert str(report).splitlines()[1::2] == ["File train.py:41", "no answer"]
+    assert str(report).splitlines()[0].startswith("── ranks 0-2 ─")
