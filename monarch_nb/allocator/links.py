@@ -123,9 +123,9 @@ class TemplateLink:
         """Fork ranks; return their pids in order, or raise SpawnError."""
         return list((await self._fork(wire.ToTemplate(fork_ranks=wire.ForkRanks(ranks=ranks)))).pids)
 
-    async def fork_store(self, host: str, environment: dict[str, str]) -> tuple[int, int]:
-        """Fork a store that listens on `host`; return its pid and port, or raise SpawnError."""
-        message = wire.ToTemplate(fork_store=wire.ForkStore(host=host, environment=environment))
+    async def fork_store(self, host: str, port: int, environment: dict[str, str]) -> tuple[int, int]:
+        """Fork a store that listens on `host`; return its pid and port (any free one for 0), or raise SpawnError."""
+        message = wire.ToTemplate(fork_store=wire.ForkStore(host=host, port=port, environment=environment))
         forked = await self._fork(message)
         return forked.pids[0], forked.store_port
 

@@ -38,6 +38,8 @@ GATHER_RESULTS_S = 0.05
 """How long a rank's result may wait for those of others."""
 NUMBERS_PER_RECORD = 1000
 JUST_COLLECTED = 50
+NO_PID = 1 << 30
+"""Above every pid that Linux gives."""
 STDERR_TAIL_LINES = 8
 
 
@@ -74,7 +76,9 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._database = Database(paths.database)
         self.watch = DirectoryWatch(self._loop)
-        self.supervisor = Supervisor(paths, self._on_result, self._on_death, self._save_template)
+        self.supervisor = Supervisor(
+            paths, self._on_result, self._on_death, self._on_store_death, self._save_template
+        )
         self._dirty_runs: set[tuple[str, str]] = set()
         self._unacknowledged: dict[tuple[str, int], list[str]] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
@@ -107,7 +111,7 @@ class Node:
                 self._expire_later(key)
         for key, record in self._database.read("mesh", state_pb2.MeshRecord):
             self._mesh_records[key] = record
-            self.supervisor.adopt_store(key, record.store)
+            self.supervisor.watch_store(key, record.store.pid if processes.is_alive(record.store) else NO_PID)
             if record.spec.ranks:  # else its ranks were never started
                 self.state.meshes[key] = Mesh(record.spec, last_number=record.last_number)
         for _, rank in self._database.read("rank", state_pb2.RankRecord):
@@ -257,6 +261,23 @@ class Node:
             await self._remove_mesh(request.mesh_id)
             raise
         return self.store_host, port
+
+    def _on_store_death(self, mesh_id: str) -> None:
+        """Ranks know the store by its port: another one takes its place there. Groups that exist go on without it."""
+        if mesh_id in self._mesh_records and not self.shutdown.is_set():
+            self._host_again = asyncio.create_task(self._host_store_again(mesh_id, self._mesh_records[mesh_id]))
+
+    async def _host_store_again(self, mesh_id: str, record: state_pb2.MeshRecord) -> None:
+        _log.warning("the store of mesh %s ended; starting another on port %d", mesh_id, record.store_port)
+        try:
+            template = await self.supervisor.template(record.spec.python or self.python, record.spec.preload)
+            pid, _ = await self.supervisor.fork_store(mesh_id, template, record.store_host, record.store_port)
+        except MonarchNbError as error:
+            _log.error("the store of mesh %s can not be started again: %s", mesh_id, error)
+            return
+        record.store.CopyFrom(processes.identify(pid))
+        self._database.put("mesh", mesh_id, record)
+        self._flush_soon()
 
     def _check_held(self, reservation_id: str) -> None:
         """Raise ReservationNotFound when a reservation is not held, or about to be so no longer."""

@@ -91,6 +91,7 @@ class Supervisor:
     Args:
         on_result: called with (mesh id, result) when a rank finished a run.
         on_death: called with (process, wait status) when a rank ended and was not asked to; None: status unknown.
+        on_store_death: called with the mesh id when its store ended and was not asked to.
         save_template: called with a TemplateRecord to be remembered, or with (key, None) to be forgotten.
     """
 
@@ -99,9 +100,11 @@ class Supervisor:
         paths: NodePaths,
         on_result: Callable[[str, run_pb2.RankResult], None],
         on_death: Callable[[RankProcess, int | None], None],
+        on_store_death: Callable[[str], None],
         save_template: Callable[[str, state_pb2.TemplateRecord | None], None],
     ) -> None:
         self.paths = paths
+        self._on_store_death = on_store_death
         self._on_result, self._on_death, self._save_template = on_result, on_death, save_template
         self._templates: dict[str, asyncio.Task[TemplateLink]] = {}
         self._template_watches: dict[str, ProcessWatch] = {}
@@ -324,15 +327,24 @@ class Supervisor:
 
     # ---- stores ----
 
-    async def fork_store(self, mesh_id: str, template: TemplateLink, host: str) -> tuple[int, int]:
+    async def fork_store(self, mesh_id: str, template: TemplateLink, host: str, port: int = 0) -> tuple[int, int]:
         """Fork a mesh's store; return its pid and port."""
-        pid, port = await template.fork_store(host, dict(os.environ))
-        self.stores[mesh_id] = ProcessWatch(pid)
+        pid, port = await template.fork_store(host, port, dict(os.environ))
+        self.watch_store(mesh_id, pid)
         return pid, port
 
-    def adopt_store(self, mesh_id: str, record: state_pb2.ProcessIdentity) -> None:
-        if processes.is_alive(record):
-            self.stores[mesh_id] = ProcessWatch(record.pid)
+    def watch_store(self, mesh_id: str, pid: int) -> None:
+        """Look after a store until `end_store`; its death is reported."""
+        watch = self.stores[mesh_id] = ProcessWatch(pid)
+        self._spawn_task(self._await_store_death(mesh_id, watch))
+
+    async def _await_store_death(self, mesh_id: str, watch: ProcessWatch) -> None:
+        await watch.ended.wait()
+        if self.stores.get(mesh_id) is watch:
+            del self.stores[mesh_id]
+            await self._exit_status(watch)
+            watch.close()
+            self._on_store_death(mesh_id)
 
     async def end_store(self, mesh_id: str) -> None:
         """End a mesh's store."""

@@ -177,9 +177,12 @@ class ForkStore(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     host: _builtins.str
     """the one interface to listen on"""
+    port: _builtins.int
+    """0: any; else that of a store that died"""
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -188,10 +191,11 @@ class ForkStore(_message.Message):
         request: _builtins.int = ...,
         host: _builtins.str = ...,
         environment: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "host", b"host", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "host", b"host", "port", b"port", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

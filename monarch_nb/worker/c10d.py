@@ -122,22 +122,42 @@ def run_bounded(action: Callable[[], None], wait_s: float) -> None:
 
 
 class Hush:
-    """Keeps torch's C++ code from writing pages of stack to stderr about connections that are shut down."""
+    """Keeps torch's C++ code from writing pages of stack to stderr about connections that are shut down.
+
+    From `begin` to `end`, and in a `with` statement; these may overlap.
+    """
 
     def __init__(self) -> None:
         self._level: int | None = None
+        self._held = False
+        self._depth = 0
 
     def begin(self) -> None:
         """Log only what is fatal."""
-        level = _log_level()
-        if level is not None and self._level is None:
-            self._level, level.value = level.value, _LOG_FATAL
+        self._held = True
+        self._apply()
 
     def end(self) -> None:
         """Log as before."""
-        level = _log_level()
-        if level is not None and self._level is not None:
-            level.value, self._level = self._level, None
+        self._held = False
+        self._apply()
+
+    def __enter__(self) -> None:
+        self._depth += 1
+        self._apply()
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        self._apply()
+
+    def _apply(self) -> None:
+        variable = _log_level()
+        if variable is None:
+            return
+        if (self._held or self._depth) and self._level is None:
+            self._level, variable.value = variable.value, _LOG_FATAL
+        elif not self._held and not self._depth and self._level is not None:
+            variable.value, self._level = self._level, None
 
 
 def _log_level() -> ctypes.c_int | None:

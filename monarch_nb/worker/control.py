@@ -95,11 +95,14 @@ class ControlThread(threading.Thread):
         self._sockets.discard(connection)
 
     def _close_in_child(self) -> None:
-        """In a child that the user forks: hold none of the rank's sockets open."""
-        for each in self._sockets:
-            os.close(each.fileno())
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        """In a child that the user forks (and once, not in its children): hold none of the rank's sockets open."""
+        self._accepting.release()
+        if self._sockets:
+            for each in self._sockets:
+                each.close()
+            self._sockets.clear()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
 
     def run(self) -> None:
         self._listener.setblocking(False)

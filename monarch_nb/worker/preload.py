@@ -36,18 +36,18 @@ def import_modules(names: Iterable[str]) -> None:
     Raises:
         Unfit: names the module.
     """
-    for name in [one for name in names for one in (name, *_ALSO.get(name, ()))]:
+    for module in [each for name in names for each in (name, *_ALSO.get(name, ()))]:
         try:
-            importlib.import_module(name)
+            importlib.import_module(module)
         except BaseException as error:  # SystemExit too: a module may call sys.exit()
             text = "".join(traceback.format_exception(type(error), error, _without_ours(error)))
-            raise Unfit(f"{name} can not be imported: {error}", name, text) from error
+            raise Unfit(f"{module} can not be imported: {error}", module, text) from error
         if threads := other_threads():
             reason = f"leaves a thread running ({', '.join(threads)}), and a process with threads can not be forked"
-            raise Unfit(f"{name} can not be preloaded: importing it {reason}. Import it in a cell instead.", name)
+            raise Unfit(f"{module} can not be preloaded: importing it {reason}. Import it in a cell instead.", module)
         if cuda := cuda_traces():
             reason = f"initialises CUDA ({cuda}), and ranks forked after that could not use the GPU"
-            raise Unfit(f"{name} can not be preloaded: importing it {reason}. Import it in a cell instead.", name)
+            raise Unfit(f"{module} can not be preloaded: importing it {reason}. Import it in a cell instead.", module)
 
 
 def other_threads() -> list[str]:

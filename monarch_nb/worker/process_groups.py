@@ -99,7 +99,8 @@ def install() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _DESCRIPTORS), most))
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    _state.rendezvous = Rendezvous((host, int(port)) if host and port else None, _state.connections.endpoints)
+    mesh_store = (host, int(port)) if host and port else None
+    _state.rendezvous = Rendezvous(mesh_store, _state.connections.endpoints, _state.hush)
     c10d.when_imported(functools.partial(_patch, _state.rendezvous))
 
 
@@ -322,11 +323,7 @@ def _is_left() -> bool:
     """Return whether a peer has left the default group: then it is of no use to anyone."""
     if c10d.default_group() is None or _state.rendezvous is None:
         return False
-    _state.hush.begin()
-    try:
-        return _state.connections.lost_peers() or _state.rendezvous.was_left()
-    finally:
-        _state.hush.end()
+    return _state.connections.lost_peers() or _state.rendezvous.was_left()
 
 
 def _is_same_group(module: Any, wanted: dict[str, Any]) -> bool:

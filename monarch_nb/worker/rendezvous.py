@@ -21,6 +21,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlparse
 
+from monarch_nb.worker.c10d import Hush
 from monarch_nb.worker.connections import Endpoint, resolve
 
 _CONNECT_TIMEOUT = timedelta(seconds=20)
@@ -87,10 +88,11 @@ class Rendezvous:
     Args:
         mesh_store: where the mesh's store listens, as MASTER_ADDR and MASTER_PORT said when the rank started.
         endpoints: gets the address of every store that is used.
+        hush: silences torch.
     """
 
-    def __init__(self, mesh_store: tuple[str, int] | None, endpoints: set[Endpoint]) -> None:
-        self._mesh_store, self._endpoints = mesh_store, endpoints
+    def __init__(self, mesh_store: tuple[str, int] | None, endpoints: set[Endpoint], hush: Hush) -> None:
+        self._mesh_store, self._endpoints, self._hush = mesh_store, endpoints, hush
         self._store: tuple[str, int, Any] | None = None
         self._left: str | None = None
         if mesh_store is not None:
@@ -128,16 +130,16 @@ class Rendezvous:
         """Tell the other ranks of the last group that it is broken: not all of them can see it (NCCL)."""
         left, self._left = self._left, None
         if left is not None and self._store is not None:
-            with contextlib.suppress(RuntimeError):  # its connection is broken
+            with self._hush, contextlib.suppress(RuntimeError):  # its connection is broken
                 self._store[2].set(left, "1")
 
     def was_left(self) -> bool:
         """Return whether another rank has left the last group."""
-        return self._left is not None and self._store is not None and _check(self._store[2], self._left) is True
+        return self._left is not None and self._store is not None and self._check(self._store[2], self._left) is True
 
     def _connect(self, host: str, port: int, timeout: timedelta) -> Any:
         """Return a connection to a store: the last one if it still works, for torch asks DNS at each new one."""
-        if self._store is None or self._store[:2] != (host, port) or _check(self._store[2], "round") is None:
+        if self._store is None or self._store[:2] != (host, port) or self._check(self._store[2], "round") is None:
             dist: Any = importlib.import_module("torch.distributed")
             connect_timeout = min(timeout, _CONNECT_TIMEOUT)
             store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=connect_timeout)
@@ -145,6 +147,14 @@ class Rendezvous:
         store = self._store[2]
         store.set_timeout(timeout)
         return store
+
+    def _check(self, store: Any, key: str) -> bool | None:
+        """Return whether a store has a key, or None when the connection to it is broken."""
+        try:
+            with self._hush:
+                return bool(store.check([key]))
+        except RuntimeError:
+            return None
 
     def _choose_store(self, host: str, port: int) -> tuple[str, int, str]:
         """Return where to connect, and a name for the ranks that use it.
@@ -155,14 +165,6 @@ class Rendezvous:
         if self._mesh_store is None or (host, port) == self._mesh_store or _listens(host, port):
             return host, port, ""
         return *self._mesh_store, f"{host}:{port}/"
-
-
-def _check(store: Any, key: str) -> bool | None:
-    """Return whether the store has a key, or None when the connection to it is broken."""
-    try:
-        return bool(store.check([key]))
-    except RuntimeError:
-        return None
 
 
 def _environment(name: str) -> str:

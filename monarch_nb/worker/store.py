@@ -13,13 +13,14 @@ from typing import Any, NoReturn
 _BACKLOG = 4096
 
 
-def serve(host: str, report_port: Callable[[int], None]) -> NoReturn:
+def serve(host: str, report_port: Callable[[int], None], port: int = 0) -> NoReturn:
     """Host a TCPStore on `host` until SIGTERM. Runs in a process forked for it, of which it takes possession.
 
     Args:
         host: the one address to listen on.
         report_port: called once with the port, when clients can connect. What it needs (a pipe) may be a
             descriptor of the template: these are closed afterwards.
+        port: where to listen; 0 for any free one.
 
     Example:
         >>> if os.fork() == 0:
@@ -32,7 +33,7 @@ def serve(host: str, report_port: Callable[[int], None]) -> NoReturn:
     dist: Any = importlib.import_module("torch.distributed")
 
     family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-    listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+    listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     port = listener.getsockname()[1]
     # TCPStore would listen on every interface; this socket listens on one.
     _store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())

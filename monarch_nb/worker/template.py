@@ -261,7 +261,7 @@ def _serve_store(request: ForkStore, port_pipe: int) -> NoReturn:
         def report_port(port: int) -> None:
             os.write(port_pipe, str(port).encode())
 
-        store.serve(request.host, report_port)
+        store.serve(request.host, report_port, request.port)
     except BaseException:  # noqa: BLE001 -- the template logs it
         traceback.print_exc()
         sys.stderr.flush()

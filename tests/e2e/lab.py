@@ -150,6 +150,7 @@ def running_lab(folder: Path) -> Iterator[Lab]:
 def running_browser() -> Iterator[Browser]:
     """Debian's Chromium."""
     chromium = shutil.which("chromium")
+    expect.set_options(timeout=WAIT_MS)
     assert chromium, "these tests need chromium: apt-get install chromium"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, headless=True, args=_CHROMIUM_ARGUMENTS)
@@ -175,7 +176,7 @@ class NotebookPage:
     def wait_for_kernel(self) -> None:
         """Wait until the kernel is idle."""
         # Not the notebook's own indicator: that says "idle" before there is a kernel.
-        expect(self.page.locator("#jp-main-statusbar")).to_contain_text("(ipykernel) | Idle", timeout=WAIT_MS)
+        expect(self.page.locator("#jp-main-statusbar")).to_contain_text("(ipykernel) | Idle")
 
     def cell(self, place: int) -> Locator:
         return self.page.locator(".jp-Notebook .jp-Cell").nth(place)
@@ -206,7 +207,7 @@ class NotebookPage:
         self.page.keyboard.press("Control+End")
 
     def wait_for_end(self, place: int) -> None:
-        expect(self._prompt(place)).to_have_text(_DONE, timeout=WAIT_MS)
+        expect(self._prompt(place)).to_have_text(_DONE)
 
     def is_running(self, place: int) -> bool:
         """Whether the cell's prompt is a star now."""
@@ -214,7 +215,7 @@ class NotebookPage:
 
     def wait_for_text(self, place: int, text: str | re.Pattern[str]) -> None:
         """Wait until a cell shows `text`; blanks and ends of lines count as one blank."""
-        expect(self.output(place)).to_contain_text(text, timeout=WAIT_MS)
+        expect(self.output(place)).to_contain_text(text)
 
     def interrupt(self) -> None:
         """Press ■."""
@@ -229,7 +230,7 @@ class NotebookPage:
     def accept(self, title: str) -> None:
         """Press the last button of a dialog, the one that goes on."""
         dialog = self.page.locator(".jp-Dialog", has_text=title)
-        dialog.locator(".jp-mod-accept").click(timeout=WAIT_MS)
+        dialog.locator(".jp-mod-accept").click()
         expect(dialog).to_have_count(0)
 
     def save(self) -> nbformat.NotebookNode:

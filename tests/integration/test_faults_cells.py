@@ -14,7 +14,6 @@ from monarch_nb.client import events
 from monarch_nb.client.mesh import Mesh
 from monarch_nb.errors import PickleError, RankDead, RankFailure, RunFailed
 
-
 NOT_REDIRECTED_AGAIN = pytest.mark.xfail(
     reason="worker/rank.py: Rank._output_of skips streams.begin_output when a run is to use an untouched output, so "
     "neither descriptors nor sys.stdout are put right after a run that closed them"

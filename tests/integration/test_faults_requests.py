@@ -262,6 +262,22 @@ class TestInterruptedHalfWay:
         with client(program) as kernel:
             assert kernel.line() == "[]", kernel.errors()
 
+    @pytest.mark.parametrize("wait_for", ["no pool is up", "node0 is ready"])
+    def test_while_the_pool_is_being_started(self, pool_home: Path, wait_for: str) -> None:
+        program = (
+            "import signal\n"
+            "def say(text):\n"
+            f"    if text.startswith({wait_for!r}): os.kill(os.getpid(), signal.SIGINT)\n"
+            "try:\n"
+            "    monarch_nb.reserve('half', procs=1, progress=say)\n"
+            "except KeyboardInterrupt:\n"
+            "    print('interrupted')\n"
+        )
+        with client(program) as kernel:
+            assert kernel.line() == "interrupted", kernel.errors()
+        assert list_reservations() == []
+        assert reserve("whole", procs=1).mesh.run("rank").values == [0]
+
     def test_a_kernel_that_died_does_not_block_the_next(self, nothing_stays: None, gate: Gate, tmp_path: Path) -> None:
         with client(self.start(gate, tmp_path)) as kernel:
             assert kernel.line() == "leasing 2 nodes × 2 procs"
@@ -277,9 +293,6 @@ class TestInterruptedHalfWay:
 
 
 class TestProtocol:
-    def address(self, node: Node) -> str:
-        return node.address
-
     def test_another_version_is_refused_by_name(self, shared_pool: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(config, "PROTOCOL", 99)
 

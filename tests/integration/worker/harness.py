@@ -184,6 +184,7 @@ class TemplateProcess:
 
     def forget_exits(self, pids: Sequence[int]) -> None:
         self.send(ToTemplate(forget_exits=ForgetExits(pids=pids)))
+        self.fork_specs([])  # answered in order
 
     def end_children(self) -> None:
         """Kill all ranks and stores."""

@@ -10,6 +10,9 @@ import pytest
 from integration.worker.harness import RankProcess, TemplateProcess, run_all
 from monarch_nb.proto.run_pb2 import OUTCOME_ERROR, OUTCOME_INTERRUPTED, OUTCOME_OK, RankResult, RunSpec, Where
 
+FREED_S = 20
+"""Without an interrupt these would take for ever; how fast they are is a matter for the bench, on a machine at rest."""
+
 
 def start_and_wait(rank: RankProcess, code: str, marker: str = "started") -> RunSpec:
     """Start a cell and wait until it has printed `marker`."""
@@ -73,7 +76,7 @@ def test_python_code_stops_at_once_and_everything_is_kept(rank: RankProcess, nam
         rank.ok(PYTHON_CODE[name])
     spec = start_and_wait(rank, "%run endless.py" if name == "script" else PYTHON_CODE[name])
     result, seconds = interrupt_and_time(rank, spec)
-    assert seconds < 5
+    assert seconds < FREED_S
     if name != "figure":  # IPython's events print what their callbacks raise
         assert result.outcome == OUTCOME_INTERRUPTED
         assert (result.failure.name, result.failure.message) == ("KeyboardInterrupt", "interrupted")
@@ -173,7 +176,7 @@ def test_a_second_interrupt_stops_code_that_swallowed_the_first(rank: RankProces
         assert time.monotonic() < start_deadline
     result, seconds = interrupt_and_time(rank, spec)
     assert result.outcome == OUTCOME_INTERRUPTED
-    assert seconds < 5
+    assert seconds < FREED_S
 
 
 @pytest.mark.parametrize(
@@ -185,11 +188,11 @@ def test_code_that_takes_sigint_is_interrupted_all_the_same(rank: RankProcess, h
     code = f"import signal\nsignal.signal(signal.SIGINT, {handler})\nprint('started')\nwhile True: pass"
     result, seconds = interrupt_and_time(rank, start_and_wait(rank, code))
     assert result.outcome == OUTCOME_INTERRUPTED
-    assert seconds < 6
+    assert seconds < FREED_S
     spec = start_and_wait(rank, "print('started')\nwhile True: pass")
     result, seconds = interrupt_and_time(rank, spec)
     assert result.outcome == OUTCOME_INTERRUPTED
-    assert seconds < 5
+    assert seconds < FREED_S
 
 
 def test_an_interrupt_swallowed_by_a_destructor_is_raised_again(rank: RankProcess) -> None:
@@ -199,7 +202,7 @@ def test_an_interrupt_swallowed_by_a_destructor_is_raised_again(rank: RankProces
     )
     result, seconds = interrupt_and_time(rank, start_and_wait(rank, code))
     assert result.outcome == OUTCOME_INTERRUPTED
-    assert seconds < 5
+    assert seconds < FREED_S
 
 
 def test_children_get_their_own_sigint(rank: RankProcess) -> None:
@@ -246,7 +249,7 @@ def test_a_hung_collective_is_freed_and_the_next_group_works(template: TemplateP
     spec = ranks[0].submit(code)
     assert name in ranks[0].wait_hung().collective
     result, seconds = interrupt_and_time(ranks[0], spec)
-    assert seconds < 5
+    assert seconds < FREED_S
     assert result.outcome == OUTCOME_INTERRUPTED
     assert result.group_aborted
     assert result.failure.name == "KeyboardInterrupt"
@@ -282,7 +285,7 @@ def test_a_hung_init_is_freed_again_and_again(template: TemplateProcess) -> None
         assert where.collective == "init_process_group"
         result, seconds = interrupt_and_time(ranks[0], spec)
         assert result.outcome == OUTCOME_INTERRUPTED
-        assert seconds < 5
+        assert seconds < FREED_S
         results = run_all(ranks, f"{JOIN}\n{REDUCE}")
         assert [result.outcome for result in results] == [OUTCOME_OK, OUTCOME_OK], results
         run_all(ranks, "dist.destroy_process_group()")
@@ -310,7 +313,7 @@ def test_a_collective_in_the_cleanup_after_an_interrupt_is_freed_too(template: T
     result, seconds = interrupt_and_time(ranks[0], start_and_wait(ranks[0], code))
     assert result.outcome == OUTCOME_INTERRUPTED
     assert result.group_aborted
-    assert seconds < 5
+    assert seconds < FREED_S
 
 
 def test_aborting_groups_frees_a_rank_that_was_not_interrupted(template: TemplateProcess) -> None:

@@ -216,6 +216,23 @@ def test_children_of_a_rank_do_not_hold_its_sockets(template: TemplateProcess) -
     os.kill(child, signal.SIGKILL)
 
 
+def test_children_of_children_keep_their_own_files(template: TemplateProcess) -> None:
+    [rank] = template.fork()
+    code = """
+import os
+def forked(function):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(function())
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def child():
+    files = [open("/dev/null") for _ in range(30)]  # in the places of what was closed
+    return forked(lambda: sum(1 for file in files if not file.read(1) == "") or 7)
+forked(child)
+"""
+    assert rank.ok(code) == 7
+
+
 def test_a_rank_holds_nothing_of_the_template(template: TemplateProcess) -> None:
     [rank] = template.fork()
     files = open_files(rank.pid)

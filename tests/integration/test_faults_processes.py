@@ -1,0 +1,183 @@
+"""Processes that end before their time: templates, ranks and what ranks started; who survives whom."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.live import Gate, kill, lives, parent_of, pids_of, started
+from leaks import processes_of, wait_for_end
+from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.reservation import Reservation, reserve
+from monarch_nb.errors import RunFailed
+
+INIT = "import torch; dist.init_process_group('gloo')\nsum_of_ranks = torch.tensor([float(rank)])"
+ALL_REDUCE = "total = sum_of_ranks.clone(); dist.all_reduce(total); total.item()"
+
+
+def templates_of(mesh: Mesh) -> dict[int, int]:
+    """Return the pid of each rank's template."""
+    return {rank: parent_of(pid) for rank, pid in pids_of(mesh).items()}
+
+
+class TestRestart:
+    def test_one_rank_alone_and_the_others_keep_everything(self, fresh_mesh: Mesh) -> None:
+        mesh = fresh_mesh
+        mesh.run(f"{INIT}\nweights = 'trained'")
+        assert mesh.run(ALL_REDUCE).values == [28.0] * 8
+        before = pids_of(mesh)
+        kill(before[3])
+        mesh.restart([3])
+        after = pids_of(mesh)
+        assert {rank for rank in after if after[rank] != before[rank]} == {3}
+        assert mesh.pull("globals().get('weights', 'nothing')") == ["trained"] * 3 + ["nothing"] + ["trained"] * 4
+        mesh.select([3]).run("sum_of_ranks = __import__('torch').tensor([float(rank)])")
+        mesh.run("dist.init_process_group('gloo')")
+        assert mesh.run(ALL_REDUCE).values == [28.0] * 8
+
+    def test_all_are_fresh_under_the_same_coordinates(self, fresh_mesh: Mesh) -> None:
+        mesh = fresh_mesh
+        mesh.run("old = 1")
+        before = pids_of(mesh)
+        mesh.restart()
+        assert not set(pids_of(mesh).values()) & set(before.values())
+        code = (
+            "import os\nrank, os.environ['RANK'], os.environ['LOCAL_RANK'], os.environ['NODE_RANK'], 'old' in globals()"
+        )
+        expected = [(rank, str(rank), str(rank % 4), str(rank // 4), False) for rank in range(8)]
+        assert mesh.run(code).values == expected
+        mesh.run(INIT)
+        assert mesh.run(ALL_REDUCE).values == [28.0] * 8
+
+    def test_a_busy_rank(self, mesh: Mesh, gate: Gate) -> None:
+        run, _ = started(mesh, f"{gate.wait}\nrank")
+        mesh.restart([2, 6])
+        gate.open(6)
+        with pytest.raises(RunFailed) as raised:
+            run.result()
+        assert sorted(raised.value.failures) == [2, 6]
+        assert "restarted" in str(raised.value)
+        assert "starts it again" not in str(raised.value), "it has been started again"
+        assert mesh.run("rank").values == list(range(8))
+
+    def test_twice_at_once(self, mesh: Mesh) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(lambda _: mesh.restart(), range(2)))
+        assert mesh.run("rank").values == list(range(8))
+
+    def test_right_after_a_death(self, mesh: Mesh) -> None:
+        for _ in range(5):
+            os.kill(pids_of(mesh)[1], signal.SIGKILL)
+            mesh.restart([1])
+            assert mesh.run("rank").values == list(range(8))
+
+
+CHILDREN = """
+import multiprocessing, os, subprocess, sys, threading
+sleep = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+children = {
+    "plain": subprocess.Popen(sleep).pid,
+    "own session": subprocess.Popen(sleep, start_new_session=True).pid,
+    "shell": subprocess.Popen("sleep 600 & wait", shell=True).pid,
+    "empty environment": subprocess.Popen(sleep, env={}).pid,
+}
+context = multiprocessing.get_context("fork")
+worker = context.Process(target=threading.Event().wait, daemon=False)
+worker.start()
+children["forked worker"] = worker.pid
+children["daemonised"] = int(subprocess.run(
+    [sys.executable, "-S", "-c", "import os, time\\n"
+     "if os.fork(): os._exit(0)\\n"
+     "os.setsid()\\n"
+     "pid = os.fork()\\n"
+     "if pid: print(pid, flush=True); os._exit(0)\\n"
+     "os.close(1); time.sleep(600)"],
+    stdout=subprocess.PIPE).stdout)
+children
+"""
+
+
+class TestChildren:
+    @pytest.fixture
+    def children(self, mesh: Mesh) -> Iterator[dict[str, int]]:
+        [pids] = mesh.select([5]).run(CHILDREN).values
+        assert all(map(lives, pids.values()))
+        yield pids
+        mesh.restart([5])  # and with it whatever is left of them
+
+    def assert_gone(self, children: dict[str, int]) -> None:
+        for pid in children.values():
+            wait_for_end(pid, 20)
+        assert [name for name, pid in children.items() if lives(pid)] == []
+
+    def test_they_go_with_a_rank_that_is_killed(self, mesh: Mesh, children: dict[str, int]) -> None:
+        kill(pids_of(mesh)[5])
+        self.assert_gone(children)
+
+    def test_they_go_with_a_rank_that_is_restarted(self, mesh: Mesh, children: dict[str, int]) -> None:
+        mesh.restart([5])
+        self.assert_gone(children)
+
+    def test_they_go_when_the_reservation_is_released(self, pool_home: Path) -> None:
+        reservation = reserve("short", procs=1)
+        [pids] = reservation.mesh.run(CHILDREN).values
+        reservation.release()
+        self.assert_gone(pids)
+
+    def test_those_of_other_ranks_stay(self, mesh: Mesh, children: dict[str, int]) -> None:
+        mesh.restart([4, 6])
+        assert all(map(lives, children.values()))
+
+
+class TestTemplate:
+    """A template is killed: its ranks go on, the next ranks have a new one, and exit codes still come."""
+
+    def test_ranks_go_on_and_the_next_have_a_new_one(self, mesh: Mesh, gate: Gate) -> None:
+        run, _ = started(mesh, f"{gate.wait}\nrank")
+        old = templates_of(mesh)
+        for pid in set(old.values()):
+            kill(pid)
+        gate.open(8)
+        assert run.result() == list(range(8))
+        with pytest.raises(RunFailed) as raised:
+            mesh.run("import os\nif rank == 6: os._exit(7)")
+        [failure] = raised.value.failures.values()
+        assert (failure.rank, failure.exit_code) == (6, 7), "the allocator is the subreaper"
+        mesh.restart([6])
+        assert mesh.run("rank").values == list(range(8))
+        new = templates_of(mesh)[6]
+        assert new not in old.values()
+        assert "monarch_nb.worker.template" in Path(f"/proc/{new}/cmdline").read_text()
+
+    def test_killed_together_with_its_ranks(self, mesh: Mesh) -> None:
+        pids = pids_of(mesh)
+        for pid in {*templates_of(mesh).values(), pids[0], pids[7]}:
+            kill(pid)
+        mesh.restart()
+        assert mesh.run("rank").values == list(range(8))
+
+    def test_it_never_initialises_cuda_and_no_rank_on_cpu_does(self, mesh: Mesh) -> None:
+        looked = mesh.run("import torch\ntorch.cuda.is_available(), torch.cuda.is_initialized(), str(device)").values
+        assert looked == [(False, False, "cpu")] * 8
+        for pid in {*templates_of(mesh).values(), *pids_of(mesh).values()}:
+            opened = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+            assert [target for target in opened if "nvidia" in target] == []
+            assert "libcuda.so" not in Path(f"/proc/{pid}/maps").read_text()
+
+    def test_ranks_know_nothing_of_grpc_or_jupyter(self, mesh: Mesh) -> None:
+        code = "import sys; sorted({name.partition('.')[0] for name in sys.modules})"
+        for loaded in mesh.run(code).values:
+            assert {"torch", "IPython"} <= set(loaded)
+            assert not {"grpc", "jupyter_server", "tornado", "ipykernel"} & set(loaded)
+
+
+def test_after_all_that_only_what_belongs_there_runs(dev: Reservation, shared_home: Path) -> None:
+    commands = [process.command for process in processes_of(shared_home)]
+    expected = ("monarch_nb.allocator", "monarch_nb.worker.template")
+    assert [command for command in commands if not any(part in command for part in expected)] == []
