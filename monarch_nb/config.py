@@ -25,6 +25,8 @@ CHUNK_BYTES = 1 << 20
 """Largest piece of a blob in one message."""
 INLINE_VALUE_BYTES = 128 << 10
 """Values pickled to more than this travel as blobs."""
+RESTARTED = "restarted while the run went on"
+"""Cause of the end of a rank that its user had replaced."""
 PROVISIONAL_LEASE_S = 30.0
 """A lease that its client does not confirm in this time is given back."""
 

@@ -203,7 +203,7 @@ class RunFailed(MonarchNbError):
         return "; ".join(f"{name_ranks(ranks)}: {f.name}: {f.message}".rstrip(": ") for ranks, f in self.groups())
 
     def _render_traceback_(self, *_: Any) -> list[str]:
-        from monarch_nb.shape import name_ranks
+        from monarch_nb.shape import format_ranks, name_ranks
 
         lines = []
         for ranks, failure in self.groups():
@@ -211,6 +211,9 @@ class RunFailed(MonarchNbError):
             lines.append(f"\x1b[1;31m{name_ranks(ranks)}\x1b[0m ({', '.join(hosts)})")
             lines += (failure.traceback or f"{failure.name}: {failure.message}").splitlines()
             lines += [f"    {line}" for line in failure.stderr_tail]
+        if dead := [rank for rank, failure in self.failures.items() if failure.name == "RankDied"]:
+            them = "it" if len(dead) == 1 else "them"
+            lines.append(f"%mesh restart -t {format_ranks(sorted(dead))} starts {them} again")
         total = len(self.run.ranks) if self.run is not None else None
         if total and total > len(self.failures):
             lines.append(f"{len(self.failures)} of {total} ranks failed; results of the others are kept")

@@ -76,9 +76,7 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._database = Database(paths.database)
         self.watch = DirectoryWatch(self._loop)
-        self.supervisor = Supervisor(
-            paths, self._on_result, self._on_death, self._on_store_death, self._save_template
-        )
+        self.supervisor = Supervisor(paths, self._on_result, self._on_death, self._on_store_death, self._save_template)
         self._dirty_runs: set[tuple[str, str]] = set()
         self._unacknowledged: dict[tuple[str, int], list[str]] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
@@ -274,6 +272,9 @@ class Node:
             pid, _ = await self.supervisor.fork_store(mesh_id, template, record.store_host, record.store_port)
         except MonarchNbError as error:
             _log.error("the store of mesh %s can not be started again: %s", mesh_id, error)
+            return
+        if mesh_id not in self._mesh_records:  # released meanwhile
+            await self.supervisor.end_store(mesh_id)
             return
         record.store.CopyFrom(processes.identify(pid))
         self._database.put("mesh", mesh_id, record)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
+from monarch_nb.config import RESTARTED
 from monarch_nb.errors import CapacityError, MeshNotFound, ReservationConflict, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2, state_pb2
@@ -335,7 +336,7 @@ class NodeState:
 
     def rank_restarting(self, mesh_id: str, rank: int) -> list[Effect]:
         """A rank is about to be replaced: what it runs or has queued ends."""
-        effects = self.rank_died(mesh_id, rank, run_pb2.Death(likely_cause="restarted"))
+        effects = self.rank_died(mesh_id, rank, run_pb2.Death(likely_cause=RESTARTED))
         self.mesh(mesh_id).ranks[rank].death = None
         return effects
 

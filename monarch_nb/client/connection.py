@@ -303,11 +303,15 @@ class Connection:
         return dict(followed.follow.cursors) if followed else {}
 
     async def flush(self) -> None:
-        """Send what waits to be sent, before the process ends."""
+        """Send what waits to be sent, before the process ends; runs have arrived then."""
         if self._collected and self.up:
             self._send_collected()
-        while self.up and not self._outgoing.empty():
+        while self._has_unsent():
             await asyncio.sleep(0.001)  # bounded by the caller; the process is ending
+
+    def _has_unsent(self) -> bool:
+        submitting = (one.submit is not None and not one.accepted for one in self._followed.values())
+        return any(submitting) or (self.up and not self._outgoing.empty())
 
     async def close(self) -> None:
         """Close the session and the channel."""

@@ -17,6 +17,7 @@ from monarch_nb.client import events
 from monarch_nb.client.bridge import background_loop, call, post
 from monarch_nb.client.connection import Connection
 from monarch_nb.client.waits import explain_waits
+from monarch_nb.config import RESTARTED
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, RunFailed
 from monarch_nb.frames import unpack_pickle
 from monarch_nb.proto import allocator_pb2 as pb
@@ -592,8 +593,8 @@ def _death_failure(rank: int, death: run_pb2.Death, host: str) -> RankFailure:
         rank,
         host,
         "died",
-        "RankDied",
-        f"{describe_death(death)}. `%mesh restart -t {rank}` starts it again",
+        "RankRestarted" if death.likely_cause == RESTARTED else "RankDied",
+        describe_death(death),
         exit_code=death.exit_code if death.HasField("exit_code") else None,
         signal=death.signal if death.HasField("signal") else None,
         stderr_tail=tuple(death.stderr_tail),

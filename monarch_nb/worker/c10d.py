@@ -128,36 +128,36 @@ class Hush:
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._level: int | None = None
         self._held = False
         self._depth = 0
 
     def begin(self) -> None:
         """Log only what is fatal."""
-        self._held = True
-        self._apply()
+        self._change(held=True)
 
     def end(self) -> None:
         """Log as before."""
-        self._held = False
-        self._apply()
+        self._change(held=False)
 
     def __enter__(self) -> None:
-        self._depth += 1
-        self._apply()
+        self._change(deeper=1)
 
     def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        self._apply()
+        self._change(deeper=-1)
 
-    def _apply(self) -> None:
-        variable = _log_level()
-        if variable is None:
-            return
-        if (self._held or self._depth) and self._level is None:
-            self._level, variable.value = variable.value, _LOG_FATAL
-        elif not self._held and not self._depth and self._level is not None:
-            variable.value, self._level = self._level, None
+    def _change(self, *, held: bool | None = None, deeper: int = 0) -> None:
+        with self._lock:
+            self._held = self._held if held is None else held
+            self._depth += deeper
+            silent, variable = self._held or self._depth > 0, _log_level()
+            if variable is None:
+                return
+            if silent and self._level is None:
+                self._level, variable.value = variable.value, _LOG_FATAL
+            elif not silent and self._level is not None:
+                variable.value, self._level = self._level, None
 
 
 def _log_level() -> ctypes.c_int | None:

@@ -74,12 +74,21 @@ class GroupConnections:
         """The default group is gone."""
         self._whole = {}
 
-    def lost_peers(self) -> bool:
-        """Return whether a peer has left the default group: then it is of no use to anyone."""
-        if not self._whole:
-            return False
-        now = {loop.listener: len(loop.connections) for loop in self._loops()}
-        return any(now.get(listener, 0) < count for listener, count in self._whole.items())
+    def lost_peers(self, wait_s: float = 0) -> bool:
+        """Return whether a peer has left the default group: then it is of no use to anyone.
+
+        Args:
+            wait_s: look again for so long, because Gloo raises an error a moment before it closes the connection.
+        """
+        deadline = time.monotonic() + wait_s
+        while self._whole:
+            now = {loop.listener: len(loop.connections) for loop in self._loops()}
+            if any(now.get(listener, 0) < count for listener, count in self._whole.items()):
+                return True
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_SAMPLE_S)
+        return False
 
     def all(self) -> list[Connection]:
         """Return the connections to all peers and stores."""

@@ -33,6 +33,7 @@ from monarch_nb.worker.rendezvous import Rendezvous
 __all__ = ["break_groups", "collective", "forget_groups", "in_use", "install", "readable"]
 
 _BREAK_WAIT_S = 0.2
+_CLOSE_WAIT_S = 0.1
 _FREE_WAIT_S = 2.0
 _SWEEP_S = 0.05
 _DESCRIPTORS = 1 << 16
@@ -189,7 +190,7 @@ def readable(error: BaseException) -> BaseException | None:
         return None
     if _state.forgotten is not None:
         return _state.forgotten.error(error)
-    if _state.connections.lost_peers():
+    if _state.connections.lost_peers(_CLOSE_WAIT_S):
         return _Break("a peer was interrupted or died").error(error)
     if _state.dropped and collectives.in_wrapped_model(error):
         return ProcessGroupAborted(f"this model's process group was aborted: {_WRAP_AGAIN}")

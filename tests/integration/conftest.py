@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from integration.live import Gate
+from leaks import leaks_of
 from monarch_nb.client.mesh import Mesh
 from monarch_nb.client.reservation import Reservation, reserve
+from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.provision import Node
+from monarch_nb.provision.local import LocalProvisioner
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +52,16 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
     made = Gate(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def module_pool() -> Iterator[list[Node]]:
+    """A pool of 2 nodes × 4 procs for the tests of a module that kill allocators."""
+    with pytest.MonkeyPatch.context() as patch:
+        home = Path(tempfile.mkdtemp(prefix="mnb-", dir="/tmp"))
+        patch.setenv(HOME_VARIABLE, str(home))
+        yield LocalProvisioner().up(nodes=2, procs=4)
+        LocalProvisioner().down(force=True)
+    leaks = leaks_of(home)
+    shutil.rmtree(home)
+    assert not leaks, "left behind:\n" + "\n".join(leaks)

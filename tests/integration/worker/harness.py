@@ -93,7 +93,12 @@ class TemplateProcess:
         self._children: list[int] = []
         self.ranks: list[RankProcess] = []
         self.received: list[FromTemplate] = []
-        self.connection = connect(self.socket_path)
+        try:
+            self.connection = connect(self.socket_path)
+        except BaseException:
+            self.connection = socket.socket()
+            self.close()
+            raise
 
     def wait_ready(self) -> TemplateReady:
         """Wait until it has imported everything."""

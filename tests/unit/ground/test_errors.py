@@ -89,6 +89,14 @@ class TestRunFailed:
         assert text.index("ranks 0-2,6") < text.index("the traceback") < text.index("rank 4") < text.index("    b")
         assert "RankDied: killed by signal 9" in text
 
+    def test_it_says_how_dead_ranks_are_started_again(self) -> None:
+        dead = [RankFailure(rank, "node0", "died", "RankDied", "killed") for rank in (2, 0, 1)]
+        restarted = RankFailure(5, "node1", "died", "RankRestarted", "restarted")
+        assert (
+            RunFailed(failures=[*dead, restarted])._render_traceback_()[-1] == "%mesh restart -t 0-2 starts them again"
+        )
+        assert "starts" not in "".join(RunFailed(failures=[restarted])._render_traceback_())
+
     def test_it_says_that_the_others_are_kept(self) -> None:
         class Run:
             ranks = range(8)

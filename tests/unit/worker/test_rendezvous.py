@@ -145,6 +145,19 @@ def test_many_deaths_at_once(seed: int) -> None:
     assert len(set(groups)) == 1
 
 
+def test_no_group_is_formed_with_a_rank_that_died_while_it_waited() -> None:
+    store = MemoryStore()
+    with pytest.raises(Died):
+        agree(MortalStore(store, dies_at=4, afterwards=False), 1, 3)  # before it could wait
+    with ThreadPoolExecutor(3) as pool:
+        results = [pool.submit(agree, store, rank, 3) for rank in (0, 2)]
+        with store.changed:
+            assert store.changed.wait_for(lambda: store.values.get("0/alive") == "2", WAIT_S)
+        assert "0/verdict" not in store.values
+        results.append(pool.submit(agree, store, 1, 3))
+    assert [result.result() for result in results] == [1, 1, 1]
+
+
 def test_missing_ranks_are_those_that_did_not_come() -> None:
     store = MemoryStore()
     with ThreadPoolExecutor(5) as pool:

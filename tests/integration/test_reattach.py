@@ -1,0 +1,337 @@
+"""Allocators and clients that die while cells run: the ranks go on, and everything of the cells arrives, once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.live import TIMEOUT_S, Gate, Recorder, client, kill, parent_of, pids_of, started
+from leaks import wait_for_end
+from monarch_nb.client import events
+from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.reservation import Reservation, attach, list_reservations, reserve
+from monarch_nb.config import NodePaths
+from monarch_nb.errors import RunFailed, RunNotFound
+from monarch_nb.provision import Node
+from monarch_nb.provision.local import LocalProvisioner
+
+local = LocalProvisioner()
+
+
+@pytest.fixture(scope="module")
+def dev(module_pool: list[Node]) -> Iterator[Reservation]:
+    """A reservation on a pool whose allocators tests may kill."""
+    reservation = reserve("dev", nodes=2, procs=4)
+    yield reservation
+    local.up(2, 4)
+    reservation.release()
+
+
+@pytest.fixture
+def mesh(dev: Reservation) -> Iterator[Mesh]:
+    """Afterwards every allocator serves, nothing runs and every rank lives."""
+    yield dev.mesh
+    local.up(2, 4)
+    going_on = [info.title for info in dev.mesh.runs() if not info.done]
+    if going_on or any(info.state == "dead" for info in dev.mesh.status()):
+        dev.mesh.restart()
+    assert not going_on
+
+
+@pytest.fixture
+def second_gate(tmp_path: Path) -> Iterator[Gate]:
+    made = Gate(tmp_path)
+    yield made
+    made.close()
+
+
+def allocators() -> list[int]:
+    return [node.pid for node in local.nodes() if node.pid is not None]
+
+
+def own_text(recorder: Recorder, rank: int) -> str:
+    return recorder.text(rank).removeprefix("\x02under way\n")
+
+
+class TestAllocator:
+    def test_killed_while_a_cell_runs(self, mesh: Mesh, gate: Gate, second_gate: Gate) -> None:
+        code = f"print('before')\n{gate.wait}\nprint('in the gap', rank)\n{second_gate.wait}\nprint('after')\nrank * 2"
+        run, recorder = started(mesh, code)
+        kill(allocators()[0])
+        recorder.wait_for(lambda recorder: any("does not answer" in n.text for n in recorder.of(events.Notice)))
+        gate.open(8)
+        for rank in range(4, 8):
+            recorder.wait_for(lambda recorder, rank=rank: f"gap {rank}" in recorder.text(rank))  # type: ignore[misc]
+        assert "gap" not in recorder.text(0)
+        local.up(2, 4)
+        for rank in range(4):
+            recorder.wait_for(lambda recorder, rank=rank: f"gap {rank}" in recorder.text(rank))  # type: ignore[misc]
+        second_gate.open(8)
+        assert run.result() == [rank * 2 for rank in range(8)]
+        for rank in range(8):
+            assert own_text(recorder, rank) == f"before\nin the gap {rank}\nafter\n"
+            logged = "".join(record.text for record in mesh.logs(ranks=[rank], run=run))
+            assert logged == recorder.text(rank)
+        notices = {notice.key: notice.text for notice in recorder.of(events.Notice)}
+        assert notices["link node0"] == "", "the notice is gone"
+        assert mesh.run("rank").values == list(range(8))
+
+    def test_a_run_that_ends_in_the_gap(self, mesh: Mesh, gate: Gate, tmp_path: Path) -> None:
+        code = f"kept = 'in memory'\n{gate.wait}\nprint('last line')\nopen(f'{tmp_path}/{{rank}}', 'w').close()\nrank"
+        run, recorder = started(mesh, code)
+        before = pids_of(mesh)
+        for pid in allocators():
+            kill(pid)
+        gate.open(8)
+        with pytest.raises(TimeoutError):
+            run.result(timeout_s=0.05)
+        local.up(2, 4)
+        assert run.result() == list(range(8))
+        assert {own_text(recorder, rank) for rank in range(8)} == {"last line\n"}
+        assert pids_of(mesh) == before
+        assert mesh.pull("kept") == ["in memory"] * 8
+
+    def test_ranks_that_die_in_the_gap_are_reported_with_exit_codes(self, mesh: Mesh, gate: Gate) -> None:
+        run, _ = started(mesh, f"{gate.wait}\nimport os, signal\nif rank == 1: os._exit(5)\nrank")
+        leaving, victim = pids_of(mesh)[1], pids_of(mesh)[6]
+        for pid in allocators():
+            kill(pid)
+        kill(victim, signal.SIGABRT)
+        gate.open(7)
+        wait_for_end(leaving, TIMEOUT_S)
+        local.up(2, 4)
+        with pytest.raises(RunFailed) as raised:
+            run.result()
+        failures = raised.value.failures
+        assert (failures[1].exit_code, failures[1].signal) == (5, None)
+        assert (failures[6].exit_code, failures[6].signal) == (None, signal.SIGABRT)
+        assert sorted(failures) == [1, 6]
+        assert run.values == [0, None, 2, 3, 4, 5, None, 7]
+
+    def test_what_nobody_saw_is_not_guessed(self, mesh: Mesh, gate: Gate) -> None:
+        run, _ = started(mesh, gate.wait)
+        victim = pids_of(mesh)[2]
+        template = parent_of(victim)
+        kill(allocators()[0])
+        kill(template)
+        kill(victim)
+        local.up(2, 4)
+        gate.open(7)
+        with pytest.raises(RunFailed) as raised:
+            run.result()
+        [failure] = raised.value.failures.values()
+        assert (failure.rank, failure.kind, failure.exit_code) == (2, "died", None)
+        assert failure.signal in (None, signal.SIGKILL)
+        assert failure.signal or "unknown" in failure.message
+
+    def test_killed_by_the_very_cell_that_it_just_started(self, mesh: Mesh, tmp_path: Path) -> None:
+        """It had no time to write the run down. The run is executed once, and nothing of it is lost."""
+        code = (
+            "import os\n"
+            f"if rank in (0, 4): os.kill({allocators()}[rank // 4], 9)\n"
+            f"with open(f'{tmp_path}/{{rank}}', 'a') as file: file.write('once')\n"
+            "print('printed', rank)\n"
+            "rank"
+        )
+        recorder = Recorder()
+        run = mesh.submit(code, listener=recorder)
+        recorder.wait_for(lambda recorder: len({n.key for n in recorder.of(events.Notice) if n.text}) >= 2)
+        local.up(2, 4)
+        assert run.result() == list(range(8))
+        assert [(tmp_path / str(rank)).read_text() for rank in range(8)] == ["once"] * 8
+        assert {rank: recorder.text(rank) for rank in range(8)} == {rank: f"printed {rank}\n" for rank in range(8)}
+        assert [record.text for record in mesh.logs(ranks=[3], run=run)] == ["printed 3\n"]
+        after = mesh.run("print('next')\nrank")
+        assert after.values == list(range(8))
+        assert after.number > run.number
+
+    def test_the_socket_that_it_left_is_stale(self, mesh: Mesh) -> None:
+        node = local.nodes()[0]
+        kill(allocators()[0])
+        assert NodePaths(node.directory).allocator_socket.exists()
+        assert [info.name for info in list_reservations()] == ["dev"], "the other node answers at once"
+        assert list_reservations()[0].nodes_answering == 1
+        assert attach("dev").mesh.run("rank").values == list(range(8)), "attaching starts it again"
+
+    def test_rerunning_reserve_brings_it_back_with_its_ranks(self, mesh: Mesh) -> None:
+        mesh.run("trained = 'for hours'")
+        for pid in allocators():
+            kill(pid)
+        said: list[str] = []
+        again = reserve("dev", nodes=2, procs=4, progress=said.append)
+        assert "died; a new one adopts its ranks" in said[0]
+        assert again.id == mesh.reservation.id
+        assert again.mesh.pull("trained") == ["for hours"] * 8
+
+    def test_one_that_was_told_to_stop_leaves_its_ranks(self, mesh: Mesh, gate: Gate) -> None:
+        run, _ = started(mesh, f"{gate.wait}\nrank")
+        for pid in allocators():
+            kill(pid, signal.SIGTERM)
+        gate.open(8)
+        local.up(2, 4)
+        assert run.result() == list(range(8))
+
+    def test_a_rank_restarted_after_it_came_back(self, mesh: Mesh) -> None:
+        for pid in allocators():
+            kill(pid)
+        local.up(2, 4)
+        before = pids_of(mesh)
+        mesh.restart([0, 5])
+        assert mesh.run("rank").values == list(range(8))
+        assert {rank for rank, pid in pids_of(mesh).items() if before[rank] != pid} == {0, 5}
+
+
+class TestClient:
+    """A kernel is killed while its cell runs on 8 ranks; another one takes over."""
+
+    def program(self, code: str) -> str:
+        return (
+            "seen = threading.Semaphore(0)\n"
+            "def show(event):\n"
+            "    if 'first' in getattr(event, 'text', ''): seen.release()\n"
+            "mesh = monarch_nb.attach('dev').mesh\n"
+            f"run = mesh.submit({code!r}, listener=show)\n"
+            "for _ in range(8): seen.acquire()\n"
+            "print(run.id)\n"
+            "run.result()\n"
+        )
+
+    def test_everything_is_there_for_the_next(self, mesh: Mesh, gate: Gate) -> None:
+        code = f"print('first', rank)\n{gate.wait}\nprint('second', rank)\n{{'value': rank}}"
+        with client(self.program(code)) as kernel:
+            run_id = kernel.line()
+            kernel.process.kill()
+            kernel.finish()
+        [info] = mesh.runs()
+        assert (info.run_id, info.title, info.done, info.ranks) == (
+            run_id,
+            "print('first', rank)",
+            False,
+            tuple(range(8)),
+        )
+        rest, whole = Recorder(), Recorder()
+        run = mesh.attach_run(run_id, listener=rest)
+        again = mesh.attach_run(run_id, from_start=True, listener=whole)
+        gate.open(8)
+        for followed, recorder in ((run, rest), (again, whole)):
+            assert followed.result() == [{"value": rank} for rank in range(8)]
+            recorder.wait_for(lambda recorder: recorder.of(events.Finished))
+        for rank in range(8):
+            text = f"first {rank}\nsecond {rank}\n"
+            assert whole.text(rank) == text
+            assert rest.text(rank).endswith(f"second {rank}\n"), "at least what was not shown yet"
+            assert text.endswith(rest.text(rank)), "and not in another order"
+        assert [result.bundle["text/plain"] for result in whole.of(events.Result) if result.rank == 3] == [
+            "{'value': 3}"
+        ]
+        with pytest.raises(RunNotFound):
+            mesh.attach_run("unknown")
+
+    def test_a_run_that_ended_meanwhile(self, mesh: Mesh, gate: Gate) -> None:
+        code = f"print('first')\n{gate.wait}\nif rank == 2: raise KeyError('lost?')\nbytearray(1 << 20)"
+        with client(self.program(code)) as kernel:
+            run_id = kernel.line()
+            kernel.process.kill()
+            kernel.finish()
+        gate.open(8)
+        mesh.run("'ends only after it'")
+        for pid in allocators():
+            kill(pid)
+        local.up(2, 4)
+        [info] = mesh.runs()
+        assert (info.run_id, info.done, info.collected) == (run_id, True, False)
+        recorder = Recorder()
+        run = mesh.attach_run(run_id, from_start=True, listener=recorder)
+        with pytest.raises(RunFailed, match=r"^rank 2: KeyError: 'lost\?'$"):
+            run.result()
+        assert [len(value) if value is not None else None for value in run.values] == [1 << 20] * 2 + [None] + [
+            1 << 20
+        ] * 5
+        assert recorder.text() == "first\n" * 8
+        mesh.run("pass")
+        assert mesh.runs() == [], "it has been collected"
+
+    def test_interrupting_what_another_one_started(self, mesh: Mesh) -> None:
+        with client(self.program("print('first')\nimport threading\nthreading.Event().wait()")) as kernel:
+            kernel.line()
+            kernel.process.kill()
+            kernel.finish()
+        assert mesh.interrupt().stopped == tuple(range(8))
+        assert mesh.run("rank").values == list(range(8))
+
+    def test_a_script_that_ends_without_waiting(self, mesh: Mesh, gate: Gate) -> None:
+        with client(f"monarch_nb.attach('dev').mesh.submit({gate.wait!r} + '\\nrank')") as script:
+            assert script.finish() == ""
+            assert script.process.returncode == 0
+            assert script.errors() == ""
+        [info] = mesh.runs()
+        gate.open(8)
+        assert mesh.attach_run(info.run_id).result() == list(range(8))
+
+
+class TestTwoClients:
+    """Two notebooks on one reservation: their cells queue in order, and each sees its own output."""
+
+    def test_cells_queue_and_output_does_not_mix(self, mesh: Mesh, gate: Gate) -> None:
+        program = (
+            "mesh = monarch_nb.attach('dev').mesh\n"
+            "def show(event):\n"
+            "    if getattr(event, 'text', '').startswith('waits for'): print(event.text)\n"
+            "    elif hasattr(event, 'stream'): texts.append(event.text)\n"
+            "texts = []\n"
+            'run = mesh.submit(\'order.append("theirs")\\nprint("their output")\', listener=show)\n'
+            "run.result()\n"
+            "print(repr(''.join(sorted(texts))))\n"
+        )
+        mesh.run("order = []")
+        run, recorder = started(mesh, f"order.append('mine')\n{gate.wait}\nprint('my output')")
+        with client(program) as other:
+            assert other.line() == r"waits for: print('\x02under way')"
+            last = mesh.submit("order.append('last')")
+            gate.open(8)
+            run.result()
+            last.result()
+            lines = other.finish().splitlines()
+        assert "their output" in lines[-1]
+        assert "my output" not in lines[-1]
+        assert recorder.text().count("my output\n") == 8
+        assert "their" not in recorder.text()
+        assert mesh.pull("order") == [["mine", "theirs", "last"]] * 8
+
+    def test_fifty_runs_of_each_at_once_in_one_order_on_all_ranks(self, mesh: Mesh) -> None:
+        """Each run meets in a collective: one order that differed between nodes would mix two runs, or hang."""
+        mesh.restart()
+        mesh.run("import torch\ndist.init_process_group('gloo')\nfor_all = []")
+        code = (
+            "tags = [None] * world_size\n"
+            "dist.all_gather_object(tags, {tag!r})\n"
+            "assert set(tags) == {{{tag!r}}}, tags\n"
+            "for_all.append({tag!r})"
+        )
+        program = (
+            "mesh = monarch_nb.attach('dev').mesh\n"
+            "print('ready')\n"
+            "sys.stdin.readline()\n"
+            "runs = []\n"
+            "for i in range(50):\n"
+            f"    runs.append(mesh.submit({code!r}.format(tag=f'{{sys.argv[0]}}{{os.getpid()}}-{{i}}')))\n"
+            "    if i % 2: runs[-1].result(60)\n"
+            "for run in runs: run.result(60)\n"
+            "print('done')\n"
+        )
+        with client(program) as first, client(program) as second:
+            for one in (first, second):
+                assert one.line() == "ready"
+            for one in (first, second):
+                one.tell()
+            for one in (first, second):
+                assert one.line() == "done", one.errors()
+        orders = mesh.pull("for_all")
+        assert all(order == orders[0] for order in orders)
+        assert len(orders[0]) == 100
+        for pid in {tag.partition("-")[0] for tag in orders[0]}:
+            own = [int(tag.partition("-")[2]) for tag in orders[0] if tag.startswith(f"{pid}-")]
+            assert own == list(range(50))
