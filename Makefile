@@ -72,11 +72,8 @@ notebooks: install  ## Execute the notebooks headlessly
 	@$(say) 'Notebooks'
 	@$(PYTEST) $(NOTEBOOKS)
 
-bench: install  ## Measure against torchrun, ipyparallel and Monarch; prints a table
-	@$(say) 'Installing the rivals'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
-	@$(say) 'Benchmarks'
-	@$(BIN)/python -m tests.bench
+bench: install  ## Measure against torchrun, ipyparallel and Monarch; ARGS="--quick --only fresh"
+	@$(BIN)/python -m tests.bench $(ARGS)
 
 proto: install  ## Generate the stubs in monarch_nb/proto
 	@$(BIN)/python scripts/stubs.py

@@ -205,10 +205,11 @@ class RunFailed(MonarchNbError):
     def _render_traceback_(self, *_: Any) -> list[str]:
         from monarch_nb.shape import format_ranks, name_ranks
 
-        lines = []
+        lines: list[str] = []
         for ranks, failure in self.groups():
             hosts = dict.fromkeys(self.failures[rank].host for rank in ranks)
-            lines.append(f"\x1b[1;31m{name_ranks(ranks)}\x1b[0m ({', '.join(hosts)})")
+            lines += [""] if lines else []
+            lines.append(f"\x1b[1m{name_ranks(ranks)}\x1b[0m ({', '.join(hosts)})")  # red is hard to read on dark red
             lines += (failure.traceback or f"{failure.name}: {failure.message}").splitlines()
             lines += [f"    {line}" for line in failure.stderr_tail]
         if dead := [rank for rank, failure in self.failures.items() if failure.name == "RankDied"]:

@@ -109,7 +109,8 @@ class Node:
                 self._expire_later(key)
         for key, record in self._database.read("mesh", state_pb2.MeshRecord):
             self._mesh_records[key] = record
-            self.supervisor.watch_store(key, record.store.pid if processes.is_alive(record.store) else NO_PID)
+            if record.HasField("store"):  # else another node has it
+                self.supervisor.watch_store(key, record.store.pid if processes.is_alive(record.store) else NO_PID)
             if record.spec.ranks:  # else its ranks were never started
                 self.state.meshes[key] = Mesh(record.spec, last_number=record.last_number)
         for _, rank in self._database.read("rank", state_pb2.RankRecord):
@@ -392,6 +393,7 @@ class Node:
         """Queue a run for a session that follows it; the same run id again only follows it."""
         mesh = self.state.mesh(submit.mesh_id)
         known = submit.run.run_id in mesh.runs
+        is_new = not known and not submit.run.output  # else the allocator before this one had started it
         queued, effects = self.state.submit(submit, time.time())
         run = mesh.runs[submit.run.run_id]
         if not known:
@@ -399,7 +401,9 @@ class Node:
         others_wait = submit.give_number and len(submit.all_ranks) > len(submit.ranks)
         session.send(urgent=others_wait or bool(queued.ahead), queued=queued)
         if not submit.quiet:
-            self._follow(session, mesh, run, {}, is_new=not known)  # before it starts: then there is nothing to read
+            self._follow(
+                session, mesh, run, dict(submit.cursors), is_new=is_new
+            )  # before it starts: then there is nothing to read
         self._apply(effects)
         if known:
             self._send_results(session, run)

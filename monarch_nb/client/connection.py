@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -22,6 +23,7 @@ _log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 30.0
 SPAWN_TIMEOUT_S = 300.0
+RECONNECT_S = 1.0
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 1.0
 SHOWN_INTERVAL_S = 0.5
@@ -33,6 +35,9 @@ class RunListener(Protocol):
     """What a run gives to a connection that follows it. All methods are called on the background loop."""
 
     run_id: str
+
+    @property
+    def done(self) -> bool: ...
 
     def on_queued(self, connection: Connection, queued: pb.Queued) -> None: ...
     def on_started(self, connection: Connection) -> None: ...
@@ -48,16 +53,18 @@ class _Followed:
     def __init__(self, listener: RunListener, submit: pb.Submit | None, follow: pb.Follow) -> None:
         self.listener, self.submit, self.follow = listener, submit, follow
         self.accepted = False
-        self.resubmitted = False
 
     @property
     def is_quiet(self) -> bool:
         return self.submit is not None and self.submit.quiet
 
     def request(self) -> pb.SessionRequest:
-        if self.submit is not None and not self.accepted:
-            return pb.SessionRequest(submit=self.submit)
-        return pb.SessionRequest(follow=self.follow)
+        if self.submit is None or self.accepted:
+            return pb.SessionRequest(follow=self.follow)
+        submit = pb.SessionRequest(submit=self.submit)
+        for rank, cursor in self.follow.cursors.items():
+            submit.submit.cursors[rank].CopyFrom(cursor)
+        return submit
 
 
 class Connection:
@@ -90,10 +97,25 @@ class Connection:
 
     async def unary(self, method: str, request: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """Call a method; a failure raises an error of monarch_nb."""
+        await self._settle()
         try:
             return await getattr(self._stub, method)(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise translate(error, self.name) from None
+
+    async def _settle(self) -> None:
+        """A channel that could not connect waits before it tries again, and calls fail at once meanwhile, although the
+        allocator may be back: let it try."""
+        unsettled = {grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.CONNECTING}
+        state = self._channel.get_state(try_to_connect=True)
+        if state is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RECONNECT_S):
+                while state in unsettled:
+                    await self._channel.wait_for_state_change(state)
+                    state = self._channel.get_state(try_to_connect=True)
+                    unsettled = {grpc.ChannelConnectivity.CONNECTING}  # one try
 
     async def describe(self, timeout_s: float = 5.0) -> pb.DescribeReply:
         """Ask for the node's facts; the version handshake."""
@@ -103,6 +125,7 @@ class Connection:
 
     async def stream(self, method: str, request: Any) -> AsyncIterator[Any]:
         """Call a method that streams its reply."""
+        await self._settle()
         try:
             async for message in getattr(self._stub, method)(request):
                 yield message
@@ -119,6 +142,7 @@ class Connection:
                 for start in range(0, len(view), config.CHUNK_BYTES):
                     yield pb.BlobChunk(data=bytes(view[start : start + config.CHUNK_BYTES]))
 
+        await self._settle()
         try:
             await self._stub.PutBlob(chunks())
         except grpc.aio.AioRpcError as error:
@@ -205,7 +229,7 @@ class Connection:
 
     async def _one_session(self) -> AsyncIterator[None]:
         """One stream, from open to break; yields once when the node has answered."""
-        stream = self._stub.Session()
+        stream = self._stub.Session(wait_for_ready=True)
         self._outgoing = asyncio.Queue()
         opening = pb.Open(protocol=config.PROTOCOL, client_id=self._client_id)
         self._outgoing.put_nowait(pb.SessionRequest(open=opening))
@@ -285,9 +309,10 @@ class Connection:
             raise error
         if followed is None:
             return
-        if followed.accepted and followed.submit is not None and not followed.resubmitted:
+        if followed.listener.done:  # it was followed for what it may print later, and is forgotten now
+            del self._followed[refused.run_id]
+        elif followed.accepted and followed.submit is not None:
             # The allocator died before it wrote the run down. Ranks know which runs they had.
-            followed.resubmitted = True
             followed.accepted = False
             self._outgoing.put_nowait(followed.request())
             return

@@ -36,7 +36,8 @@ _STATES = {
 
 @dataclass(frozen=True)
 class RankInfo:
-    """What an allocator knows of a rank. `state` is starting, idle, running or dead; `memory_bytes` is its PSS."""
+    """What an allocator knows of a rank. `state` is starting, idle, running, dead, or unreachable when its allocator
+    does not answer; `memory_bytes` is its PSS."""
 
     rank: int
     host: str
@@ -173,9 +174,16 @@ class MeshCore:
     async def status(self, *, memory: bool = False) -> list[tuple[Connection, pb.MeshStatus]]:
         """Return what every node says of the mesh."""
         request = pb.StatusRequest(memory=memory)
-        replies = await asyncio.gather(*(c.unary("Status", request) for c in self.connections.values()))
+        calls = (connection.unary("Status", request) for connection in self.connections.values())
+        replies = await asyncio.gather(*calls, return_exceptions=True)
+        if away := [reply for reply in replies if isinstance(reply, BaseException)]:
+            unexpected = [error for error in away if not isinstance(error, NodeUnreachable)]
+            if unexpected or len(away) == len(replies):
+                raise (unexpected or away)[0]
         found = []
         for connection, reply in zip(self.connections.values(), replies, strict=True):
+            if isinstance(reply, BaseException):
+                continue
             for reservation in reply.reservations:
                 found += [(connection, mesh) for mesh in reservation.meshes if mesh.mesh_id == self.mesh_id]
         if not found:
@@ -414,8 +422,13 @@ class Mesh:
 
     def status(self) -> list[RankInfo]:
         """Return what the allocators know of the ranks."""
-        infos = [info for connection, mesh in call(self.core.status(memory=True)) for info in _infos(connection, mesh)]
-        return [info for info in sorted(infos, key=lambda info: info.rank) if info.rank in self.ranks]
+        told = call(self.core.status(memory=True))
+        infos = {info.rank: info for connection, mesh in told for info in _infos(connection, mesh)}
+        return [infos.get(rank) or self._unreachable(rank) for rank in self.ranks]
+
+    def _unreachable(self, rank: int) -> RankInfo:
+        host = self.core.connection_of(rank).name
+        return RankInfo(rank, host, 0, "unreachable (monarch-nb up)", (), 0, "", 0.0, None)
 
     def where(self) -> dict[int, run_pb2.Where]:
         """Return where each rank's main thread is; ranks that do not answer are missing."""

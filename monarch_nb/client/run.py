@@ -9,7 +9,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 Listener = Callable[[events.Event], None]
 OnError = Literal["wait", "abort"]
 
+ALLOCATOR_DOWN = "does not answer; its ranks are as they were: monarch-nb up starts its allocator again"
 STOP_WAIT_S = 4.0
 """How long ranks may take to stop after an interrupt before they are called stuck."""
 WAITS_INTERVAL_S = 3.0
@@ -68,8 +69,7 @@ class InterruptReport:
         parts = [f"interrupted {name_ranks(self.stopped)}"] if self.stopped else []
         if self.aborted:
             parts.append("process group aborted: call dist.init_process_group() again and wrap DDP models again")
-        for rank, line in self.stuck.items():
-            parts.append(f"rank {rank} does not stop ({line}): interrupt again to kill and restart it")
+        parts += _stuck_lines(self.stuck)
         if self.restarted:
             parts.append(f"killed and restarted {name_ranks(self.restarted)}: their variables are lost")
         return "; ".join(parts) or "nothing was running"
@@ -497,9 +497,11 @@ class Run:
         if not ranks:
             return {}
         where = await self.mesh.core.where(ranks)
-        lines = {rank: _place(where.get(rank)) for rank in ranks}
-        text = "; ".join(f"rank {rank} does not stop: {line}" for rank, line in lines.items())
-        self._emit(events.Notice(f"{text}. Interrupt again to kill and restart just those.", key="stuck"))
+        lines = {}
+        for rank in ranks:
+            connection = self.mesh.core.connection_of(rank)
+            lines[rank] = _place(where.get(rank)) if connection.up else f"{connection.name} {ALLOCATOR_DOWN}"
+        self._emit(events.Notice("; ".join(_stuck_lines(lines)), key="stuck"))
         return lines
 
     def _spawn(self, work: Any) -> None:
@@ -524,6 +526,23 @@ def _log_failure(task: asyncio.Task[None]) -> None:
 async def _close(connections: Iterable[Connection]) -> None:
     for connection in connections:
         await connection.close()
+
+
+def _stuck_lines(stuck: Mapping[int, str]) -> list[str]:
+    """Return a sentence for each place where ranks hang."""
+    places: dict[str, list[int]] = {}
+    for rank, line in stuck.items():
+        places.setdefault(line, []).append(rank)
+    sentences = []
+    for line, ranks in places.items():
+        does, them = ("does", "it") if len(ranks) == 1 else ("do", "them")
+        if line.endswith(ALLOCATOR_DOWN):
+            sentences.append(f"{name_ranks(ranks)} can not be reached: {line}")
+        else:
+            sentences.append(
+                f"{name_ranks(ranks)} {does} not stop ({line}): interrupt again to kill and restart {them}"
+            )
+    return sentences
 
 
 def _place(where: run_pb2.Where | None) -> str:

@@ -75,13 +75,17 @@ class CellRunner:
             background=parsed.switch("noblock"),
         )
         on_error: Literal["wait", "abort"] = "abort" if parsed.text("on_error") == "abort" else "wait"
-        run = mesh.submit(
-            code,
-            on_error=on_error,
-            cell_number=self._shell.displayhook.prompt_count,  # of this cell, whenever IPython counts it
-            want_value=out is not None,
-            listener=view.on_event,
-        )
+        try:
+            run = mesh.submit(
+                code,
+                on_error=on_error,
+                cell_number=self._shell.displayhook.prompt_count,  # of this cell, whenever IPython counts it
+                want_value=out is not None,
+                listener=view.on_event,
+            )
+        except BaseException:
+            view.close()  # else it would go on to tell how long the run takes
+            raise
         self._session.runs[run.id] = run
         if parsed.switch("noblock"):
             self._leave_open(run, view)

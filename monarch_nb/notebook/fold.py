@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,7 +43,7 @@ class ResultGroup:
 class _Rank(Cursor):
     """One rank: where it is, and what it is in the middle of."""
 
-    __slots__ = ("clear_next", "flood", "number", "screens")
+    __slots__ = ("behind", "clear_next", "flood", "number", "screens")
 
     def __init__(self, number: int) -> None:
         super().__init__(1 << number)
@@ -51,6 +51,8 @@ class _Rank(Cursor):
         self.screens: dict[Stream, Screen] = {}
         self.clear_next = False
         self.flood: _Flood | None = None
+        # The newest lines since others' rows at its position were dropped, and so were these.
+        self.behind: deque[tuple[Stream, str]] = deque(maxlen=_LAST_ROWS_OF_ALL)
 
 
 @dataclass(slots=True)
@@ -120,6 +122,7 @@ class Fold:
                 self.finished = True
                 for rank in self._ranks.values():
                     self._flush(rank)
+                    self._bring_back(rank)
 
     def _rank(self, number: int) -> _Rank:
         rank = self._ranks.get(number)
@@ -138,11 +141,13 @@ class Fold:
             self._add_line(rank, stream, line)
 
     def _add_line(self, rank: _Rank, stream: Stream, text: str) -> None:
-        in_gap = rank.following and self._gap_begin <= rank.position < self._gap_end
+        in_gap = rank.following and not rank.flood and self._gap_begin <= rank.position < self._gap_end
         if in_gap and rank.position[0] >= self._places.closed:
             rank.position = (rank.position[0] + 1, 0)  # in step with others' lines that were dropped
             self._dropped[rank.bit] += 1
+            rank.behind.append((stream, text))
             return
+        rank.behind.clear()
         digest = text.digest if len(text) > MAX_LINE_CHARACTERS and isinstance(text, CutLine) else 0
         key = (stream, text, digest)
         reach = _END if len(text) >= _SHORT_CHARACTERS else _SHORT_REACH
@@ -159,6 +164,7 @@ class Fold:
 
     def _add_elided(self, rank: _Rank, event: Elided, now_s: float) -> None:
         self._flush(rank, event.stream)
+        rank.behind.clear()
         flood = rank.flood
         if flood and flood.row.ranks & rank.bit and now_s - flood.seen_s <= _FLOOD_S:
             withdrawn = 0
@@ -211,6 +217,17 @@ class Fold:
         rank.position = before
         return row.text
 
+    def _bring_back(self, rank: _Rank) -> None:
+        """Show the newest lines of a rank that was in step with dropped lines to the end."""
+        newest = list(rank.behind)[-self._newest_of_each :]
+        if not newest:
+            return
+        self._dropped[rank.bit] -= len(newest)
+        rank.following = False
+        rank.position = max(rank.position, self._gap_end)
+        for stream, text in newest:
+            self._add_line(rank, stream, text)
+
     # ---- displays ----
 
     def _add_display(self, rank: _Rank, event: Display) -> None:
@@ -226,6 +243,7 @@ class Fold:
             return
         self._flush(rank)
         rank.flood = None
+        rank.behind.clear()
         key, variant = _digest([event.data, event.metadata]), tuple(sorted(event.data))
         found = self._places.find(rank, key, _END)
         if isinstance(found, DisplayRow):
@@ -278,6 +296,7 @@ class Fold:
         """As clear_output: nothing stays of what the rank showed."""
         rank.clear_next, rank.flood = False, None
         rank.screens.clear()
+        rank.behind.clear()
         rank.forget()
         for row in self._rows:
             if row.ranks & rank.bit:
@@ -316,9 +335,12 @@ class Fold:
             self._gap_begin = rows[HEAD_ROWS - 1].position
         self._purge()
 
+    @property
+    def _newest_of_each(self) -> int:
+        return max(1, _LAST_ROWS_OF_ALL // len(self._ranks))
+
     def _newest(self, rows: list[Row]) -> Iterator[Row]:
-        each = max(1, _LAST_ROWS_OF_ALL // len(self._ranks))
-        wanted = dict.fromkeys(self._ranks, each)
+        wanted = dict.fromkeys(self._ranks, self._newest_of_each)
         hungry = self.ranks
         for row in reversed(rows):
             if fed := row.ranks & hungry:
@@ -377,6 +399,8 @@ class Fold:
         if settled >= self._gap_begin:
             self._dropped.clear()
             self._dropped_displays.clear()
+            for rank in self._ranks.values():
+                rank.behind.clear()
             self._gap_begin, self._gap_end = (_END, 0), (0, 0)
         self._purge()
         self._places.closed = max(self._places.closed, settled[0])

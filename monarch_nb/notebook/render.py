@@ -31,6 +31,8 @@ _MAX_RICH_RESULTS, _MAX_RICH_BYTES = 20, 8_000_000
 _MAX_TRACEBACK_CHARACTERS = 12_000
 _ROW_OVERHEAD_BYTES, _STDERR_BYTES = 100, 130
 _MAX_LABEL_CHARACTERS = 18
+_NEWEST_ROWS_OF_EACH = 5
+"""Of every rank so many rows are shown however much others print after it."""
 
 _FONT = (
     "font-family:var(--jp-code-font-family,var(--vscode-editor-font-family,ui-monospace,Menlo,Consolas,monospace));"
@@ -238,7 +240,8 @@ def _row_cost(row: Row) -> int:
 
 
 def _fitting(rows: list[Row], budget_bytes: int) -> list[Row]:
-    """Return `rows`, those in the middle replaced by a count when they are too large together; displays stay."""
+    """Return `rows`, those in the middle replaced by a count when they are too large together; displays stay, and so do
+    the newest rows of every rank, wherever they stand."""
     costs = [_row_cost(row) for row in rows]
     if sum(costs) <= budget_bytes:
         return rows
@@ -247,13 +250,34 @@ def _fitting(rows: list[Row], budget_bytes: int) -> list[Row]:
     while begin != gap and begin < len(rows) and spent + costs[begin] <= budget_bytes // 5:
         spent += costs[begin]
         begin += 1
+    newest = {index for index in _newest_of_each(rows, costs, budget_bytes // 4) if index >= begin}
+    spent += sum(costs[index] for index in newest)
     end = len(rows)
-    while end - 1 != gap and end > begin and spent + costs[end - 1] <= budget_bytes:
+    while end - 1 != gap and end > begin and (end - 1 in newest or spent + costs[end - 1] <= budget_bytes):
         end -= 1
-        spent += costs[end]
-    hidden = rows[begin:end]
+        spent += 0 if end in newest else costs[end]
+    hidden = [rows[index] for index in range(begin, end) if index not in newest]
     displays = [row for row in hidden if isinstance(row, DisplayRow) and mime.is_rich(row.data)]
-    return [*rows[:begin], _count(row for row in hidden if row not in displays), *displays, *rows[end:]]
+    kept = [rows[index] for index in sorted(newest) if index < end]
+    return [*rows[:begin], _count(row for row in hidden if row not in displays), *displays, *kept, *rows[end:]]
+
+
+def _newest_of_each(rows: list[Row], costs: list[int], budget_bytes: int) -> list[int]:
+    """Return where the last few rows of every rank are, as far as there is room."""
+    found: list[int] = []
+    seen: Counter[int] = Counter()
+    hungry = -1  # all ranks
+    for index in range(len(rows) - 1, -1, -1):
+        row = rows[index]
+        if isinstance(row, ElidedRow) or not row.ranks & hungry or costs[index] > budget_bytes:
+            continue
+        found.append(index)
+        budget_bytes -= costs[index]
+        for rank in members(row.ranks & hungry):
+            seen[rank] += 1
+            if seen[rank] == _NEWEST_ROWS_OF_EACH:
+                hungry &= ~(1 << rank)
+    return found
 
 
 def _merged(rows: Sequence[Row]) -> list[Row]:

@@ -113,8 +113,11 @@ class Subcommands:
             progress.done(_reserved_line(reservation, progress))
 
     def _attach(self, parsed: Parsed) -> None:
+        before = self._session.reservation
         reservation = self._session.attach(parsed.word)
-        show(calm_line(attached_line(reservation, self._session.open_runs())))
+        runs = self._session.open_runs()
+        if before is None or before.id != reservation.id or not runs:  # else `%load_ext` has said it, and runs follow
+            show(calm_line(attached_line(reservation, runs)))
         self._cells.follow(from_start=parsed.switch("from_start"), block=not parsed.switch("noblock"))
 
     def _detach(self, _: Parsed) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -20,6 +21,8 @@ _SETTLE_S = 0.25
 _EARLY_S = 0.002
 _RENDERING_SHARE = 10
 _BYTES_PER_S = 2_000_000
+_NO_FAULT = ("interrupted", "cancelled")
+"""Kinds of failures that are called what they are; of all others it is said that they failed."""
 
 
 class Publish(Protocol):
@@ -220,8 +223,8 @@ class RunView:
         return sum(map(len, parts))
 
     def _status(self, now_s: float) -> str:
-        ranks, failed = self._fold.ranks.bit_count(), len(self._fold.failures)
-        good = self._fold.ended.bit_count() - failed
+        ranks, failures = self._fold.ranks.bit_count(), self._fold.failures.values()
+        good = self._fold.ended.bit_count() - len(failures)
         elapsed_s = (now_s if self._over_s is None else self._over_s) - self._started_s
         if self._over and self._duration_s:
             elapsed_s = self._duration_s
@@ -229,13 +232,14 @@ class RunView:
         if not self._status_shown:
             return ""
         on = f"{ranks} rank{'' if ranks == 1 else 's'}"
-        failures = f" · {failed} failed" if failed else ""
+        kinds = Counter(failure.kind if failure.kind in _NO_FAULT else "failed" for failure in failures)
+        failed = "".join(f" · {kinds[kind]} {kind}" for kind in ("failed", *_NO_FAULT) if kinds[kind])
         if self._over:
-            return f"{on} · {_duration(elapsed_s)}{failures}"
+            return f"{on} · {_duration(elapsed_s)}{failed}"
         step_s = _status_step_s(elapsed_s)
         time_passed = f" · {_duration(elapsed_s // step_s * step_s)}" if elapsed_s >= 1 else ""
         finished = f" · {good} finished" if good else ""
-        return f"● running on {on}{time_passed}{finished}{failures}"
+        return f"● running on {on}{time_passed}{finished}{failed}"
 
 
 def _status_step_s(elapsed_s: float) -> int:

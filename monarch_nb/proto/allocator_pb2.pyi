@@ -976,6 +976,27 @@ Global___Open: _TypeAlias = Open  # noqa: Y015
 class Submit(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class CursorsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        @_builtins.property
+        def value(self) -> _run_pb2.Cursor: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _run_pb2.Cursor | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MESH_ID_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
@@ -984,6 +1005,7 @@ class Submit(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     TITLE_FIELD_NUMBER: _builtins.int
     QUIET_FIELD_NUMBER: _builtins.int
+    CURSORS_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     give_number: _builtins.bool
     """true on the mesh's first node"""
@@ -1002,6 +1024,10 @@ class Submit(_message.Message):
     def all_ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of the whole mesh"""
 
+    @_builtins.property
+    def cursors(self) -> _containers.MessageMap[_builtins.int, _run_pb2.Cursor]:
+        """of output that was forwarded already, before an allocator forgot the run"""
+
     def __init__(
         self,
         *,
@@ -1013,10 +1039,11 @@ class Submit(_message.Message):
         after: _builtins.int = ...,
         title: _builtins.str = ...,
         quiet: _builtins.bool = ...,
+        cursors: _abc.Mapping[_builtins.int, _run_pb2.Cursor] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "all_ranks", b"all_ranks", "give_number", b"give_number", "mesh_id", b"mesh_id", "quiet", b"quiet", "ranks", b"ranks", "run", b"run", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "all_ranks", b"all_ranks", "cursors", b"cursors", "give_number", b"give_number", "mesh_id", b"mesh_id", "quiet", b"quiet", "ranks", b"ranks", "run", b"run", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -23,6 +23,7 @@ def install() -> None:
     getpass.getpass = _refuse_input
     sys.breakpointhook = _refuse_breakpoint
     # Python 3.12 warns because of the control thread, of which a forked child keeps nothing.
+    warnings.filterwarnings("ignore", "To exit: use", UserWarning)  # IPython's, about sys.exit(): the run fails anyway
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
     reduction: Any = multiprocessing.reduction
     reduction.dump = _dump_for_spawn(reduction.dump)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 from monarch_nb.client.reservation import Reservation, reserve
 from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.provision.local import LocalProvisioner
@@ -26,7 +30,7 @@ from tests.bench.rivals import rival_python
 
 PROGRAMS = Path(__file__).parent / "programs"
 RANKS = 8
-PROGRAM_TIMEOUT_S = 300.0
+PROGRAM_TIMEOUT_S = 180.0
 
 Say = Callable[[str], None]
 
@@ -128,18 +132,19 @@ class Bench:
 
     # ---- rivals ----
 
-    def start_torchrun(self, program: str) -> subprocess.Popen[str]:
+    @contextmanager
+    def start_torchrun(self, program: str) -> Iterator[subprocess.Popen[str]]:
         """Start a program of ours under torchrun on 8 ranks; its output is to be read from `stdout`."""
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
         command += ["--master-port", str(_free_port()), str(PROGRAMS / program)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
+        with _bounded(command, stderr=subprocess.DEVNULL, env=environment) as process:
+            yield process
 
     def torchrun(self, program: str, word: str) -> list[float]:
         """Run a program under torchrun; return the number that each rank printed after `word`."""
         with self.start_torchrun(program) as process:
-            assert process.stdout is not None
-            lines = [line.split() for line in process.stdout]
+            lines = [line.split() for line in process.communicate()[0].splitlines()]
         numbers = [float(number) for first, number in lines if first == word]
         if len(numbers) != RANKS:
             raise CannotRun(f"torchrun ended with {process.returncode}: {len(numbers)} of {RANKS} ranks finished")
@@ -163,16 +168,36 @@ class Bench:
     def _rival(self, package: str, program: str, *arguments: object) -> dict[str, list[float]]:
         self.say(f"measuring {package}")
         command = [str(rival_python(self.say)), str(PROGRAMS / program), *map(str, arguments)]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=True, cwd=self.directory
-            )
-        except subprocess.CalledProcessError as error:
-            raise CannotRun(f"{package} failed: {(error.stderr.strip() or error.stdout.strip())[-300:]}") from error
-        except subprocess.TimeoutExpired as error:
-            raise CannotRun(f"{package} did not finish in {PROGRAM_TIMEOUT_S:g} s") from error
-        times: Any = json.loads(done.stdout.splitlines()[-1])
-        return dict(times)
+        with _bounded(command, stderr=subprocess.PIPE, cwd=self.directory) as process:
+            text, errors = process.communicate()
+        if process.returncode:
+            raise CannotRun(f"{package} ended with {process.returncode}: {(errors.strip() or text.strip())[-300:]}")
+        times: dict[str, list[float]] = json.loads(text.splitlines()[-1])
+        return times
+
+
+@contextmanager
+def _bounded(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Start a command; it ends, with everything that it started, in bounded time and with the `with` block."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
+
+    def kill() -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root = psutil.Process(process.pid)
+            for one in [*root.children(recursive=True), root]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+
+    watchdog = threading.Timer(PROGRAM_TIMEOUT_S, kill)
+    watchdog.start()
+    try:
+        with process:
+            try:
+                yield process
+            finally:
+                kill()
+    finally:
+        watchdog.cancel()
 
 
 def program(name: str) -> str:

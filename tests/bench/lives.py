@@ -6,6 +6,7 @@ import itertools
 import signal
 import threading
 import time
+from collections.abc import Callable
 
 from monarch_nb.client.events import Event, Text
 from monarch_nb.client.mesh import Mesh
@@ -45,10 +46,18 @@ def fresh_ranks(bench: Bench) -> Outcome:
         return max(bench.torchrun("first_all_reduce.py", "ended")) - began_s
 
     ours()
-    our_s = median([ours() for _ in range(bench.repeats(9, 3))])
-    bench.say("measuring torchrun")
-    their_s = median([torchruns() for _ in range(bench.repeats(3, 1))])
+    our_s, their_s = _alternately(bench, ours, torchruns)
     return Outcome(duration(our_s), their_s / our_s >= 30, f"torchrun {duration(their_s)}", compared(our_s, their_s))
+
+
+def _alternately(bench: Bench, ours: Callable[[], float], torchruns: Callable[[], float]) -> tuple[float, float]:
+    """Return the medians; alternating, because other load on the machine comes and goes."""
+    our_s, their_s = [], []
+    for _ in range(bench.repeats(3, 1)):
+        our_s += [ours() for _ in range(3)]
+        bench.say(f"ours {', '.join(map(duration, our_s[-3:]))}; now torchrun")
+        their_s.append(torchruns())
+    return median(our_s), median(their_s)
 
 
 def many_ranks(bench: Bench) -> Outcome:
@@ -93,9 +102,8 @@ def restart(bench: Bench) -> Outcome:
 
 def hang(bench: Bench) -> Outcome:
     with bench.reserved() as reservation:
-        our_s = median([_free_from_hang(reservation.mesh) for _ in range(bench.repeats(9, 2))])
-    bench.say("measuring torchrun")
-    their_s = median([_kill_and_start_torchrun(bench) for _ in range(bench.repeats(3, 1))])
+        mesh = reservation.mesh
+        our_s, their_s = _alternately(bench, lambda: _free_from_hang(mesh), lambda: _kill_and_start_torchrun(bench))
     return Outcome(duration(our_s), our_s <= 1.0, f"torchrun {duration(their_s)}", compared(our_s, their_s))
 
 
@@ -124,7 +132,7 @@ def _free_from_hang(mesh: Mesh) -> float:
 
 def _kill_and_start_torchrun(bench: Bench) -> float:
     with bench.start_torchrun("hang.py") as process:
-        assert process.stdout is not None
+        assert process.stdout is not None  # it is a pipe
         hanging = sum(line.startswith("hangs") for line in itertools.islice(process.stdout, RANKS))
         if hanging < RANKS:
             raise CannotRun("torchrun's ranks did not come to the all_reduce")

@@ -63,8 +63,11 @@ def _facts(load_before: float) -> list[str]:
     ours = [f"{name} {metadata.version(name)}" for name in ("monarch-nb", "torch", "ipykernel", "grpcio", "protobuf")]
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     machine = f"{_processor()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, Linux {platform.release()}"
+    load = f"load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after"
+    if niceness := os.nice(0):
+        load += f", all of it at niceness {niceness}"
     return [
-        f"- Machine: {machine}; load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after",
+        f"- Machine: {machine}; {load}",
         f"- Date: {time.strftime('%Y-%m-%d')}",
         f"- Versions: Python {platform.python_version()}, {', '.join([*ours, *rivals.versions()])}",
         f"- Command: `make bench` (`{Path(sys.executable).name} -m tests.bench`)",

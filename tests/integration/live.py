@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -113,6 +114,13 @@ def lives(pid: int) -> bool:
 
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def eventually(condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
+    """Ask until something that no event tells of is true; `condition` asks an allocator, so it takes its time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not become true"
 
 
 class Client:

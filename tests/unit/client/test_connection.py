@@ -82,8 +82,8 @@ class Scripted(service.AllocatorServicer):
 class Listener:
     """A run that notes what it is told."""
 
-    def __init__(self, run_id: str = "a") -> None:
-        self.run_id = run_id
+    def __init__(self, run_id: str = "a", *, done: bool = False) -> None:
+        self.run_id, self.done = run_id, done
         self.told: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
 
     def on_queued(self, _: Connection, queued: pb.Queued) -> None:
@@ -190,6 +190,34 @@ class TestBreaks:
         assert (again.run.run_id, again.run.number, again.run.output) == ("a", 12, 9)
         node.say(refused=pb.Refused(run_id="a", error_json=error_to_json(MeshNotFound("released"))))
         assert await listener.until("refused") is MeshNotFound
+
+    async def test_and_output_that_was_here_is_not_sent_again(self, node: Scripted, connection: Connection) -> None:
+        listener = Listener()
+        connection.submit(listener, submit())
+        await node.next("submit")
+        node.say(queued=pb.Queued(run_id="a", number=12, output=12))
+        node.say(output=output(1, b"text", 4))
+        await listener.until("output")
+        node.hang_up()
+        await node.next("follow")
+        node.say(refused=pb.Refused(run_id="a", error_json=error_to_json(RunNotFound("who?"))))
+        assert (await node.next("submit")).cursors[1].stdout_bytes == 4
+
+    async def test_a_run_that_is_done_is_not_submitted_again(self, node: Scripted, connection: Connection) -> None:
+        """An allocator forgets runs whose results were collected."""
+        listener = Listener()
+        connection.submit(listener, submit())
+        await node.next("submit")
+        node.say(queued=pb.Queued(run_id="a", number=12, output=12))
+        await listener.until("queued")
+        listener.done = True
+        node.hang_up()
+        await node.next("follow")
+        node.say(refused=pb.Refused(run_id="a", error_json=error_to_json(RunNotFound("who?"))))
+        connection.submit(Listener("b"), submit("b"))
+        assert (await node.next("submit")).run.run_id == "b"
+        node.hang_up()
+        assert (await node.next("submit")).run.run_id == "b", "it is followed no longer"
 
     async def test_a_run_of_another_client_is_not_submitted(self, node: Scripted, connection: Connection) -> None:
         listener = Listener()

@@ -411,6 +411,33 @@ def test_snippets_of_a_flood_make_room_for_the_newest() -> None:
     assert len(rows) <= 101
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_newest_lines_of_every_rank_are_shown_at_the_end(seed: int) -> None:
+    """Ranks whose lines differ, each at its own speed: now a few lines come, now the ends of a flood."""
+    fold, total, order = Fold(range(4)), 20_000, random.Random(seed)
+    done = dict.fromkeys(range(4), 0)
+    now_s = 0.0
+    while going_on := [rank for rank, count in done.items() if count < total]:
+        now_s += order.choice([0.01, 0.1, 0.3])
+        rank = order.choice(going_on)
+        start, burst = done[rank], min(total - done[rank], order.choice([50, 3_000, 9_000]))
+        lines = [f"line {number} of rank {rank}\n" for number in range(start, start + burst)]
+        fold.add(Text(rank, "stdout", "".join(lines[:500])), now_s)
+        if burst > 1_000:
+            fold.add(Elided(rank, "stdout", burst - 1_000, burst * 20), now_s)
+        if burst > 500:
+            fold.add(Text(rank, "stdout", "".join(lines[-500:])), now_s)
+        done[rank] += burst
+        if order.random() < 0.5:
+            fold.rows()
+    fold.add(Finished(), now_s)
+    rows = fold.rows()
+    assert _counted(rows) == dict.fromkeys(range(4), total)
+    for rank in range(4):
+        shown = [text for _, text in _of_rank(rows, rank)]
+        assert shown[-60:] == [f"line {number} of rank {rank}" for number in range(total - 60, total)]
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 5)), max_size=40))
 def test_elisions_keep_order_and_counts(steps: list[tuple[int, int, int]]) -> None:

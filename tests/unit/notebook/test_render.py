@@ -277,6 +277,19 @@ def test_the_count_of_what_is_not_shown_adds_up() -> None:
     assert 100 < shown < 1000
 
 
+def test_the_newest_lines_of_every_rank_are_shown() -> None:
+    fold = Fold(range(4))
+    for rank in range(4):  # one after the other, so that rank 3 alone has more than there is room for
+        text = "".join(f"line {n} of rank {rank} {'x' * 300}\n" for n in range(1_500))
+        fold.add(Text(rank, "stdout", text), now_s=rank * 10)
+    bundle = render(fold)
+    assert _stored_bytes(bundle) < 200_000
+    for rank in range(4):
+        shown = [int(n) for n in re.findall(rf"\[{rank}\] line (\d+) of", bundle["text/plain"])]
+        assert shown[-5:] == [1495, 1496, 1497, 1498, 1499]
+        assert shown == sorted(shown)
+
+
 def test_what_is_not_shown_is_told_by_rank_set() -> None:
     fold = _fold(4, Elided(0, "stdout", 1_000_000, 1), *(Elided(rank, "stdout", 10, 1) for rank in (1, 2, 3)))
     assert render(fold)["text/plain"].strip() == (

@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -167,9 +168,10 @@ def test_failed_ranks_get_a_line_while_others_run() -> None:
     cell.pass_time(3)
     assert cell.texts[-1] == "rank 0: KeyError: 'x' · train.py:41"
     assert "running on 2 ranks · 3 s · 1 failed" in cell.html
+    cell.view.on_event(Result(1, "error", 0.1, failure=replace(failure, rank=1, kind="interrupted")))
     cell.view.on_event(Finished())
     cell.view.close()
-    assert cell.texts[-1] == "2 ranks · 0.10 s · 1 failed"
+    assert cell.texts[-1] == "2 ranks · 0.10 s · 1 failed · 1 interrupted"
 
 
 def test_a_cell_that_fails_at_once_leaves_it_to_the_exception() -> None:
