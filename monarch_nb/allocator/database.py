@@ -75,3 +75,13 @@ class Database:
     def close(self) -> None:
         """Close; what was not flushed is lost."""
         self._connection.close()
+
+
+def rank_key(mesh_id: str, rank: int) -> str:
+    """Return the key of a rank's record."""
+    return f"{mesh_id}/{rank}"
+
+
+def run_key(mesh_id: str, run_id: str) -> str:
+    """Return the key of a run's record."""
+    return f"{mesh_id}/{run_id}"

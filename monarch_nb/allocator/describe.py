@@ -70,11 +70,8 @@ def describe_status(node: Node, *, memory: bool) -> pb.StatusReply:
                     name=mesh.spec.name,
                     spec=mesh.spec,
                     ranks=describe_ranks(node, mesh, mesh.ranks, memory=memory),
-                    runs=[
-                        _run_status(run)
-                        for run in mesh.runs.values()
-                        if not (run.finished and run.collected) or run.run_id in node.just_collected
-                    ],
+                    runs=[_run_status(run) for run in mesh.runs.values() if not (run.finished and run.collected)],
+                    last_number=mesh.last_number,
                 )
     return reply
 

@@ -10,13 +10,12 @@ import shutil
 import sqlite3
 import time
 import uuid
-from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from monarch_nb import config
 from monarch_nb.allocator import processes
-from monarch_nb.allocator.database import Database
+from monarch_nb.allocator.database import Database, rank_key, run_key
 from monarch_nb.allocator.describe import describe_ranks
 from monarch_nb.allocator.output import RankFiles, stored_outputs
 from monarch_nb.allocator.sessions import Follower, Session
@@ -37,7 +36,6 @@ FLUSH_DELAY_S = 0.05
 GATHER_RESULTS_S = 0.05
 """How long a rank's result may wait for those of others."""
 NUMBERS_PER_RECORD = 1000
-JUST_COLLECTED = 50
 NO_PID = 1 << 30
 """Above every pid that Linux gives."""
 STDERR_TAIL_LINES = 8
@@ -87,8 +85,6 @@ class Node:
         self._newest_runs: dict[str, str] = {}
         self._releases: dict[str, asyncio.Task[int]] = {}
         self._shown: dict[str, dict[int, run_pb2.Cursor]] = {}
-        self.just_collected: deque[str] = deque(maxlen=JUST_COLLECTED)
-        """Still told in the status: a client that puts the nodes' parts of a run together needs all of them."""
 
     # ---- start and end ----
 
@@ -354,7 +350,7 @@ class Node:
 
     def _last_incarnation(self, mesh_id: str, rank: int) -> int:
         for key, record in self._database.read("rank", state_pb2.RankRecord):
-            if key == _rank_key(mesh_id, rank):
+            if key == rank_key(mesh_id, rank):
                 return record.incarnation
         return 0
 
@@ -369,7 +365,7 @@ class Node:
     def _save_run(self, mesh_id: str, run: Run) -> None:
         """Write a run down, unless its client has everything: then nobody will ask for it again. The newest is kept all
         the same: the next one says that it comes after it."""
-        key = _run_key(mesh_id, run.run_id)
+        key = run_key(mesh_id, run.run_id)
         if run.finished and run.collected and self._newest_runs.get(mesh_id) != run.run_id:
             self._database.delete("run", key)
         else:
@@ -378,7 +374,7 @@ class Node:
             self._save_mesh(mesh_id)
 
     def _save_rank(self, record: state_pb2.RankRecord) -> None:
-        self._database.put("rank", _rank_key(record.mesh_id, record.rank), record)
+        self._database.put("rank", rank_key(record.mesh_id, record.rank), record)
 
     def _save_template(self, key: str, record: state_pb2.TemplateRecord | None) -> None:
         if record is None:
@@ -393,7 +389,8 @@ class Node:
         """Queue a run for a session that follows it; the same run id again only follows it."""
         mesh = self.state.mesh(submit.mesh_id)
         known = submit.run.run_id in mesh.runs
-        is_new = not known and not submit.run.output  # else the allocator before this one had started it
+        # Else the allocator before this one had started it, and there is output.
+        is_new = not known and not submit.run.output and not mesh.is_running(submit.run.run_id)
         queued, effects = self.state.submit(submit, time.time())
         run = mesh.runs[submit.run.run_id]
         if not known:
@@ -470,7 +467,6 @@ class Node:
 
     def _drop_values(self, run_id: str) -> None:
         if mesh_id := self.state.collected(run_id):
-            self.just_collected.append(run_id)
             run = self.state.meshes[mesh_id].runs[run_id]
             if run.finished and run.submit.run.HasField("push"):  # the ranks have mapped it
                 self.blob_path(mesh_id, run.submit.run.push.blob).unlink(missing_ok=True)
@@ -528,7 +524,7 @@ class Node:
         return [session for session in self.sessions if run_id in session.run_ids]
 
     def _drop(self, effect: RunDropped) -> None:
-        self._database.delete("run", _run_key(effect.mesh_id, effect.run_id))
+        self._database.delete("run", run_key(effect.mesh_id, effect.run_id))
         self._dirty_runs.discard((effect.mesh_id, effect.run_id))
         self._shown.pop(effect.run_id, None)
         for session in self.sessions:
@@ -601,11 +597,3 @@ class Node:
             if process := self.supervisor.ranks.get((mesh_id, rank)):
                 process.link.forget_results(run_ids)
         self._unacknowledged.clear()
-
-
-def _rank_key(mesh_id: str, rank: int) -> str:
-    return f"{mesh_id}/{rank}"
-
-
-def _run_key(mesh_id: str, run_id: str) -> str:
-    return f"{mesh_id}/{run_id}"

@@ -121,6 +121,9 @@ class Mesh:
         newer = [other for other in self.runs.values() if other.output == run.output and other.number > run.number]
         return [rank for rank in run.ranks if not any(rank in other.ranks for other in newer)]
 
+    def is_running(self, run_id: str) -> bool:
+        return any(slot.running == run_id for slot in self.ranks.values())
+
     def add_run(self, run: Run) -> None:
         self.runs[run.run_id] = run
         self.numbers.add(run.number)

@@ -11,8 +11,9 @@ from weakref import WeakValueDictionary
 
 from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
+from monarch_nb.client.decoding import describe_death
 from monarch_nb.client.logs import LogRecord, read_logs
-from monarch_nb.client.run import InterruptReport, Listener, OnError, Run, describe_death
+from monarch_nb.client.run import InterruptReport, Listener, OnError, Run
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, PickleError, RankDead, RankUnresponsive, TargetError
 from monarch_nb.frames import pack_pickle
 from monarch_nb.proto import allocator_pb2 as pb
@@ -500,28 +501,34 @@ def _infos(connection: Connection, mesh: pb.MeshStatus) -> Iterator[RankInfo]:
 
 
 def run_infos(meshes: Iterable[pb.MeshStatus]) -> list[RunInfo]:
-    """Put the nodes' parts of each run together, oldest first, without those that are over and collected: nodes do
-    not stop to tell of such a run at the same moment.
+    """Put the nodes' parts of each run together, oldest first.
+
+    A node does not tell of runs that are over and collected, and nodes learn of that one after the other.
     """
     parts: dict[str, list[pb.RunStatus]] = {}
+    newest: dict[int, int] = {}
     for mesh in meshes:
+        newest |= {rank.rank: mesh.last_number for rank in mesh.ranks}
         for run in mesh.runs:
             if run.ranks:
                 parts.setdefault(run.run_id, []).append(run)
-    infos = [
-        RunInfo(
+    infos = []
+    for run_id, runs in parts.items():
+        run = runs[0]
+        untold = set(run.all_ranks).difference(*(part.ranks for part in runs))
+        collected = {rank for rank in untold if newest.get(rank, 0) >= run.number}
+        info = RunInfo(
             run_id=run_id,
-            number=runs[0].number,
-            title=runs[0].title,
-            ranks=tuple(sorted(runs[0].all_ranks)),
-            finished=tuple(sorted(rank for run in runs for rank in run.finished)),
-            collected=all(run.collected for run in runs),
-            submitted_at=runs[0].submitted_at,
-            cell_number=runs[0].cell_number,
+            number=run.number,
+            title=run.title,
+            ranks=tuple(sorted(run.all_ranks)),
+            finished=tuple(sorted(collected.union(*(part.finished for part in runs)))),
+            collected=bool(collected) or any(part.collected for part in runs),
+            submitted_at=run.submitted_at,
+            cell_number=run.cell_number,
         )
-        for run_id, runs in parts.items()
-        if not (any(run.collected for run in runs) and all(len(run.finished) == len(run.ranks) for run in runs))
-    ]
+        if not (info.done and info.collected):
+            infos.append(info)
     return sorted(infos, key=lambda info: info.number)
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import json
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from monarch_nb.client import events
 from monarch_nb.client.bridge import background_loop, call, post
 from monarch_nb.client.connection import Connection
+from monarch_nb.client.decoding import display_event, result_event
 from monarch_nb.client.waits import explain_waits
-from monarch_nb.config import RESTARTED
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, RunFailed
 from monarch_nb.frames import unpack_pickle
 from monarch_nb.proto import allocator_pb2 as pb
@@ -39,14 +37,6 @@ STOP_WAIT_S = 4.0
 WAITS_INTERVAL_S = 3.0
 ABORT_INTERVAL_S = 0.5
 PROCEED_AFTER_S = 2.0
-
-_OUTCOMES: dict[int, Literal["ok", "error", "interrupted", "died", "cancelled"]] = {
-    run_pb2.OUTCOME_OK: "ok",
-    run_pb2.OUTCOME_ERROR: "error",
-    run_pb2.OUTCOME_INTERRUPTED: "interrupted",
-    run_pb2.OUTCOME_DIED: "died",
-    run_pb2.OUTCOME_CANCELLED: "cancelled",
-}
 
 
 @dataclass(frozen=True)
@@ -116,6 +106,7 @@ class Run:
         self._watching_waits = False
         self._completing = False
         self._interrupting = False
+        self._is_collected = False
         self._replaying: set[Connection] = set()
         self._own_connections: dict[int, Connection] | None = {} if own_connections else None
         self._listening = threading.Lock()
@@ -239,6 +230,7 @@ class Run:
         post(self._tell_collected)
 
     def _tell_collected(self) -> None:
+        self._is_collected = True
         for node in self._by_node(self.ranks):
             self.mesh.core.connections[node].collect(self.id)
 
@@ -356,7 +348,7 @@ class Run:
                 yield from self._rest(rank, stream)
                 yield events.Elided(rank, stream, item.elided.lines, item.elided.size_bytes)
             case "display":
-                yield _display_event(rank, item.display)
+                yield display_event(rank, item.display)
             case "notice":
                 yield events.Notice(f"rank {rank}: {item.notice}", key=f"rank{rank}")
 
@@ -375,10 +367,12 @@ class Run:
     def on_finished(self, connection: Connection, finished: pb.Finished) -> None:
         if self.done:
             self._end_replay(connection)
+            if self._is_collected:  # by an allocator that was killed before it wrote that down
+                connection.collect(self.id)
         for packed in finished.results:
             if packed.rank not in self.results and packed.rank in self.ranks:
                 self._packed[packed.rank] = packed
-                result = self.results[packed.rank] = _result_event(packed, connection.name)
+                result = self.results[packed.rank] = result_event(packed, connection.name)
                 self._emit(result)
                 if packed.notice:
                     self._lossy.setdefault(packed.notice, []).append(packed.rank)
@@ -549,72 +543,3 @@ def _place(where: run_pb2.Where | None) -> str:
     if where is None:
         return "it does not answer: native code holds the interpreter"
     return f"in {where.collective} at {where.line}" if where.collective else f"at {where.line or 'an unknown line'}"
-
-
-def _display_event(rank: int, display: run_pb2.Display) -> events.Display:
-    content = json.loads(display.content_json or "{}")
-    kinds: dict[int, Literal["show", "update", "clear"]] = {
-        run_pb2.Display.KIND_UPDATE: "update",
-        run_pb2.Display.KIND_CLEAR: "clear",
-    }
-    kind = kinds.get(display.kind, "show")
-    if kind == "clear":
-        return events.Display(rank, kind, content)
-    display_id = content.get("transient", {}).get("display_id")
-    return events.Display(rank, kind, content.get("data", {}), content.get("metadata", {}), display_id)
-
-
-def _result_event(packed: run_pb2.RankResult, host: str) -> events.Result:
-    outcome = _OUTCOMES.get(packed.outcome, "error")
-    content = json.loads(packed.bundle_json) if packed.bundle_json else {}
-    return events.Result(
-        rank=packed.rank,
-        outcome=outcome,
-        duration_s=packed.duration_s,
-        bundle=content.get("data", {}),
-        metadata=content.get("metadata", {}),
-        failure=None if outcome == "ok" else _failure(packed, outcome, host),
-        group_aborted=packed.group_aborted,
-        may_print_later=not packed.untouched and outcome not in ("died", "cancelled"),
-    )
-
-
-def _failure(packed: run_pb2.RankResult, outcome: str, host: str) -> RankFailure:
-    if outcome == "died":
-        return _death_failure(packed.rank, packed.death, host)
-    if outcome == "cancelled":
-        return RankFailure(packed.rank, host, outcome, "Cancelled", "dropped before it began on this rank")
-    failure = packed.failure
-    return RankFailure(packed.rank, host, outcome, failure.name, failure.message, failure.traceback, failure.where)
-
-
-def signal_name(number: int) -> str:
-    """Return "SIGKILL"; real-time signals have no names of their own."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
-
-
-def describe_death(death: run_pb2.Death) -> str:
-    """Return how a rank ended and the likely cause, in one line."""
-    if death.HasField("signal"):
-        how = f"killed by signal {death.signal} ({signal_name(death.signal)})"
-    elif death.HasField("exit_code"):
-        how = f"exited with code {death.exit_code}"
-    else:
-        how = ""
-    return ": ".join(filter(None, [how, death.likely_cause])) or "ended"
-
-
-def _death_failure(rank: int, death: run_pb2.Death, host: str) -> RankFailure:
-    return RankFailure(
-        rank,
-        host,
-        "died",
-        "RankRestarted" if death.likely_cause == RESTARTED else "RankDied",
-        describe_death(death),
-        exit_code=death.exit_code if death.HasField("exit_code") else None,
-        signal=death.signal if death.HasField("signal") else None,
-        stderr_tail=tuple(death.stderr_tail),
-    )

@@ -689,9 +689,12 @@ class MeshStatus(_message.Message):
     RANKS_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
     LOG_DISK_FULL_FIELD_NUMBER: _builtins.int
+    LAST_NUMBER_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     name: _builtins.str
     log_disk_full: _builtins.bool
+    last_number: _builtins.int
+    """at least the newest run's: an older one that is not in `runs` is over and collected"""
     @_builtins.property
     def spec(self) -> Global___SpawnRequest: ...
     @_builtins.property
@@ -709,10 +712,11 @@ class MeshStatus(_message.Message):
         ranks: _abc.Iterable[Global___Rank] | None = ...,
         runs: _abc.Iterable[Global___RunStatus] | None = ...,
         log_disk_full: _builtins.bool = ...,
+        last_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_disk_full", b"log_disk_full", "mesh_id", b"mesh_id", "name", b"name", "ranks", b"ranks", "runs", b"runs", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_number", b"last_number", "log_disk_full", b"log_disk_full", "mesh_id", b"mesh_id", "name", b"name", "ranks", b"ranks", "runs", b"runs", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -134,6 +134,7 @@ class TestAllocator:
 
     def test_killed_by_the_very_cell_that_it_just_started(self, mesh: Mesh, tmp_path: Path) -> None:
         """It had no time to write the run down. The run is executed once, and nothing of it is lost."""
+        mesh.run("print('so that the next run has files of its own')")
         doomed = allocators()
         code = (
             "import os\n"

@@ -7,4 +7,4 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
-print(f"ended {time.time()}", flush=True)
+print(f"ended {time.time()}\n", end="", flush=True)  # one write: lines of several ranks do not mix

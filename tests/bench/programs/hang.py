@@ -7,5 +7,5 @@ other = dist.new_group()
 model = torch.nn.Linear(256, 256)
 with torch.no_grad():
     model.weight.fill_(dist.get_rank())
-print("hangs", flush=True)
+print("hangs\n", end="", flush=True)  # one write: lines of several ranks do not mix
 dist.all_reduce(torch.ones(1), group=other if dist.get_rank() == 0 else None)

@@ -7,6 +7,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 dist.barrier()
 with open(f"/proc/{os.getpid()}/smaps_rollup") as smaps:
-    print(next(f"pss {line.split()[1]}" for line in smaps if line.startswith("Pss:")), flush=True)
+    share = next(line.split()[1] for line in smaps if line.startswith("Pss:"))
+print(f"pss {share}\n", end="", flush=True)  # one write: lines of several ranks do not mix
 time.sleep(1)  # the others read theirs
 dist.barrier()

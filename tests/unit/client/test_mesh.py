@@ -18,12 +18,18 @@ def part(
     return pb.RunStatus(**facts, all_ranks=range(8), collected=collected, title="x = 1", submitted_at=5.0)
 
 
-def merged(*nodes: list[pb.RunStatus]) -> list[tuple[str, bool, tuple[int, ...]]]:
-    infos = run_infos(pb.MeshStatus(runs=runs) for runs in nodes)
-    return [(info.run_id, info.done, info.finished) for info in infos]
-
-
 FIRST, SECOND = [0, 1, 2, 3], [4, 5, 6, 7]
+
+
+def merged(
+    first: list[pb.RunStatus], second: list[pb.RunStatus], last_number: int = 10
+) -> list[tuple[str, bool, tuple[int, ...]]]:
+    """Return what is told of runs; `last_number` is the second node's."""
+    nodes = [
+        pb.MeshStatus(runs=runs, ranks=[pb.Rank(rank=rank) for rank in ranks], last_number=number)
+        for runs, ranks, number in ((first, FIRST, 10), (second, SECOND, last_number))
+    ]
+    return [(info.run_id, info.done, info.finished) for info in run_infos(nodes)]
 
 
 class TestRunInfos:
@@ -33,17 +39,20 @@ class TestRunInfos:
         assert merged(node0, node1) == [("a", True, tuple(range(8))), ("b", False, (1, 6))]
 
     def test_one_that_has_not_reached_every_node_goes_on(self) -> None:
-        assert merged([part("a", FIRST, FIRST)], []) == [("a", False, tuple(FIRST))]
+        assert merged([part("a", FIRST, FIRST, number=7)], [], last_number=6) == [("a", False, tuple(FIRST))]
 
     def test_one_that_only_got_its_number_on_a_node_has_no_part_there(self) -> None:
-        assert merged([part("a", [], [])], [part("a", SECOND, [4])]) == [("a", False, (4,))]
+        elsewhere = part("a", SECOND, [4])
+        elsewhere.all_ranks[:] = SECOND
+        assert merged([part("a", [], [])], [elsewhere]) == [("a", False, (4,))]
 
     @pytest.mark.parametrize(
         "nodes",
         [
             ([part("a", FIRST, FIRST, collected=True)], [part("a", SECOND, SECOND, collected=True)]),
             ([part("a", FIRST, FIRST, collected=True)], [part("a", SECOND, SECOND)]),
-            ([], [part("a", SECOND, SECOND, collected=True)]),
+            ([], [part("a", SECOND, SECOND)]),
+            ([part("a", FIRST, FIRST)], []),
         ],
     )
     def test_one_that_was_collected_is_not_told_whichever_node_learns_it_first(
@@ -52,7 +61,7 @@ class TestRunInfos:
         assert merged(*nodes) == []
 
     def test_one_that_was_called_collected_too_early_is_told(self) -> None:
-        assert merged([part("a", FIRST, [0], collected=True)], []) == [("a", False, (0,))]
+        assert merged([part("a", FIRST, [0], collected=True)], []) == [("a", False, (0, 4, 5, 6, 7))]
 
 
 class TestTitle:

@@ -13,7 +13,8 @@ import cloudpickle
 import pytest
 
 from monarch_nb.client import events
-from monarch_nb.client.run import InterruptReport, Run, signal_name
+from monarch_nb.client.decoding import signal_name
+from monarch_nb.client.run import InterruptReport, Run
 from monarch_nb.errors import MeshNotFound, PickleError, RunFailed, RunNotFound
 from monarch_nb.frames import pack_pickle
 from monarch_nb.proto import allocator_pb2 as pb
