@@ -30,7 +30,7 @@ from monarch_nb.errors import (
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Node, provisioner
 
-STATUS_TIMEOUT_S = 5.0
+STATUS_TIMEOUT_S = 15.0
 FLUSH_AT_EXIT_S = 1.0
 Progress = Callable[[str], None]
 

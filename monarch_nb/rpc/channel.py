@@ -15,7 +15,7 @@ _OPTIONS = (
     ("grpc.absolute_max_metadata_size", 1 << 20),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 10_000),  # how long connecting may take: a machine may be busy
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.enable_http_proxy", 0),
 )

@@ -15,7 +15,7 @@ from playwright.sync_api import BrowserContext
 import monarch_nb
 from e2e.lab import Lab, NotebookPage, OpenNotebook, home_variables, running_browser, running_lab
 from integration.live import Gate
-from leaks import processes_of
+from leaks import GRACE_S, processes_of, wait_for_end
 from monarch_nb.provision import Node
 
 PICTURES = Path(__file__).parents[2] / "build" / "e2e"
@@ -32,6 +32,8 @@ def workplace() -> Iterator[Path]:
             for name, value in home_variables(folder).items():
                 patch.setenv(name, value)
             yield folder
+        for process in processes_of(folder):
+            wait_for_end(process.pid, GRACE_S)
         leaks = processes_of(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -66,13 +68,15 @@ def open_notebook(request: pytest.FixtureRequest, lab: Lab, browser_context: Bro
 
     failed = request.session.testsfailed
     yield open_one
-    if request.session.testsfailed > failed:
-        PICTURES.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=PICTURES / f"{name}.png")
-    page.close()
-    lab.shut_kernels_down()
-    for reservation in monarch_nb.list_reservations():
-        monarch_nb.attach(reservation.name).release()
+    try:
+        if request.session.testsfailed > failed:
+            PICTURES.mkdir(parents=True, exist_ok=True)
+            page.screenshot(path=PICTURES / f"{name}.png")
+        page.close()
+    finally:
+        lab.shut_kernels_down()
+        for reservation in monarch_nb.list_reservations():
+            monarch_nb.attach(reservation.name).release()
 
 
 @pytest.fixture
