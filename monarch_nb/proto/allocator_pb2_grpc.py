@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from monarch_nb.proto import allocator_pb2 as monarch__nb_dot_proto_dot_allocator__pb2
+from monarch_nb.proto import files_pb2 as monarch__nb_dot_proto_dot_files__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
 GRPC_VERSION = grpc.__version__
@@ -98,6 +99,41 @@ class AllocatorStub(object):
                 '/monarch_nb.v1.Allocator/ReadBlob',
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ReadBlobRequest.SerializeToString,
                 response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.BlobChunk.FromString,
+                _registered_method=True)
+        self.SyncTree = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/SyncTree',
+                request_serializer=monarch__nb_dot_proto_dot_files__pb2.SyncTreeRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_files__pb2.SyncTreeReply.FromString,
+                _registered_method=True)
+        self.PutChunks = channel.stream_unary(
+                '/monarch_nb.v1.Allocator/PutChunks',
+                request_serializer=monarch__nb_dot_proto_dot_files__pb2.PutChunksRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_files__pb2.PutChunksReply.FromString,
+                _registered_method=True)
+        self.Workspace = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/Workspace',
+                request_serializer=monarch__nb_dot_proto_dot_files__pb2.WorkspaceRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_files__pb2.WorkspaceReply.FromString,
+                _registered_method=True)
+        self.SeeToken = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/SeeToken',
+                request_serializer=monarch__nb_dot_proto_dot_files__pb2.SeeTokenRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_files__pb2.SeeTokenReply.FromString,
+                _registered_method=True)
+        self.ListFiles = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/ListFiles',
+                request_serializer=monarch__nb_dot_proto_dot_files__pb2.ListFilesRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_files__pb2.ListFilesReply.FromString,
+                _registered_method=True)
+        self.ReadFile = channel.unary_stream(
+                '/monarch_nb.v1.Allocator/ReadFile',
+                request_serializer=monarch__nb_dot_proto_dot_files__pb2.ReadFileRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_files__pb2.FilePiece.FromString,
+                _registered_method=True)
+        self.DescribeEnvironment = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/DescribeEnvironment',
+                request_serializer=monarch__nb_dot_proto_dot_files__pb2.DescribeEnvironmentRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_files__pb2.DescribeEnvironmentReply.FromString,
                 _registered_method=True)
         self.Shutdown = channel.unary_unary(
                 '/monarch_nb.v1.Allocator/Shutdown',
@@ -194,6 +230,49 @@ class AllocatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SyncTree(self, request, context):
+        """Files (see files.proto).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutChunks(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Workspace(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SeeToken(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListFiles(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadFile(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeEnvironment(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Shutdown(self, request, context):
         """End the node: every rank, template and store, then the allocator itself.
         """
@@ -268,6 +347,41 @@ def add_AllocatorServicer_to_server(servicer, server):
                     servicer.ReadBlob,
                     request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ReadBlobRequest.FromString,
                     response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.BlobChunk.SerializeToString,
+            ),
+            'SyncTree': grpc.unary_unary_rpc_method_handler(
+                    servicer.SyncTree,
+                    request_deserializer=monarch__nb_dot_proto_dot_files__pb2.SyncTreeRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_files__pb2.SyncTreeReply.SerializeToString,
+            ),
+            'PutChunks': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutChunks,
+                    request_deserializer=monarch__nb_dot_proto_dot_files__pb2.PutChunksRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_files__pb2.PutChunksReply.SerializeToString,
+            ),
+            'Workspace': grpc.unary_unary_rpc_method_handler(
+                    servicer.Workspace,
+                    request_deserializer=monarch__nb_dot_proto_dot_files__pb2.WorkspaceRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_files__pb2.WorkspaceReply.SerializeToString,
+            ),
+            'SeeToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.SeeToken,
+                    request_deserializer=monarch__nb_dot_proto_dot_files__pb2.SeeTokenRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_files__pb2.SeeTokenReply.SerializeToString,
+            ),
+            'ListFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFiles,
+                    request_deserializer=monarch__nb_dot_proto_dot_files__pb2.ListFilesRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_files__pb2.ListFilesReply.SerializeToString,
+            ),
+            'ReadFile': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadFile,
+                    request_deserializer=monarch__nb_dot_proto_dot_files__pb2.ReadFileRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_files__pb2.FilePiece.SerializeToString,
+            ),
+            'DescribeEnvironment': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeEnvironment,
+                    request_deserializer=monarch__nb_dot_proto_dot_files__pb2.DescribeEnvironmentRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_files__pb2.DescribeEnvironmentReply.SerializeToString,
             ),
             'Shutdown': grpc.unary_unary_rpc_method_handler(
                     servicer.Shutdown,
@@ -626,6 +740,195 @@ class Allocator(object):
             '/monarch_nb.v1.Allocator/ReadBlob',
             monarch__nb_dot_proto_dot_allocator__pb2.ReadBlobRequest.SerializeToString,
             monarch__nb_dot_proto_dot_allocator__pb2.BlobChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SyncTree(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/SyncTree',
+            monarch__nb_dot_proto_dot_files__pb2.SyncTreeRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_files__pb2.SyncTreeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutChunks(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/monarch_nb.v1.Allocator/PutChunks',
+            monarch__nb_dot_proto_dot_files__pb2.PutChunksRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_files__pb2.PutChunksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Workspace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/Workspace',
+            monarch__nb_dot_proto_dot_files__pb2.WorkspaceRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_files__pb2.WorkspaceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SeeToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/SeeToken',
+            monarch__nb_dot_proto_dot_files__pb2.SeeTokenRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_files__pb2.SeeTokenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/ListFiles',
+            monarch__nb_dot_proto_dot_files__pb2.ListFilesRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_files__pb2.ListFilesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/ReadFile',
+            monarch__nb_dot_proto_dot_files__pb2.ReadFileRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_files__pb2.FilePiece.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeEnvironment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/DescribeEnvironment',
+            monarch__nb_dot_proto_dot_files__pb2.DescribeEnvironmentRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_files__pb2.DescribeEnvironmentReply.FromString,
             options,
             channel_credentials,
             insecure,

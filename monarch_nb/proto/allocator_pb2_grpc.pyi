@@ -6,6 +6,7 @@ The one service of a node's allocator."""
 from collections import abc as _abc
 from grpc import aio as _aio
 from monarch_nb.proto import allocator_pb2 as _allocator_pb2
+from monarch_nb.proto import files_pb2 as _files_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -51,6 +52,14 @@ class AllocatorStub:
     ReadLogs: _grpc.UnaryStreamMultiCallable[_allocator_pb2.ReadLogsRequest, _allocator_pb2.LogRecords]
     PutBlob: _grpc.StreamUnaryMultiCallable[_allocator_pb2.BlobChunk, _allocator_pb2.PutBlobReply]
     ReadBlob: _grpc.UnaryStreamMultiCallable[_allocator_pb2.ReadBlobRequest, _allocator_pb2.BlobChunk]
+    SyncTree: _grpc.UnaryUnaryMultiCallable[_files_pb2.SyncTreeRequest, _files_pb2.SyncTreeReply]
+    """Files (see files.proto)."""
+    PutChunks: _grpc.StreamUnaryMultiCallable[_files_pb2.PutChunksRequest, _files_pb2.PutChunksReply]
+    Workspace: _grpc.UnaryUnaryMultiCallable[_files_pb2.WorkspaceRequest, _files_pb2.WorkspaceReply]
+    SeeToken: _grpc.UnaryUnaryMultiCallable[_files_pb2.SeeTokenRequest, _files_pb2.SeeTokenReply]
+    ListFiles: _grpc.UnaryUnaryMultiCallable[_files_pb2.ListFilesRequest, _files_pb2.ListFilesReply]
+    ReadFile: _grpc.UnaryStreamMultiCallable[_files_pb2.ReadFileRequest, _files_pb2.FilePiece]
+    DescribeEnvironment: _grpc.UnaryUnaryMultiCallable[_files_pb2.DescribeEnvironmentRequest, _files_pb2.DescribeEnvironmentReply]
     Shutdown: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ShutdownRequest, _allocator_pb2.ShutdownReply]
     """End the node: every rank, template and store, then the allocator itself."""
 
@@ -77,6 +86,14 @@ class AllocatorAsyncStub(AllocatorStub):
     ReadLogs: _aio.UnaryStreamMultiCallable[_allocator_pb2.ReadLogsRequest, _allocator_pb2.LogRecords]  # type: ignore[assignment]
     PutBlob: _aio.StreamUnaryMultiCallable[_allocator_pb2.BlobChunk, _allocator_pb2.PutBlobReply]  # type: ignore[assignment]
     ReadBlob: _aio.UnaryStreamMultiCallable[_allocator_pb2.ReadBlobRequest, _allocator_pb2.BlobChunk]  # type: ignore[assignment]
+    SyncTree: _aio.UnaryUnaryMultiCallable[_files_pb2.SyncTreeRequest, _files_pb2.SyncTreeReply]  # type: ignore[assignment]
+    """Files (see files.proto)."""
+    PutChunks: _aio.StreamUnaryMultiCallable[_files_pb2.PutChunksRequest, _files_pb2.PutChunksReply]  # type: ignore[assignment]
+    Workspace: _aio.UnaryUnaryMultiCallable[_files_pb2.WorkspaceRequest, _files_pb2.WorkspaceReply]  # type: ignore[assignment]
+    SeeToken: _aio.UnaryUnaryMultiCallable[_files_pb2.SeeTokenRequest, _files_pb2.SeeTokenReply]  # type: ignore[assignment]
+    ListFiles: _aio.UnaryUnaryMultiCallable[_files_pb2.ListFilesRequest, _files_pb2.ListFilesReply]  # type: ignore[assignment]
+    ReadFile: _aio.UnaryStreamMultiCallable[_files_pb2.ReadFileRequest, _files_pb2.FilePiece]  # type: ignore[assignment]
+    DescribeEnvironment: _aio.UnaryUnaryMultiCallable[_files_pb2.DescribeEnvironmentRequest, _files_pb2.DescribeEnvironmentReply]  # type: ignore[assignment]
     Shutdown: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ShutdownRequest, _allocator_pb2.ShutdownReply]  # type: ignore[assignment]
     """End the node: every rank, template and store, then the allocator itself."""
 
@@ -178,6 +195,56 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         request: _allocator_pb2.ReadBlobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_allocator_pb2.BlobChunk], _abc.AsyncIterator[_allocator_pb2.BlobChunk]]: ...
+
+    @_abc_1.abstractmethod
+    def SyncTree(
+        self,
+        request: _files_pb2.SyncTreeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_files_pb2.SyncTreeReply, _abc.Awaitable[_files_pb2.SyncTreeReply]]:
+        """Files (see files.proto)."""
+
+    @_abc_1.abstractmethod
+    def PutChunks(
+        self,
+        request_iterator: _MaybeAsyncIterator[_files_pb2.PutChunksRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_files_pb2.PutChunksReply, _abc.Awaitable[_files_pb2.PutChunksReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Workspace(
+        self,
+        request: _files_pb2.WorkspaceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_files_pb2.WorkspaceReply, _abc.Awaitable[_files_pb2.WorkspaceReply]]: ...
+
+    @_abc_1.abstractmethod
+    def SeeToken(
+        self,
+        request: _files_pb2.SeeTokenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_files_pb2.SeeTokenReply, _abc.Awaitable[_files_pb2.SeeTokenReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ListFiles(
+        self,
+        request: _files_pb2.ListFilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_files_pb2.ListFilesReply, _abc.Awaitable[_files_pb2.ListFilesReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ReadFile(
+        self,
+        request: _files_pb2.ReadFileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_files_pb2.FilePiece], _abc.AsyncIterator[_files_pb2.FilePiece]]: ...
+
+    @_abc_1.abstractmethod
+    def DescribeEnvironment(
+        self,
+        request: _files_pb2.DescribeEnvironmentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_files_pb2.DescribeEnvironmentReply, _abc.Awaitable[_files_pb2.DescribeEnvironmentReply]]: ...
 
     @_abc_1.abstractmethod
     def Shutdown(

@@ -62,6 +62,7 @@ class RunSpec(_message.Message):
     CELL_FIELD_NUMBER: _builtins.int
     PUSH_FIELD_NUMBER: _builtins.int
     PULL_FIELD_NUMBER: _builtins.int
+    TREE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
     """Order within the mesh, given by the mesh's first node."""
@@ -75,6 +76,10 @@ class RunSpec(_message.Message):
     def push(self) -> Global___Push: ...
     @_builtins.property
     def pull(self) -> Global___Pull: ...
+    @_builtins.property
+    def tree(self) -> Global___Tree:
+        """The files that the run is to see; a rank that saw another version last reloads what changed. Absent: as they are."""
+
     def __init__(
         self,
         *,
@@ -84,16 +89,56 @@ class RunSpec(_message.Message):
         cell: Global___Cell | None = ...,
         push: Global___Push | None = ...,
         pull: Global___Pull | None = ...,
+        tree: Global___Tree | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cell", b"cell", "pull", b"pull", "push", b"push"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cell", b"cell", "pull", b"pull", "push", b"push", "tree", b"tree"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cell", b"cell", "number", b"number", "output", b"output", "pull", b"pull", "push", b"push", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cell", b"cell", "number", b"number", "output", b"output", "pull", b"pull", "push", b"push", "run_id", b"run_id", "tree", b"tree"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["cell", "push", "pull"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___RunSpec: _TypeAlias = RunSpec  # noqa: Y015
+
+@_typing.final
+class Tree(_message.Message):
+    """The notebook's files as ranks import them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    RELOAD_FIELD_NUMBER: _builtins.int
+    IMPORT_PATHS_FIELD_NUMBER: _builtins.int
+    HIDDEN_PATHS_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    reload: _builtins.bool
+    """modules that changed, before the body runs"""
+    @_builtins.property
+    def import_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Directories that the kernel imports from, to be put on sys.path after its first entry; relative ones are below the
+        rank's workspace.
+        """
+
+    @_builtins.property
+    def hidden_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The client's directories of which a rank in a workspace has a copy: their entries on sys.path go."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+        reload: _builtins.bool = ...,
+        import_paths: _abc.Iterable[_builtins.str] | None = ...,
+        hidden_paths: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden_paths", b"hidden_paths", "import_paths", b"import_paths", "reload", b"reload", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tree: _TypeAlias = Tree  # noqa: Y015
 
 @_typing.final
 class Cell(_message.Message):
