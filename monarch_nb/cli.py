@@ -83,6 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
     up = command("up", _up, "start the local pool", "up --nodes 2 --procs 4", "up --nodes 4")
     up.add_argument("--nodes", type=int, metavar="N", help="how many (default: those that there are, else 1)")
     up.add_argument("--procs", type=int, metavar="N", help="CPU ranks that fit on each node (default: one per core)")
+    up.add_argument("--isolate", action="store_true", help="nodes share no files, as nodes of other machines do not")
     up.add_argument("--gpus", choices=["all", "none"], help="whether node0 offers this machine's GPUs (default: all)")
 
     status = command("status", _status, "show the nodes and what is held", "status", "status --json | jq .reservations")
@@ -145,7 +146,9 @@ def _say(line: str) -> None:
 def _up(options: argparse.Namespace) -> int:
     from monarch_nb.provision import provisioner
 
-    nodes = provisioner("local").up(options.nodes, options.procs, options.gpus, pool=options.pool, progress=_say)
+    nodes = provisioner("local").up(
+        options.nodes, options.procs, options.gpus, isolate=options.isolate, pool=options.pool, progress=_say
+    )
     print(f"the pool {options.pool!r} is up: {', '.join(node.node_id for node in nodes)}")
     return 0
 

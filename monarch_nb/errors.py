@@ -68,6 +68,14 @@ class VersionMismatch(PoolError):
         self.client, self.node = client, node
 
 
+class FilesError(MonarchNbError):
+    """Files could not be synced or brought back; what was there before is as it was."""
+
+    def __init__(self, message: str, node: str = "") -> None:
+        super().__init__(message)
+        self.node = node
+
+
 class CapacityError(MonarchNbError):
     """More was asked for than the pool has, or than is free."""
 

@@ -28,6 +28,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--node-id", default="node0", help="unique in the pool (default: %(default)s)")
     parser.add_argument("--procs", type=int, help="CPU ranks that fit (default: the number of CPUs)")
     parser.add_argument("--gpus", choices=["all", "none"], default="all", help="offer the GPUs (default: %(default)s)")
+    parser.add_argument("--isolate", action="store_true", help="behave as a node that shares no files with others")
     parser.add_argument("--python", default=sys.executable, help="the ranks' python (default: this one)")
     parser.add_argument("--preload", action="append", help="module that ranks have imported already (default: torch)")
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
@@ -51,6 +52,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
         gpus=facts.discover_gpus() if options.gpus == "all" else [],
         python=options.python,
         preload=preload,
+        isolated=options.isolate,
     )
     await node.start()
     server = make_server()

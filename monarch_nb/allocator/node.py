@@ -17,9 +17,10 @@ from monarch_nb import config
 from monarch_nb.allocator import processes
 from monarch_nb.allocator.database import Database, rank_key, run_key
 from monarch_nb.allocator.describe import describe_ranks
+from monarch_nb.allocator.files import NodeFiles
 from monarch_nb.allocator.output import RankFiles, stored_outputs
 from monarch_nb.allocator.sessions import Follower, Session
-from monarch_nb.allocator.specs import plan_rank
+from monarch_nb.allocator.specs import plan_rank, start_directory
 from monarch_nb.allocator.state import Effect, Lease, Mesh, NodeState, RankFinished, RankSlot, Run, RunDropped, StartRun
 from monarch_nb.allocator.supervisor import RankProcess, Supervisor
 from monarch_nb.allocator.watch import DirectoryWatch
@@ -50,6 +51,7 @@ class Node:
         procs: CPU slots. gpus: its GPUs.
         python, preload: of the template that is kept warm.
         store_host: the interface on which stores listen.
+        isolated: see no files of clients, even when they are on this machine.
     """
 
     def __init__(
@@ -62,9 +64,10 @@ class Node:
         python: str,
         preload: list[str],
         store_host: str = "127.0.0.1",
+        isolated: bool = False,
     ) -> None:
         self.paths, self.node_id, self.gpus, self.store_host = paths, node_id, gpus, store_host
-        self.python, self.preload = python, preload
+        self.python, self.preload, self.isolated = python, preload, isolated
         self.token = uuid.uuid4().hex
         self.state = NodeState(procs, [gpu.index for gpu in gpus])
         self.sessions: set[Session] = set()
@@ -74,6 +77,7 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._database = Database(paths.database)
         self.watch = DirectoryWatch(self._loop)
+        self.files = NodeFiles(node_id, paths)
         self.supervisor = Supervisor(paths, self._on_result, self._on_death, self._on_store_death, self._save_template)
         self._dirty_runs: set[tuple[str, str]] = set()
         self._unacknowledged: dict[tuple[str, int], list[str]] = {}
@@ -147,6 +151,7 @@ class Node:
             self._flush_timer.cancel()
         self._database.close()
         self.watch.close()
+        await self.files.close()
         if end_processes:
             shutil.rmtree(self.paths.directory, ignore_errors=True)
 
@@ -210,6 +215,7 @@ class Node:
         await self.supervisor.end(ranks, patience_s=1.0)
         for mesh_id in meshes:
             await self._remove_mesh(mesh_id)
+        await asyncio.to_thread(self.files.workspaces.release, reservation_id)
         self.state.release(reservation_id)
         self._database.delete("lease", reservation_id)
         self._flush()
@@ -299,9 +305,22 @@ class Node:
             raise
         return describe_ranks(self, mesh, mesh.ranks)
 
+    def rank_directory(self, reservation_id: str, rank: int) -> str:
+        """Return where a rank of a reservation's main mesh started."""
+        self.state.lease(reservation_id)
+        for mesh in self.state.meshes.values():
+            spec = mesh.spec
+            if (spec.reservation_id, spec.name) == (reservation_id, "main") and rank in mesh.ranks:
+                workspace = self.files.workspaces.directory(reservation_id) if spec.in_workspace else None
+                return str(start_directory(spec, workspace))
+        raise MeshNotFound(f"{self.node_id} has no rank {rank} of that reservation")
+
     async def _fork(self, mesh: Mesh, ranks: list[int], incarnations: dict[int, int]) -> None:
         spec = mesh.spec
-        planned = [plan_rank(self.paths, mesh, rank, incarnations[rank]) for rank in ranks]
+        workspace = self.files.workspaces.directory(spec.reservation_id) if spec.in_workspace else None
+        if workspace is not None:
+            start_directory(spec, workspace).mkdir(parents=True, exist_ok=True)
+        planned = [plan_rank(self.paths, mesh, rank, incarnations[rank], workspace) for rank in ranks]
         template = await self.supervisor.template(spec.python or self.python, spec.preload)
         self._check_held(spec.reservation_id)
         forked = await self.supervisor.fork_ranks(template, planned)

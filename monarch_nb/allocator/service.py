@@ -19,6 +19,7 @@ from monarch_nb.allocator.sessions import Session as ClientSession
 from monarch_nb.errors import MonarchNbError, UsageError, VersionMismatch
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import allocator_pb2_grpc as service
+from monarch_nb.proto import files_pb2
 from monarch_nb.rpc.status import error_to_json, refuse
 
 _Method = Callable[[Any, Any, Any], Awaitable[Any]]
@@ -166,6 +167,35 @@ class AllocatorService(service.AllocatorServicer):
                     yield pb.BlobChunk(data=data)
         except FileNotFoundError:
             await refuse(context, MonarchNbError("the value is not kept any more"))
+        except MonarchNbError as error:
+            await refuse(context, error)
+
+    # ---- files ----
+
+    @_translated
+    async def SyncTree(self, request: files_pb2.SyncTreeRequest, context: Any) -> files_pb2.SyncTreeReply:
+        self._node.state.lease(request.reservation_id)
+        reply: files_pb2.SyncTreeReply = await _whole(self._node.files.sync(request))
+        return reply
+
+    @_translated
+    async def PutChunks(self, request_iterator: Any, context: Any) -> files_pb2.PutChunksReply:
+        return await self._node.files.put_chunks(request_iterator)
+
+    @_translated
+    async def Workspace(self, request: files_pb2.WorkspaceRequest, context: Any) -> files_pb2.WorkspaceReply:
+        self._node.state.lease(request.reservation_id)
+        return await asyncio.to_thread(self._node.files.workspaces.status, request.reservation_id)
+
+    @_translated
+    async def ListFiles(self, request: files_pb2.ListFilesRequest, context: Any) -> files_pb2.ListFilesReply:
+        directory = self._node.rank_directory(request.reservation_id, request.rank)
+        return await asyncio.to_thread(self._node.files.list, directory, request)
+
+    async def ReadFile(self, request: files_pb2.ReadFileRequest, context: Any) -> AsyncIterator[files_pb2.FilePiece]:
+        try:
+            async for piece in self._node.files.read(request.path):
+                yield piece
         except MonarchNbError as error:
             await refuse(context, error)
 

@@ -132,6 +132,28 @@ class Connection:
         except grpc.aio.AioRpcError as error:
             raise translate(error, self.name) from None
 
+    async def send_stream(self, method: str, messages: AsyncIterator[Any], timeout_s: float) -> Any:
+        """Call a method with a stream of messages. Raises an error of monarch_nb, or what `messages` raised."""
+        await self._settle()
+        raised: list[Exception] = []
+
+        async def guarded() -> AsyncIterator[Any]:
+            try:
+                async for message in messages:
+                    yield message
+            except Exception as error:  # gRPC would only cancel the call
+                raised.append(error)
+                raise
+
+        try:
+            return await getattr(self._stub, method)(guarded(), timeout=timeout_s)
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            if raised:
+                raise raised[0] from None
+            if isinstance(error, grpc.aio.AioRpcError):
+                raise translate(error, self.name) from None
+            raise
+
     async def put_blob(self, mesh_id: str, blob: str, pieces: Iterable[bytes | memoryview]) -> None:
         """Send a blob in chunks."""
 

@@ -261,6 +261,7 @@ class Mesh:
         on_error: OnError = "wait",
         cell_number: int = 0,
         want_value: bool = True,
+        sync: bool = True,
         listener: Listener | None = None,
     ) -> Run:
         """Run code on the ranks and wait until all have finished. Ctrl-C interrupts the ranks and keeps their memory.
@@ -270,6 +271,7 @@ class Mesh:
             on_error: "abort" interrupts ranks that wait in a collective for one that failed.
             cell_number: shown in tracebacks as `Cell In[…]`.
             want_value: bring the last expression's values back.
+            sync: first bring files that changed to nodes that have copies of them.
             listener: called with the run's events on a background thread.
 
         Returns:
@@ -279,12 +281,15 @@ class Mesh:
             RunFailed: it failed on some ranks.
             RankDead: a rank of this mesh is dead.
             TimeoutError: it goes on after `timeout_s`.
+            FilesError: a node could not take the files that changed.
 
         Example:
             >>> mesh.run("x = rank * 2\\nx").values  # doctest: +SKIP
             [0, 2, 4, 6]
         """
-        run = self.submit(code, on_error=on_error, cell_number=cell_number, want_value=want_value, listener=listener)
+        run = self.submit(
+            code, on_error=on_error, cell_number=cell_number, want_value=want_value, sync=sync, listener=listener
+        )
         if not run.join(timeout_s):
             raise run.timed_out(timeout_s or 0)
         run.collected()
@@ -298,11 +303,16 @@ class Mesh:
         on_error: OnError = "wait",
         cell_number: int = 0,
         want_value: bool = True,
+        sync: bool = True,
         listener: Listener | None = None,
     ) -> Run:
         """As `run`, but return at once."""
+        files = self.reservation.files
+        if sync and files.copies:
+            self._check_alive()
+            files.sync(self.core.by_node(self.ranks))
         cell = run_pb2.Cell(code=code, cell_number=cell_number, want_value=want_value)
-        return self._start(run_pb2.RunSpec(cell=cell), _title(code), on_error, listener)
+        return self._start(run_pb2.RunSpec(cell=cell, tree=files.tree()), _title(code), on_error, listener)
 
     def _start(
         self, spec: run_pb2.RunSpec, title: str, on_error: OnError = "wait", listener: Listener | None = None

@@ -12,13 +12,14 @@ import getpass
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from monarch_nb import config
 from monarch_nb.client.bridge import call
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
+from monarch_nb.client.sync import nodes_seeing
 from monarch_nb.errors import (
     CapacityError,
     MonarchNbError,
@@ -62,12 +63,25 @@ class Shape:
 
 @dataclass(frozen=True)
 class SpawnOptions:
-    """How ranks are started."""
+    """How ranks are started.
+
+    Attributes:
+        directory: where, on this computer.
+        root: of the project whose files ranks work with; "" for none.
+        reload: modules that changed, before each run.
+    """
 
     directory: str
+    root: str = ""
+    reload: bool = True
     python: str = ""
     preload: tuple[str, ...] = config.DEFAULT_PRELOAD
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def below_root(self) -> str:
+        """Where ranks start in a copy of the project."""
+        return os.path.relpath(self.directory, self.root) if self.root else "."
 
 
 @dataclass
@@ -207,8 +221,9 @@ class Pool:
         try:
             say(f"leasing {shape}")
             await _all(c.unary("Reserve", r) for c, r in zip(connections, requests, strict=True))
+            seen = await nodes_seeing(options.directory, connections)
             say(f"starting {shape.nodes * shape.per_node} ranks")
-            await spawn_mesh(connections, reservation_id, "main", shape, options)
+            await spawn_mesh(connections, reservation_id, "main", shape, options, seen)
             confirm = pb.ConfirmRequest(reservation_id=reservation_id)
             await _all(connection.unary("Confirm", confirm) for connection in connections)
         except BaseException:
@@ -269,9 +284,18 @@ def _holds(holder: pb.Holder) -> str:
 
 
 async def spawn_mesh(
-    connections: list[Connection], reservation_id: str, name: str, shape: Shape, options: SpawnOptions
+    connections: list[Connection],
+    reservation_id: str,
+    name: str,
+    shape: Shape,
+    options: SpawnOptions,
+    seen: Sequence[bool],
 ) -> str:
-    """Host a mesh's store on the first node and fork its ranks on all; return the mesh's id."""
+    """Host a mesh's store on the first node and fork its ranks on all; return the mesh's id.
+
+    Args:
+        seen: which nodes see the directory in which ranks are to start; on others they start in a copy of it.
+    """
     mesh_id = uuid.uuid4().hex
     store_request = pb.HostStoreRequest(
         reservation_id=reservation_id, mesh_id=mesh_id, python=options.python, preload=options.preload
@@ -288,13 +312,16 @@ async def spawn_mesh(
             node_rank=node_rank,
             master_host=store.host,
             master_port=store.port,
-            directory=options.directory,
+            directory=options.directory if sees else options.below_root,
+            in_workspace=not sees,
+            root=options.root,
+            reload=options.reload,
             python=options.python,
             preload=options.preload,
             environment=options.environment,
             extent=[pb.Axis(name="hosts", size=shape.nodes), pb.Axis(name=shape.kind, size=shape.per_node)],
         )
-        for node_rank in range(shape.nodes)
+        for node_rank, sees in zip(range(shape.nodes), seen, strict=True)
     ]
     await _all(c.unary("Spawn", r, SPAWN_TIMEOUT_S) for c, r in zip(connections, requests, strict=True))
     return mesh_id

@@ -7,12 +7,18 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from monarch_nb import config
 from monarch_nb.client import pool as pools
 from monarch_nb.client.bridge import call
+from monarch_nb.client.fetch import FetchReport, FileInfo, fetch, file_info, is_below, list_files
+from monarch_nb.client.fetch import Progress as FetchProgress
+from monarch_nb.client.files.project import find_root, read_settings
 from monarch_nb.client.mesh import Mesh, RankInfo, rank_infos
 from monarch_nb.client.pool import HeldReservation, Pool, Progress, Shape, SpawnOptions, current_owner, pool_named
+from monarch_nb.client.sync import Progress as SyncProgress
+from monarch_nb.client.sync import SyncedFiles, SyncReport
 from monarch_nb.errors import CapacityError, NodeUnreachable, ReservationConflict, UsageError
 from monarch_nb.provision import provisioner
 from monarch_nb.shape import Extent
@@ -81,6 +87,7 @@ class Reservation:
             if info.state == "dead" and info.death is not None
         }
         self.mesh = Mesh(status.mesh_id, "main", extent, self, self._connections, dead)
+        self.files = _synced_files(held)
 
     def __repr__(self) -> str:
         return f"<Reservation {self.name}: {Shape(self.nodes, self.procs, self.gpus)}>"
@@ -94,6 +101,57 @@ class Reservation:
         held = call(_find_id(self._pool, self.id, self.name))
         return _info(held)
 
+    def sync(self, *, overwrite: bool = False, progress: SyncProgress | None = None) -> SyncReport:
+        """Bring files that changed to the nodes that have copies of them; `Mesh.run` does so by itself.
+
+        Args:
+            overwrite: also files that ranks wrote or changed.
+            progress: called while content is sent.
+
+        Raises:
+            FilesError: a node could not take them; it has what it had.
+        """
+        return self.files.sync(overwrite=overwrite, progress=progress or _nothing)
+
+    def list_files(self, path: str = ".", *, rank: int = 0) -> list[FileInfo]:
+        """Return what lies at `path` on a rank's node; relative paths start in the rank's directory.
+
+        Raises:
+            FilesError: there is nothing, or it can not be read.
+        """
+        connection = self.mesh.core.connection_of(rank)
+        return [file_info(entry) for entry in call(list_files(connection, self.id, rank, path)).entries]
+
+    def fetch(
+        self,
+        path: str,
+        *,
+        rank: int = 0,
+        to: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        progress: FetchProgress | None = None,
+    ) -> FetchReport:
+        """Bring a file or directory from a rank's node to this computer.
+
+        Args:
+            path: on the node; relative ones start in the rank's directory.
+            to: where it is to be here; by default a relative path is the same here, below the current directory, and
+                an absolute one gets its last name there.
+            overwrite: also files that exist here and differ.
+            progress: called while content arrives.
+
+        Raises:
+            FilesError: it does not exist, or would replace something else.
+
+        Example:
+            >>> dev.fetch("checkpoints/last.pt", rank=4).path  # doctest: +SKIP
+            PosixPath('/home/me/project/checkpoints/last.pt')
+        """
+        connection = self.mesh.core.connection_of(rank)
+        target = Path.cwd() / (Path(path) if is_below(path) else Path(path).name) if to is None else Path(to)
+        work = fetch(connection, self.id, rank, path, target, overwrite=overwrite, progress=progress or _nothing)
+        return call(work)
+
     def release(self) -> None:
         """End its ranks and give its slots back. Nothing is asked; releasing twice is fine.
 
@@ -105,6 +163,20 @@ class Reservation:
         for error in failed:
             if not isinstance(error, NodeUnreachable) or error.node in exist:
                 raise error
+
+
+def _synced_files(held: HeldReservation) -> SyncedFiles:
+    meshes = {
+        node: (connection, mesh.spec)
+        for node, (connection, status) in held.nodes.items()
+        for mesh in status.meshes
+        if mesh.name == "main"
+    }
+    _, spec = next(iter(meshes.values()))
+    copies = {node: connection for node, (connection, one) in meshes.items() if one.in_workspace}
+    return SyncedFiles.get(
+        held.reservation_id, copies, shared=len(copies) < len(meshes), root=spec.root, reload=spec.reload
+    )
 
 
 async def _find_id(pool: Pool, reservation_id: str, name: str) -> HeldReservation:
@@ -127,6 +199,8 @@ def reserve(
     env: Mapping[str, str | None] | None = None,
     preload: Sequence[str] | None = None,
     directory: str | os.PathLike[str] | None = None,
+    files: str | os.PathLike[str] | bool = True,
+    reload: bool | None = None,
     replace: bool = False,
     notebook: str | None = None,
     progress: Progress | None = None,
@@ -144,6 +218,8 @@ def reserve(
         env: variables to add to the ranks' environment; None takes this process's value.
         preload: modules that ranks have imported already; by default torch.
         directory: where ranks start; by default the notebook's directory, else the current one.
+        files: the directory whose files ranks work with; True for the project that `directory` is in, False for none.
+        reload: whether ranks reload modules that changed before each run; by default as the project says, else True.
         replace: release a reservation of the same name and another shape first.
         notebook: path of the notebook that holds it, which finds it again.
         progress: told what is being done.
@@ -159,8 +235,12 @@ def reserve(
     shape = _checked_shape(nodes, procs, gpus)
     say = progress or _silent
     chosen = pool_named(pool)
+    start = pools.working_directory(directory, notebook)
+    root, reloads = _project(start, files, reload)
     options = SpawnOptions(
-        directory=pools.working_directory(directory, notebook),
+        directory=start,
+        root=root,
+        reload=reloads,
         python=python or sys.executable,
         preload=config.DEFAULT_PRELOAD if preload is None else tuple(preload),
         environment=pools.environment_option(env),
@@ -170,6 +250,14 @@ def reserve(
         _start_pool(chosen, shape, say)
     held = call(_reserve(chosen, name, shape, options, notebook or "", replace, say))
     return Reservation(chosen, held)
+
+
+def _project(start: str, files: str | os.PathLike[str] | bool, reload: bool | None) -> tuple[str, bool]:
+    """Return the directory whose files ranks work with ("" for none), and whether they reload what changed."""
+    settings = read_settings(find_root(Path(start)) if isinstance(files, bool) else Path(files).expanduser().absolute())
+    if files is not True and files is not False and not Path(start).is_relative_to(settings.root):
+        raise UsageError(f"ranks start in {start}, which is not below {settings.root}")
+    return str(settings.root) if files is not False else "", settings.reload if reload is None else reload
 
 
 async def _reserve(
@@ -275,4 +363,8 @@ def _checked_shape(nodes: int, procs: int | None, gpus: int | None) -> Shape:
 
 
 def _silent(_: str) -> None:
+    pass
+
+
+def _nothing(_: object) -> None:
     pass

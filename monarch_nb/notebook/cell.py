@@ -19,6 +19,7 @@ from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure
 from monarch_nb.notebook.command_line import checked_name, help_text, parse, wants_help
 from monarch_nb.notebook.commands import CELL
+from monarch_nb.notebook.files import FileCommands
 from monarch_nb.notebook.following import RunInterrupted, RunTimeout, wait_for
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
 from monarch_nb.notebook.session import Session
@@ -42,8 +43,8 @@ class KernelCellFailed(MonarchNbError):
 class CellRunner:
     """Runs cells on the current mesh, follows runs of earlier kernels, and interrupts what goes on."""
 
-    def __init__(self, shell: InteractiveShell, session: Session, mode: MeshMode) -> None:
-        self._shell, self._session, self._mode = shell, session, mode
+    def __init__(self, shell: InteractiveShell, session: Session, mode: MeshMode, files: FileCommands) -> None:
+        self._shell, self._session, self._mode, self._files = shell, session, mode, files
         self._stuck: set[str] = set()
 
     def run(self, line: str, code: str) -> None:
@@ -68,6 +69,8 @@ class CellRunner:
         mesh = self._session.mesh(parsed.text("targets"))
         if announced:
             show(calm_line(f"on mesh {self._session.current().name} · {_how_many(mesh)}"))
+        if parsed.switch("sync", default=True):
+            self._files.before_run(mesh.core.by_node(mesh.ranks))
         view = self._view(
             mesh.ranks,
             group=parsed.text("group_outputs"),
@@ -81,6 +84,7 @@ class CellRunner:
                 on_error=on_error,
                 cell_number=self._shell.displayhook.prompt_count,  # of this cell, whenever IPython counts it
                 want_value=out is not None,
+                sync=False,
                 listener=view.on_event,
             )
         except BaseException:

@@ -34,6 +34,13 @@ RESERVE = Command(
         Flag(
             "--preload", "a module to import before ranks are forked (torch when not said)", value="MODULE", repeat=True
         ),
+        Flag("--files", "directory whose files ranks work with (the notebook's project), or none", value="DIR"),
+        Flag(
+            "--reload",
+            "before each cell: modules whose files changed (auto), or only by %mesh restart (off)",
+            value="HOW",
+            choices=("auto", "off"),
+        ),
         Flag("--replace", "when the name is held with another shape: release that first"),
     ),
     notes="Ranks stay until they are released: they survive this kernel, the browser and the Jupyter server.",
@@ -143,6 +150,51 @@ PULL = Command(
     ),
     examples=(("%mesh pull losses -o losses", ""), ("total = %mesh pull sum(losses) -t 0", "a list of one value")),
 )
+SYNC = Command(
+    "sync",
+    "bring files that changed to the nodes now; every cell does so by itself",
+    usage="[--dry-run | --status | --add DIR [--as NAME] | --overwrite]",
+    magic="%mesh ",
+    section="Files",
+    flags=(
+        Flag("--dry-run", "show what would go"),
+        Flag("--status", "show what every node has"),
+        Flag("--add", "also this directory from now on: data, another package", value="DIR"),
+        Flag("--as", "what DIR is called beside the notebook's files (its own name when not said)", value="NAME"),
+        Flag("--overwrite", "also files that ranks wrote or changed"),
+    ),
+    notes="Synced is the notebook's project: the nearest directory with .git or pyproject.toml, or else its own.\n"
+    "Not synced: what .gitignore and .meshignore say, .git, virtual environments, caches, notebooks, and files over\n"
+    "100 MB (max-file-size in pyproject.toml's [tool.monarch_nb]). Nodes that see the directory need no copy.",
+    examples=(("%mesh sync --add ../library", "ranks can `import library`"), ("%mesh sync --dry-run", "")),
+)
+FETCH = Command(
+    "fetch",
+    "bring a file or directory from a node: checkpoints, traces, logs",
+    usage="PATH [--rank R | --node N] [--to PATH] [--overwrite]",
+    magic="%mesh ",
+    section="Files",
+    words=Words("PATH", "on the node; relative to the rank's directory", least=1),
+    flags=(
+        Flag("--rank", "whose directory and node (0 when not said)", value="R", kind="number"),
+        Flag("--node", "the node, by number", value="N", kind="number"),
+        Flag("--to", "where it is to be here (the same relative path when not said)", value="PATH"),
+        Flag("--overwrite", "replace files here that differ"),
+    ),
+    examples=(("%mesh fetch checkpoints/last.pt --rank 4", ""), ("%mesh fetch /tmp/trace.json --to traces/", "")),
+)
+LS = Command(
+    "ls",
+    "what lies in a directory of a node",
+    usage="[PATH] [--rank R | --node N]",
+    magic="%mesh ",
+    section="Files",
+    words=Words("PATH", "on the node; the rank's directory when not said"),
+    flags=(
+        Flag("--rank", "whose directory and node (0 when not said)", value="R", kind="number"),
+        Flag("--node", "the node, by number", value="N", kind="number"),
+    ),
+)
 INTERRUPT = Command(
     "interrupt",
     "stop what runs on every rank; variables stay",
@@ -186,6 +238,7 @@ MESH = CommandSet(
         *(RESERVE, ATTACH, DETACH, RELEASE, LIST),
         *(STATUS, STACKS, LOGS),
         *(PUSH, PULL),
+        *(SYNC, FETCH, LS),
         *(INTERRUPT, RESTART, ON, OFF, HELP),
     ),
     examples=(
@@ -213,6 +266,7 @@ CELL = Command(
             value="HOW",
             choices=("wait", "abort"),
         ),
+        Flag("--sync", "first bring files that changed to the nodes, or not", negatable=True),
         Flag("--local", "run the cell in the kernel too"),
     ),
     notes="The cell's body is left as it is; {x} and $x are expanded in this line only.",

@@ -9,6 +9,7 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 
 from monarch_nb.errors import UsageError
 from monarch_nb.notebook.cell import CellRunner
+from monarch_nb.notebook.files import FileCommands
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.subcommands import Subcommands
@@ -24,8 +25,9 @@ class MeshMagics(Magics):
     def __init__(self, shell: InteractiveShell, session: Session, mode: MeshMode) -> None:
         super().__init__(shell)
         self._shell = shell
-        self._cells = CellRunner(shell, session, mode)
-        self._subcommands = Subcommands(shell, session, mode, self._cells)
+        files = FileCommands(shell, session)
+        self._cells = CellRunner(shell, session, mode, files)
+        self._subcommands = Subcommands(shell, session, mode, self._cells, files)
 
     @no_var_expand
     @line_cell_magic

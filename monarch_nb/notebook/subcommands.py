@@ -21,6 +21,7 @@ from monarch_nb.notebook.command_line import (
     parse,
     wants_help,
 )
+from monarch_nb.notebook.files import FileCommands
 from monarch_nb.notebook.logs import folded_lines
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.progress import Progress
@@ -44,7 +45,9 @@ if TYPE_CHECKING:
 class Subcommands:
     """`%mesh SUBCOMMAND …`."""
 
-    def __init__(self, shell: InteractiveShell, session: Session, mode: MeshMode, cells: CellRunner) -> None:
+    def __init__(
+        self, shell: InteractiveShell, session: Session, mode: MeshMode, cells: CellRunner, files: FileCommands
+    ) -> None:
         self._shell, self._session, self._mode, self._cells = shell, session, mode, cells
         self._handlers: dict[Command, Callable[[Parsed], Any]] = {
             commands.RESERVE: self._reserve,
@@ -57,6 +60,9 @@ class Subcommands:
             commands.LOGS: self._logs,
             commands.PUSH: self._push,
             commands.PULL: self._pull,
+            commands.SYNC: files.sync,
+            commands.FETCH: files.fetch,
+            commands.LS: files.list,
             commands.INTERRUPT: self._interrupt,
             commands.RESTART: self._restart,
             commands.ON: self._on,
@@ -105,6 +111,8 @@ class Subcommands:
                 python=parsed.text("python"),
                 env=read_environment(parsed.many("env")) or None,
                 preload=parsed.many("preload") or None,
+                files=_files_option(parsed.text("files")),
+                reload={"auto": True, "off": False}.get(parsed.text("reload") or ""),
                 replace=parsed.switch("replace"),
                 notebook=self._session.notebook,
                 progress=progress,
@@ -228,6 +236,10 @@ class Subcommands:
             show(preformatted(help_text(commands.CELL)))
         else:
             show(preformatted(help_text(commands.MESH.find(parsed.word))))
+
+
+def _files_option(chosen: str | None) -> str | bool:
+    return True if chosen is None else False if chosen == "none" else chosen
 
 
 def read_environment(settings: Iterable[str]) -> dict[str, str | None]:

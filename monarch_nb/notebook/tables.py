@@ -144,7 +144,9 @@ def stacks_view(groups: Sequence[tuple[Sequence[int], str]]) -> Shown:
 
 
 def duration(seconds: float) -> str:
-    """Return "1.9 s", "12 s", "2 min 10 s", "2 h 10 min" or "3 d 2 h"."""
+    """Return "0.04 s", "1.9 s", "12 s", "2 min 10 s", "2 h 10 min" or "3 d 2 h"."""
+    if seconds < 0.1:
+        return f"{seconds:.2f} s"
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 60:
@@ -154,6 +156,15 @@ def duration(seconds: float) -> str:
     if seconds < 86400:
         return _two_units(seconds, "h", 3600, "min", 60)
     return _two_units(seconds, "d", 86400, "h", 3600)
+
+
+def size(size_bytes: int) -> str:
+    """Return "12 kB", "3.4 MB" or "1.2 GB": powers of 1000, as disks are sold and networks are measured."""
+    value, units = float(size_bytes), ["TB", "GB", "MB", "kB", "B"]
+    while value >= 999.5 and len(units) > 1:
+        value /= 1000
+        units.pop()
+    return f"{value:.0f} {units[-1]}" if value >= 9.95 or units[-1] == "B" else f"{value:.1f} {units[-1]}"
 
 
 def _table_html(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:

@@ -393,6 +393,8 @@ class SpawnRequest(_message.Message):
     ENVIRONMENT_FIELD_NUMBER: _builtins.int
     EXTENT_FIELD_NUMBER: _builtins.int
     IN_WORKSPACE_FIELD_NUMBER: _builtins.int
+    ROOT_FIELD_NUMBER: _builtins.int
+    RELOAD_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     mesh_id: _builtins.str
     name: _builtins.str
@@ -409,6 +411,10 @@ class SpawnRequest(_message.Message):
     python: _builtins.str
     in_workspace: _builtins.bool
     """the node does not see the notebook's directory: ranks start in the copy of it"""
+    root: _builtins.str
+    """the client's directory whose files ranks work with; "" when none are synced"""
+    reload: _builtins.bool
+    """modules that changed, before each run"""
     @_builtins.property
     def preload(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -435,10 +441,12 @@ class SpawnRequest(_message.Message):
         environment: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         extent: _abc.Iterable[Global___Axis] | None = ...,
         in_workspace: _builtins.bool = ...,
+        root: _builtins.str = ...,
+        reload: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "environment", b"environment", "extent", b"extent", "first_rank", b"first_rank", "in_workspace", b"in_workspace", "master_host", b"master_host", "master_port", b"master_port", "mesh_id", b"mesh_id", "name", b"name", "node_rank", b"node_rank", "preload", b"preload", "python", b"python", "ranks", b"ranks", "reservation_id", b"reservation_id", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "environment", b"environment", "extent", b"extent", "first_rank", b"first_rank", "in_workspace", b"in_workspace", "master_host", b"master_host", "master_port", b"master_port", "mesh_id", b"mesh_id", "name", b"name", "node_rank", b"node_rank", "preload", b"preload", "python", b"python", "ranks", b"ranks", "reload", b"reload", "reservation_id", b"reservation_id", "root", b"root", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

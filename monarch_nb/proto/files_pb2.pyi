@@ -498,8 +498,11 @@ class ListFilesReply(_message.Message):
 
     DIRECTORY_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
+    IS_FILE_FIELD_NUMBER: _builtins.int
     directory: _builtins.str
     """of `entries`, absolute"""
+    is_file: _builtins.bool
+    """the path is a file: the one entry"""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___TreeEntry]:
         """without hashes"""
@@ -509,10 +512,11 @@ class ListFilesReply(_message.Message):
         *,
         directory: _builtins.str = ...,
         entries: _abc.Iterable[Global___TreeEntry] | None = ...,
+        is_file: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "entries", b"entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "entries", b"entries", "is_file", b"is_file"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -48,6 +48,7 @@ class Provisioner(Protocol):
         procs: int | None = None,
         gpus: str | None = None,
         *,
+        isolate: bool = False,
         pool: str = DEFAULT_POOL,
         progress: Progress | None = None,
     ) -> list[Node]:

@@ -67,11 +67,15 @@ class Starting:
         os.close(self.pipe)
 
 
-def start_allocator(paths: NodePaths, node_id: str, procs: int, gpus: str, preload: Iterable[str]) -> Starting:
+def start_allocator(
+    paths: NodePaths, node_id: str, procs: int, gpus: str, preload: Iterable[str], *, isolate: bool = False
+) -> Starting:
     """Start a node's allocator, detached from this process twice (own session, parent gone); return at once."""
     pipe, ready_fd = os.pipe()
     command = [sys.executable, "-m", "monarch_nb.allocator", "--directory", str(paths.directory), "--node-id", node_id]
     command += ["--procs", str(procs), "--gpus", gpus, "--python", sys.executable, "--ready-fd", str(ready_fd)]
+    if isolate:
+        command += ["--isolate"]
     for module in preload:
         command += ["--preload", module]
     try:

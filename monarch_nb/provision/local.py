@@ -41,13 +41,16 @@ class PoolShape:
     Attributes:
         procs: CPU slots of each node.
         gpus: "all" or "none": whether the first node owns this machine's GPUs.
+        isolate: every node has copies of the notebook's files instead of the files themselves.
     """
 
     procs: int
     gpus: str
+    isolate: bool = False
 
     def __str__(self) -> str:
-        return f"{self.procs} procs" + (", no GPUs" if self.gpus == "none" else "")
+        text = f"{self.procs} procs" + (", no GPUs" if self.gpus == "none" else "")
+        return text + (", isolated" if self.isolate else "")
 
 
 class LocalProvisioner:
@@ -63,6 +66,7 @@ class LocalProvisioner:
         procs: int | None = None,
         gpus: str | None = None,
         *,
+        isolate: bool = False,
         pool: str = DEFAULT_POOL,
         progress: Progress | None = None,
     ) -> list[Node]:
@@ -75,6 +79,7 @@ class LocalProvisioner:
             nodes: None for as many as there are, else one.
             procs: CPU slots of each node; None for what the pool has, else one per core.
             gpus: "all" (the first node owns this machine's GPUs, the default) or "none".
+            isolate: the nodes share no files with anybody, as nodes of other machines do not.
             pool: its name.
             progress: told line by line what is being done.
 
@@ -87,7 +92,7 @@ class LocalProvisioner:
         directory = _checked_directory(pool)
         with _exclusive(say):
             before = self.nodes(pool=pool)
-            shape = _agree_on_shape(directory, before, nodes, procs, gpus)
+            shape = _agree_on_shape(directory, before, nodes, procs, gpus, isolate)
             count = max(nodes or 1, len(before))
             alive = {node.node_id for node in before if node.alive}
             missing = [node_id for node_id in map("node{}".format, range(count)) if node_id not in alive]
@@ -153,12 +158,12 @@ def _checked_directory(pool: str) -> Path:
 
 
 def _agree_on_shape(
-    directory: Path, before: Sequence[Node], nodes: int | None, procs: int | None, gpus: str | None
+    directory: Path, before: Sequence[Node], nodes: int | None, procs: int | None, gpus: str | None, isolate: bool
 ) -> PoolShape:
     shape = _read_shape(directory)
     if shape is None or not before:
-        return PoolShape(procs or os.cpu_count() or 1, gpus or "all")
-    wanted = PoolShape(procs or shape.procs, gpus or shape.gpus)
+        return PoolShape(procs or os.cpu_count() or 1, gpus or "all", isolate)
+    wanted = PoolShape(procs or shape.procs, gpus or shape.gpus, isolate or shape.isolate)
     if wanted != shape or (nodes or len(before)) < len(before):
         raise PoolError(
             f"the pool {directory.name!r} is up with {_count(len(before), 'node')} × {shape}; to have "
@@ -211,7 +216,7 @@ def _start(directory: Path, node_ids: Iterable[str], shape: PoolShape, say: Prog
         for node_id in node_ids:
             paths = NodePaths(private_directory(directory / node_id))
             gpus = shape.gpus if node_id == "node0" else "none"
-            one = start_allocator(paths, node_id, shape.procs, gpus, DEFAULT_PRELOAD)
+            one = start_allocator(paths, node_id, shape.procs, gpus, DEFAULT_PRELOAD, isolate=shape.isolate)
             stack.callback(one.close)
             starting.append(one)
         try:

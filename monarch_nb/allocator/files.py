@@ -1,0 +1,173 @@
+"""A node's files as clients and other nodes reach them: trees synced, chunks received and passed on, files read."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TypeVar
+
+from monarch_nb import config
+from monarch_nb.allocator.relay import Branch, Relay
+from monarch_nb.allocator.workspaces import Pending, Workspaces
+from monarch_nb.errors import FilesError, MonarchNbError
+from monarch_nb.files.tree import printable
+from monarch_nb.proto import files_pb2 as pb
+from monarch_nb.rpc.status import error_to_json
+
+SMALL_CHANGE_ENTRIES = 20
+"""A change of so few entries is staged at once; others in a thread, while the node goes on with everything else."""
+CACHE_BYTES = 8 << 30
+
+T = TypeVar("T")
+
+
+class NodeFiles:
+    """The workspaces of one node.
+
+    Args:
+        node_id: for messages.
+        paths: where they lie.
+    """
+
+    def __init__(self, node_id: str, paths: config.NodePaths) -> None:
+        self.workspaces = Workspaces(paths.workspaces, paths.content, cache_limit_bytes=CACHE_BYTES)
+        self._node_id = node_id
+        self._relay = Relay()
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def close(self) -> None:
+        """Close the connections to other nodes."""
+        await self._relay.close()
+
+    # ---- trees ----
+
+    async def sync(self, request: pb.SyncTreeRequest) -> pb.SyncTreeReply:
+        """Apply a change here and on `request.peers`; return what every node says of it."""
+        others = asyncio.ensure_future(self._relay.sync(request))
+        try:
+            here = pb.NodeSynced(node_id=self._node_id)
+            async with self._locks[request.reservation_id]:
+                try:
+                    await self._sync_here(request, here)
+                except MonarchNbError as error:
+                    here.error_json = error_to_json(error)
+                except OSError as error:
+                    here.error_json = error_to_json(self._failed(error))
+            return pb.SyncTreeReply(nodes=[here, *await others])
+        finally:
+            others.cancel()
+
+    async def _sync_here(self, request: pb.SyncTreeRequest, answer: pb.NodeSynced) -> None:
+        change = request.change
+        if request.pending:
+            pending = self.workspaces.pending(request.reservation_id, change.mount, change.version)
+        else:
+            is_small = len(change.changed) + len(change.removed) <= SMALL_CHANGE_ENTRIES
+            begin = lambda: self.workspaces.begin(request.reservation_id, change, request.overwrite)  # noqa: E731
+            pending = await _work(is_small, begin)
+        if pending is None:
+            answer.needs_whole = True
+            return
+        for batch in request.chunks:
+            pending.add(batch)
+        if missing := pending.missing():
+            answer.missing = b"".join(missing)
+            return
+        await _work(len(change.changed) <= SMALL_CHANGE_ENTRIES and not request.pending, pending.prepare)
+        answer.applied.CopyFrom(pending.commit())
+
+    async def put_chunks(self, requests: AsyncIterator[pb.PutChunksRequest]) -> pb.PutChunksReply:
+        """Receive the chunks of a change, and pass them on as they come."""
+        stored = pb.NodeStored(node_id=self._node_id)
+        branches: list[Branch] = []
+        pending: Pending | None = None
+        is_first = True
+        try:
+            async for request in requests:
+                if is_first:
+                    is_first = False
+                    branches = self._relay.open_streams(request)
+                    pending = self.workspaces.pending(request.reservation_id, request.mount, request.version)
+                stored.received_bytes += len(request.batch.data)
+                passed = pb.PutChunksRequest(batch=request.batch)
+                await asyncio.gather(self._store(pending, request.batch, stored), *(b.send(passed) for b in branches))
+            others = await asyncio.gather(*(branch.finish() for branch in branches))
+        except BaseException:
+            for branch in branches:
+                branch.cancel()
+            raise
+        return pb.PutChunksReply(nodes=[stored, *(node for part in others for node in part)])
+
+    async def _store(self, pending: Pending | None, batch: pb.ChunkBatch, stored: pb.NodeStored) -> None:
+        """Keep what is of use here; the nodes behind this one get theirs also when this one fails."""
+        if pending is None or stored.error_json:
+            return
+        try:
+            await asyncio.to_thread(pending.add, batch)
+        except MonarchNbError as error:
+            stored.error_json = error_to_json(error)
+        except OSError as error:
+            stored.error_json = error_to_json(self._failed(error))
+
+    def _failed(self, error: OSError) -> MonarchNbError:
+        path = os.fsencode(error.filename) if isinstance(error.filename, (str, bytes)) else b""
+        where = f" ({printable(path)})" if path else ""
+        return FilesError(f"{self._node_id}: {error.strerror}{where}; its files are as they were", self._node_id)
+
+    # ---- files back ----
+
+    def list(self, directory: str, request: pb.ListFilesRequest) -> pb.ListFilesReply:
+        """Return what lies at a path; relative ones start in `directory`, a rank's."""
+        path = os.path.normpath(os.path.join(os.fsencode(directory), os.path.expanduser(request.path)))
+        try:
+            facts = os.lstat(path)
+            if not stat.S_ISDIR(os.stat(path).st_mode):
+                entry = _entry(os.path.basename(path), path, facts)
+                return pb.ListFilesReply(directory=os.fsdecode(os.path.dirname(path)), entries=[entry], is_file=True)
+            entries = list(_walk(path, b"", request.recursive))
+        except OSError as error:
+            shown = printable(os.fsencode(error.filename or path))
+            raise FilesError(f"{self._node_id}: {shown}: {error.strerror}", self._node_id) from error
+        return pb.ListFilesReply(directory=os.fsdecode(path), entries=entries)
+
+    async def read(self, path: str) -> AsyncIterator[pb.FilePiece]:
+        """Yield a file's content."""
+        try:
+            descriptor = await asyncio.to_thread(os.open, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise FilesError(f"{self._node_id}: {path} is not a file", self._node_id)
+                while data := await asyncio.to_thread(os.read, descriptor, config.CHUNK_BYTES):
+                    yield pb.FilePiece(data=data)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise FilesError(f"{self._node_id}: {path}: {error.strerror}", self._node_id) from error
+
+
+async def _work(is_small: bool, work: Callable[[], T]) -> T:
+    return work() if is_small else await asyncio.to_thread(work)
+
+
+def _walk(directory: bytes, below: bytes, recursive: bool) -> Iterator[pb.TreeEntry]:
+    with os.scandir(directory) as found:
+        names = sorted(found, key=lambda name: name.name)
+    for name in names:
+        path = os.path.join(below, name.name)
+        yield _entry(path, name.path, name.stat(follow_symlinks=False))
+        if recursive and name.is_dir(follow_symlinks=False):
+            yield from _walk(name.path, path, recursive)
+
+
+def _entry(path: bytes, at: bytes, facts: os.stat_result) -> pb.TreeEntry:
+    entry = pb.TreeEntry(path=path, mode=stat.S_IMODE(facts.st_mode) & 0o777, modified_ns=facts.st_mtime_ns)
+    if stat.S_ISLNK(facts.st_mode):
+        entry.kind, entry.target = pb.TreeEntry.KIND_SYMLINK, os.readlink(at)
+    elif stat.S_ISDIR(facts.st_mode):
+        entry.kind = pb.TreeEntry.KIND_DIRECTORY
+    elif stat.S_ISREG(facts.st_mode):
+        entry.kind, entry.size_bytes = pb.TreeEntry.KIND_FILE, facts.st_size
+    return entry

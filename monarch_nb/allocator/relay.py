@@ -1,0 +1,123 @@
+"""Passing files on: the client sends to one node, and each node to two others, so no one sends to all.
+
+The nodes that a message is still to reach travel with it. Each receiver cuts that list in two, sends the message to the
+head of each half with the rest of it, and answers for the whole half. When a head does not answer to a call, its
+half is served from here; when it is lost in the middle of a stream, its half is reported, and the client sends again
+what is missing there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from monarch_nb.rpc.channel import open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
+import grpc
+
+from monarch_nb.errors import NodeUnreachable
+from monarch_nb.proto import files_pb2 as pb
+from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
+from monarch_nb.rpc.status import error_to_json, translate
+
+FAN_OUT = 2
+CALL_TIMEOUT_S = 600.0
+"""A node may have gigabytes to write before it answers; a dead one is noticed at once."""
+
+
+def split(peers: Sequence[pb.Peer]) -> list[tuple[pb.Peer, list[pb.Peer]]]:
+    """Cut the nodes that a message is to reach into parts of the same size: (head, those that the head serves)."""
+    parts = [list(peers[start::FAN_OUT]) for start in range(FAN_OUT)]
+    return [(part[0], part[1:]) for part in parts if part]
+
+
+class Relay:
+    """A node's own connections to other nodes, opened when first used."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def _stub(self, peer: pb.Peer) -> Any:
+        channel = self._channels.get(peer.address)
+        if channel is None:
+            channel = self._channels[peer.address] = open_channel(peer.address)
+        return AllocatorStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+
+    async def sync(self, request: pb.SyncTreeRequest) -> list[pb.NodeSynced]:
+        """Pass a change on to `request.peers`; return what all of them say."""
+        answers = await asyncio.gather(*(self._sync(request, head, rest) for head, rest in split(request.peers)))
+        return [node for part in answers for node in part]
+
+    async def _sync(self, request: pb.SyncTreeRequest, head: pb.Peer, rest: list[pb.Peer]) -> list[pb.NodeSynced]:
+        passed = _with_peers(request, rest)
+        try:
+            reply: pb.SyncTreeReply = await self._stub(head).SyncTree(passed, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            failed = pb.NodeSynced(node_id=head.node_id, error_json=error_to_json(translate(error, head.node_id)))
+            return [failed, *await self.sync(passed)]
+        return list(reply.nodes)
+
+    def open_streams(self, first: pb.PutChunksRequest) -> list[Branch]:
+        """Begin to pass a stream of chunks on to `first.peers`."""
+        branches = []
+        for head, rest in split(first.peers):
+            opening = pb.PutChunksRequest()
+            opening.CopyFrom(first)
+            del opening.peers[:]
+            opening.peers.extend(rest)
+            branches.append(Branch(self._stub(head).PutChunks(timeout=CALL_TIMEOUT_S), head, rest, opening))
+        return branches
+
+
+class Branch:
+    """A stream of chunks to one node, which passes it on to others."""
+
+    def __init__(self, stream: Any, head: pb.Peer, rest: list[pb.Peer], opening: pb.PutChunksRequest) -> None:
+        self._stream, self._head, self._rest = stream, head, rest
+        self._opening: pb.PutChunksRequest | None = opening
+        self._lost = False
+
+    async def send(self, request: pb.PutChunksRequest) -> None:
+        """Pass one message on; nothing happens when the node is lost."""
+        if self._opening is not None:
+            request, self._opening = _joined(self._opening, request), None
+        if not self._lost:
+            try:
+                await self._stream.write(request)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                self._lost = True
+
+    async def finish(self) -> list[pb.NodeStored]:
+        """End the stream; return what every node behind it says."""
+        try:
+            if self._opening is not None:
+                await self._stream.write(self._opening)
+            await self._stream.done_writing()
+            reply: pb.PutChunksReply = await self._stream
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and not self._stream.done():
+                raise
+            lost = error_to_json(NodeUnreachable(f"{self._head.node_id} was lost on the way", self._head.node_id))
+            return [pb.NodeStored(node_id=peer.node_id, error_json=lost) for peer in (self._head, *self._rest)]
+        return list(reply.nodes)
+
+    def cancel(self) -> None:
+        """The sender is gone."""
+        self._stream.cancel()
+
+
+def _with_peers(request: pb.SyncTreeRequest, peers: list[pb.Peer]) -> pb.SyncTreeRequest:
+    passed = pb.SyncTreeRequest()
+    passed.CopyFrom(request)
+    del passed.peers[:]
+    passed.peers.extend(peers)
+    return passed
+
+
+def _joined(opening: pb.PutChunksRequest, request: pb.PutChunksRequest) -> pb.PutChunksRequest:
+    opening.batch.CopyFrom(request.batch)
+    return opening

@@ -1,0 +1,144 @@
+"""Bringing files back from a node: checkpoints, traces, whatever ranks wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from monarch_nb.client.connection import Connection
+from monarch_nb.errors import FilesError
+from monarch_nb.files.tree import check_path, printable
+from monarch_nb.proto import files_pb2 as pb
+
+LIST_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """A name on a node. `kind` is "file", "directory", "link" or "other"; `modified_at` is seconds since the epoch."""
+
+    path: str
+    kind: str
+    size_bytes: int
+    modified_at: float
+
+
+@dataclass
+class FetchReport:
+    """What was brought: to `path` on this computer."""
+
+    path: Path
+    files: int = 0
+    size_bytes: int = 0
+    total_bytes: int = 0
+    seconds: float = 0.0
+
+
+Progress = Callable[[FetchReport], None]
+
+_KINDS = {
+    pb.TreeEntry.KIND_FILE: "file",
+    pb.TreeEntry.KIND_DIRECTORY: "directory",
+    pb.TreeEntry.KIND_SYMLINK: "link",
+}
+
+
+async def list_files(
+    connection: Connection, reservation_id: str, rank: int, path: str, *, recursive: bool = False
+) -> pb.ListFilesReply:
+    """Return what lies at a path on a rank's node; relative ones start in the rank's directory."""
+    request = pb.ListFilesRequest(reservation_id=reservation_id, rank=rank, path=os.fsencode(path), recursive=recursive)
+    reply: pb.ListFilesReply = await connection.unary("ListFiles", request, LIST_TIMEOUT_S)
+    return reply
+
+
+def file_info(entry: pb.TreeEntry) -> FileInfo:
+    """Return an entry as callers see it."""
+    return FileInfo(printable(entry.path), _KINDS.get(entry.kind, "other"), entry.size_bytes, entry.modified_ns / 1e9)
+
+
+async def fetch(
+    connection: Connection,
+    reservation_id: str,
+    rank: int,
+    path: str,
+    target: Path,
+    *,
+    overwrite: bool,
+    progress: Progress,
+) -> FetchReport:
+    """Bring a file or a directory to `target`. Each file appears there when it is whole.
+
+    Raises:
+        FilesError: it does not exist, or something else is at `target`.
+    """
+    began = time.monotonic()
+    listing = await list_files(connection, reservation_id, rank, path, recursive=True)
+    entries, is_file = listing.entries, listing.is_file
+    report = FetchReport(target, total_bytes=sum(entry.size_bytes for entry in entries))
+    places = {entry.path: target if is_file else target / _below(entry) for entry in entries}
+    if not overwrite:
+        _refuse_others(places, entries)
+    for entry in entries:
+        place = places[entry.path]
+        if entry.kind == pb.TreeEntry.KIND_DIRECTORY:
+            place.mkdir(parents=True, exist_ok=True)
+        elif entry.kind == pb.TreeEntry.KIND_SYMLINK:
+            with contextlib.suppress(FileNotFoundError):
+                place.unlink()
+            place.symlink_to(os.fsdecode(entry.target))
+        elif entry.kind == pb.TreeEntry.KIND_FILE:
+            pieces = connection.stream(
+                "ReadFile", pb.ReadFileRequest(path=os.path.join(listing.directory, os.fsdecode(entry.path)))
+            )
+            await _write(pieces, place, entry, report, progress)
+            report.files += 1
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def is_below(path: str) -> bool:
+    """Return whether a path is relative and stays below where it starts."""
+    return not os.path.isabs(path) and not os.path.normpath(path).startswith("..") and not path.startswith("~")
+
+
+def _below(entry: pb.TreeEntry) -> str:
+    check_path(entry.path)
+    return os.fsdecode(entry.path)
+
+
+def _refuse_others(places: dict[bytes, Path], entries: Iterable[pb.TreeEntry]) -> None:
+    for entry in entries:
+        place = places[entry.path]
+        if entry.kind == pb.TreeEntry.KIND_DIRECTORY or not os.path.lexists(place):
+            continue
+        facts = place.lstat()
+        if (facts.st_size, facts.st_mtime_ns) != (entry.size_bytes, entry.modified_ns):
+            raise FilesError(
+                f"{place} exists and differs: --overwrite replaces it, --to DIR brings the files elsewhere"
+            )
+
+
+async def _write(
+    pieces: AsyncIterator[pb.FilePiece], place: Path, entry: pb.TreeEntry, report: FetchReport, progress: Progress
+) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    partial = place.with_name(f".{place.name[:200]}.{secrets.token_hex(4)}.part")
+    try:
+        with partial.open("xb") as file:
+            async for piece in pieces:
+                file.write(piece.data)
+                report.size_bytes += len(piece.data)
+                progress(report)
+        partial.chmod(entry.mode)
+        os.utime(partial, ns=(entry.modified_ns, entry.modified_ns))
+        partial.replace(place)
+    except OSError as error:
+        raise FilesError(f"{place} can not be written: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,380 @@
+"""The notebook's files on the nodes of a reservation: what changed goes there before each run.
+
+Nodes that see the notebook's directory itself (a shared file system, a local pool) need nothing. Every other node has a
+workspace: a copy of the directory's project, and of whatever else was added.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+from weakref import WeakValueDictionary
+
+from monarch_nb.client.bridge import call
+from monarch_nb.client.connection import Connection
+from monarch_nb.client.files.local_tree import FileChanged, LocalTree, Report
+from monarch_nb.client.files.project import Settings, read_settings
+from monarch_nb.client.transfer import INLINE_BYTES, Sender, Transfer
+from monarch_nb.errors import FilesError, MonarchNbError, UsageError
+from monarch_nb.files.tree import chunk_hashes, printable
+from monarch_nb.proto import files_pb2 as pb
+from monarch_nb.proto.run_pb2 import Tree
+
+MAX_ATTEMPTS = 5
+"""How often a file may change while it is sent."""
+
+Progress = Callable[[Transfer], None]
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """What a sync did.
+
+    Attributes:
+        files, size_bytes: that changed here. removed: files that went.
+        sent_bytes: of content that left this process, compressed; nodes pass it on to one another.
+        nodes: how many have a copy. seconds: it took.
+        kept: files that ranks wrote or changed and that were left as they are, and on which nodes.
+        local: by mount, what is not synced and why.
+    """
+
+    files: int = 0
+    size_bytes: int = 0
+    removed: int = 0
+    sent_bytes: int = 0
+    nodes: int = 0
+    seconds: float = 0.0
+    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    local: Mapping[str, Report] = field(default_factory=dict)
+
+    @property
+    def anything(self) -> bool:
+        """Whether something changed on the nodes, or could not."""
+        return bool(self.files or self.removed or self.kept)
+
+
+class _Mount:
+    """One tree of this computer and its copies."""
+
+    def __init__(self, name: str, tree: LocalTree) -> None:
+        self.name, self.tree = name, tree
+        self.entries: Mapping[bytes, pb.TreeEntry] = {}
+        self.version = ""
+        self.have: dict[str, str] = {}
+        """By node, the version that it has."""
+
+
+class SyncedFiles:
+    """The files of one reservation, as this process keeps them up to date. Safe to use from any thread.
+
+    Args:
+        reservation_id: whose.
+        connections: to the nodes that have a workspace, by node rank.
+        shared: whether other nodes of the reservation see the files themselves.
+        root: directory of the project whose files are synced; "" for none.
+        reload: whether ranks reload changed modules before each run.
+    """
+
+    def __init__(
+        self, reservation_id: str, connections: Mapping[int, Connection], *, shared: bool, root: str, reload: bool
+    ) -> None:
+        self.reservation_id, self.root, self.reload, self.shared = reservation_id, root, reload, shared
+        self.connections = dict(connections)
+        self.foreign = ""
+        """Whose files the workspaces have, when they are not of this computer."""
+        self._mounts: dict[str, _Mount] | None = None
+        self._version = ""
+        self._lock = threading.RLock()
+
+    _known: ClassVar[WeakValueDictionary[str, SyncedFiles]] = WeakValueDictionary()
+
+    @classmethod
+    def get(
+        cls, reservation_id: str, connections: Mapping[int, Connection], *, shared: bool, root: str, reload: bool
+    ) -> SyncedFiles:
+        """Return the one object of a reservation in this process: two would each watch the same files."""
+        known = cls._known.get(reservation_id)
+        if known is None:
+            known = cls._known[reservation_id] = cls(
+                reservation_id, connections, shared=shared, root=root, reload=reload
+            )
+        known.connections.update(connections)
+        return known
+
+    @property
+    def copies(self) -> bool:
+        """Whether any node has a copy, rather than the files themselves."""
+        return bool(self.connections and self.root)
+
+    def tree(self) -> Tree:
+        """Return what a run is told: the version of the files, and where the kernel imports from."""
+        roots = [self.root] if self.root else []
+        paths = _import_paths(self.root, in_workspace=self.copies) if self.root else []
+        version = f"{self._version}:{zlib.crc32(repr(paths).encode()):x}" if self.copies else ""
+        hidden = roots if self.copies else []
+        return Tree(version=version, reload=self.reload, import_paths=paths, hidden_paths=hidden)
+
+    def add(self, path: str | os.PathLike[str], name: str | None = None) -> str:
+        """Sync another directory or file too, from the next sync on; return its name in the workspace.
+
+        Raises:
+            UsageError: it does not exist, or the name is taken.
+        """
+        chosen = Path(path).expanduser().absolute()
+        if not chosen.is_dir():
+            raise UsageError(f"{chosen} is no directory" if chosen.exists() else f"{chosen} does not exist")
+        mount = name or chosen.name
+        with self._lock:
+            mounts = self._opened()
+            taken = mounts.get(mount)
+            if taken is not None and taken.tree.root == chosen:
+                return mount
+            if taken is not None or (self.root and (Path(self.root) / mount).exists()):
+                raise UsageError(f"{mount!r} is taken in the workspace: --as NAME chooses another name for {chosen}")
+            mounts[mount] = _Mount(mount, LocalTree(chosen, Settings(chosen, max_file_bytes=None), mount=mount))
+        return mount
+
+    def sync(
+        self,
+        nodes: Iterable[int] | None = None,
+        *,
+        overwrite: bool = False,
+        progress: Progress = lambda _: None,
+    ) -> SyncReport:
+        """Bring what changed to every node that has a copy; return when it is there.
+
+        Args:
+            nodes: those that must get it; a failure of others is no error. All by default.
+            overwrite: also files that ranks changed.
+            progress: called while content is sent.
+
+        Raises:
+            FilesError: a node could not take the files (its disk is full, …): it has them as they were.
+            NodeUnreachable: a node does not answer.
+        """
+        if not self.copies:
+            return SyncReport()
+        with self._lock:
+            began = time.monotonic()
+            total = SyncReport()
+            for mount in self._opened().values():
+                total = _added(total, self._sync_mount(mount, nodes, overwrite, progress))
+            if total.anything:
+                self._version = uuid.uuid4().hex
+            local = {name: mount.tree.report for name, mount in self._opened().items()}
+            return _with(total, seconds=time.monotonic() - began, nodes=len(self.connections), local=local)
+
+    def pending(self) -> list[tuple[str, pb.TreeEntry | bytes]]:
+        """Return what a sync would send: (mount, entry), or (mount, path) for what would be removed."""
+        with self._lock:
+            found: list[tuple[str, pb.TreeEntry | bytes]] = []
+            for mount in self._opened().values():
+                before = mount.entries
+                self._refresh(mount)
+                if mount.version not in mount.have.values():
+                    before = {}
+                found += [(mount.name, e) for p, e in mount.entries.items() if before.get(p) != e]
+                found += [(mount.name, path) for path in before if path not in mount.entries]
+            return found
+
+    def status(self) -> dict[str, pb.WorkspaceReply | MonarchNbError]:
+        """Return what every node with a copy has, by node."""
+        return call(self._ask_workspaces())
+
+    def close(self) -> None:
+        """Stop watching."""
+        with self._lock:
+            for mount in (self._mounts or {}).values():
+                mount.tree.close()
+            self._mounts = None
+
+    # ---- one mount ----
+
+    def _sync_mount(
+        self, mount: _Mount, nodes: Iterable[int] | None, overwrite: bool, progress: Progress
+    ) -> SyncReport:
+        for attempt in range(MAX_ATTEMPTS):
+            before, base = mount.entries, mount.version
+            changed, removed = self._refresh(mount)
+            behind = [c for c in self.connections.values() if mount.have.get(c.name) != mount.version]
+            if not behind and not overwrite:
+                return SyncReport()
+            change = pb.TreeChange(mount=mount.name, source=self._source(mount), version=mount.version, base=base)
+            if base and all(mount.have.get(connection.name) == base for connection in behind):
+                change.changed.extend(changed)
+                change.removed.extend(removed)
+                new = _new_chunks(before, changed)
+            else:
+                change, new = self._whole(mount), []
+            sender = Sender(
+                self.reservation_id,
+                lambda: self._whole(mount),
+                mount.tree.content,
+                overwrite=overwrite,
+                progress=progress,
+            )
+            try:
+                transfer = call(sender.send(behind, change, new))
+            except FileChanged:
+                if attempt == MAX_ATTEMPTS - 1:
+                    raise
+                continue
+            mount.have |= dict.fromkeys(transfer.applied, mount.version)
+            self._raise_failed(transfer, nodes)
+            return _report_of(mount.name, change, transfer)
+        raise AssertionError("unreachable")
+
+    def _refresh(self, mount: _Mount) -> tuple[list[pb.TreeEntry], list[bytes]]:
+        refreshed = mount.tree.refresh()
+        if refreshed.changed or refreshed.removed or not mount.version:
+            mount.version = uuid.uuid4().hex
+        mount.entries = refreshed.entries
+        return list(refreshed.changed), list(refreshed.removed)
+
+    def _whole(self, mount: _Mount) -> pb.TreeChange:
+        return pb.TreeChange(
+            mount=mount.name,
+            source=self._source(mount),
+            version=mount.version,
+            whole=True,
+            changed=mount.entries.values(),
+        )
+
+    def _source(self, mount: _Mount) -> str:
+        return f"{socket.gethostname()}:{mount.tree.root}"
+
+    def _raise_failed(self, transfer: Transfer, nodes: Iterable[int] | None) -> None:
+        needed = {
+            self.connections[node].name
+            for node in (self.connections if nodes is None else nodes)
+            if node in self.connections
+        }
+        failed = {
+            name: error for name, error in transfer.failed.items() if name in needed and name not in transfer.applied
+        }
+        if not failed:
+            return
+        first = next(iter(failed.values()))
+        if len(failed) == 1:
+            raise first
+        raise FilesError("\n".join(str(error) for error in failed.values()), next(iter(failed)))
+
+    # ---- what the nodes have ----
+
+    def _opened(self) -> dict[str, _Mount]:
+        """Return the trees that this computer has, found again from what the nodes say."""
+        if self._mounts is not None:
+            return self._mounts
+        mounts: dict[str, _Mount] = {}
+        host, sources = socket.gethostname(), self._sources()
+        for name, source in {"": f"{host}:{self.root}", **sources}.items():
+            source_host, _, directory = source.partition(":")
+            if source_host != host or not os.path.isdir(directory):
+                self.foreign = source if not name else self.foreign
+                continue
+            root = Path(directory)
+            settings = read_settings(root) if not name else Settings(root, max_file_bytes=None)
+            mounts[name] = _Mount(name, LocalTree(root, settings, mount=name))
+        self._mounts = mounts
+        return mounts
+
+    def _sources(self) -> dict[str, str]:
+        sources: dict[str, str] = {}
+        for reply in call(self._ask_workspaces()).values():
+            if isinstance(reply, pb.WorkspaceReply):
+                sources |= {mount.mount: mount.source for mount in reply.mounts}
+        return sources
+
+    async def _ask_workspaces(self) -> dict[str, pb.WorkspaceReply | MonarchNbError]:
+        async def ask(connection: Connection) -> pb.WorkspaceReply | MonarchNbError:
+            try:
+                reply: pb.WorkspaceReply = await connection.unary(
+                    "Workspace", pb.WorkspaceRequest(reservation_id=self.reservation_id)
+                )
+            except MonarchNbError as error:
+                return error
+            return reply
+
+        connections = list(self.connections.values())
+        replies = await asyncio.gather(*(ask(connection) for connection in connections))
+        return {connection.name: reply for connection, reply in zip(connections, replies, strict=True)}
+
+
+async def nodes_seeing(directory: str, connections: Sequence[Connection]) -> list[bool]:
+    """Return which nodes see a directory of this computer: a file that is written here is looked for there."""
+    token = uuid.uuid4().hex
+    path = Path(directory) / f".monarch-nb-{token[:12]}"
+    try:
+        path.write_text(token)
+    except OSError:  # a directory that can not be written to can not prove anything
+        return [False] * len(connections)
+    request = pb.SeeTokenRequest(path=str(path), token=token, action=pb.SeeTokenRequest.ACTION_SEE)
+    try:
+        replies = await asyncio.gather(*(connection.unary("SeeToken", request) for connection in connections))
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return [bool(reply.seen) for reply in replies]
+
+
+def _import_paths(root: str, *, in_workspace: bool) -> list[str]:
+    """Return where the kernel imports from below `root`: as paths in a workspace, or as they are."""
+    found: dict[str, None] = {}
+    for entry in sys.path:
+        if entry and os.path.isabs(entry) and (entry == root or entry.startswith(f"{root}{os.sep}")):
+            found[os.path.relpath(entry, root) if in_workspace else entry] = None
+    return list(found)
+
+
+def _new_chunks(before: Mapping[bytes, pb.TreeEntry], changed: Sequence[pb.TreeEntry]) -> list[bytes]:
+    """Return the chunks of changed files that no node has, when they are small enough to travel with the change."""
+    sizes: dict[bytes, int] = {}
+    for entry in changed:
+        known = set(chunk_hashes(before[entry.path])) if entry.path in before else set()
+        chunks = zip(chunk_hashes(entry), entry.sizes_bytes, strict=True)
+        sizes |= {name: size for name, size in chunks if name not in known}
+    return list(sizes) if sum(sizes.values()) <= INLINE_BYTES else []
+
+
+def _report_of(mount: str, change: pb.TreeChange, transfer: Transfer) -> SyncReport:
+    written = max((applied.written for applied in transfer.applied.values()), default=0)
+    files = [entry for entry in change.changed if entry.kind != pb.TreeEntry.KIND_DIRECTORY]
+    kept: dict[str, tuple[str, ...]] = {}
+    for node, applied in transfer.applied.items():
+        for path in applied.kept:
+            name = os.path.join(mount, printable(path))
+            kept[name] = (*kept.get(name, ()), node)
+    return SyncReport(
+        files=written if change.whole else len(files),
+        size_bytes=transfer.total_bytes or sum(entry.size_bytes for entry in files if not change.whole),
+        removed=max((applied.removed for applied in transfer.applied.values()), default=0),
+        sent_bytes=transfer.sent_bytes,
+        kept=kept,
+    )
+
+
+def _added(one: SyncReport, other: SyncReport) -> SyncReport:
+    return SyncReport(
+        files=one.files + other.files,
+        size_bytes=one.size_bytes + other.size_bytes,
+        removed=one.removed + other.removed,
+        sent_bytes=one.sent_bytes + other.sent_bytes,
+        kept={**one.kept, **other.kept},
+    )
+
+
+def _with(report: SyncReport, *, seconds: float, nodes: int, local: Mapping[str, Report]) -> SyncReport:
+    return SyncReport(
+        report.files, report.size_bytes, report.removed, report.sent_bytes, nodes, seconds, report.kept, local
+    )

@@ -1,0 +1,132 @@
+"""Files reach many nodes through one another: the client sends them once, and a node that dies on the way costs itself."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from integration.file_nodes import Content, FileNode, file_nodes, missing_chunks, send
+from monarch_nb.allocator.relay import split
+from monarch_nb.errors import FilesError, NodeUnreachable
+from monarch_nb.proto import files_pb2 as pb
+
+
+def noise(size_bytes: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(size_bytes)
+
+
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory whose name leaves room for sockets."""
+    return tmp_path_factory.mktemp("n")
+
+
+class TestSixteenNodes:
+    async def test_the_client_sends_each_byte_once(self, short: Path) -> None:
+        content = Content(big=noise(3 << 20), small=b"x = 1\n")
+        async with file_nodes(short, 16) as nodes:
+            transfer = await send(nodes, content, "v1")
+            assert not transfer.failed
+            assert len(transfer.applied) == 16
+            assert [missing_chunks(content, node) for node in nodes] == [[]] * 16
+            assert (3 << 20) < nodes[0].from_client_bytes < 1.1 * (3 << 20)
+
+    async def test_the_same_again_sends_no_content(self, short: Path) -> None:
+        content = Content(big=noise(1 << 20))
+        async with file_nodes(short, 4) as nodes:
+            await send(nodes, content, "v1")
+            before = nodes[0].from_client_bytes
+            transfer = await send(nodes, content, "v2")
+            assert len(transfer.applied) == 4
+            assert nodes[0].from_client_bytes - before < 4096
+
+
+class TestDeath:
+    async def test_a_node_that_was_dead_before_costs_only_itself(self, short: Path) -> None:
+        content = Content(big=noise(2 << 20))
+        async with file_nodes(short, 7) as nodes:
+            await nodes[1].die()
+            transfer = await send(nodes, content, "v1")
+            assert set(transfer.failed) == {"node1"}
+            assert isinstance(transfer.failed["node1"], NodeUnreachable)
+            assert set(transfer.applied) == {node.name for node in nodes} - {"node1"}
+            assert all(not missing_chunks(content, node) for node in nodes if node.name != "node1")
+
+    async def test_the_first_node_is_dead(self, short: Path) -> None:
+        content = Content(big=noise(2 << 20))
+        async with file_nodes(short, 3) as nodes:
+            await nodes[0].die()
+            transfer = await send(nodes, content, "v1")
+            assert set(transfer.failed) == {"node0"}
+            assert all(not missing_chunks(content, node) for node in nodes[1:])
+
+    @pytest.mark.parametrize("victim", [0, 1, 3])
+    async def test_a_node_that_dies_in_the_middle_costs_only_itself(self, short: Path, victim: int) -> None:
+        content = Content(**{f"part{number}": noise(1 << 20, number) for number in range(8)})
+        async with file_nodes(short, 7) as nodes:
+            _die_after(nodes[victim], chunks=3)
+            transfer = await send(nodes, content, "v1")
+            assert set(transfer.failed) == {nodes[victim].name}
+            assert set(transfer.applied) == {node.name for node in nodes} - {nodes[victim].name}
+            assert all(not missing_chunks(content, node) for node in nodes if node is not nodes[victim])
+
+
+class TestFullDisk:
+    async def test_the_node_is_named_and_keeps_what_it_had(
+        self, short: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        old, new = Content(model=b"old = 1\n"), Content(model=b"new = 1\n", big=noise(2 << 20))
+        async with file_nodes(short, 4) as nodes:
+            await send(nodes, old, "v1")
+            _fill_disk(nodes[2], monkeypatch)
+            transfer = await send(nodes, new, "v2")
+            assert set(transfer.failed) == {"node2"}
+            error = transfer.failed["node2"]
+            assert isinstance(error, FilesError)
+            assert "node2" in str(error)
+            assert "No space left on device" in str(error)
+            assert not missing_chunks(old, nodes[2])
+            assert not (nodes[2].tree / "big").exists()
+            assert all(not missing_chunks(new, node) for node in nodes if node.name != "node2")
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 8])
+def test_split_serves_everybody_once(count: int) -> None:
+    peers = [pb.Peer(node_id=str(number)) for number in range(count)]
+    parts = split(peers)
+    assert sorted(peer.node_id for head, rest in parts for peer in (head, *rest)) == sorted(map(str, range(count)))
+    assert max((len(rest) for _, rest in parts), default=0) <= count // 2
+
+
+def _die_after(node: FileNode, chunks: int) -> None:
+    """Have a node die when it has received so many batches."""
+    store, received = node.files._store, 0
+
+    async def dying(*arguments: object) -> None:
+        nonlocal received
+        received += 1
+        if received == chunks:
+            dying_task.append(asyncio.ensure_future(node.die()))
+            await asyncio.Event().wait()
+        await store(*arguments)  # type: ignore[arg-type]
+
+    dying_task: list[object] = []
+    node.files._store = dying  # type: ignore[method-assign]
+
+
+def _fill_disk(node: FileNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the node's file system refuse new content."""
+    write = os.write
+    inside = os.fspath(node.paths.directory)
+
+    def full(descriptor: int, data: bytes) -> int:
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(inside):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", full)
