@@ -15,6 +15,7 @@ from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import Literal
 
+from monarch_nb import escapes
 from monarch_nb.errors import RankFailure
 from monarch_nb.notebook import ansi, mime
 from monarch_nb.notebook.fold import Fold, ResultGroup
@@ -95,7 +96,7 @@ def render(
 def plain_lines(rows: Sequence[Row], ranks: int, colours: bool = False) -> str:
     """Return `rows` as text, for output that only grows; `colours` keeps ANSI colours."""
     width = _width(rows, ranks)
-    return "\n".join(_plain_row(row, width, str if colours else ansi.strip) for row in _merged(rows))
+    return "\n".join(_plain_row(row, width, str if colours else escapes.strip) for row in _merged(rows))
 
 
 def plain_ending(fold: Fold, show_failures: bool) -> str:
@@ -105,12 +106,27 @@ def plain_ending(fold: Fold, show_failures: bool) -> str:
 
 
 def arranged(rows: list[Row], group: Group) -> list[Row]:
-    """Return `rows`, which are in order of output, in the order that `group` asks for."""
+    """Return `rows`, which are in order of output, in the order that `group` asks for.
+
+    By "rank", all of rank 0 comes before all of rank 1; ranks whose whole output is equal are still shown once.
+    """
     if group == "rank":
-        return sorted(rows, key=lambda row: (row.ranks & -row.ranks, -row.ranks.bit_count(), row.ranks))
+        return [row.part(ranks) for ranks, of_ranks in _whole_outputs(rows) for row in of_ranks]
     if group == "type":
         return sorted(rows, key=_kind)
     return rows
+
+
+def _whole_outputs(rows: list[Row]) -> list[tuple[int, list[Row]]]:
+    """Return each set of ranks whose rows are all the same, with these rows, in the order of its first rank."""
+    rows_of: dict[int, list[Row]] = {}
+    for row in rows:
+        for rank in members(row.ranks):
+            rows_of.setdefault(rank, []).append(row)
+    groups: dict[tuple[int, ...], tuple[list[int], list[Row]]] = {}
+    for rank, its_rows in sorted(rows_of.items()):
+        groups.setdefault(tuple(map(id, its_rows)), ([], its_rows))[0].append(rank)
+    return [(bits(ranks), its_rows) for ranks, its_rows in groups.values()]
 
 
 def _kind(row: Row) -> int:
@@ -154,7 +170,7 @@ def _output(rows: list[Row], ranks: int, budget_bytes: int) -> list[_Piece]:
             lines.append(_line(row, before, width))
     markup.append(_block(lines, width))
     width = _width(rows)
-    plain = "\n".join(_plain_row(row, width, ansi.strip) for row in rows)
+    plain = "\n".join(_plain_row(row, width, escapes.strip) for row in rows)
     return [_Piece("".join(markup), plain, 0)]
 
 
@@ -209,7 +225,7 @@ def _plain_row(row: Row, width: int, clean: Callable[[str], str]) -> str:
                 return f"[stderr:{_label(row.ranks)[1:]} {clean(row.text)}"
             return f"{_label(row.ranks):>{width}} {clean(row.text)}"
         case DisplayRow():
-            return _labelled(f"{_label(row.ranks):>{width}}", ansi.strip(mime.plain_text(row.data)))
+            return _labelled(f"{_label(row.ranks):>{width}}", escapes.strip(mime.plain_text(row.data)))
         case ElidedRow():
             return f"{'':>{width}} {describe(row)}"
         case _:
@@ -227,7 +243,7 @@ def _text_markup(text: str) -> str:
 
 @lru_cache(4096)
 def _text_cost(text: str) -> int:
-    return _stored_bytes(_text_markup(text)) + _stored_bytes(ansi.strip(text)) + _ROW_OVERHEAD_BYTES
+    return _stored_bytes(_text_markup(text)) + _stored_bytes(escapes.strip(text)) + _ROW_OVERHEAD_BYTES
 
 
 def _row_cost(row: Row) -> int:
@@ -312,7 +328,7 @@ def _count(rows: Iterable[Row]) -> ElidedRow:
 def describe(row: ElidedRow) -> str:
     """Return what is not shown, e.g. "… 1,599,000 lines on ranks 0-7 not shown; `%mesh logs` has them"."""
     if row.text:
-        what = f"{ansi.strip(row.text)} on {name_ranks(row.displays)}"
+        what = f"{escapes.strip(row.text)} on {name_ranks(row.displays)}"
     else:
         parts = [_amounts(counts, noun) for counts, noun in ((row.lines, "line"), (row.displays, "display")) if +counts]
         what = " and ".join(parts) or f"{row.size_bytes:,} bytes on {name_ranks(members(row.ranks))}"
@@ -385,7 +401,7 @@ def _results(groups: list[ResultGroup]) -> list[_Piece]:
 
 def _result(group: ResultGroup, width: int, as_rich: bool) -> _Piece:
     label = f"Out{_short_label(group.ranks)}:"
-    plain = _labelled(f"Out{_label(group.ranks)}:", ansi.strip(mime.plain_text(group.bundle)))
+    plain = _labelled(f"Out{_label(group.ranks)}:", escapes.strip(mime.plain_text(group.bundle)))
     if as_rich:
         content = mime.rich_html(group.bundle, {})
         return _Piece.of(_beside(label, width, content, _PROMPT), plain, rich_bytes=_stored_bytes(content))
@@ -415,25 +431,25 @@ def _failure(ranks: list[int], failure: RankFailure, full: bool) -> _Piece:
     title, rest = name_ranks(ranks), ""
     if not full:
         cause = cause.partition("\n")[0]
-    elif failure.traceback:
-        rest = mime.cut_middle(failure.traceback.rstrip(), _MAX_TRACEBACK_CHARACTERS)
+    elif failure.rendered:
+        rest = mime.cut_middle(failure.rendered.rstrip(), _MAX_TRACEBACK_CHARACTERS)
     elif failure.stderr_tail:
         rest = "\n".join(f"    {line[:500]}" for line in failure.stderr_tail[-20:])
     head = (
         f'<pre style="{_PRE};padding:0"><span style="{_ERROR};font-weight:bold">✗ {html.escape(title)}</span> '
         f'{ansi.to_html(cause)}<span style="{_QUIET}">{html.escape(place)}</span></pre>'
     )
-    plain = f"{title}: {ansi.strip(cause)}{place}"
+    plain = f"{title}: {escapes.strip(cause)}{place}"
     if not rest:
         return _Piece.of(head, plain)
     body = f'<pre style="{_PRE};padding:2px 0 4px 2ch">{ansi.to_html(rest)}</pre>'
-    return _Piece.of(head + body, f"{plain}\n{ansi.strip(rest)}")
+    return _Piece.of(head + body, f"{plain}\n{escapes.strip(rest)}")
 
 
 def _notice(text: str) -> _Piece:
     text = mime.cut_middle(text, 4_000)
     body = _with_code(ansi.to_html(text))
-    return _Piece.of(f'<div style="{_NOTE}"><pre style="{_PRE};padding:0">{body}</pre></div>', ansi.strip(text))
+    return _Piece.of(f'<div style="{_NOTE}"><pre style="{_PRE};padding:0">{body}</pre></div>', escapes.strip(text))
 
 
 def _with_code(markup: str) -> str:
