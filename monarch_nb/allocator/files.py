@@ -11,7 +11,8 @@ from typing import TypeVar
 
 from monarch_nb import config
 from monarch_nb.allocator.relay import Branch, Relay
-from monarch_nb.allocator.workspaces import Pending, Workspaces
+from monarch_nb.allocator.pending import Pending
+from monarch_nb.allocator.workspaces import Workspaces
 from monarch_nb.errors import FilesError, MonarchNbError
 from monarch_nb.files.tree import printable
 from monarch_nb.proto import files_pb2 as pb
@@ -33,7 +34,7 @@ class NodeFiles:
     """
 
     def __init__(self, node_id: str, paths: config.NodePaths) -> None:
-        self.workspaces = Workspaces(paths.workspaces, paths.content, cache_limit_bytes=CACHE_BYTES)
+        self.workspaces = Workspaces(paths, node=node_id, cache_limit_bytes=CACHE_BYTES)
         self._node_id = node_id
         self._relay = Relay()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -63,7 +64,7 @@ class NodeFiles:
     async def _sync_here(self, request: pb.SyncTreeRequest, answer: pb.NodeSynced) -> None:
         change = request.change
         if request.pending:
-            pending = self.workspaces.pending(request.reservation_id, change.mount, change.version)
+            pending = self.workspaces.resume(request.reservation_id, change.mount, change.version)
         else:
             is_small = len(change.changed) + len(change.removed) <= SMALL_CHANGE_ENTRIES
             begin = lambda: self.workspaces.begin(request.reservation_id, change, request.overwrite)  # noqa: E731
@@ -90,7 +91,7 @@ class NodeFiles:
                 if is_first:
                     is_first = False
                     branches = self._relay.open_streams(request)
-                    pending = self.workspaces.pending(request.reservation_id, request.mount, request.version)
+                    pending = self.workspaces.resume(request.reservation_id, request.mount, request.version)
                 stored.received_bytes += len(request.batch.data)
                 passed = pb.PutChunksRequest(batch=request.batch)
                 await asyncio.gather(self._store(pending, request.batch, stored), *(b.send(passed) for b in branches))

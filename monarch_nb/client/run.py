@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 import logging
 import threading
 import time
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from monarch_nb.client import events
-from monarch_nb.client.bridge import background_loop, call, post
+from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import Connection
 from monarch_nb.client.decoding import display_event, result_event
 from monarch_nb.client.waits import explain_waits
@@ -117,6 +118,7 @@ class Run:
         self._watching_waits = False
         self._completing = False
         self._interrupting = False
+        self._is_stuck = False
         self._is_collected = False
         self._replaying: set[Connection] = set()
         self._own_connections: dict[int, Connection] | None = {} if own_connections else None
@@ -202,7 +204,7 @@ class Run:
 
     def cancel(self) -> None:
         """Interrupt it where it runs and drop it where it has not begun; does not wait."""
-        asyncio.run_coroutine_threadsafe(self._send_interrupt(), background_loop())
+        post(self._send_interrupt)
 
     def interrupt(self, kill_stuck: bool = False) -> InterruptReport:
         """Free its ranks without costing their memory, and wait a few seconds until they are.
@@ -213,7 +215,8 @@ class Run:
         return call(self._interrupt(kill_stuck))
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait as a blocked cell does: Ctrl-C interrupts the ranks, a second one kills and restarts those that hang.
+        """Wait as a blocked cell does: Ctrl-C interrupts the ranks; once some are found to hang, another one kills and
+        restarts those.
 
         Returns:
             Whether it is done.
@@ -221,19 +224,20 @@ class Run:
         Raises:
             KeyboardInterrupt: after Ctrl-C, when the ranks are free.
         """
-        interrupts = 0
-        report = InterruptReport()
-        while True:
-            try:
-                if not interrupts:
-                    return self.wait(timeout_s)
-                report = self.interrupt(kill_stuck=interrupts > 1)
-                self.wait()  # what is stuck may still stop by itself; another Ctrl-C kills it
-                break
-            except KeyboardInterrupt:
-                interrupts += 1
+        try:
+            return self.wait(timeout_s)
+        except KeyboardInterrupt:
+            report = self._free()
         self.collected()
         raise KeyboardInterrupt(str(report))
+
+    def _free(self) -> InterruptReport:
+        """Interrupt the ranks until they are free. Those that have had no time to stop are never killed."""
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):
+                report = self.interrupt(kill_stuck=self._is_stuck)
+                self.wait()  # what is stuck may still stop by itself
+                return report
 
     def collected(self) -> None:
         """Tell the allocators that the results are here: they need not be kept for a later kernel."""
@@ -331,6 +335,8 @@ class Run:
                 submit.run.number = queued.number
                 submit.after = queued.previous.get(node, 0)
                 core.connections[node].submit(self, submit)
+                if self._interrupting:
+                    core.connections[node].cancel(self.id)
 
     def on_started(self, connection: Connection) -> None:
         self._emit(events.Notice("", key="queue"))
@@ -467,15 +473,16 @@ class Run:
             waiting = [rank for rank, at in where.items() if at.state == run_pb2.Where.STATE_COLLECTIVE]
             if abort and self.failures and waiting:
                 self._emit(events.Notice(f"{name_ranks(waiting)} interrupted: another rank failed", key="abort"))
-                await self._send_interrupt()
+                self._send_interrupt()
                 abort = False
                 continue
             self._emit(events.Notice(explain_waits(self.results, where, self.mesh.reservation.name), key="waits"))
 
-    async def _send_interrupt(self) -> None:
+    def _send_interrupt(self) -> None:
         self._interrupting = True
-        left = [rank for rank in self.ranks if rank not in self.results]
-        await self.mesh.core.control(left, interrupt_run_id=self.id, timeout_s=2.0)
+        for node in self._by_node(rank for rank in self.ranks if rank not in self.results):
+            if node in self.mesh.core.connections:
+                self._connection(node).cancel(self.id)
 
     async def _interrupt(self, kill_stuck: bool) -> InterruptReport:
         before = self.results.keys() | self.finished_before
@@ -485,8 +492,9 @@ class Run:
             await self.mesh.core.restart(left)
             restarted = tuple(left)
             await self._wait_done(STOP_WAIT_S)
-        else:  # a rank whose C code holds the interpreter does not answer: do not wait for that
-            await asyncio.gather(self._send_interrupt(), self._wait_done(STOP_WAIT_S))
+        else:
+            self._send_interrupt()
+            await self._wait_done(STOP_WAIT_S)
         stuck = await self._describe_stuck([rank for rank in left if rank not in self.results and not self._refusal])
         return InterruptReport(
             stopped=tuple(rank for rank in left if rank in self.results and rank not in restarted),
@@ -506,6 +514,7 @@ class Run:
         for rank in ranks:
             connection = self.mesh.core.connection_of(rank)
             lines[rank] = _place(where.get(rank)) if connection.up else f"{connection.name} {ALLOCATOR_DOWN}"
+        self._is_stuck = True
         self._emit(events.Notice("; ".join(_stuck_lines(lines)), key="stuck"))
         return lines
 

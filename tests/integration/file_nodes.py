@@ -1,4 +1,4 @@
-"""Nodes that hold files and nothing else: the real service and workspaces, many of them in one process, without ranks."""
+"""Nodes that hold files and nothing else: the real service and workspaces, many in one process, without ranks."""
 
 from __future__ import annotations
 

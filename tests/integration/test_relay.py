@@ -1,4 +1,4 @@
-"""Files reach many nodes through one another: the client sends them once, and a node that dies on the way costs itself."""
+"""Files reach many nodes through one another: the client sends them once; who dies on the way costs itself only."""
 
 from __future__ import annotations
 
