@@ -49,7 +49,7 @@ class Node:
         node_id: "node0"; unique in the pool.
         procs: CPU slots. gpus: its GPUs.
         python, preload: of the template that is kept warm.
-        store_host: the interface on which stores listen.
+        store_host: where stores listen. isolated: share no files with clients, also where it could.
     """
 
     def __init__(
@@ -62,9 +62,10 @@ class Node:
         python: str,
         preload: list[str],
         store_host: str = "127.0.0.1",
+        isolated: bool = False,
     ) -> None:
         self.paths, self.node_id, self.gpus, self.store_host = paths, node_id, gpus, store_host
-        self.python, self.preload = python, preload
+        self.python, self.preload, self.isolated = python, preload, isolated
         self.token = uuid.uuid4().hex
         self.state = NodeState(procs, [gpu.index for gpu in gpus])
         self.sessions: set[Session] = set()

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from monarch_nb import config
+from monarch_nb.allocator import tokens
 from monarch_nb.allocator.control import control_ranks
 from monarch_nb.allocator.describe import describe_node, describe_status
 from monarch_nb.allocator.logs import read_logs
@@ -19,6 +20,7 @@ from monarch_nb.allocator.sessions import Session as ClientSession
 from monarch_nb.errors import MonarchNbError, UsageError, VersionMismatch
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import allocator_pb2_grpc as service
+from monarch_nb.proto import files_pb2
 from monarch_nb.rpc.status import error_to_json, refuse
 
 _Method = Callable[[Any, Any, Any], Awaitable[Any]]
@@ -168,6 +170,11 @@ class AllocatorService(service.AllocatorServicer):
             await refuse(context, MonarchNbError("the value is not kept any more"))
         except MonarchNbError as error:
             await refuse(context, error)
+
+    @_translated
+    async def SeeToken(self, request: files_pb2.SeeTokenRequest, context: Any) -> files_pb2.SeeTokenReply:
+        why_not = await asyncio.to_thread(tokens.handle, request, shares_nothing=self._node.isolated)
+        return files_pb2.SeeTokenReply(seen=not why_not, why_not=why_not)
 
     @_translated
     async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownReply:

@@ -34,6 +34,9 @@ RESERVE = Command(
         Flag(
             "--preload", "a module to import before ranks are forked (torch when not said)", value="MODULE", repeat=True
         ),
+        Flag(
+            "--shared", "storage that all nodes see, for data and checkpoints: $MONARCH_NB_SHARED in ranks", value="DIR"
+        ),
         Flag("--replace", "when the name is held with another shape: release that first"),
     ),
     notes="Ranks stay until they are released: they survive this kernel, the browser and the Jupyter server.",

@@ -105,6 +105,7 @@ class Subcommands:
                 python=parsed.text("python"),
                 env=read_environment(parsed.many("env")) or None,
                 preload=parsed.many("preload") or None,
+                shared=parsed.text("shared"),
                 replace=parsed.switch("replace"),
                 notebook=self._session.notebook,
                 progress=progress,
