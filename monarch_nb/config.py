@@ -17,6 +17,8 @@ VERSION = "0.1.0"
 PROTOCOL = 1
 HOME_VARIABLE = "MONARCH_NB_HOME"
 RANK_TOKEN_VARIABLE = "MONARCH_NB_RANK_TOKEN"
+SHARED_VARIABLE = "MONARCH_NB_SHARED"
+"""In the ranks' environment: the storage that all nodes of the reservation see, when there is one."""
 NONINTERACTIVE_VARIABLE = "MONARCH_NB_NONINTERACTIVE"
 DEFAULT_PRELOAD = ("torch",)
 DEFAULT_POOL = "local"

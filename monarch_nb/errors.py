@@ -110,6 +110,14 @@ class PreloadError(SpawnError):
         self.module, self.traceback = module, traceback
 
 
+class SharedStorageError(MonarchNbError):
+    """A directory that `--shared` names is not the same storage on all nodes of the reservation."""
+
+    def __init__(self, message: str, nodes: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.nodes = list(nodes)
+
+
 class PickleError(MonarchNbError):
     """A value could not be pickled; the message names it."""
 

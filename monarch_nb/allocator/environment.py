@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from monarch_nb.config import RANK_TOKEN_VARIABLE
+from monarch_nb.config import RANK_TOKEN_VARIABLE, SHARED_VARIABLE
 from monarch_nb.proto import allocator_pb2 as pb
 
 _LOOPBACK = "127.0.0.1"
@@ -27,7 +27,9 @@ def rank_environment(
     """
     local_rank = rank - spec.first_rank
     nodes = max(1, spec.world_size // max(1, spec.ranks))
-    environment = {name: value for name, value in base.items() if not name.startswith("GRPC_")}
+    environment = {
+        name: value for name, value in base.items() if not name.startswith("GRPC_") and name != SHARED_VARIABLE
+    }
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count // spec.ranks)))
     environment |= {
         "RANK": str(rank),

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from monarch_nb import config
+from monarch_nb.allocator import tokens
 from monarch_nb.allocator.control import control_ranks, interrupt
 from monarch_nb.allocator.describe import describe_node, describe_status
 from monarch_nb.allocator.logs import read_logs
@@ -198,6 +199,11 @@ class AllocatorService(service.AllocatorServicer):
                 yield piece
         except MonarchNbError as error:
             await refuse(context, error)
+
+    @_translated
+    async def SeeToken(self, request: files_pb2.SeeTokenRequest, context: Any) -> files_pb2.SeeTokenReply:
+        why_not = await asyncio.to_thread(tokens.handle, request, shares_nothing=self._node.isolated)
+        return files_pb2.SeeTokenReply(seen=not why_not, why_not=why_not)
 
     @_translated
     async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownReply:

@@ -19,7 +19,7 @@ from pathlib import Path
 from monarch_nb import config
 from monarch_nb.client.bridge import call
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
-from monarch_nb.client.sync import nodes_seeing
+from monarch_nb.client.evidence import check_shared, nodes_seeing
 from monarch_nb.errors import (
     CapacityError,
     MonarchNbError,
@@ -82,6 +82,11 @@ class SpawnOptions:
     def below_root(self) -> str:
         """Where ranks start in a copy of the project."""
         return os.path.relpath(self.directory, self.root) if self.root else "."
+
+    @property
+    def shared(self) -> str:
+        """The storage that all nodes are to see, or an empty text."""
+        return self.environment.get(config.SHARED_VARIABLE, "")
 
 
 @dataclass
@@ -198,11 +203,14 @@ class Pool:
 
         Raises:
             CapacityError: not enough is free; the message says what is and who holds the rest.
+            SharedStorageError: a node does not see the shared storage.
             SpawnError: ranks could not be started.
         """
         answers = await self.ask()
         chosen = choose_nodes(shape, [reply.node for _, reply in answers])
         connections = [answers[index][0] for index in chosen]
+        if options.shared:
+            await check_shared(connections, options.shared)
         reservation_id = uuid.uuid4().hex
         requests = [
             pb.ReserveRequest(
@@ -221,7 +229,7 @@ class Pool:
         try:
             say(f"leasing {shape}")
             await _all(c.unary("Reserve", r) for c, r in zip(connections, requests, strict=True))
-            seen = await nodes_seeing(options.directory, connections)
+            seen = await nodes_seeing(connections, options.directory)
             say(f"starting {shape.nodes * shape.per_node} ranks")
             await spawn_mesh(connections, reservation_id, "main", shape, options, seen)
             confirm = pb.ConfirmRequest(reservation_id=reservation_id)
@@ -397,6 +405,11 @@ def environment_option(chosen: Mapping[str, str | None] | None) -> dict[str, str
         if text is not None:
             environment[name] = text
     return environment
+
+
+def shared_option(directory: str | os.PathLike[str] | None) -> dict[str, str]:
+    """Return what `--shared DIR` adds to the ranks' environment; a relative one is this process's."""
+    return {} if directory is None else {config.SHARED_VARIABLE: str(Path(directory).expanduser().absolute())}
 
 
 def working_directory(directory: str | os.PathLike[str] | None, notebook: str | None) -> str:

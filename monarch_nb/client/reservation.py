@@ -80,6 +80,9 @@ class ReservationInfo:
 class Reservation:
     """What a user holds: nodes, slots on each, and a main mesh of ranks that live until `release()`.
 
+    Attributes:
+        shared: the storage that all its nodes see, `$MONARCH_NB_SHARED` in the ranks; an empty text when none was named.
+
     Example:
         >>> dev = monarch_nb.reserve("dev", nodes=2, procs=4)  # doctest: +SKIP
         >>> dev.mesh.run("rank * 2").values  # doctest: +SKIP
@@ -93,6 +96,7 @@ class Reservation:
         self.nodes, self.procs, self.gpus = facts.nodes, facts.procs, facts.gpus
         self._connections = {rank: connection for rank, (connection, _) in held.nodes.items()}
         status = next(mesh for mesh in facts.meshes if mesh.name == "main")
+        self.shared = _shared(held)
         extent = Extent({axis.name: axis.size for axis in status.spec.extent})
         dead = {
             info.rank: info.death
@@ -214,6 +218,7 @@ def reserve(
     directory: str | os.PathLike[str] | None = None,
     files: str | os.PathLike[str] | bool = True,
     reload: bool | None = None,
+    shared: str | os.PathLike[str] | None = None,
     replace: bool = False,
     notebook: str | None = None,
     progress: Progress | None = None,
@@ -233,6 +238,7 @@ def reserve(
         directory: where ranks start; by default the notebook's directory, else the current one.
         files: the directory whose files ranks work with; True for the project that `directory` is in, False for none.
         reload: whether ranks reload modules that changed before each run; by default as the project says, else True.
+        shared: storage that all nodes see, for data sets and checkpoints: `$MONARCH_NB_SHARED` in the ranks.
         replace: release a reservation of the same name and another shape first.
         notebook: path of the notebook that holds it, which finds it again.
         progress: told what is being done.
@@ -240,7 +246,8 @@ def reserve(
     Raises:
         UsageError: arguments that make no sense.
         CapacityError: the pool has not that much, or not that much free.
-        ReservationConflict: the name is held with another shape.
+        ReservationConflict: the name is held with another shape, or with other shared storage.
+        SharedStorageError: a node does not see `shared`; nothing is reserved.
         SpawnError: ranks could not be started (a broken preload: PreloadError).
         NodeUnreachable: it is held, and a node of it does not answer.
     """
@@ -256,7 +263,7 @@ def reserve(
         reload=reloads,
         python=python or sys.executable,
         preload=config.DEFAULT_PRELOAD if preload is None else tuple(preload),
-        environment=pools.environment_option(env),
+        environment=pools.environment_option(env) | pools.shared_option(shared),
     )
     chosen.revive(say)
     if not chosen.is_up:
@@ -279,6 +286,7 @@ async def _reserve(
     held = await pool.find(name, current_owner())
     if held is not None:
         if held.shape == shape and held.complete and not replace:
+            _check_same_storage(held, options.shared)
             return held
         if held.shape != shape and not replace:
             raise ReservationConflict(
@@ -292,6 +300,19 @@ async def _reserve(
         await pools.release([connection for connection, _ in held.nodes.values()], held.reservation_id)
     reservation_id = await pool.reserve(name, shape, options, notebook, say)
     return await _find_id(pool, reservation_id, name)
+
+
+def _check_same_storage(held: HeldReservation, asked: str) -> None:
+    if asked and asked != (has := _shared(held)):
+        raise ReservationConflict(
+            f"{held.facts.name!r} is already held {f'with --shared {has}' if has else 'without --shared'}, which is set "
+            "when its ranks start; --replace releases it first (its ranks and their variables are lost)"
+        )
+
+
+def _shared(held: HeldReservation) -> str:
+    main = next((mesh for mesh in held.facts.meshes if mesh.name == "main"), None)
+    return main.spec.environment.get(config.SHARED_VARIABLE, "") if main else ""
 
 
 def _start_pool(pool: Pool, shape: Shape, say: Progress) -> None:

@@ -7,7 +7,6 @@ workspace: a copy of the directory's project, and of whatever else was added.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import sys
@@ -309,23 +308,6 @@ class SyncedFiles:
         connections = list(self.connections.values())
         replies = await asyncio.gather(*(ask(connection) for connection in connections))
         return {connection.name: reply for connection, reply in zip(connections, replies, strict=True)}
-
-
-async def nodes_seeing(directory: str, connections: Sequence[Connection]) -> list[bool]:
-    """Return which nodes see a directory of this computer: a file that is written here is looked for there."""
-    token = uuid.uuid4().hex
-    path = Path(directory) / f".monarch-nb-{token[:12]}"
-    try:
-        path.write_text(token)
-    except OSError:  # a directory that can not be written to can not prove anything
-        return [False] * len(connections)
-    request = pb.SeeTokenRequest(path=str(path), token=token, action=pb.SeeTokenRequest.ACTION_SEE)
-    try:
-        replies = await asyncio.gather(*(connection.unary("SeeToken", request) for connection in connections))
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink()
-    return [bool(reply.seen) for reply in replies]
 
 
 def _import_paths(root: str, *, in_workspace: bool) -> list[str]:

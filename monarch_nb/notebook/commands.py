@@ -41,6 +41,9 @@ RESERVE = Command(
             value="HOW",
             choices=("auto", "off"),
         ),
+        Flag(
+            "--shared", "storage that all nodes see, for data and checkpoints: $MONARCH_NB_SHARED in ranks", value="DIR"
+        ),
         Flag("--replace", "when the name is held with another shape: release that first"),
     ),
     notes="Ranks stay until they are released: they survive this kernel, the browser and the Jupyter server.",

@@ -114,6 +114,7 @@ class Subcommands:
                 preload=parsed.many("preload") or None,
                 files=_files_option(parsed.text("files")),
                 reload={"auto": True, "off": False}.get(parsed.text("reload") or ""),
+                shared=parsed.text("shared"),
                 replace=parsed.switch("replace"),
                 notebook=self._session.notebook,
                 progress=progress,

@@ -421,19 +421,23 @@ class SeeTokenRequest(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     ACTION_FIELD_NUMBER: _builtins.int
+    FROM_CLIENT_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     token: _builtins.str
     action: Global___SeeTokenRequest.Action.ValueType
+    from_client: _builtins.bool
+    """the client wrote it: a node that shares nothing with clients does not see it"""
     def __init__(
         self,
         *,
         path: _builtins.str = ...,
         token: _builtins.str = ...,
         action: Global___SeeTokenRequest.Action.ValueType = ...,
+        from_client: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "path", b"path", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "from_client", b"from_client", "path", b"path", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -653,21 +657,27 @@ class DescribeEnvironmentRequest(_message.Message):
 
     PYTHON_FIELD_NUMBER: _builtins.int
     PACKAGES_FIELD_NUMBER: _builtins.int
+    DIRECTORIES_FIELD_NUMBER: _builtins.int
     python: _builtins.str
     """"" for the node's own"""
     @_builtins.property
     def packages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """distributions"""
 
+    @_builtins.property
+    def directories(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """whose free space is told, besides that of the node's own"""
+
     def __init__(
         self,
         *,
         python: _builtins.str = ...,
         packages: _abc.Iterable[_builtins.str] | None = ...,
+        directories: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["packages", b"packages", "python", b"python"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directories", b"directories", "packages", b"packages", "python", b"python"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -678,16 +688,24 @@ class DescribeEnvironmentReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JSON_FIELD_NUMBER: _builtins.int
+    NOW_S_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
     json: _builtins.str
     """see monarch_nb/worker/environment_report.py"""
+    now_s: _builtins.float
+    """the node's clock when it answers, seconds since the epoch"""
+    directory: _builtins.str
+    """the node's own"""
     def __init__(
         self,
         *,
         json: _builtins.str = ...,
+        now_s: _builtins.float = ...,
+        directory: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["json", b"json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "json", b"json", "now_s", b"now_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

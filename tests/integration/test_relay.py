@@ -77,9 +77,7 @@ class TestDeath:
 
 
 class TestFullDisk:
-    async def test_the_node_is_named_and_keeps_what_it_had(
-        self, short: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_the_node_is_named_and_keeps_what_it_had(self, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         old, new = Content(model=b"old = 1\n"), Content(model=b"new = 1\n", big=noise(2 << 20))
         async with file_nodes(short, 4) as nodes:
             await send(nodes, old, "v1")

@@ -3,7 +3,7 @@
 import pytest
 
 from monarch_nb.allocator.environment import rank_environment
-from monarch_nb.config import RANK_TOKEN_VARIABLE
+from monarch_nb.config import RANK_TOKEN_VARIABLE, SHARED_VARIABLE
 from monarch_nb.proto import allocator_pb2 as pb
 
 
@@ -91,3 +91,9 @@ def test_a_local_mesh_stays_on_loopback() -> None:
 
 def test_descendants_can_be_found() -> None:
     assert environment({RANK_TOKEN_VARIABLE: "of another rank"})[RANK_TOKEN_VARIABLE] == "t"
+
+
+def test_shared_storage_is_what_the_reservation_named_never_the_allocators_own() -> None:
+    assert SHARED_VARIABLE not in environment({SHARED_VARIABLE: "/old"})
+    named = spec(environment={SHARED_VARIABLE: "/data"})
+    assert environment({SHARED_VARIABLE: "/old"}, named)[SHARED_VARIABLE] == "/data"
