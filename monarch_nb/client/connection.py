@@ -28,6 +28,8 @@ FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 1.0
 SHOWN_INTERVAL_S = 0.5
 COLLECT_DELAY_S = 0.1
+LINK_PATIENCE_S = 0.5
+"""A session that is not open after this time will not open by itself soon: whoever waits for it is told."""
 MAX_FOLLOWED = 64
 
 
@@ -178,6 +180,12 @@ class Connection:
         self._followed[followed.listener.run_id] = followed
         self._outgoing.put_nowait(followed.request())
         self.ensure_session()
+        if not self.up:  # it may be opening just now
+            asyncio.get_running_loop().call_later(LINK_PATIENCE_S, self._tell_if_down, followed)
+
+    def _tell_if_down(self, followed: _Followed) -> None:
+        if not self.up and self._followed.get(followed.listener.run_id) is followed:
+            followed.listener.on_link(self, up=False)
 
     def send(self, **message: Any) -> None:
         """Send a message that need not survive a break."""

@@ -400,7 +400,7 @@ class Run:
 
     def on_link(self, connection: Connection, up: bool) -> None:
         if not self.done:
-            text = "" if up else f"{connection.name} does not answer; its ranks go on, trying again…"
+            text = "" if up else f"{connection.name} {ALLOCATOR_DOWN}"
             self._emit(events.Notice(text, key=f"link {connection.name}"))
 
     def _complete(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.connection import Connection
+from monarch_nb.client.connection import LINK_PATIENCE_S, Connection
 from monarch_nb.errors import (
     CapacityError,
     MeshNotFound,
@@ -173,6 +173,12 @@ class TestBreaks:
         node.hang_up()
         await listener.until("down")
         await listener.until("up")
+
+    async def test_who_submits_while_it_is_down_is_told_so(self, connection: Connection) -> None:
+        listener = Listener()
+        connection.submit(listener, submit())
+        async with asyncio.timeout(LINK_PATIENCE_S + 0.4):
+            assert await listener.next() == ("down", None)
 
     async def test_an_allocator_that_forgot_the_run_gets_it_again_as_it_was(
         self, node: Scripted, connection: Connection
