@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
+from monarch_nb import escapes
+
 
 class MonarchNbError(Exception):
     """Base of all errors of monarch_nb. The first argument is the whole message, for people."""
@@ -145,7 +147,7 @@ class RankFailure:
         kind: "error" (user code raised), "interrupted", "died" or "cancelled".
         name: the exception's class, or the signal's name.
         message: the exception's message, or what the death report says.
-        traceback: as IPython rendered it on the rank, with ANSI colours; empty for deaths.
+        rendered: the traceback as IPython rendered it on the rank, with ANSI colours; empty for deaths.
         where: "train.py:41", the innermost line of user code; empty when unknown.
         exit_code, signal: for deaths; both None when unknown.
         stderr_tail: for deaths: the last lines of stderr.
@@ -156,15 +158,22 @@ class RankFailure:
     kind: str
     name: str
     message: str
-    traceback: str = ""
+    rendered: str = ""
     where: str = ""
     exit_code: int | None = None
     signal: int | None = None
     stderr_tail: tuple[str, ...] = field(default_factory=tuple)
 
+    @property
+    def traceback(self) -> str:
+        """The traceback as plain text."""
+        return escapes.strip(self.rendered)
+
 
 class RunFailed(MonarchNbError):
     """A run failed on some ranks; results of the others stay available in `run`.
+
+    Its text is a line that says who failed of what, and then the tracebacks: equal ones once, with their ranks.
 
     Attributes:
         failures: one RankFailure per failing rank, by rank (given as a list of them, or of their facts).
@@ -177,7 +186,13 @@ class RunFailed(MonarchNbError):
         rebuilt = [failure if isinstance(failure, RankFailure) else _failure(failure) for failure in failures]
         self.failures = {failure.rank: failure for failure in rebuilt}
         self.run = run
-        super().__init__(message or self._summary())
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        if message := str(self.args[0]):
+            return message
+        more = [self._describe(group) for group in self.groups() if group[1].rendered or group[1].stderr_tail]
+        return escapes.strip("\n\n".join([self._summary(), *more]))
 
     def to_facts(self) -> dict[str, Any]:
         """As for every error; the run stays behind."""
@@ -192,8 +207,8 @@ class RunFailed(MonarchNbError):
         groups: dict[tuple[Any, ...], tuple[list[int], RankFailure]] = {}
         some_failed = any(failure.kind in ("error", "died") for failure in self.failures.values())
         for rank, failure in sorted(self.failures.items()):
-            told = replace(failure, traceback="") if some_failed and failure.kind == "interrupted" else failure
-            key = (told.kind, told.name, told.message, told.traceback, told.stderr_tail)
+            told = replace(failure, rendered="") if some_failed and failure.kind == "interrupted" else failure
+            key = (told.kind, told.name, told.message, told.rendered, told.stderr_tail)
             groups.setdefault(key, ([], told))[0].append(rank)
         return sorted(groups.values(), key=lambda group: group[1].kind in ("interrupted", "cancelled"))
 
@@ -202,16 +217,19 @@ class RunFailed(MonarchNbError):
 
         return "; ".join(f"{name_ranks(ranks)}: {f.name}: {f.message}".rstrip(": ") for ranks, f in self.groups())
 
-    def _render_traceback_(self, *_: Any) -> list[str]:
-        from monarch_nb.shape import format_ranks, name_ranks
+    def _describe(self, group: tuple[list[int], RankFailure]) -> str:
+        from monarch_nb.shape import name_ranks
 
-        lines: list[str] = []
-        for ranks, failure in self.groups():
-            hosts = dict.fromkeys(self.failures[rank].host for rank in ranks)
-            lines += [""] if lines else []
-            lines.append(f"\x1b[1m{name_ranks(ranks)}\x1b[0m ({', '.join(hosts)})")  # red is hard to read on dark red
-            lines += (failure.traceback or f"{failure.name}: {failure.message}").splitlines()
-            lines += [f"    {line}" for line in failure.stderr_tail]
+        ranks, failure = group
+        hosts = dict.fromkeys(self.failures[rank].host for rank in ranks)
+        head = f"\x1b[1m{name_ranks(ranks)}\x1b[0m ({', '.join(hosts)})"  # red is hard to read on dark red
+        cause = (failure.rendered or f"{failure.name}: {failure.message}").rstrip("\n")
+        return "\n".join([head, cause, *(f"    {line}" for line in failure.stderr_tail)])
+
+    def _render_traceback_(self, *_: Any) -> list[str]:
+        from monarch_nb.shape import format_ranks
+
+        lines = "\n\n".join(map(self._describe, self.groups())).splitlines()
         if dead := [rank for rank, failure in self.failures.items() if failure.name == "RankDied"]:
             them = "it" if len(dead) == 1 else "them"
             lines.append(f"%mesh restart -t {format_ranks(sorted(dead))} starts {them} again")

@@ -5,22 +5,11 @@ light and dark.
 """
 
 import html
-import re
 from functools import lru_cache
 from typing import NamedTuple
 
-ESCAPE = re.compile(
-    r"\x1b\[([0-?]*)[ -/]*([@-~])"  # control sequence: parameters, final letter ("m" is a colour)
-    r"|\x1b[\]PX^_](?:[^\x07\x1b]|\x1b(?!\\))*(?:\x07|\x1b\\)"  # strings: window titles, hyperlinks
-    r"|\x1b[ -/]*[0-Z\\^-~]"  # two characters
-)
-INCOMPLETE_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_](?:[^\x07\x1b]|\x1b(?!\\))*|[ -/]*)\Z")
-"""An escape code whose end is still to come."""
+from monarch_nb.escapes import ESCAPE, clean
 
-_UNPRINTABLE: dict[int, str | None] = {
-    **dict.fromkeys([*range(9), *range(11, 32), *range(127, 160), 0xFFFE, 0xFFFF]),
-    **dict.fromkeys(range(0xD800, 0xE000), "\ufffd"),  # lone surrogates can not be sent
-}
 _PALETTE = ("#3E424D", "#E75C58", "#00A250", "#DDB62B", "#208FFB", "#D160C4", "#60C6C8", "#C5C1B4")
 _BRIGHT = ("#6B7080", "#B22B31", "#007427", "#B27D12", "#0065CA", "#A03196", "#258F8F", "#A1A6B2")
 _CUBE = (0, 95, 135, 175, 215, 255)
@@ -59,11 +48,6 @@ def to_html(text: str) -> str:
         position = match.end()
     pieces.append(_span(text[position:], style))
     return "".join(pieces)
-
-
-def strip(text: str) -> str:
-    """Return `text` without escape codes and control characters."""
-    return _clean(ESCAPE.sub("", text) if "\x1b" in text else text)
 
 
 @lru_cache(1024)
@@ -149,8 +133,4 @@ def _span(text: str, style: Style) -> str:
 
 
 def _escape(text: str) -> str:
-    return html.escape(_clean(text), quote=False)
-
-
-def _clean(text: str) -> str:
-    return text if text.isprintable() else text.translate(_UNPRINTABLE)
+    return html.escape(clean(text), quote=False)

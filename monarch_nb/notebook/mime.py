@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from monarch_nb.notebook import ansi
+from monarch_nb import escapes
 
 _IMAGES = ("image/svg+xml", "image/png", "image/jpeg", "image/gif", "image/webp")
 _TEXTS = ("text/markdown", "text/latex", "application/json", "text/plain")
@@ -56,7 +56,7 @@ def _image(mime: str, content: str, alternative: str, facts: Any) -> str:
     facts = facts if isinstance(facts, Mapping) else {}
     sizes = "".join(f' {side}="{float(facts[side]):g}"' for side in ("width", "height") if _is_number(facts.get(side)))
     style = "display:block;max-width:100%" + ";background:#fff" * (facts.get("needs_background") == "light")
-    label = html.escape(ansi.strip(alternative)[:200])
+    label = html.escape(escapes.strip(alternative)[:200])
     source = html.escape("".join(content.split()))
     return f'<img src="data:{mime};base64,{source}" alt="{label}"{sizes} style="{style}">'
 

@@ -15,6 +15,7 @@ from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import Literal
 
+from monarch_nb import escapes
 from monarch_nb.errors import RankFailure
 from monarch_nb.notebook import ansi, mime
 from monarch_nb.notebook.fold import Fold, ResultGroup
@@ -95,7 +96,7 @@ def render(
 def plain_lines(rows: Sequence[Row], ranks: int, colours: bool = False) -> str:
     """Return `rows` as text, for output that only grows; `colours` keeps ANSI colours."""
     width = _width(rows, ranks)
-    return "\n".join(_plain_row(row, width, str if colours else ansi.strip) for row in _merged(rows))
+    return "\n".join(_plain_row(row, width, str if colours else escapes.strip) for row in _merged(rows))
 
 
 def plain_ending(fold: Fold, show_failures: bool) -> str:
@@ -154,7 +155,7 @@ def _output(rows: list[Row], ranks: int, budget_bytes: int) -> list[_Piece]:
             lines.append(_line(row, before, width))
     markup.append(_block(lines, width))
     width = _width(rows)
-    plain = "\n".join(_plain_row(row, width, ansi.strip) for row in rows)
+    plain = "\n".join(_plain_row(row, width, escapes.strip) for row in rows)
     return [_Piece("".join(markup), plain, 0)]
 
 
@@ -209,7 +210,7 @@ def _plain_row(row: Row, width: int, clean: Callable[[str], str]) -> str:
                 return f"[stderr:{_label(row.ranks)[1:]} {clean(row.text)}"
             return f"{_label(row.ranks):>{width}} {clean(row.text)}"
         case DisplayRow():
-            return _labelled(f"{_label(row.ranks):>{width}}", ansi.strip(mime.plain_text(row.data)))
+            return _labelled(f"{_label(row.ranks):>{width}}", escapes.strip(mime.plain_text(row.data)))
         case ElidedRow():
             return f"{'':>{width}} {describe(row)}"
         case _:
@@ -227,7 +228,7 @@ def _text_markup(text: str) -> str:
 
 @lru_cache(4096)
 def _text_cost(text: str) -> int:
-    return _stored_bytes(_text_markup(text)) + _stored_bytes(ansi.strip(text)) + _ROW_OVERHEAD_BYTES
+    return _stored_bytes(_text_markup(text)) + _stored_bytes(escapes.strip(text)) + _ROW_OVERHEAD_BYTES
 
 
 def _row_cost(row: Row) -> int:
@@ -312,7 +313,7 @@ def _count(rows: Iterable[Row]) -> ElidedRow:
 def describe(row: ElidedRow) -> str:
     """Return what is not shown, e.g. "… 1,599,000 lines on ranks 0-7 not shown; `%mesh logs` has them"."""
     if row.text:
-        what = f"{ansi.strip(row.text)} on {name_ranks(row.displays)}"
+        what = f"{escapes.strip(row.text)} on {name_ranks(row.displays)}"
     else:
         parts = [_amounts(counts, noun) for counts, noun in ((row.lines, "line"), (row.displays, "display")) if +counts]
         what = " and ".join(parts) or f"{row.size_bytes:,} bytes on {name_ranks(members(row.ranks))}"
@@ -385,7 +386,7 @@ def _results(groups: list[ResultGroup]) -> list[_Piece]:
 
 def _result(group: ResultGroup, width: int, as_rich: bool) -> _Piece:
     label = f"Out{_short_label(group.ranks)}:"
-    plain = _labelled(f"Out{_label(group.ranks)}:", ansi.strip(mime.plain_text(group.bundle)))
+    plain = _labelled(f"Out{_label(group.ranks)}:", escapes.strip(mime.plain_text(group.bundle)))
     if as_rich:
         content = mime.rich_html(group.bundle, {})
         return _Piece.of(_beside(label, width, content, _PROMPT), plain, rich_bytes=_stored_bytes(content))
@@ -415,25 +416,25 @@ def _failure(ranks: list[int], failure: RankFailure, full: bool) -> _Piece:
     title, rest = name_ranks(ranks), ""
     if not full:
         cause = cause.partition("\n")[0]
-    elif failure.traceback:
-        rest = mime.cut_middle(failure.traceback.rstrip(), _MAX_TRACEBACK_CHARACTERS)
+    elif failure.rendered:
+        rest = mime.cut_middle(failure.rendered.rstrip(), _MAX_TRACEBACK_CHARACTERS)
     elif failure.stderr_tail:
         rest = "\n".join(f"    {line[:500]}" for line in failure.stderr_tail[-20:])
     head = (
         f'<pre style="{_PRE};padding:0"><span style="{_ERROR};font-weight:bold">✗ {html.escape(title)}</span> '
         f'{ansi.to_html(cause)}<span style="{_QUIET}">{html.escape(place)}</span></pre>'
     )
-    plain = f"{title}: {ansi.strip(cause)}{place}"
+    plain = f"{title}: {escapes.strip(cause)}{place}"
     if not rest:
         return _Piece.of(head, plain)
     body = f'<pre style="{_PRE};padding:2px 0 4px 2ch">{ansi.to_html(rest)}</pre>'
-    return _Piece.of(head + body, f"{plain}\n{ansi.strip(rest)}")
+    return _Piece.of(head + body, f"{plain}\n{escapes.strip(rest)}")
 
 
 def _notice(text: str) -> _Piece:
     text = mime.cut_middle(text, 4_000)
     body = _with_code(ansi.to_html(text))
-    return _Piece.of(f'<div style="{_NOTE}"><pre style="{_PRE};padding:0">{body}</pre></div>', ansi.strip(text))
+    return _Piece.of(f'<div style="{_NOTE}"><pre style="{_PRE};padding:0">{body}</pre></div>', escapes.strip(text))
 
 
 def _with_code(markup: str) -> str:

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from itertools import groupby
 
+from monarch_nb import escapes
 from monarch_nb.notebook import ansi
 
 MAX_LINE_CHARACTERS = 2_000
@@ -19,7 +20,7 @@ MAX_LINE_CHARACTERS = 2_000
 _CONTROL = re.compile(r"[\r\b\x1b]")
 _TOKEN = re.compile(
     r"(?P<text>[^\n\r\b\x1b]+)|\x1b\[(?P<parameters>[0-?]*)[ -/]*(?P<letter>[@-~])"
-    rf"|(?P<other>{ansi.ESCAPE.pattern})|(?P<control>.)",
+    rf"|(?P<other>{escapes.ESCAPE.pattern})|(?P<control>.)",
     re.DOTALL,
 )
 _MAX_HELD_CHARACTERS = 4_096
@@ -100,7 +101,7 @@ class Screen:
             self._row, self._column = 0, len(self._cells[0])
             self._plain = _PlainLine()
         text, self._held = self._held + text, ""
-        if (escape := ansi.INCOMPLETE_ESCAPE.search(text)) and len(escape[0]) <= _MAX_HELD_CHARACTERS:
+        if (escape := escapes.INCOMPLETE_ESCAPE.search(text)) and len(escape[0]) <= _MAX_HELD_CHARACTERS:
             text, self._held = text[: escape.start()], escape[0]
         for token in _TOKEN.finditer(text):
             kind = token.lastgroup
@@ -225,7 +226,7 @@ class _CellLine:
     def of(cls, text: str) -> _CellLine:
         """Return the line that `text`, which has no codes but colours, looks like."""
         line, column, style, position = cls(), 0, ansi.PLAIN, 0
-        for escape in ansi.ESCAPE.finditer(text):
+        for escape in escapes.ESCAPE.finditer(text):
             column = line.put(column, text[position : escape.start()], style)
             style = ansi.apply(style, escape[1]) if escape[2] == "m" else style
             position = escape.end()

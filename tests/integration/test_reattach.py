@@ -253,7 +253,7 @@ class TestClient:
         assert (info.done, info.collected) == (True, False)
         recorder = Recorder()
         run = mesh.attach_run(run_id, from_start=True, listener=recorder)
-        with pytest.raises(RunFailed, match=r"^rank 2: KeyError: 'lost\?'$"):
+        with pytest.raises(RunFailed, match=r"\Arank 2: KeyError: 'lost\?'\n"):
             run.result()
         assert [value and len(value) for value in run.values] == [None if rank == 2 else 1 << 20 for rank in range(8)]
         assert recorder.text() == "first\n" * 8

@@ -73,15 +73,29 @@ class TestRunFailed:
 
     @pytest.mark.parametrize(
         ("field", "value"),
-        [("kind", "interrupted"), ("name", "E"), ("message", "m"), ("traceback", "t"), ("stderr_tail", ("t",))],
+        [("kind", "interrupted"), ("name", "E"), ("message", "m"), ("rendered", "t"), ("stderr_tail", ("t",))],
     )
     def test_different_failures_are_told_apart(self, field: str, value: object) -> None:
-        facts = {"kind": "error", "name": "KeyError", "message": "'x'", "traceback": "the traceback"}
+        facts = {"kind": "error", "name": "KeyError", "message": "'x'", "rendered": "the traceback"}
         first, second = RankFailure(0, "h", **facts), RankFailure(1, "h", **(facts | {field: value}))  # type: ignore[arg-type]
         assert len(RunFailed(failures=[first, second]).groups()) == 2
 
     def test_the_message_names_rank_sets(self) -> None:
-        assert str(self.failed()) == "ranks 0-2,6: KeyError: 'x'; rank 4: RankDied: killed by signal 9"
+        first = str(self.failed()).splitlines()[0]
+        assert first == "ranks 0-2,6: KeyError: 'x'; rank 4: RankDied: killed by signal 9"
+
+    def test_a_script_reads_the_tracebacks_as_plain_text_equal_ones_once(self) -> None:
+        same = [RankFailure(r, "node0", "error", "E", "e", "\x1b[31mTraceback\x1b[0m\nE: e", "train.py:3") for r in (0, 1, 3)]
+        died = RankFailure(2, "node1", "died", "RankDied", "killed", stderr_tail=("last words",))
+        restarted = RankFailure(4, "node1", "died", "RankRestarted", "restarted")
+        failed = RunFailed(failures=[*same, died, restarted])
+        assert str(failed).split("\n\n") == [
+            "ranks 0-1,3: E: e; rank 2: RankDied: killed; rank 4: RankRestarted: restarted",
+            "ranks 0-1,3 (node0)\nTraceback\nE: e",
+            "rank 2 (node1)\nRankDied: killed\n    last words",
+        ]
+        assert failed.failures[0].traceback == "Traceback\nE: e"
+        assert "\x1b[31mTraceback\x1b[0m" in failed._render_traceback_(), "a notebook shows the colours"
 
     def test_it_shows_each_traceback_once(self) -> None:
         text = "\n".join(self.failed()._render_traceback_())

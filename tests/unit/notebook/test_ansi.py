@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monarch_nb import escapes
 from monarch_nb.notebook import ansi
 
 _SOME_CODES = st.sampled_from(
@@ -57,7 +58,7 @@ def test_inverse_swaps_colours_and_has_defaults() -> None:
 @given(st.lists(st.one_of(st.text(max_size=10), _SOME_CODES), max_size=12).map("".join))
 def test_nothing_but_our_spans_and_no_character_lost(text: str) -> None:
     markup = ansi.to_html(text)
-    assert _text_of(markup) == ansi.strip(text)
+    assert _text_of(markup) == escapes.strip(text)
     assert re.sub(r'<span style="[^"<>]*">|</span>', "", markup).count("<") == 0
     assert markup.count("<span") == markup.count("</span>")
 
