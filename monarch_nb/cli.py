@@ -8,14 +8,15 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch_nb.config import DEFAULT_POOL, PROTOCOL, VERSION
-from monarch_nb.errors import MonarchNbError, UsageError
+from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError
 
 if TYPE_CHECKING:
+    from monarch_nb.client.logs import LogRecord
     from monarch_nb.client.reservation import ReservationInfo
     from monarch_nb.provision import Node
 
@@ -90,10 +91,15 @@ def make_parser() -> argparse.ArgumentParser:
 
     command("list", _list, "show what is held, one line each", "list")
 
-    logs = command("logs", _logs, "show what ranks printed", "logs dev -t 0,2-3 -n 20", "logs dev > all.log")
+    logs = command("logs", _logs, "show what ranks printed", "logs dev -t 0,2-3 -n 20", "logs dev --follow")
     logs.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
     logs.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
     logs.add_argument("-n", "--lines", type=int, metavar="N", help="only the last N lines of each rank")
+    logs.add_argument("--run", type=int, metavar="N", dest="number", help="only run number N")
+    logs.add_argument(
+        "-f", "--follow", action="store_true", help="go on with what comes, until Ctrl-C or the end of --run"
+    )
+    logs.add_argument("--raw", action="store_true", help="every line of every rank, not equal ones once")
 
     release = command(
         "release", _release, "end the ranks of a reservation and give its slots back", "release dev", "release --all"
@@ -164,7 +170,7 @@ def _status(options: argparse.Namespace) -> int:
 
     nodes = provisioner("local").nodes(pool=options.pool)
     described = [_describe(node) for node in nodes]
-    reservations = list_reservations(options.pool)
+    reservations = list_reservations(options.pool, memory=options.json)
     if options.json:
         held = [asdict(reservation) for reservation in reservations]
         print(json.dumps({"pool": options.pool, "nodes": described, "reservations": held}, indent=2, default=str))
@@ -212,21 +218,39 @@ def _list(options: argparse.Namespace) -> int:
 
 def _logs(options: argparse.Namespace) -> int:
     from monarch_nb import attach
+    from monarch_nb.notebook.logs import folded_lines
     from monarch_nb.shape import parse_targets
 
-    if options.lines is not None and options.lines < 1:
-        raise UsageError(f"-n must be at least 1, not {options.lines}")
+    for flag, number in (("-n", options.lines), ("--run", options.number)):
+        if number is not None and number < 1:
+            raise UsageError(f"{flag} must be at least 1, not {number}")
     mesh = attach(options.name, pool=options.pool).mesh
     ranks = parse_targets(options.targets, mesh.extent)
-    open_line: tuple[int, str] | None = None  # very long lines come in pieces
-    for record in mesh.logs(ranks=ranks, lines=options.lines):
-        source = (record.rank, record.stream)
-        if source != open_line:
-            print("" if open_line is None else "\n", f"[{record.rank}] ", sep="", end="")
-        print(record.text, end="")
-        open_line = None if record.text.endswith("\n") else source
-    print("" if open_line is None else "\n", end="")
+    batches = mesh.log_batches(ranks, options.lines, options.number, follow=options.follow)
+    line = ""
+    for line in _raw_lines(batches) if options.raw else folded_lines(batches):
+        print(line, flush=options.follow)
+    if not line:
+        _say(f"run {options.number} printed nothing" if options.number else "nothing was printed yet")
     return 0
+
+
+def _raw_lines(batches: Iterable[Iterable[LogRecord]]) -> Iterator[str]:
+    parts: list[LogRecord] = []  # very long lines come in pieces
+    for record in (record for batch in batches for record in batch):
+        if parts and (parts[0].rank, parts[0].stream) != (record.rank, record.stream):
+            yield _raw_line(parts)
+            parts = []
+        parts.append(record)
+        if record.text.endswith("\n"):
+            yield _raw_line(parts)
+            parts = []
+    if parts:
+        yield _raw_line(parts)
+
+
+def _raw_line(parts: Sequence[LogRecord]) -> str:
+    return f"[{parts[0].rank}] {''.join(part.text for part in parts).removesuffix(chr(10))}"
 
 
 def _release(options: argparse.Namespace) -> int:
@@ -238,15 +262,16 @@ def _release(options: argparse.Namespace) -> int:
         attach(name, pool=options.pool).release()
         print(f"released {name} ({mine[name].shape})")
     if not chosen:
-        what = f"{options.name!r} is not held" if options.name else "nothing is held"
-        print(what + (f"; you hold {', '.join(mine)}" if mine else ""))
+        print("nothing is held")
     return 0
 
 
 def _chosen(name: str | None, mine: list[str]) -> list[str]:
     if name is None and len(mine) > 1:
         raise UsageError(f"you hold {', '.join(mine)}: name one, or --all")
-    return mine if name is None else [name] if name in mine else []
+    if name is not None and name not in mine:
+        raise ReservationNotFound(f"no reservation {name!r}; you hold {', '.join(mine) or 'none'}")
+    return mine if name is None else [name]
 
 
 def _allocator(options: argparse.Namespace) -> int:
@@ -267,8 +292,7 @@ def _print_reservations(reservations: Sequence[ReservationInfo]) -> None:
         print("nothing is held (%mesh reserve NAME --nodes 1 --procs 4 in a notebook)")
         return
     rows = [
-        (info.name, info.owner, info.shape, f"{len(info.alive)} of {len(info.ranks)}", _running(info), info.notebook)
-        for info in reservations
+        (info.name, info.owner, info.shape, info.alive_of_all, _running(info), info.notebook) for info in reservations
     ]
     _print_table(("reservation", "owner", "shape", "ranks alive", "running", "notebook"), rows)
 

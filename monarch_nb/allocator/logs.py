@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
 from monarch_nb.allocator.output import RankFiles, stored_outputs
+from monarch_nb.allocator.sessions import OUTPUT_INTERVAL_S, UNWATCHED_INTERVAL_S, Session
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
 
 if TYPE_CHECKING:
     from monarch_nb.allocator.node import Node
 
 _PIECE_BYTES = 256 << 10
+_FOLLOWED_OUTPUTS = 16
+"""The newest: what older runs may still write is not worth a watch each."""
 
 
 async def read_logs(node: Node, request: pb.ReadLogsRequest) -> AsyncIterator[pb.LogRecords]:
     """Yield what ranks wrote: by run, then by rank, whole lines, stdout and stderr interleaved as they were written.
 
-    With `last_lines` only the newest lines of each rank.
+    With `last_lines` only the newest lines of each rank. With `follow`, then what they go on to write, as it comes.
     """
+    shown: dict[RankFiles, run_pb2.Cursor] = {}
+    if request.last_lines:
+        for records in _newest_records(_written(node, request), request.last_lines, shown):
+            yield pb.LogRecords(records=records)
+    else:
+        for number, files in _written(node, request):
+            async for batch in _records_since(files, number, shown):
+                yield batch
+    if request.follow:
+        async for batch in _follow(node, request, shown):
+            yield batch
+
+
+def _written(node: Node, request: pb.ReadLogsRequest) -> list[tuple[int, RankFiles]]:
+    """Return the files that are asked for, each with the number of its run, in order."""
     mesh = node.state.mesh(request.mesh_id)
     ranks = [rank for rank in sorted(mesh.ranks) if not request.ranks or rank in request.ranks]
     runs = node.paths.runs(request.mesh_id)
@@ -29,42 +49,95 @@ async def read_logs(node: Node, request: pb.ReadLogsRequest) -> AsyncIterator[pb
     written = [
         (number_of.get((output, rank), output), rank, output) for output in stored_outputs(runs) for rank in ranks
     ]
-    written = sorted(one for one in written if request.number in (0, one[0]))
-    if request.last_lines:
-        for rank in ranks:
-            records: list[pb.LogRecord] = []
-            for number, _, output in reversed([one for one in written if one[1] == rank]):
-                piece = _run_records(RankFiles(runs, output, rank), number, request.last_lines)
-                records = [*piece, *records][-request.last_lines :]
-                if len(records) >= request.last_lines:
-                    break
-            if records:
-                yield pb.LogRecords(records=records)
-        return
-    for number, rank, output in written:
-        async for batch in _all_records(RankFiles(runs, output, rank), number):
-            yield batch
+    return [
+        (number, RankFiles(runs, output, rank))
+        for number, rank, output in sorted(written)
+        if request.number in (0, number)
+    ]
 
 
-def _run_records(files: RankFiles, number: int, lines: int) -> list[pb.LogRecord]:
+class _Wake(Session):
+    """A session that wants nothing but to wake who waits for a change: of files, or of runs that clients hear of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changed = asyncio.Event()
+
+    def send(self, **_: object) -> None:
+        self.changed.set()
+
+
+async def _follow(
+    node: Node, request: pb.ReadLogsRequest, shown: dict[RankFiles, run_pb2.Cursor]
+) -> AsyncIterator[pb.LogRecords]:
+    mesh, runs = node.state.mesh(request.mesh_id), node.paths.runs(request.mesh_id)
+    followed = next((run for run in mesh.runs.values() if run.number == request.number), None)
+    wake = _Wake()
+    wake.run_ids |= {followed.run_id} if followed else set()
+    node.sessions.add(wake)
+    try:
+        while True:
+            is_last = request.number != 0 and (followed is None or followed.finished)
+            wake.changed.clear()
+            newest = stored_outputs(runs)[-_FOLLOWED_OUTPUTS:]
+            for directory in (runs, *(runs / str(output) for output in newest)):
+                node.watch.arm(directory, wake.changed.set)
+            for number, files in _written(node, request):
+                if files.output in newest:
+                    async for batch in _records_since(files, number, shown):
+                        yield batch
+            if is_last:
+                return
+            with contextlib.suppress(TimeoutError):  # no change of a file tells that the mesh was released
+                async with asyncio.timeout(UNWATCHED_INTERVAL_S):
+                    await wake.changed.wait()
+            await asyncio.sleep(OUTPUT_INTERVAL_S)  # what comes at a time goes in one message
+    finally:
+        node.watch.disarm(wake.changed.set)
+        node.sessions.discard(wake)
+
+
+def _newest_records(
+    written: list[tuple[int, RankFiles]], lines: int, shown: dict[RankFiles, run_pb2.Cursor]
+) -> Iterator[list[pb.LogRecord]]:
+    """Yield the newest lines of each rank, and note in `shown` that what was written before is not wanted."""
+    for rank in sorted({files.rank for _, files in written}):
+        records: list[pb.LogRecord] = []
+        for number, files in reversed([one for one in written if one[1].rank == rank]):
+            if len(records) < lines:
+                records = [*_last_records(files, number, lines, shown), *records][-lines:]
+            else:
+                shown[files] = files.end()
+        if records:
+            yield records
+
+
+def _last_records(
+    files: RankFiles, number: int, lines: int, shown: dict[RankFiles, run_pb2.Cursor]
+) -> list[pb.LogRecord]:
     """Return the newest lines of a run."""
+    pieces, shown[files] = files.segments(run_pb2.Cursor())
     records: list[pb.LogRecord] = []
-    for kind, start, end in reversed(files.segments()):
+    for kind, start, end in reversed(pieces):
         window = 64 << 10
         while True:
             data = files.read(kind, max(start, end - window), end)
             if data.count(b"\n") > lines or end - window <= start:
                 break
             window *= 4
-        pieces = re.findall(rb"[^\n]*\n|[^\n]+", data)[-(lines - len(records)) :]
-        records = [*(_record(files.rank, number, kind, piece) for piece in pieces), *records]
+        found = re.findall(rb"[^\n]*\n|[^\n]+", data)[-(lines - len(records)) :]
+        records = [*(_record(files.rank, number, kind, line) for line in found), *records]
         if len(records) >= lines:
             break
     return records
 
 
-async def _all_records(files: RankFiles, number: int) -> AsyncIterator[pb.LogRecords]:
-    for kind, start, end in files.segments():
+async def _records_since(
+    files: RankFiles, number: int, shown: dict[RankFiles, run_pb2.Cursor]
+) -> AsyncIterator[pb.LogRecords]:
+    """Yield what was written since it was read the last time, and note in `shown` up to where."""
+    pieces, shown[files] = files.segments(shown.get(files) or run_pb2.Cursor())
+    for kind, start, end in pieces:
         pending = b""
         while start < end:
             data = await asyncio.to_thread(files.read, kind, start, min(end, start + _PIECE_BYTES))

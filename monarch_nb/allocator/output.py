@@ -22,7 +22,7 @@ _COUNT_CHUNK_BYTES = 1 << 20
 _MAX_DISPLAYS = 20
 
 
-@dataclass
+@dataclass(frozen=True)
 class RankFiles:
     """The three files of one rank and output (RunSpec.output)."""
 
@@ -56,14 +56,9 @@ class RankFiles:
 
     def read_since(self, cursor: run_pb2.Cursor) -> pb.RankOutput | None:
         """Return what was written after `cursor`, in order, a flood elided; None when there is nothing."""
-        end = self.end()
+        marks, end = self._news(cursor)
         if _at_or_before(end, cursor):
             return None
-        marks, marks_bytes = _parse_marks(self.read("marks", cursor.marks_bytes, end.marks_bytes))
-        for mark in marks:  # what a mark knows was written before it
-            end.stdout_bytes = max(end.stdout_bytes, mark.stdout_bytes)
-            end.stderr_bytes = max(end.stderr_bytes, mark.stderr_bytes)
-        end.marks_bytes = cursor.marks_bytes + marks_bytes
         flood = max(end.stdout_bytes - cursor.stdout_bytes, end.stderr_bytes - cursor.stderr_bytes) > FLOOD_BYTES
         if flood:
             marks = [mark for mark in marks if mark.HasField("display")][-_MAX_DISPLAYS:]
@@ -78,12 +73,22 @@ class RankFiles:
         self._add_text(output, position, end.stdout_bytes, end.stderr_bytes)
         return output
 
-    def segments(self) -> list[tuple[str, int, int]]:
-        """Return the run's text as (kind, start, end) pieces in the order in which they were written."""
+    def _news(self, cursor: run_pb2.Cursor) -> tuple[list[run_pb2.Mark], run_pb2.Cursor]:
+        """Return the marks after `cursor`, and the position after them and all text."""
         end = self.end()
-        marks, _ = _parse_marks(self.read("marks", 0, end.marks_bytes))
+        marks, marks_bytes = _parse_marks(self.read("marks", cursor.marks_bytes, end.marks_bytes))
+        for mark in marks:  # what a mark knows was written before it
+            end.stdout_bytes = max(end.stdout_bytes, mark.stdout_bytes)
+            end.stderr_bytes = max(end.stderr_bytes, mark.stderr_bytes)
+        end.marks_bytes = cursor.marks_bytes + marks_bytes
+        return marks, end
+
+    def segments(self, since: run_pb2.Cursor) -> tuple[list[tuple[str, int, int]], run_pb2.Cursor]:
+        """Return the text after `since` as (kind, start, end) pieces in the order in which they were written, and the
+        position after them."""
+        marks, end = self._news(since)
         pieces: list[tuple[str, int, int]] = []
-        stdout_bytes = stderr_bytes = 0
+        stdout_bytes, stderr_bytes = since.stdout_bytes, since.stderr_bytes
         last = run_pb2.Mark(stdout_bytes=end.stdout_bytes, stderr_bytes=end.stderr_bytes)
         for mark in (*marks, last):
             if mark.stdout_bytes > stdout_bytes:
@@ -92,7 +97,7 @@ class RankFiles:
             if mark.stderr_bytes > stderr_bytes:
                 pieces.append(("err", stderr_bytes, mark.stderr_bytes))
                 stderr_bytes = mark.stderr_bytes
-        return pieces
+        return pieces, end
 
     def _add_text(self, output: pb.RankOutput, position: run_pb2.Cursor, stdout_end: int, stderr_end: int) -> None:
         if stdout_end > position.stdout_bytes:

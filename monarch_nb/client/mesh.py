@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,9 +14,17 @@ from weakref import WeakValueDictionary
 from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.decoding import describe_death
-from monarch_nb.client.logs import LogRecord, read_logs
+from monarch_nb.client.logs import LogRecord, follow_logs, read_logs
 from monarch_nb.client.run import InterruptReport, Listener, OnError, Run
-from monarch_nb.errors import MonarchNbError, NodeUnreachable, PickleError, RankDead, RankUnresponsive, TargetError
+from monarch_nb.errors import (
+    MonarchNbError,
+    NodeUnreachable,
+    PickleError,
+    RankDead,
+    RankUnresponsive,
+    RunNotFound,
+    TargetError,
+)
 from monarch_nb.frames import pack_pickle
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -37,8 +47,14 @@ _STATES = {
 
 @dataclass(frozen=True)
 class RankInfo:
-    """What an allocator knows of a rank. `state` is starting, idle, running, dead, or unreachable when its allocator
-    does not answer; `memory_bytes` is its PSS."""
+    """What an allocator knows of a rank.
+
+    Attributes:
+        state: starting, idle, running, dead, or unreachable when its allocator does not answer.
+        memory_bytes: its proportional set size (PSS).
+        run_id, running_s: what it runs, and for how long; empty and 0 when it is idle.
+        death: how a dead one ended and the likely cause; stderr_tail: its last lines of stderr.
+    """
 
     rank: int
     host: str
@@ -49,6 +65,12 @@ class RankInfo:
     run_id: str
     running_s: float
     death: str | None
+    stderr_tail: tuple[str, ...] = ()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is known to live."""
+        return self.state in _STATES.values() and self.state != "dead"
 
 
 @dataclass(frozen=True)
@@ -366,16 +388,14 @@ class Mesh:
 
     def interrupt(self) -> InterruptReport:
         """Interrupt whatever runs on these ranks, whoever started it; nothing in memory is lost."""
-        reports = [
-            self.attach_run(info.run_id).interrupt()
-            for info in self.runs()
-            if not info.done and set(info.ranks) & set(self.ranks)
-        ]
-        return InterruptReport(
-            stopped=tuple(sorted({rank for report in reports for rank in report.stopped})),
-            stuck={rank: line for report in reports for rank, line in report.stuck.items()},
-            aborted=tuple(sorted({rank for report in reports for rank in report.aborted})),
-        )
+        return InterruptReport.of(run.interrupt() for run in self.running())
+
+    def running(self) -> Iterator[Run]:
+        """Yield the runs that go on on these ranks, whoever submitted them."""
+        for info in self.runs():
+            if not info.done and set(info.ranks) & set(self.ranks):
+                with contextlib.suppress(RunNotFound):  # it is over by now
+                    yield self.attach_run(info.run_id)
 
     def runs(self) -> list[RunInfo]:
         """Return the runs that are unfinished or whose results nobody has collected, oldest first."""
@@ -393,8 +413,6 @@ class Mesh:
         """
         found = [info for info in self.runs() if info.run_id == run_id]
         if not found:
-            from monarch_nb.errors import RunNotFound
-
             raise RunNotFound(f"no run {run_id} is going on or uncollected")
         info = found[0]
         known = self.core.runs.get(run_id)
@@ -429,7 +447,7 @@ class Mesh:
 
     def _unreachable(self, rank: int) -> RankInfo:
         host = self.core.connection_of(rank).name
-        return RankInfo(rank, host, 0, "unreachable (monarch-nb up)", (), 0, "", 0.0, None)
+        return RankInfo(rank, host, 0, "unreachable", (), 0, "", 0.0, None)
 
     def where(self) -> dict[int, run_pb2.Where]:
         """Return where each rank's main thread is; ranks that do not answer are missing."""
@@ -457,20 +475,59 @@ class Mesh:
         return list(reply.completions), reply.completion_start
 
     def logs(
-        self, ranks: Iterable[int] | None = None, lines: int | None = None, run: Run | RunInfo | int | None = None
+        self,
+        ranks: Iterable[int] | None = None,
+        lines: int | None = None,
+        run: Run | RunInfo | int | None = None,
+        *,
+        follow: bool = False,
     ) -> Iterator[LogRecord]:
         """Yield what the ranks wrote, from their files: all of it, run after run.
 
         Args:
-            ranks: only these. lines: only the newest lines of each. run: only that run (or its number).
+            ranks: only these.
+            lines: only the newest lines of each.
+            run: only that run (or its number).
+            follow: go on with what they write, as it comes: until Ctrl-C, or until `run` has finished.
+
+        Raises:
+            RunNotFound: there was no run of that number.
         """
+        batches = self.log_batches(ranks, lines, run, follow=follow)
+        return itertools.chain.from_iterable(batches)
+
+    def log_batches(
+        self,
+        ranks: Iterable[int] | None = None,
+        lines: int | None = None,
+        run: Run | RunInfo | int | None = None,
+        *,
+        follow: bool = False,
+    ) -> Iterator[Iterable[LogRecord]]:
+        """As `logs`, but yield together what can be folded together: everything, or what came at a time."""
         chosen = self.ranks if ranks is None else self.select(ranks).ranks
         number = run if isinstance(run, int) else run.number if run is not None else 0
+        request = pb.ReadLogsRequest(mesh_id=self.id, number=number, last_lines=lines or 0, follow=follow)
         requests = []
         for on_node in self.core.by_node(chosen).values():
-            request = pb.ReadLogsRequest(mesh_id=self.id, ranks=on_node, number=number, last_lines=lines or 0)
-            requests.append((self.core.connection_of(on_node[0]), request))
-        return read_logs(requests)
+            of_node = pb.ReadLogsRequest(ranks=on_node)
+            of_node.MergeFrom(request)
+            requests.append((self.core.connection_of(on_node[0]), of_node))
+        batches = follow_logs(requests) if follow else iter([read_logs(requests)])
+        return self._checked(batches, run) if isinstance(run, int) else batches
+
+    def _checked(self, batches: Iterator[Iterable[LogRecord]], number: int) -> Iterator[Iterable[LogRecord]]:
+        """Yield a run's records, or raise RunNotFound if there was no such run."""
+        any_came = False
+        for batch in batches:
+            records = iter(batch)
+            for first in records:
+                any_came = True
+                yield itertools.chain([first], records)
+        if not any_came and number > max(mesh.last_number for _, mesh in call(self.core.status())):
+            newest = max((record.run for record in self.logs(lines=1)), default=0)
+            there = f"the newest that printed is run {newest}" if newest else "nothing was printed yet"
+            raise RunNotFound(f"there is no run {number}; {there}")
 
 
 def rank_infos(held: HeldReservation, mesh_id: str) -> list[RankInfo]:
@@ -497,6 +554,7 @@ def _infos(connection: Connection, mesh: pb.MeshStatus) -> Iterator[RankInfo]:
             run_id=rank.run_id,
             running_s=rank.running_s,
             death=describe_death(rank.death) if rank.state == pb.Rank.STATE_DEAD else None,
+            stderr_tail=tuple(rank.death.stderr_tail),
         )
 
 

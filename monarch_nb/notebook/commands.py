@@ -93,7 +93,7 @@ STACKS = Command(
 LOGS = Command(
     "logs",
     "what ranks printed, all of it, from the logs on disk",
-    usage="[-t T] [-n LINES] [--run N]",
+    usage="[-t T] [-n LINES] [--run N] [--follow]",
     magic="%mesh ",
     section="Look",
     flags=(
@@ -106,6 +106,7 @@ LOGS = Command(
             kind="number",
         ),
         Flag("--run", "only run number N", value="N", kind="count"),
+        Flag("--follow", "go on with what comes, until ■ (Ctrl-C) or the end of the run named", short="-f"),
     ),
     examples=(
         ("%mesh logs -t 3 -n 200", "the last 200 lines of rank 3"),
@@ -204,9 +205,14 @@ CELL = Command(
         _TARGETS,
         _NOBLOCK,
         Flag("--out", "keep the values, a list by rank; with --noblock the Run", short="-o", value="NAME"),
-        Flag("--group-outputs", "how output is arranged", value="HOW", choices=("type", "order", "rank")),
+        Flag(
+            "--group-outputs",
+            "as it came, rank after rank, or stdout, stderr, displays",
+            value="HOW",
+            choices=("order", "rank", "type"),
+        ),
         Flag("--stream", "show output while the cell runs, or only at its end", negatable=True),
-        Flag("--timeout", "stop waiting after S seconds; the run goes on", value="S", kind="seconds"),
+        Flag("--timeout", "raise TimeoutError after S seconds; the run goes on", value="S", kind="seconds"),
         Flag(
             "--on-error",
             "when some ranks fail: wait for the others, or abort them",

@@ -15,14 +15,17 @@ if TYPE_CHECKING:
     from monarch_nb.client.logs import LogRecord
 
 
-def folded_lines(records: Iterable[LogRecord]) -> Iterator[str]:
+def folded_lines(batches: Iterable[Iterable[LogRecord]]) -> Iterator[str]:
     """Yield the lines to show: `[0-7] text`, under a heading for each run.
 
     Args:
-        records: all of one run, then all of the next.
+        batches: each is folded by itself; all of one run, then all of the next.
     """
-    for run, of_run in itertools.groupby(records, key=lambda record: record.run):
-        yield f"── run {run} ──"
+    shown = 0
+    for run, of_run in (group for batch in batches for group in itertools.groupby(batch, lambda record: record.run)):
+        if run != shown:
+            yield f"── run {run} ──"
+        shown = run
         texts: dict[int, list[Text]] = {}
         for record in of_run:
             texts.setdefault(record.rank, []).append(Text(record.rank, record.stream, record.text))

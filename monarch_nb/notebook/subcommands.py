@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -117,7 +118,9 @@ class Subcommands:
         reservation = self._session.attach(parsed.word)
         runs = self._session.open_runs()
         if before is None or before.id != reservation.id or not runs:  # else `%load_ext` has said it, and runs follow
-            show(calm_line(attached_line(reservation, runs)))
+            show(calm_line(attached_line(reservation)))  # runs follow, each with a line of its own
+        if parsed.switch("from_start") and not runs:
+            show(calm_line("every run was shown to the end: %mesh logs --run N shows one again"))
         self._cells.follow(from_start=parsed.switch("from_start"), block=not parsed.switch("noblock"))
 
     def _detach(self, _: Parsed) -> None:
@@ -166,8 +169,13 @@ class Subcommands:
         mesh = self._session.mesh(parsed.text("targets"))
         lines = parsed.count("lines")
         lines = commands.LOG_LINES if lines is None else lines
-        for line in folded_lines(mesh.logs(lines=lines or None, run=parsed.count("run"))):
-            sys.stdout.write(f"{line}\n")
+        run, follow = parsed.count("run"), parsed.switch("follow")
+        line = ""
+        with contextlib.suppress(KeyboardInterrupt) if follow else contextlib.nullcontext():
+            for line in folded_lines(mesh.log_batches(lines=lines or None, run=run, follow=follow)):
+                sys.stdout.write(f"{line}\n")
+        if not line and not follow:
+            show(calm_line(f"run {run} printed nothing" if run else "nothing was printed yet"))
 
     def _push(self, parsed: Parsed) -> None:
         values = {name: self._evaluate(name, expression) for name, expression in push_items(parsed.words)}

@@ -1610,11 +1610,14 @@ class ReadLogsRequest(_message.Message):
     RANKS_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     LAST_LINES_FIELD_NUMBER: _builtins.int
+    FOLLOW_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     number: _builtins.int
     """of the run; 0: every run"""
     last_lines: _builtins.int
     """per rank; 0: all"""
+    follow: _builtins.bool
+    """Then go on with what is written, until the client leaves or, with a number, the run has finished here."""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -1624,10 +1627,11 @@ class ReadLogsRequest(_message.Message):
         ranks: _abc.Iterable[_builtins.int] | None = ...,
         number: _builtins.int = ...,
         last_lines: _builtins.int = ...,
+        follow: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_lines", b"last_lines", "mesh_id", b"mesh_id", "number", b"number", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "last_lines", b"last_lines", "mesh_id", b"mesh_id", "number", b"number", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

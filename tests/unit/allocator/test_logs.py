@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,9 @@ from typing import Any
 import pytest
 
 from monarch_nb.allocator import logs
+from monarch_nb.allocator.sessions import Session
 from monarch_nb.allocator.state import Mesh, Run
+from monarch_nb.allocator.watch import DirectoryWatch
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import MeshNotFound
 from monarch_nb.frames import encode_frame
@@ -36,6 +40,8 @@ class FakeNode:
         self.paths = NodePaths(directory)
         self.mesh = Mesh(pb.SpawnRequest(mesh_id="m"), ranks=dict.fromkeys(range(ranks)))  # type: ignore[misc]
         self.state = State({"m": self.mesh})
+        self.sessions: set[Session] = set()
+        self.watch = DirectoryWatch(asyncio.get_running_loop())
 
     def add_run(self, number: int, ranks: list[int], output: int = 0) -> None:
         spec = {"run_id": f"run{number}", "number": number, "output": output}
@@ -49,8 +55,11 @@ class FakeNode:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> FakeNode:
-    return FakeNode(tmp_path)
+async def node(tmp_path: Path) -> AsyncIterator[FakeNode]:
+    made = FakeNode(tmp_path)
+    yield made
+    made.watch.close()
+    assert not made.sessions, "who followed is gone"
 
 
 async def read(node: Any, **request: Any) -> list[Line]:
@@ -148,8 +157,58 @@ class TestSharedOutput:
         assert [number for number, _, _ in await read(node)] == [2, 3]
 
 
-async def test_a_mesh_that_is_gone() -> None:
-    node = FakeNode(Path("/nowhere"))
+class TestFollow:
+    async def test_what_was_written_and_then_what_comes_in_whichever_run(self, node: FakeNode) -> None:
+        node.add_run(1, [0, 1])
+        node.write(1, 0, b"older\nold\nnewer\n")
+        async with asyncio.timeout(20):
+            came = self.follow(node, last_lines=2)
+            assert await anext(came) == [(1, 0, "old\n"), (1, 0, "newer\n")]
+            node.write(1, 1, b"a\nb")
+            assert await anext(came) == [(1, 1, "a\n"), (1, 1, "b")]
+            node.write(1, 1, b"c\n")
+            assert await anext(came) == [(1, 1, "c\n")]
+            node.add_run(2, [0])
+            node.write(2, 0, b"of the next run\n")
+            assert await anext(came) == [(2, 0, "of the next run\n")]
+            await came.aclose()
+
+    async def test_of_one_run_until_it_has_finished(self, node: FakeNode) -> None:
+        node.add_run(1, [0])
+        node.write(1, 0, b"first\n")
+        async with asyncio.timeout(20):
+            came = self.follow(node, number=1)
+            assert await anext(came) == [(1, 0, "first\n")]
+            rest = asyncio.create_task(anext(came, "the end"))
+            node.write(1, 0, b"last\n")
+            assert await rest == [(1, 0, "last\n")]
+            rest = asyncio.create_task(anext(came, "the end"))
+            await asyncio.sleep(0)
+            node.mesh.runs["run1"].results[0] = run_pb2.RankResult()
+            for session in node.sessions:
+                assert session.run_ids == {"run1"}
+                session.send(finished=pb.Finished(run_id="run1"))
+            assert await rest == "the end"
+
+    async def test_a_run_that_is_long_over_or_never_was(self, node: FakeNode) -> None:
+        node.write(1, 0, b"text\n")
+        assert await read(node, number=1, follow=True) == [(1, 0, "text\n")]
+        assert await read(node, number=7, follow=True) == []
+
+    async def test_until_the_mesh_is_released(self, node: FakeNode) -> None:
+        async with asyncio.timeout(20):
+            came = asyncio.create_task(anext(self.follow(node)))
+            await asyncio.sleep(0)
+            node.state.meshes.clear()
+            with pytest.raises(MeshNotFound):
+                await came
+
+    async def follow(self, node: Any, **request: Any) -> AsyncGenerator[list[Line]]:
+        async for batch in logs.read_logs(node, pb.ReadLogsRequest(mesh_id="m", follow=True, **request)):
+            yield [(record.number, record.rank, record.text.decode()) for record in batch.records]
+
+
+async def test_a_mesh_that_is_gone(node: FakeNode) -> None:
     node.state.meshes.clear()
     with pytest.raises(MeshNotFound):
         await read(node)

@@ -204,7 +204,7 @@ class TestTornMarks:
         assert read is not None
         writer.append("out", b"two\n")
         assert pieces(writer.files.read_since(read.cursor)) == [("out", b"two\n")]
-        assert [kind for kind, *_ in writer.files.segments()] == ["out"]
+        assert [kind for kind, *_ in writer.files.segments(run_pb2.Cursor())[0]] == ["out"]
 
     def test_text_that_a_mark_knows_of_is_read_with_it(self, writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
         """A rank writes between our looks at the sizes of its text and of its marks."""
@@ -225,7 +225,10 @@ def test_segments_are_the_order_of_writing(writer: Writer) -> None:
     writer.write("out", b"aa")
     writer.write("err", b"b")
     writer.write("out", b"c")
-    assert writer.files.segments() == [("out", 0, 2), ("err", 0, 1), ("out", 2, 3)]
+    pieces, end = writer.files.segments(run_pb2.Cursor())
+    assert pieces == [("out", 0, 2), ("err", 0, 1), ("out", 2, 3)]
+    writer.write("out", b"more\n")
+    assert writer.files.segments(end)[0] == [("out", 3, 8)]
 
 
 def test_the_tail_for_a_death_report(writer: Writer) -> None:
