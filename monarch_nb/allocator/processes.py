@@ -2,7 +2,9 @@
 
 import ctypes
 import fcntl
+import itertools
 import os
+import re
 import signal
 import struct
 from collections.abc import Iterable
@@ -16,6 +18,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PIDFD_INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info of linux/pidfd.h, first version
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
 _PIDFD_INFO_EXIT = 1 << 3
+# In what faulthandler writes.
+_CALLS_CELL = re.compile(r'/IPython/core/interactiveshell\.py", line \d+ in run_code$')
+_WORKER_FILE = "/monarch_nb/worker/"
+_CELL_FILE = re.compile(r'File "<ipython-input-(\d+)-\w+>"')
 
 
 def become_subreaper() -> None:
@@ -145,13 +151,22 @@ def explain_death(
 
 
 def last_words(stderr: list[str], count: int) -> list[str]:
-    """Return the lines of a dead rank's stderr that say most: the last ones, or where Python was when it crashed."""
+    """Return the lines of a dead rank's stderr that say most: the last ones, or where its cell was when it crashed."""
     crashes = [index for index, line in enumerate(stderr) if line.startswith("Fatal Python error: ")]
     if not crashes:
         return stderr[-count:]
     report = stderr[crashes[-1] :]
     stack = next((index for index, line in enumerate(report) if line.startswith("Current thread ")), 0)
-    return [report[0], *report[stack + 1 : stack + count]]
+    frames = itertools.takewhile(lambda line: line.startswith("  File "), report[stack + 1 :])
+    return [report[0], *_users_frames(list(frames))[: count - 1]]
+
+
+def _users_frames(frames: list[str]) -> list[str]:
+    """Return a stack, innermost frame first, without what called the cell: IPython and this package."""
+    calls = [index for index, frame in enumerate(frames) if _CALLS_CELL.search(frame)]
+    ours = [index for index, frame in enumerate(frames) if _WORKER_FILE in frame]
+    end = calls[-1] if calls else ours[0] if ours else len(frames)
+    return [_CELL_FILE.sub(r"Cell In[\1]", frame) for frame in frames[: end or len(frames)]]
 
 
 def _explain_signal(number: int, killed_by_us: bool, out_of_memory: bool) -> str:

@@ -61,10 +61,17 @@ def describe(shell: RankShell, user_code: UserCode, error: BaseException, *, onl
         each.__traceback__ = user_code.trim(each.__traceback__, only_users=only_users)
     return Failure(
         name=encodable(type(error).__name__),
-        message=encodable(_message(error)),
+        message=encodable(_named(user_code, error, _message(error))),
         traceback=encodable(_render(shell, error)),
         where=encodable(where),
     )
+
+
+def _named(user_code: UserCode, error: BaseException, message: str) -> str:
+    """Return the message; a SyntaxError's names the file, which for a cell is no name that people know."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return message.replace(error.filename, user_code.file_name(error.filename))
+    return message
 
 
 def _render(shell: RankShell, error: BaseException) -> str:

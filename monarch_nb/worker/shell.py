@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tokenize
 import traceback
+import warnings
 from collections.abc import Iterator
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
@@ -28,6 +29,7 @@ from monarch_nb.worker import streams
 from monarch_nb.worker.user_code import error_chain
 
 _SIGINT_GRACE_S = 0.5
+_format_warning = warnings.formatwarning
 INTERACTIVESHELL_FILE = InteractiveShell.run_code.__code__.co_filename
 _CELL_RUNNERS = {getattr(InteractiveShell, f"run_{name}").__code__ for name in ("code", "ast_nodes", "cell_async")}
 _SCRIPT_RUNNERS = {
@@ -113,6 +115,13 @@ class RankShell(InteractiveShell):
         """Return "Cell In[7]" for the file name of a cell's code, else None."""
         label = self.compile.format_code_name(filename)
         return "".join((label[0], " ", label[1])) if label else None
+
+    def format_warning(
+        self, message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        """As Python does it, with the name that tracebacks have for a cell."""
+        line = linecache.getline(filename, lineno) if line is None else line
+        return _format_warning(message, category, self.cell_label(filename) or filename, lineno, line)
 
     def system(self, cmd: str) -> None:
         """Run `!cmd`: it writes straight to the run's files, and an interrupt ends it with all that it started."""
@@ -201,6 +210,7 @@ def make_shell() -> RankShell:
     shell = RankShell.instance(config=config)
     for name in ("In", "Out"):
         shell.user_ns.pop(name, None)  # always empty, and in the way of completion
+    warnings.formatwarning = shell.format_warning
     _warm_up(shell)
     return shell
 

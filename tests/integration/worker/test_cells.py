@@ -284,6 +284,15 @@ def test_a_syntax_error_shows_the_line(rank: RankProcess) -> None:
     result = rank.run("a = 1\nx = = 1", cell_number=4)
     assert "Cell In[4], line 2" in plain(result.failure.traceback)
     assert result.failure.where == "Cell In[4]:2"
+    assert result.failure.message.endswith("(Cell In[4], line 2)")
+
+
+@pytest.mark.parametrize("code", ["import warnings\nwarnings.warn('careful')", "x = 1\nx is 1"])
+def test_a_warning_names_the_cell(rank: RankProcess, code: str) -> None:
+    rank.ok(code, cell_number=4)
+    name, source = rank.text("err").splitlines()
+    assert name.startswith("Cell In[4]:2: ")
+    assert source.strip() == code.splitlines()[1]
 
 
 def test_a_syntax_error_in_an_imported_file_shows_the_way_to_it(rank: RankProcess) -> None:

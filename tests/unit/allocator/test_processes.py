@@ -135,9 +135,9 @@ Thread 0x00007f (most recent call first):
 
 Current thread 0x00007f (most recent call first):
   File "ctypes/__init__.py", line 519 in string_at
-  File "<cell>", line 2 in <module>
-  File "shell.py", line 3 in run_code
-  File "rank.py", line 4 in serve
+  File "<ipython-input-7-0a1b2c>", line 2 in <module>
+  File "/site-packages/IPython/core/interactiveshell.py", line 3 in run_code
+  File "/src/monarch_nb/worker/rank.py", line 4 in serve
 
 Extension modules: numpy
 """
@@ -147,11 +147,21 @@ Extension modules: numpy
         assert processes.last_words([], 2) == []
 
     def test_of_a_crash_where_python_was(self) -> None:
-        assert processes.last_words(self.CRASH.splitlines(), 3) == [
+        words = [
             "Fatal Python error: Segmentation fault",
             '  File "ctypes/__init__.py", line 519 in string_at',
-            '  File "<cell>", line 2 in <module>',
+            "  Cell In[7], line 2 in <module>",
         ]
+        assert processes.last_words(self.CRASH.splitlines(), 8) == words, "not who called the cell"
+        assert processes.last_words(self.CRASH.splitlines(), 2) == words[:2]
+
+    def test_of_a_crash_outside_of_cells(self) -> None:
+        stack = [
+            '  File "/src/monarch_nb/worker/rank.py", line 4 in serve',
+            '  File "/src/main.py", line 1 in <module>',
+        ]
+        report = ["Fatal Python error: Aborted", "", "Current thread 0x1 (most recent call first):", *stack]
+        assert processes.last_words(report, 8) == [report[0], *stack]
 
     def test_of_a_crash_that_is_cut_off(self) -> None:
         assert processes.last_words(["Fatal Python error: Aborted", "", "Thread 1"], 3)[0].startswith("Fatal")
