@@ -3,33 +3,45 @@
 import base64
 import html
 import json
+import re
 from collections.abc import Mapping
-from typing import Any
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb import escapes
 
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+
 _IMAGES = ("image/svg+xml", "image/png", "image/jpeg", "image/gif", "image/webp")
-_TEXTS = ("text/markdown", "text/latex", "application/json", "text/plain")
+_TEXTS = ("text/markdown", "text/plain", "text/latex", "application/json")
+_CODE_OR_MATH = re.compile(r"(`+).*?\1|\$\$.+?\$\$|\$(?=\S)[^$\n]+(?<=\S)\$(?!\d)", re.DOTALL)
+_MATH_PLACE = re.compile("\ue000(\\d+)\ue001")
 _CONTENT_FONT = "font-family:var(--jp-content-font-family,var(--vscode-font-family,system-ui,sans-serif))"
 _MAX_CHARACTERS = 20_000
 
 
 def is_rich(data: Mapping[str, Any]) -> bool:
     """Return whether the bundle has more to show than text."""
-    return "text/html" in data or any(mime in data for mime in _IMAGES)
+    return any(mime in data for mime in ("text/html", "text/markdown", *_IMAGES))
 
 
 def rich_html(data: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
     """Return the HTML of a bundle that `is_rich`."""
     if "text/html" in data:
         return f'<div style="{_CONTENT_FONT}">{_text(data["text/html"])}</div>'
+    if "text/markdown" in data:
+        return f'<div style="{_CONTENT_FONT}">{_markdown_html(plain_text(data))}</div>'
     mime = next(mime for mime in _IMAGES if mime in data)
     return _image(mime, _text(data[mime]), plain_text(data), metadata.get(mime))
 
 
 def plain_text(data: Mapping[str, Any]) -> str:
-    """Return the text of a bundle, whatever it has; very long text loses its middle."""
-    for mime in ("text/plain", *_TEXTS):
+    """Return the text of a bundle, whatever it has; very long text loses its middle.
+
+    Markdown is its own text: what else objects have as text is often a mere `<IPython.core.display.Markdown object>`.
+    """
+    for mime in ("text/plain", *_TEXTS) if "text/html" in data else _TEXTS:
         if mime in data:
             text = data[mime] if isinstance(data[mime], (str, list)) else json.dumps(data[mime], default=str)
             return cut_middle(_text(text), _MAX_CHARACTERS)
@@ -37,9 +49,8 @@ def plain_text(data: Mapping[str, Any]) -> str:
 
 
 def best_text(data: Mapping[str, Any]) -> str:
-    """Return the text to show of a bundle that is not rich: markdown or LaTeX rather than a repr."""
-    preferred = {mime: data[mime] for mime in ("text/markdown", "text/latex") if mime in data}
-    return plain_text({"text/plain": next(iter(preferred.values()))} if preferred else data)
+    """Return the text to show of a bundle that is not rich: LaTeX, which notebooks typeset, rather than a repr."""
+    return plain_text({"text/plain": data["text/latex"]} if "text/latex" in data else data)
 
 
 def cut_middle(text: str, characters: int) -> str:
@@ -48,6 +59,28 @@ def cut_middle(text: str, characters: int) -> str:
         return text
     head, tail = characters // 3, characters - characters // 3
     return f"{text[:head]}\n… ({len(text) - characters:,} characters not shown) …\n{text[-tail:]}"
+
+
+@lru_cache(256)
+def _markdown_html(text: str) -> str:
+    """Return Markdown as HTML; math stays as it is, for the notebook to typeset."""
+    formulas: list[str] = []
+
+    def take(match: re.Match[str]) -> str:
+        if match[1]:  # code
+            return match[0]
+        formulas.append(match[0])
+        return f"\ue000{len(formulas) - 1}\ue001"
+
+    markup = _markdown_parser().render(_CODE_OR_MATH.sub(take, text))
+    return _MATH_PLACE.sub(lambda match: html.escape(formulas[int(match[1])], quote=False), markup)
+
+
+@cache
+def _markdown_parser() -> "MarkdownIt":
+    from markdown_it import MarkdownIt
+
+    return MarkdownIt("commonmark").enable(["table", "strikethrough"])
 
 
 def _image(mime: str, content: str, alternative: str, facts: Any) -> str:

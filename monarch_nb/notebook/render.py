@@ -106,12 +106,27 @@ def plain_ending(fold: Fold, show_failures: bool) -> str:
 
 
 def arranged(rows: list[Row], group: Group) -> list[Row]:
-    """Return `rows`, which are in order of output, in the order that `group` asks for."""
+    """Return `rows`, which are in order of output, in the order that `group` asks for.
+
+    By "rank", all of rank 0 comes before all of rank 1; ranks whose whole output is equal are still shown once.
+    """
     if group == "rank":
-        return sorted(rows, key=lambda row: (row.ranks & -row.ranks, -row.ranks.bit_count(), row.ranks))
+        return [row.part(ranks) for ranks, of_ranks in _whole_outputs(rows) for row in of_ranks]
     if group == "type":
         return sorted(rows, key=_kind)
     return rows
+
+
+def _whole_outputs(rows: list[Row]) -> list[tuple[int, list[Row]]]:
+    """Return each set of ranks whose rows are all the same, with these rows, in the order of its first rank."""
+    rows_of: dict[int, list[Row]] = {}
+    for row in rows:
+        for rank in members(row.ranks):
+            rows_of.setdefault(rank, []).append(row)
+    groups: dict[tuple[int, ...], tuple[list[int], list[Row]]] = {}
+    for rank, its_rows in sorted(rows_of.items()):
+        groups.setdefault(tuple(map(id, its_rows)), ([], its_rows))[0].append(rank)
+    return [(bits(ranks), its_rows) for ranks, its_rows in groups.values()]
 
 
 def _kind(row: Row) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 from monarch_nb.client.events import Stream
 
@@ -28,6 +28,10 @@ class Row:
     position: Position
     sequence: int
     key: Hashable
+
+    def part(self, ranks: int) -> Self:
+        """Return what it shows of some of its ranks only."""
+        return replace(self, ranks=ranks)
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +67,12 @@ class ElidedRow(Row):
     size_bytes: int = 0
     displays: Counter[int] = field(default_factory=Counter)
     text: str = ""
+
+    def part(self, ranks: int) -> Self:
+        chosen = members(ranks)
+        lines = Counter({rank: self.lines[rank] for rank in chosen if rank in self.lines})
+        displays = Counter({rank: self.displays[rank] for rank in chosen if rank in self.displays})
+        return replace(self, ranks=ranks, lines=lines, displays=displays)
 
 
 @lru_cache(4096)

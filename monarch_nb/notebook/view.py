@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from monarch_nb.client.events import Event, Finished, Result
 from monarch_nb.notebook.fold import Fold
-from monarch_nb.notebook.render import Group, plain_ending, plain_lines, render
+from monarch_nb.notebook.render import Group, arranged, plain_ending, plain_lines, render
 
 FIRST_UPDATE_S = 0.02
 """The first output is shown so much after it came: a short cell is shown once, whole."""
@@ -84,7 +84,8 @@ class RunView:
         self._fold = Fold(ranks)
         self._publish, self._call_later, self._clock = publish, call_later, clock
         self._group, self._show_failures = group, show_failures
-        self._stream, self._terminal = stream, terminal
+        # A terminal can not put lines between others: it shows arranged output at the end.
+        self._stream, self._terminal = stream and not (terminal and group != "order"), terminal
         self._lock = threading.Lock()
         self._started_s = clock()
         self._duration_s = 0.0  # of the slowest rank
@@ -209,7 +210,7 @@ class RunView:
         """Publish the lines that have become final, in a terminal; return their size."""
         if not self._stream and not self._over:
             return 0
-        rows = self._fold.take(now_s)
+        rows = arranged(self._fold.take(now_s), self._group)
         parts = [plain_lines(rows, self._fold.ranks, colours=True)] if rows else []
         for notice in self._fold.notices.values():
             if notice not in self._told:

@@ -131,7 +131,7 @@ def _mixed() -> Fold:
         ),
         (
             "rank",
-            "[0-1] both|[stderr:0] warning 0|[0] <Figure 0>|[0] own 0|[stderr:1] warning 1|[1] <Figure 1>|[1] own 1",
+            "|".join(f"[{r}] both|[stderr:{r}] warning {r}|[{r}] <Figure {r}>|[{r}] own {r}" for r in (0, 1)),
         ),
         (
             "type",
@@ -142,6 +142,13 @@ def _mixed() -> Fold:
 def test_groups(group: Any, lines: str) -> None:
     plain = render(_mixed(), group=group)["text/plain"]
     assert [line.strip() for line in plain.splitlines()] == lines.split("|")
+
+
+def test_by_rank_ranks_whose_whole_output_is_equal_are_shown_once() -> None:
+    texts = ["both\n", "both\nown\n", "both\n"]
+    fold = _fold(3, *(Text(rank, "stdout", text) for rank, text in enumerate(texts)), Elided(1, "stdout", 5, 50))
+    lines = [line.strip() for line in render(fold, group="rank")["text/plain"].splitlines()]
+    assert lines == ["[0,2] both", "[1] both", "[1] own", "… 5 lines on rank 1 not shown; `%mesh logs` has them"]
 
 
 # ---- displays and results ----
@@ -170,6 +177,17 @@ def test_other_displays() -> None:
     assert "$x&lt;y$" in latex["text/html"]
     unknown = render(_fold(1, Display(0, "show", {"application/json": {"a": 1}, "application/x": "?"})))
     assert unknown["text/plain"] == '[0] {"a": 1}'
+
+
+def test_markdown_is_rendered_with_math_left_to_the_notebook() -> None:
+    text = "## Loss\n\n*low* | `$HOME`, $a_1 *b* a_2$\n\n| rank | x<y |\n|---|---|\n| 0 | $$x \\\\ y<z$$ |\n"
+    data = {"text/markdown": text, "text/plain": "<IPython.core.display.Markdown object>"}
+    bundle = render(_fold(2, *(Display(rank, "show", data) for rank in range(2))))
+    assert bundle["text/html"].count("<h2>Loss</h2>") == 1, "folded"
+    assert "<em>low</em> | <code>$HOME</code>, $a_1 *b* a_2$" in bundle["text/html"]
+    assert "<td>$$x \\\\ y&lt;z$$</td>" in bundle["text/html"]
+    assert bundle["text/plain"].startswith("[0-1]\n## Loss")
+    _Balance(bundle["text/html"])
 
 
 def test_results() -> None:

@@ -276,6 +276,18 @@ def test_a_terminal_gets_only_what_is_new() -> None:
     assert all("text/html" not in bundle for _, bundle, _ in cell.published)
 
 
+def test_a_terminal_gets_arranged_output_at_the_end() -> None:
+    cell = _Cell(terminal=True, group="rank")
+    for rank in (1, 0):
+        cell.print(f"both\nown {rank}\n", rank)
+    cell.pass_time(5)
+    assert cell.published == []
+    cell.finish()
+    cell.view.close()
+    lines = [line.strip() for line in cell.texts[0].splitlines()]
+    assert lines == ["[0] both", "[0] own 0", "[1] both", "[1] own 1"]
+
+
 def test_a_terminal_gets_progress_bars_when_they_are_done() -> None:
     cell = _Cell(terminal=True)
     cell.print("\r10%")
