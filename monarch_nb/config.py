@@ -43,7 +43,8 @@ def home_directory() -> Path:
 
 
 def private_directory(path: Path) -> Path:
-    """Make `path` (0700, and so every parent) if it is missing; verify that only this user can enter it.
+    """Make `path` (0700, and so every parent) if it is missing; verify that only this user can enter it. One that is
+    empty and this user's is closed to others.
 
     Raises:
         PoolError: it can not be made, is a link or a file, belongs to another user or is open to others.
@@ -59,7 +60,9 @@ def private_directory(path: Path) -> Path:
         raise PoolError(f"can not make {path} ({error.strerror}); set {HOME_VARIABLE}") from error
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
         raise PoolError(f"{path} is a link, a file or another user's; remove it or set {HOME_VARIABLE}")
-    if facts.st_mode & 0o077:
+    if facts.st_mode & 0o077 and not any(path.iterdir()):
+        path.chmod(0o700)
+    elif facts.st_mode & 0o077:
         raise PoolError(f"{path} is open to other users: run chmod 700 {path}, or set {HOME_VARIABLE}")
     return path
 

@@ -29,6 +29,7 @@ class ReservationInfo:
         procs, gpus: per node; one of them is 0.
         ranks: of the main mesh, by rank; those of nodes that do not answer are missing.
         nodes_answering: how many of its nodes answer.
+        size: how many ranks it has when all of them live.
         created_at: seconds since the epoch.
     """
 
@@ -50,7 +51,19 @@ class ReservationInfo:
     @property
     def alive(self) -> tuple[int, ...]:
         """The ranks that live."""
-        return tuple(info.rank for info in self.ranks if info.state != "dead")
+        return tuple(info.rank for info in self.ranks if info.is_alive)
+
+    @property
+    def size(self) -> int:
+        return self.nodes * (self.gpus or self.procs)
+
+    @property
+    def alive_of_all(self) -> str:
+        """`8 of 8`, or `4 of 8, 1 node does not answer`."""
+        count = f"{len(self.alive)} of {self.size}"
+        if not (away := self.nodes - self.nodes_answering):
+            return count
+        return f"{count}, {away} {'node does' if away == 1 else 'nodes do'} not answer"
 
     @property
     def shape(self) -> str:
@@ -234,12 +247,16 @@ def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str
     return Reservation(chosen, matching[-1])
 
 
-def list_reservations(pool: str | None = None) -> list[ReservationInfo]:
-    """Return every reservation in the pool, oldest first; an empty list when no pool is up."""
+def list_reservations(pool: str | None = None, *, memory: bool = False) -> list[ReservationInfo]:
+    """Return every reservation in the pool, oldest first; an empty list when no pool is up.
+
+    Args:
+        memory: measure that of every rank too, which takes some milliseconds each.
+    """
     chosen = pool_named(pool)
     if not chosen.is_up:
         return []
-    return [_info(held) for held in call(chosen.reservations())]
+    return [_info(held) for held in call(chosen.reservations(memory=memory))]
 
 
 def _info(held: HeldReservation) -> ReservationInfo:

@@ -55,6 +55,17 @@ class InterruptReport:
     aborted: tuple[int, ...] = ()
     restarted: tuple[int, ...] = ()
 
+    @classmethod
+    def of(cls, reports: Iterable[InterruptReport]) -> InterruptReport:
+        """Return what several interrupts did together."""
+        reports = list(reports)
+        return cls(
+            stopped=tuple(sorted({rank for report in reports for rank in report.stopped})),
+            stuck={rank: line for report in reports for rank, line in report.stuck.items()},
+            aborted=tuple(sorted({rank for report in reports for rank in report.aborted})),
+            restarted=tuple(sorted({rank for report in reports for rank in report.restarted})),
+        )
+
     def __str__(self) -> str:
         parts = [f"interrupted {name_ranks(self.stopped)}"] if self.stopped else []
         if self.aborted:
@@ -476,7 +487,7 @@ class Run:
             await self._wait_done(STOP_WAIT_S)
         else:  # a rank whose C code holds the interpreter does not answer: do not wait for that
             await asyncio.gather(self._send_interrupt(), self._wait_done(STOP_WAIT_S))
-        stuck = await self._describe_stuck([rank for rank in left if rank not in self.results])
+        stuck = await self._describe_stuck([rank for rank in left if rank not in self.results and not self._refusal])
         return InterruptReport(
             stopped=tuple(rank for rank in left if rank in self.results and rank not in restarted),
             stuck=stuck,

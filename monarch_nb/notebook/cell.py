@@ -140,18 +140,11 @@ class CellRunner:
         from monarch_nb.client.run import InterruptReport
 
         reports = []
-        for info in mesh.runs():
-            if not info.done:
-                run = self._session.runs.get(info.run_id) or mesh.attach_run(info.run_id)
-                report = run.interrupt(kill_stuck=run.id in self._stuck)
-                (self._stuck.add if report.stuck else self._stuck.discard)(run.id)
-                reports.append(report)
-        return InterruptReport(
-            stopped=tuple(sorted({rank for report in reports for rank in report.stopped})),
-            stuck={rank: line for report in reports for rank, line in report.stuck.items()},
-            aborted=tuple(sorted({rank for report in reports for rank in report.aborted})),
-            restarted=tuple(sorted({rank for report in reports for rank in report.restarted})),
-        )
+        for run in mesh.running():
+            report = run.interrupt(kill_stuck=run.id in self._stuck)
+            (self._stuck.add if report.stuck else self._stuck.discard)(run.id)
+            reports.append(report)
+        return InterruptReport.of(reports)
 
     def _finish(self, run: Run, view: RunView, timeout_s: float | None, out: str | None) -> None:
         failed = self._wait(run, view, timeout_s)

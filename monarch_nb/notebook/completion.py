@@ -20,6 +20,8 @@ from monarch_nb.shape import Extent
 _LINE_MAGIC = re.compile(r"(?:[\w\s,.\[\]]+=)?\s*%mesh(?!\w)(?P<rest>.*)", re.DOTALL)
 _CELL_MAGIC = re.compile(r"%%mesh(?!\w)(?P<rest>.*)", re.DOTALL)
 _MAX_LISTED_RANKS = 16
+_IPYTHONS_NAMES = ("In", "Out", "exit", "quit", "get_ipython", "open")
+"""What IPython puts among the kernel's variables."""
 _PRIORITY = 1000.0  # before IPython's own matchers, so that these do not run in vain
 
 
@@ -79,7 +81,11 @@ def make_matcher(
     """
 
     def kernel_names(typed: str) -> Iterable[str]:
-        return sorted(name for name in namespace if name.startswith(typed) and not name.startswith("_"))
+        return sorted(
+            name
+            for name in namespace
+            if name.startswith(typed) and not name.startswith("_") and name not in _IPYTHONS_NAMES
+        )
 
     def rank_names(typed: str) -> Iterable[str]:
         matches, start = session.mesh().complete(typed, len(typed))

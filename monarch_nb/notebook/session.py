@@ -166,8 +166,7 @@ class Session:
         if found is None:
             if memory is not None and memory.reservation_id:
                 forget(memory.notebook)
-            held = sorted(info.name for info in infos if info.held_by_me)
-            return None, f"you hold {', '.join(held)}: %mesh attach NAME uses it here" if held else ""
+            return None, _held_line(sorted(info.name for info in infos if info.held_by_me))
         reservation = self.client.attach(found.name, pool=self.pool)
         return reservation, attached_line(reservation, _open_runs(reservation, self.seen))
 
@@ -198,17 +197,17 @@ def notebook_path(namespace: Mapping[str, Any], environment: Mapping[str, str]) 
     return None
 
 
-def attached_line(reservation: Reservation, runs: Sequence[RunInfo]) -> str:
+def attached_line(reservation: Reservation, runs: Sequence[RunInfo] = ()) -> str:
     """Return one calm line that says what is alive.
 
     Args:
-        runs: those that go on or that nobody has seen.
+        runs: those that go on or that nobody has seen; it names them and says how to see them.
 
     Example:
         attached to dev: 2 nodes × 4 procs, 8 ranks alive, cell 7 still running: %mesh attach follows it
     """
     ranks = reservation.mesh.status()
-    alive = sum(rank.state != "dead" for rank in ranks)
+    alive = sum(rank.is_alive for rank in ranks)
     count = f"{alive} rank{'' if alive == 1 else 's'}" if alive == len(ranks) else f"{alive} of {len(ranks)} ranks"
     line = f"attached to {reservation.name}: {shape(reservation)}, {count} alive"
     if going := [run for run in runs if not run.done]:
@@ -294,6 +293,12 @@ def _memory_file(notebook: str) -> Path:
 def _cells(runs: Sequence[RunInfo]) -> str:
     numbers = [f"cell {run.cell_number}" if run.cell_number else f"run {run.number}" for run in runs]
     return numbers[0] if len(numbers) == 1 else f"{', '.join(numbers[:-1])} and {numbers[-1]}"
+
+
+def _held_line(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return f"you hold {', '.join(names)}: %mesh attach {names[0]} uses {'it' if len(names) == 1 else names[0]} here"
 
 
 def _nothing_to_attach(mine: Sequence[ReservationInfo]) -> str:

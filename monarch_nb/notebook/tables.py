@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
+from monarch_nb import escapes
 from monarch_nb.notebook.session import shape
 from monarch_nb.shape import format_ranks, name_ranks
 
@@ -103,9 +104,12 @@ def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequ
     ]
     headers = ["ranks", "host", "state", "for", "GPUs", "memory"]
     dead = [rank.rank for rank in ranks if rank.state == "dead"]
-    notes = [f"%mesh restart -t {format_ranks(dead)} gives {name_ranks(dead)} anew"] if dead else []
+    notes = _last_words([rank for rank in ranks if rank.state == "dead"])
+    notes += [f"%mesh restart -t {format_ranks(dead)} gives {name_ranks(dead)} anew"] if dead else []
     notes += [f"{run_name(run)} finished and nobody has seen it: %mesh attach shows it" for run in runs if run.done]
-    alive = len(ranks) - len(dead)
+    if away := sorted({rank.host for rank in ranks if rank.state == "unreachable"}):
+        notes.append(_away_note(away))
+    alive = sum(rank.is_alive for rank in ranks)
     title = f"{reservation.name} · {shape(reservation)} · {alive} of {len(ranks)} ranks alive"
     return table(title, headers, rows, notes)
 
@@ -118,7 +122,7 @@ def reservations_table(infos: Sequence[ReservationInfo], current: str | None) ->
         [
             f"{info.name}{' *' if info.reservation_id == current else ''}",
             shape(info),
-            f"{len(info.alive)} of {info.nodes * (info.gpus or info.procs)}",
+            info.alive_of_all,
             "you" if info.held_by_me else info.owner,
             duration(max(0.0, time.time() - info.created_at)),
             info.notebook,
@@ -167,7 +171,7 @@ def _table_html(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]
     parts = [f"<div><b>{html.escape(title)}</b></div>" if title else ""]
     if rows:
         parts.append(f'<table style="margin:4px 0;border-collapse:collapse;border:0"><tr>{head}</tr>{body}</table>')
-    parts += [f'<div style="{_MUTED};font-size:90%">{html.escape(note)}</div>' for note in notes]
+    parts += [f'<div style="{_MUTED};font-size:90%;white-space:pre-wrap">{html.escape(note)}</div>' for note in notes]
     return "".join(parts)
 
 
@@ -194,6 +198,26 @@ def run_name(run: RunInfo) -> str:
 
 def _longest(running_s: Sequence[float]) -> str:
     return duration(max(running_s)) if running_s else ""
+
+
+def _last_words(dead: Sequence[RankInfo]) -> list[str]:
+    """Return the last lines of stderr of dead ranks, equal ones once."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank in dead:
+        if rank.stderr_tail:
+            groups.setdefault(rank.stderr_tail, []).append(rank.rank)
+    return [
+        "\n".join([f"{name_ranks(ranks)}, last lines of stderr:", *(f"    {escapes.strip(line)}" for line in tail)])
+        for tail, ranks in groups.items()
+    ]
+
+
+def _away_note(nodes: Sequence[str]) -> str:
+    if len(nodes) == 1:
+        return f"{nodes[0]} does not answer; its ranks are as they were: monarch-nb up starts its allocator again"
+    return (
+        f"{', '.join(nodes)} do not answer; their ranks are as they were: monarch-nb up starts their allocators again"
+    )
 
 
 def _memory(group: Sequence[RankInfo]) -> str:

@@ -34,11 +34,12 @@ _NOT_INHERITED = (RANK_TOKEN_VARIABLE, "JPY_", "MPLBACKEND", "VSCODE_", "PYDEVD_
 @dataclass
 class Starting:
     """An allocator that was started: it writes a line of JSON to `pipe` when it serves and one when its template is
-    warm or has failed."""
+    warm or has failed. Its log begins at `log_start`; before that is an earlier allocator's."""
 
     node_id: str
     paths: NodePaths
     pipe: int
+    log_start: int = 0
     received: bytearray = field(default_factory=bytearray)
 
     @property
@@ -55,12 +56,20 @@ class Starting:
         if data := os.read(self.pipe, 4096):
             self.received += data
         elif self.lines < 2:
-            raise PoolError(f"{self.node_id} did not start ({self.paths.allocator_log}):\n{log_tail(self.paths)}")
+            raise PoolError(f"{self.node_id} did not start ({self.paths.allocator_log}):\n{self.log_tail()}")
 
     @property
     def template_error(self) -> str:
         """Why its template did not get warm; empty when it did, or is still at it."""
         return str(json.loads(self.received.splitlines()[1])["template_error"]) if self.lines > 1 else ""
+
+    def log_tail(self) -> str:
+        """Return the last lines that it wrote to its log."""
+        try:
+            text = self.paths.allocator_log.read_bytes()[self.log_start :].decode(errors="replace")
+        except FileNotFoundError:
+            text = ""
+        return "\n".join(f"    {line}" for line in text.splitlines()[-LOG_TAIL_LINES:]) or "    (its log is empty)"
 
     def close(self) -> None:
         """Give the pipe back; the allocator goes on."""
@@ -76,6 +85,7 @@ def start_allocator(paths: NodePaths, node_id: str, procs: int, gpus: str, prelo
         command += ["--preload", module]
     try:
         with paths.allocator_log.open("ab") as log:
+            log_start = log.tell()
             subprocess.run(
                 [sys.executable, "-I", "-S", "-c", _DETACH, *command],
                 check=True,
@@ -92,7 +102,7 @@ def start_allocator(paths: NodePaths, node_id: str, procs: int, gpus: str, prelo
         raise
     finally:
         os.close(ready_fd)
-    return Starting(node_id, paths, pipe)
+    return Starting(node_id, paths, pipe, log_start)
 
 
 def daemon_environment() -> dict[str, str]:
@@ -117,22 +127,13 @@ def wait_for_lines(
             if not events:
                 late = [cast(Starting, key.data) for key in selector.get_map().values()]
                 names = ", ".join(one.node_id for one in late)
-                raise PoolError(f"{names} not ready in time; last lines of its log:\n{log_tail(late[0].paths)}")
+                raise PoolError(f"{names} not ready in time; last lines of its log:\n{late[0].log_tail()}")
             for key, _ in events:
                 one = cast(Starting, key.data)
                 one.read()
                 if one.lines >= lines:
                     selector.unregister(one.pipe)
                     came(one)
-
-
-def log_tail(paths: NodePaths) -> str:
-    """Return the last lines that the allocator wrote to its log."""
-    try:
-        text = paths.allocator_log.read_text(errors="replace")
-    except FileNotFoundError:
-        text = ""
-    return "\n".join(f"    {line}" for line in text.splitlines()[-LOG_TAIL_LINES:]) or "    (its log is empty)"
 
 
 def describe(address: str, timeout_s: float = 10.0) -> pb.DescribeReply:

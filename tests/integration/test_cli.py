@@ -40,7 +40,8 @@ def test_a_day_with_the_local_pool(pool_home: Path, capsys: pytest.CaptureFixtur
     assert "held by dev" in said(capsys, "down", status=1)
     assert dev.mesh.run("rank").values == [0, 1], "a refused `down` changes nothing"
     assert said(capsys, "release") == "released dev (2 nodes × 1 procs)\n"
-    assert said(capsys, "release", "dev") == "'dev' is not held\n"
+    assert said(capsys, "release", "dev", status=1) == "monarch-nb: no reservation 'dev'; you hold none\n"
+    assert said(capsys, "release") == "nothing is held\n"
 
     assert said(capsys, "down").startswith("the pool 'local' is down")
     assert said(capsys, "down") == "no pool 'local' is up\n"

@@ -54,7 +54,7 @@ def test_wrong_usage_is_explained_and_changes_nothing(
     [
         (["status"], "no pool 'local' is up"),
         (["list"], "nothing is held"),
-        (["release", "dev"], "'dev' is not held"),
+        (["release"], "nothing is held"),
         (["release", "--all"], "nothing is held"),
         (["down"], "no pool 'local' is up"),
         (["down", "--force"], "no pool 'local' is up"),
@@ -76,7 +76,13 @@ def test_errors_are_one_line_without_a_traceback(capsys: pytest.CaptureFixture[s
     assert "Traceback" not in captured.err
 
 
+def test_to_release_what_is_not_held_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["release", "dev"]) == 1
+    assert capsys.readouterr().err == "monarch-nb: no reservation 'dev'; you hold none\n"
+
+
 def test_a_home_that_others_can_read_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "something").touch()
     home.chmod(0o755)
     assert main(["up"]) == 1
     assert "is open to other users: run chmod 700" in capsys.readouterr().err

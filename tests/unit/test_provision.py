@@ -10,7 +10,7 @@ import pytest
 from monarch_nb.config import HOME_VARIABLE, RANK_TOKEN_VARIABLE, NodePaths
 from monarch_nb.errors import PoolError, UsageError
 from monarch_nb.provision import Node, provisioner
-from monarch_nb.provision.daemons import Starting, daemon_environment, log_tail, wait_for_lines
+from monarch_nb.provision.daemons import Starting, daemon_environment, wait_for_lines
 from monarch_nb.provision.local import LocalProvisioner, PoolShape, _agree_on_shape, _write_shape
 
 
@@ -107,10 +107,12 @@ class TestWaiting:
 
     def test_a_dead_allocator_shows_its_last_words(self, tmp_path: Path) -> None:
         one, write_end = starting(tmp_path)
-        (tmp_path / "allocator.log").write_text("first\nImportError: no module named grpc\n")
+        (tmp_path / "allocator.log").write_text("of yesterday\nImportError: no module named grpc\n")
+        one.log_start = len("of yesterday\n")
         os.close(write_end)
-        with pytest.raises(PoolError, match=r"node0 did not start(.|\n)*ImportError"):
+        with pytest.raises(PoolError, match=r"node0 did not start(.|\n)*ImportError") as raised:
             wait_for_lines([one], 1, time.monotonic() + 5)
+        assert "of yesterday" not in str(raised.value), "an earlier allocator's words"
         one.close()
 
     def test_the_wait_is_bounded(self, tmp_path: Path) -> None:
@@ -121,9 +123,12 @@ class TestWaiting:
         one.close()
 
     def test_only_the_end_of_a_log_is_told(self, tmp_path: Path) -> None:
+        one, write_end = starting(tmp_path)
         (tmp_path / "allocator.log").write_bytes(b"\xff\n" * 100 + b"last\n")
-        assert len(log_tail(NodePaths(tmp_path)).splitlines()) == 15
-        assert log_tail(NodePaths(tmp_path)).endswith("    last")
+        assert len(one.log_tail().splitlines()) == 15
+        assert one.log_tail().endswith("    last")
+        os.close(write_end)
+        one.close()
 
 
 def test_daemons_do_not_inherit_a_notebook_or_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,11 +35,16 @@ class TestPrivateDirectory:
 
     @pytest.mark.parametrize("mode", [0o755, 0o710, 0o701, 0o770])
     def test_one_that_is_open_to_others_is_refused(self, tmp_path: Path, mode: int) -> None:
-        (tmp_path / "open").mkdir()
+        (tmp_path / "open" / "something").mkdir(parents=True)
         (tmp_path / "open").chmod(mode)
         with pytest.raises(PoolError, match="chmod 700"):
             private_directory(tmp_path / "open")
         assert (tmp_path / "open").stat().st_mode & 0o777 == mode, "it is the user's to change"
+
+    def test_an_empty_one_is_closed_to_others(self, tmp_path: Path) -> None:
+        (tmp_path / "new").mkdir()
+        (tmp_path / "new").chmod(0o755)
+        assert private_directory(tmp_path / "new").stat().st_mode & 0o777 == 0o700
 
     def test_another_users_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "theirs").mkdir(mode=0o700)

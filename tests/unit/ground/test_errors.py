@@ -85,7 +85,10 @@ class TestRunFailed:
         assert first == "ranks 0-2,6: KeyError: 'x'; rank 4: RankDied: killed by signal 9"
 
     def test_a_script_reads_the_tracebacks_as_plain_text_equal_ones_once(self) -> None:
-        same = [RankFailure(r, "node0", "error", "E", "e", "\x1b[31mTraceback\x1b[0m\nE: e", "train.py:3") for r in (0, 1, 3)]
+        same = [
+            RankFailure(r, "node0", "error", "E", "e", "\x1b[31mTraceback\x1b[0m\nE: e", "train.py:3")
+            for r in (0, 1, 3)
+        ]
         died = RankFailure(2, "node1", "died", "RankDied", "killed", stderr_tail=("last words",))
         restarted = RankFailure(4, "node1", "died", "RankRestarted", "restarted")
         failed = RunFailed(failures=[*same, died, restarted])

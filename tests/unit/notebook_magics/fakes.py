@@ -131,6 +131,9 @@ class FakeMesh:
     def runs(self) -> list[RunInfo]:
         return [run.info() for run in self.client.runs if not (run.done and run.seen)]
 
+    def running(self) -> Iterator[FakeRun]:
+        return (run for run in self.client.runs if not run.done)
+
     def push(self, values: dict[str, Any]) -> None:
         self.client.calls.append(("push", self.ranks, values))
 
@@ -150,9 +153,13 @@ class FakeMesh:
     def stacks(self) -> StackReport:
         return StackReport([(self.ranks, "File x.py, line 1")])
 
-    def logs(self, *, lines: int | None, run: int | None) -> Iterator[LogRecord]:
+    def log_batches(self, *, lines: int | None, run: int | None, follow: bool) -> Iterator[list[LogRecord]]:
         self.client.calls.append(("logs", self.ranks, lines, run))
-        return iter([LogRecord(rank, "stdout", 1, "hello\n") for rank in self.ranks])
+        if run != 2:  # which printed nothing
+            yield [LogRecord(rank, "stdout", 1, "hello\n") for rank in self.ranks]
+        if follow:
+            yield [LogRecord(rank, "stdout", 1, "more\n") for rank in self.ranks]
+            raise KeyboardInterrupt
 
     def complete(self, code: str, cursor: int, rank: int | None = None) -> tuple[list[str], int]:
         self.client.calls.append(("complete", code, cursor, rank))
@@ -183,6 +190,7 @@ class FakeReservation:
             notebook=self.notebook,
             created_at=time.time() - 90,
             alive=self.mesh.ranks,
+            alive_of_all=f"{len(self.mesh.ranks)} of {len(self.mesh.ranks)}",
         )
 
 

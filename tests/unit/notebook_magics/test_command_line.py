@@ -102,7 +102,7 @@ def test_expressions_stay_as_written() -> None:
         (
             commands.CELL,
             "--group-outputs ranks",
-            "--group-outputs is type, order or rank, not 'ranks': did you mean rank?",
+            "--group-outputs is order, rank or type, not 'ranks': did you mean rank?",
         ),
         (commands.CELL, "--on-error stop", "--on-error is wait or abort, not 'stop'"),
         (commands.CELL, "0", "%%mesh takes no '0'"),
@@ -180,7 +180,7 @@ def test_completion_of_the_line(text: str, fragment: str, offered: str) -> None:
 
 
 def test_completion_of_the_cell_line() -> None:
-    assert complete(commands.CELL, "--group-outputs ", {}) == ("", ["type", "order", "rank"])
+    assert complete(commands.CELL, "--group-outputs ", {}) == ("", ["order", "rank", "type"])
     assert complete(commands.CELL, "--on-error=w", {}) == ("w", ["wait"])
     assert complete(commands.CELL, "-t 0 --no", {}) == ("--no", ["--noblock", "--no-stream"])
     assert "--targets" not in complete(commands.CELL, "-t 0 --", {})[1]

@@ -134,6 +134,8 @@ def test_looking(held: Notebook, client: FakeClient, capsys: pytest.CaptureFixtu
     held.ok("%mesh logs -t 0,2")
     assert client.calls[-1] == ("logs", (0, 2), 50, None)
     assert "[0,2] hello" in capsys.readouterr().out
+    assert held.ok("%mesh logs --run 2") == "run 2 printed nothing"
+    assert held.ok("%mesh logs --follow") == "", "Ctrl-C ends it, and is no error"
     held.ok("%mesh logs -n 0 --run 3")
     assert client.calls[-1] == ("logs", (0, 1, 2, 3), None, 3)
 
@@ -305,6 +307,20 @@ def test_attach_shows_every_error_and_raises_the_last(
     assert ("attach_run", "run2", True) in client.calls
 
 
+def test_attach_elsewhere_says_once_what_it_shows(held: Notebook, client: FakeClient) -> None:
+    held.ok("%%mesh\ntrain()")
+    client.runs[0].seen = False
+    held.ok("%mesh detach")
+    load_ipython_extension(held.shell)
+    shown = held.ok("%mesh attach dev")
+    assert shown.splitlines()[0] == "attached to dev: 2 nodes × 2 procs, 4 ranks alive"
+    assert "%mesh attach" not in shown
+    assert "· finished" in shown
+    assert held.ok("%mesh attach --from-start").splitlines()[1:] == [
+        "every run was shown to the end: %mesh logs --run N shows one again"
+    ]
+
+
 def test_attach_in_the_background(held: Notebook, client: FakeClient) -> None:
     client.on_submit = nothing
     held.ok("%%mesh -a\ntrain()")
@@ -368,6 +384,8 @@ def test_tab(held: Notebook, client: FakeClient) -> None:
     assert held.complete("%mesh release ") == ["%mesh release dev"]
     assert held.complete("%mesh reserve --pro") == ["%mesh reserve --procs"]
     assert held.complete("%mesh push l") == ["%mesh push lr"]
+    offered = {word.split()[-1] for word in held.complete("%mesh push ")}
+    assert not offered & {"In", "Out", "exit", "quit", "get_ipython", "open"}, "IPython's names are nothing to push"
     assert held.complete("%mesh pull loss") == ["%mesh pull losses", "%mesh pull loss_mask"]
     assert held.complete("%%mesh -t hosts=0,") == ["%%mesh -t hosts=0,hosts=", "%%mesh -t hosts=0,procs="]
     assert held.complete("%%mesh -t 2\nx = loss_") == ["x = loss_mask"]
@@ -406,7 +424,7 @@ def test_a_new_kernel_of_the_notebook_attaches(held: Notebook, client: FakeClien
     held.ok("%mesh detach")
     held.shown.outputs.clear()
     load_ipython_extension(held.shell)
-    assert held.text() == "you hold dev: %mesh attach NAME uses it here"
+    assert held.text() == "you hold dev: %mesh attach dev uses it here"
 
 
 def test_loading_with_nothing_held_is_silent(client: FakeClient, shell: InteractiveShell) -> None:

@@ -282,6 +282,25 @@ def test_status_folds_equal_ranks() -> None:
     ]
 
 
+def test_status_shows_the_last_words_of_the_dead_equal_ones_once() -> None:
+    dead: dict[str, Any] = {"state": "dead", "death": "killed", "stderr_tail": ("CUDA error", "  in kernel")}
+    ranks = [rank_info(0), rank_info(1, **dead), rank_info(2, **dead), rank_info(3, state="dead", death="killed")]
+    lines = status_table(Held(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
+    assert lines[4:] == [
+        "ranks 1-2, last lines of stderr:",
+        "    CUDA error",
+        "      in kernel",
+        "%mesh restart -t 1-3 gives ranks 1-3 anew",
+    ]
+
+
+def test_status_does_not_count_ranks_alive_of_which_nothing_is_known() -> None:
+    ranks = [rank_info(rank, state="unreachable" if rank > 3 else "idle") for rank in range(8)]
+    lines = status_table(Held(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
+    assert lines[0].endswith("4 of 8 ranks alive")
+    assert lines[-1] == ("node1 does not answer; its ranks are as they were: monarch-nb up starts its allocator again")
+
+
 def test_stacks_show_the_largest_group_first() -> None:
     shown = stacks_view([((3,), "c\n"), ((0, 1, 2), "a <module>\nb\n")])
     assert shown.plain == "ranks 0-2\n  a <module>\n  b\n\nrank 3\n  c"
@@ -295,12 +314,18 @@ def test_logs_fold_and_lose_nothing() -> None:
             LogRecord(r, "stdout", run, f"{'same' if i % 2 else r} {i}\n") for r in range(ranks) for i in range(lines)
         ]
 
-    lines = list(folded_lines([*records(1, 2, 2), *records(2, 1, 1)]))
+    lines = list(folded_lines([[*records(1, 2, 2), *records(2, 1, 1)]]))
     assert lines == ["── run 1 ──", "[0] 0 0", "[1] 1 0", "[0-1] same 1", "── run 2 ──", "[0] 0 0"]
-    many = list(folded_lines(records(3, 8, 2000)))
+    many = list(folded_lines([records(3, 8, 2000)]))
     assert len(many) == 1 + 1000 + 8 * 1000
     assert list(folded_lines([])) == []
-    assert list(folded_lines([LogRecord(0, "stderr", 1, "no line end")]))[1:] == ["[0] no line end"]
+    assert list(folded_lines([records(1, 2, 1), records(1, 2, 1), records(2, 1, 1)]))[3:] == [
+        "[0] 0 0",
+        "[1] 1 0",
+        "── run 2 ──",
+        "[0] 0 0",
+    ]
+    assert list(folded_lines([[LogRecord(0, "stderr", 1, "no line end")]]))[1:] == ["[0] no line end"]
 
 
 # ---- the package's names ----
