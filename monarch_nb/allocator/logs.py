@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
 from monarch_nb.allocator.output import RankFiles, stored_outputs
@@ -21,7 +21,7 @@ _FOLLOWED_OUTPUTS = 16
 """The newest: what older runs may still write is not worth a watch each."""
 
 
-async def read_logs(node: Node, request: pb.ReadLogsRequest) -> AsyncIterator[pb.LogRecords]:
+async def read_logs(node: Node, request: pb.ReadLogsRequest) -> AsyncGenerator[pb.LogRecords, None]:
     """Yield what ranks wrote: by run, then by rank, whole lines, stdout and stderr interleaved as they were written.
 
     With `last_lines` only the newest lines of each rank. With `follow`, then what they go on to write, as it comes.
@@ -35,8 +35,9 @@ async def read_logs(node: Node, request: pb.ReadLogsRequest) -> AsyncIterator[pb
             async for batch in _records_since(files, number, shown):
                 yield batch
     if request.follow:
-        async for batch in _follow(node, request, shown):
-            yield batch
+        async with contextlib.aclosing(_follow(node, request, shown)) as coming:
+            async for batch in coming:
+                yield batch
 
 
 def _written(node: Node, request: pb.ReadLogsRequest) -> list[tuple[int, RankFiles]]:
@@ -69,7 +70,7 @@ class _Wake(Session):
 
 async def _follow(
     node: Node, request: pb.ReadLogsRequest, shown: dict[RankFiles, run_pb2.Cursor]
-) -> AsyncIterator[pb.LogRecords]:
+) -> AsyncGenerator[pb.LogRecords, None]:
     mesh, runs = node.state.mesh(request.mesh_id), node.paths.runs(request.mesh_id)
     followed = next((run for run in mesh.runs.values() if run.number == request.number), None)
     wake = _Wake()

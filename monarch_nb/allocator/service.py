@@ -134,8 +134,9 @@ class AllocatorService(service.AllocatorServicer):
 
     async def ReadLogs(self, request: pb.ReadLogsRequest, context: Any) -> AsyncIterator[pb.LogRecords]:
         try:
-            async for records in read_logs(self._node, request):
-                yield records
+            async with contextlib.aclosing(read_logs(self._node, request)) as coming:
+                async for records in coming:
+                    yield records
         except MonarchNbError as error:
             await refuse(context, error)
 

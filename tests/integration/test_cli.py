@@ -32,9 +32,16 @@ def test_a_day_with_the_local_pool(pool_home: Path, capsys: pytest.CaptureFixtur
     status = json.loads(said(capsys, "status", "--json"))
     assert [(node["state"], node["procs_free"]) for node in status["nodes"]] == [("serves", 1), ("serves", 1)]
     assert [rank["state"] for rank in status["reservations"][0]["ranks"]] == ["idle", "idle"]
+    assert all(rank["memory_bytes"] > 1 << 20 for rank in status["reservations"][0]["ranks"])
 
-    assert said(capsys, "logs") == "[0] hello from 0\n[0] twice\n[1] hello from 1\n[1] twice\n"
-    assert said(capsys, "logs", "dev", "-t", "1", "-n", "1") == "[1] twice\n"
+    assert said(capsys, "logs") == "── run 1 ──\n[0] hello from 0\n[1] hello from 1\n[0-1] twice\n"
+    assert said(capsys, "logs", "--raw") == "[0] hello from 0\n[0] twice\n[1] hello from 1\n[1] twice\n"
+    assert said(capsys, "logs", "dev", "-t", "1", "-n", "1") == "── run 1 ──\n[1] twice\n"
+    assert said(capsys, "logs", "--run", "1", "--follow").endswith("[0-1] twice\n")
+    assert "no run 9; the newest that printed is run 1" in said(capsys, "logs", "--run", "9", status=1)
+    assert "no run 9;" in said(capsys, "logs", "--run", "9", "--follow", status=1)
+    dev.mesh.run("rank")
+    assert said(capsys, "logs", "--run", "2") == "run 2 printed nothing\n"
     assert "you hold dev" in said(capsys, "logs", "nope", status=1)
 
     assert "held by dev" in said(capsys, "down", status=1)
@@ -66,6 +73,6 @@ def test_down_force_ends_what_is_held(pool_home: Path, capsys: pytest.CaptureFix
 
 def test_a_reader_that_leaves_is_no_error(pool_home: Path) -> None:
     monarch_nb.reserve("dev", procs=1).mesh.run("for i in range(100_000): print('line', i)")
-    command = f"{sys.executable} -m monarch_nb.cli logs dev | head -n 1"
+    command = f"{sys.executable} -m monarch_nb.cli logs dev --raw | head -n 1"
     run = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
     assert (run.stdout, run.stderr, run.returncode) == ("[0] line 0\n", "", 0)

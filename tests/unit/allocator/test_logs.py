@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -203,9 +204,11 @@ class TestFollow:
             with pytest.raises(MeshNotFound):
                 await came
 
-    async def follow(self, node: Any, **request: Any) -> AsyncGenerator[list[Line]]:
-        async for batch in logs.read_logs(node, pb.ReadLogsRequest(mesh_id="m", follow=True, **request)):
-            yield [(record.number, record.rank, record.text.decode()) for record in batch.records]
+    async def follow(self, node: Any, **options: Any) -> AsyncGenerator[list[Line], None]:
+        request = pb.ReadLogsRequest(mesh_id="m", follow=True, **options)
+        async with contextlib.aclosing(logs.read_logs(node, request)) as batches:
+            async for batch in batches:
+                yield [(record.number, record.rank, record.text.decode()) for record in batch.records]
 
 
 async def test_a_mesh_that_is_gone(node: FakeNode) -> None:
