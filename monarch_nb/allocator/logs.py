@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING
 
 from monarch_nb.allocator.output import RankFiles, stored_outputs
@@ -28,7 +28,7 @@ async def read_logs(node: Node, request: pb.ReadLogsRequest) -> AsyncGenerator[p
     """
     shown: dict[RankFiles, run_pb2.Cursor] = {}
     if request.last_lines:
-        for records in _newest_records(_written(node, request), request.last_lines, shown):
+        if records := _newest_records(_written(node, request), request.last_lines, shown):
             yield pb.LogRecords(records=records)
     else:
         for number, files in _written(node, request):
@@ -100,8 +100,9 @@ async def _follow(
 
 def _newest_records(
     written: list[tuple[int, RankFiles]], lines: int, shown: dict[RankFiles, run_pb2.Cursor]
-) -> Iterator[list[pb.LogRecord]]:
-    """Yield the newest lines of each rank, and note in `shown` that what was written before is not wanted."""
+) -> list[pb.LogRecord]:
+    """Return the newest lines of each rank, and note in `shown` that what was written before is not wanted."""
+    newest: list[pb.LogRecord] = []
     for rank in sorted({files.rank for _, files in written}):
         records: list[pb.LogRecord] = []
         for number, files in reversed([one for one in written if one[1].rank == rank]):
@@ -109,8 +110,8 @@ def _newest_records(
                 records = [*_last_records(files, number, lines, shown), *records][-lines:]
             else:
                 shown[files] = files.end()
-        if records:
-            yield records
+        newest += records
+    return sorted(newest, key=lambda record: record.number)
 
 
 def _last_records(

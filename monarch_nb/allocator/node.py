@@ -398,9 +398,8 @@ class Node:
         others_wait = submit.give_number and len(submit.all_ranks) > len(submit.ranks)
         session.send(urgent=others_wait or bool(queued.ahead), queued=queued)
         if not submit.quiet:
-            self._follow(
-                session, mesh, run, dict(submit.cursors), is_new=is_new
-            )  # before it starts: then there is nothing to read
+            # Before it starts: then there is nothing to read.
+            self._follow(session, mesh, run, dict(submit.cursors), is_new=is_new)
         self._apply(effects)
         if known:
             self._send_results(session, run)
@@ -552,13 +551,14 @@ class Node:
         running = mesh.ranks[process.rank].running
         runs = self.paths.runs(process.mesh_id)
         output = mesh.runs[running].output if running in mesh.runs else max(stored_outputs(runs), default=0)
-        files = RankFiles(runs, output, process.rank)
+        stderr = RankFiles(runs, output, process.rank).tail_lines("err")
+        stacks = self.paths.stacks(process.mesh_id, process.rank)
         death = processes.explain_death(
             process.record.process.pid,
             status,
             killed_by_us=process.killed_by_us,
             oom_kills_before=process.oom_kills_before,
-            stderr_tail=processes.last_words(files.tail_lines("err"), STDERR_TAIL_LINES),
+            stderr_tail=processes.last_words(stderr, stacks, STDERR_TAIL_LINES),
         )
         process.record.death.CopyFrom(death)
         self._save_rank(process.record)

@@ -150,12 +150,19 @@ def explain_death(
     return death
 
 
-def last_words(stderr: list[str], count: int) -> list[str]:
-    """Return the lines of a dead rank's stderr that say most: the last ones, or where its cell was when it crashed."""
-    crashes = [index for index, line in enumerate(stderr) if line.startswith("Fatal Python error: ")]
+def last_words(stderr: list[str], stacks: Path, count: int) -> list[str]:
+    """Return what says most about a rank's death: its last lines of stderr, or where its cell was when it crashed.
+
+    Args:
+        stderr: its last lines.
+        stacks: where faulthandler writes.
+        count: how many lines to return at most.
+    """
+    written = stacks.read_text(errors="replace").splitlines() if stacks.exists() else []
+    crashes = [index for index, line in enumerate(written) if line.startswith("Fatal Python error: ")]
     if not crashes:
         return stderr[-count:]
-    report = stderr[crashes[-1] :]
+    report = written[crashes[-1] :]
     stack = next((index for index, line in enumerate(report) if line.startswith("Current thread ")), 0)
     frames = itertools.takewhile(lambda line: line.startswith("  File "), report[stack + 1 :])
     return [report[0], *_users_frames(list(frames))[: count - 1]]
@@ -176,7 +183,7 @@ def _explain_signal(number: int, killed_by_us: bool, out_of_memory: bool) -> str
         return "out of memory: killed by the kernel's OOM killer; use a smaller batch, model or fewer ranks per node"
     causes: dict[int, str] = {
         signal.SIGKILL: "killed by another process or, with a memory limit, by its OOM killer (see dmesg)",
-        signal.SIGSEGV: "segmentation fault in native code; its Python stack is in the rank's stderr",
+        signal.SIGSEGV: "segmentation fault in native code",
         signal.SIGBUS: "bus error: often a full /dev/shm (DataLoader workers) or a truncated mapped file",
         signal.SIGABRT: "aborted by native code (a failed assertion, std::terminate, NCCL or CUDA error)",
         signal.SIGFPE: "arithmetic fault in native code",

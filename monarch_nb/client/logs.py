@@ -68,7 +68,7 @@ def follow_logs(connections: list[tuple[Connection, pb.ReadLogsRequest]]) -> Ite
                     else:
                         unfinished[key] = text
             if whole:
-                yield whole
+                yield sorted(whole, key=lambda record: record.run)
         if unfinished:
             yield [LogRecord(rank, stream, run, text) for (rank, stream, run), text in unfinished.items()]
     finally:

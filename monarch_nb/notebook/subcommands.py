@@ -174,8 +174,8 @@ class Subcommands:
         with contextlib.suppress(KeyboardInterrupt) if follow else contextlib.nullcontext():
             for line in folded_lines(mesh.log_batches(lines=lines or None, run=run, follow=follow)):
                 sys.stdout.write(f"{line}\n")
-        if not line and not follow:
-            show(calm_line(f"run {run} printed nothing" if run else "nothing was printed yet"))
+            if not line:
+                show(calm_line(f"run {run} printed nothing" if run else "nothing was printed yet"))
 
     def _push(self, parsed: Parsed) -> None:
         values = {name: self._evaluate(name, expression) for name, expression in push_items(parsed.words)}

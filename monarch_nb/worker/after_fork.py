@@ -7,11 +7,13 @@ signal handlers and garbage collector.
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import gc
 import os
 import signal
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from monarch_nb.proto.worker_pb2 import RankSpec
@@ -24,6 +26,7 @@ _INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
 _libc = ctypes.CDLL(None)
 _stacks_files: list[Any] = []
 """faulthandler writes to the descriptor as long as the process lives."""
+_STDERR = 2
 
 
 def become_rank(spec: RankSpec) -> None:
@@ -91,10 +94,14 @@ def _enter_directory(directory: str) -> None:
 
 def _reset_signals(stacks_file: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    faulthandler.enable(2)
+    faulthandler.enable(_STDERR)
     if stacks_file:
-        _stacks_files.append(open(stacks_file, "w"))  # noqa: SIM115
+        Path(stacks_file).unlink(missing_ok=True)
+        _stacks_files.append(open(stacks_file, "a"))  # noqa: SIM115
         faulthandler.register(signal.SIGUSR2, file=_stacks_files[-1], all_threads=True)
+        # A crash is told with the user's frames alone (allocator/processes.py); children have nobody to tell it.
+        faulthandler.enable(_stacks_files[-1])
+        os.register_at_fork(after_in_child=functools.partial(faulthandler.enable, _STDERR))
 
 
 def _reseed() -> None:

@@ -6,6 +6,7 @@ import inspect
 import json
 import linecache
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from monarch_nb.worker import streams
 from monarch_nb.worker.user_code import error_chain
 
 _SIGINT_GRACE_S = 0.5
+_FILE = re.compile(r'File "(<[^"\n]+>)"')
 _format_warning = warnings.formatwarning
 INTERACTIVESHELL_FILE = InteractiveShell.run_code.__code__.co_filename
 _CELL_RUNNERS = {getattr(InteractiveShell, f"run_{name}").__code__ for name in ("code", "ast_nodes", "cell_async")}
@@ -179,13 +181,17 @@ class RankShell(InteractiveShell):
         if isinstance(error, SyntaxError) and _raised_by_compiler(error):
             lines = self.SyntaxTB.structured_traceback(kind, error, None)
         elif isinstance(error, BaseExceptionGroup) or isinstance(error.__context__, BaseExceptionGroup):
-            return "".join(traceback.format_exception(kind, error, trace))
+            return self._with_labels("".join(traceback.format_exception(kind, error, trace)))
         elif hasattr(error, "_render_traceback_"):
             lines = error._render_traceback_()
         else:
             with _quick_getmodule():
                 lines = self.InteractiveTB.structured_traceback(kind, error, trace, tb_offset=0)
         return str(self.InteractiveTB.stb2text(lines))
+
+    def _with_labels(self, text: str) -> str:
+        """Return what Python's own traceback module wrote, with cells called as IPython's tracebacks call them."""
+        return _FILE.sub(lambda match: self.cell_label(match[1]) or match[0], text)
 
     def forget_error(self, error: BaseException | None) -> None:
         """Release everything that the last run's error keeps alive."""

@@ -102,7 +102,10 @@ class TestDeaths:
         failure = self.assert_only_rank_3_died(mesh, raised.value)
         assert (failure.exit_code, failure.signal) == (None, signal.SIGSEGV)
         assert "segmentation fault" in failure.message
-        assert any("string_at" in line for line in failure.stderr_tail), failure.stderr_tail
+        first, *frames, last = failure.stderr_tail
+        assert first.startswith("Fatal Python error")
+        assert any("string_at" in line for line in frames), frames
+        assert last.strip() == "Cell In[9], line 2 in <module>"
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT, signal.SIGTERM, signal.SIGRTMIN + 3])
     def test_signals(self, mesh: Mesh, gate: Gate, number: int) -> None:

@@ -123,12 +123,12 @@ class TestNewest:
         node.write(2, 0, b"a\nb\n")
         assert await read(node, last_lines=3) == [
             (1, 0, "old\n"),
-            (2, 0, "a\n"),
-            (2, 0, "b\n"),
             (1, 1, "old\n"),
             (1, 1, "older\n"),
-        ]
-        assert await read(node, last_lines=1) == [(2, 0, "b\n"), (1, 1, "older\n")]
+            (2, 0, "a\n"),
+            (2, 0, "b\n"),
+        ], "run after run"
+        assert await read(node, last_lines=1) == [(1, 1, "older\n"), (2, 0, "b\n")]
 
     async def test_long_lines(self, node: FakeNode) -> None:
         lines = [str(number) * 50_000 + "\n" for number in range(6)]
@@ -166,7 +166,8 @@ class TestFollow:
             came = self.follow(node, last_lines=2)
             assert await anext(came) == [(1, 0, "old\n"), (1, 0, "newer\n")]
             node.write(1, 1, b"a\nb")
-            assert await anext(came) == [(1, 1, "a\n"), (1, 1, "b")]
+            assert await anext(came) == [(1, 1, "a\n")]
+            assert await anext(came) == [(1, 1, "b")]
             node.write(1, 1, b"c\n")
             assert await anext(came) == [(1, 1, "c\n")]
             node.add_run(2, [0])

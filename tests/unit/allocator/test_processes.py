@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -142,29 +143,40 @@ Current thread 0x00007f (most recent call first):
 Extension modules: numpy
 """
 
-    def test_the_last_lines(self) -> None:
-        assert processes.last_words(["a", "b", "c"], 2) == ["b", "c"]
-        assert processes.last_words([], 2) == []
+    def words(self, stacks: Path, report: str, count: int = 8) -> list[str]:
+        stacks.write_text(report)
+        return processes.last_words(["stderr"], stacks, count)
 
-    def test_of_a_crash_where_python_was(self) -> None:
+    @pytest.fixture
+    def stacks(self, tmp_path: Path) -> Path:
+        return tmp_path / "3.stacks"
+
+    def test_the_last_lines(self, stacks: Path) -> None:
+        assert processes.last_words(["a", "b", "c"], stacks, 2) == ["b", "c"]
+        assert processes.last_words([], stacks, 2) == []
+        assert self.words(stacks, "Current thread 0x1 (most recent call first):") == ["stderr"], (
+            "only asked where it is"
+        )
+
+    def test_of_a_crash_where_python_was(self, stacks: Path) -> None:
         words = [
             "Fatal Python error: Segmentation fault",
             '  File "ctypes/__init__.py", line 519 in string_at',
             "  Cell In[7], line 2 in <module>",
         ]
-        assert processes.last_words(self.CRASH.splitlines(), 8) == words, "not who called the cell"
-        assert processes.last_words(self.CRASH.splitlines(), 2) == words[:2]
+        assert self.words(stacks, self.CRASH) == words, "not who called the cell"
+        assert self.words(stacks, self.CRASH, 2) == words[:2]
 
-    def test_of_a_crash_outside_of_cells(self) -> None:
+    def test_of_a_crash_outside_of_cells(self, stacks: Path) -> None:
         stack = [
             '  File "/src/monarch_nb/worker/rank.py", line 4 in serve',
             '  File "/src/main.py", line 1 in <module>',
         ]
         report = ["Fatal Python error: Aborted", "", "Current thread 0x1 (most recent call first):", *stack]
-        assert processes.last_words(report, 8) == [report[0], *stack]
+        assert self.words(stacks, "\n".join(report)) == [report[0], *stack]
 
-    def test_of_a_crash_that_is_cut_off(self) -> None:
-        assert processes.last_words(["Fatal Python error: Aborted", "", "Thread 1"], 3)[0].startswith("Fatal")
+    def test_of_a_crash_that_is_cut_off(self, stacks: Path) -> None:
+        assert self.words(stacks, "Fatal Python error: Aborted\n\nThread 1")[0].startswith("Fatal")
 
 
 class TestExplainDeath:

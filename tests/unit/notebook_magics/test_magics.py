@@ -135,7 +135,7 @@ def test_looking(held: Notebook, client: FakeClient, capsys: pytest.CaptureFixtu
     assert client.calls[-1] == ("logs", (0, 2), 50, None)
     assert "[0,2] hello" in capsys.readouterr().out
     assert held.ok("%mesh logs --run 2") == "run 2 printed nothing"
-    assert held.ok("%mesh logs --follow") == "", "Ctrl-C ends it, and is no error"
+    assert held.ok("%mesh logs --run 2 --follow") == "", "Ctrl-C ends it, and is no error"
     held.ok("%mesh logs -n 0 --run 3")
     assert client.calls[-1] == ("logs", (0, 1, 2, 3), None, 3)
 
