@@ -150,7 +150,7 @@ class RankFailure:
         rendered: the traceback as IPython rendered it on the rank, with ANSI colours; empty for deaths.
         where: "train.py:41", the innermost line of user code; empty when unknown.
         exit_code, signal: for deaths; both None when unknown.
-        stderr_tail: for deaths: the last lines of stderr.
+        stderr_tail: for deaths: the last lines of stderr or, after a crash, where the cell was.
     """
 
     rank: int

@@ -53,7 +53,8 @@ class RankInfo:
         state: starting, idle, running, dead, or unreachable when its allocator does not answer.
         memory_bytes: its proportional set size (PSS).
         run_id, running_s: what it runs, and for how long; empty and 0 when it is idle.
-        death: how a dead one ended and the likely cause; stderr_tail: its last lines of stderr.
+        death: how a dead one ended and the likely cause.
+        stderr_tail: what a dead one said last: the end of its stderr or, after a crash, where its cell was.
     """
 
     rank: int

@@ -201,13 +201,13 @@ def _longest(running_s: Sequence[float]) -> str:
 
 
 def _last_words(dead: Sequence[RankInfo]) -> list[str]:
-    """Return the last lines of stderr of dead ranks, equal ones once."""
+    """Return what dead ranks said last, equal words once."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for rank in dead:
         if rank.stderr_tail:
             groups.setdefault(rank.stderr_tail, []).append(rank.rank)
     return [
-        "\n".join([f"{name_ranks(ranks)}, last lines of stderr:", *(f"    {escapes.strip(line)}" for line in tail)])
+        "\n".join([f"last words of {name_ranks(ranks)}:", *(f"    {escapes.strip(line)}" for line in tail)])
         for tail, ranks in groups.items()
     ]
 

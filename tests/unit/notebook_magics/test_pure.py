@@ -287,7 +287,7 @@ def test_status_shows_the_last_words_of_the_dead_equal_ones_once() -> None:
     ranks = [rank_info(0), rank_info(1, **dead), rank_info(2, **dead), rank_info(3, state="dead", death="killed")]
     lines = status_table(Held(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
     assert lines[4:] == [
-        "ranks 1-2, last lines of stderr:",
+        "last words of ranks 1-2:",
         "    CUDA error",
         "      in kernel",
         "%mesh restart -t 1-3 gives ranks 1-3 anew",
