@@ -57,15 +57,15 @@ def link(target: bytes) -> Made:
     return Made(TreeEntry(kind=TreeEntry.KIND_SYMLINK, mode=0o777, target=target))
 
 
+def node_paths(home: Path) -> NodePaths:
+    return NodePaths(home / "node0")
+
+
 def open_workspaces(home: Path, cache_limit_bytes: int = LIMIT_BYTES) -> Workspaces:
     """Return the workspaces of a node below `home`, as an allocator that starts there would have them."""
-    paths = NodePaths(home / "node0")
+    paths = node_paths(home)
     paths.directory.mkdir(exist_ok=True)
-    return Workspaces(paths, node="node0", cache_limit_bytes=cache_limit_bytes)
-
-
-def node_paths(workspaces: Workspaces) -> NodePaths:
-    return NodePaths(workspaces.directory("x").parent.parent.parent)
+    return Workspaces(paths, node=paths.directory.name, cache_limit_bytes=cache_limit_bytes)
 
 
 class Client:

@@ -208,10 +208,10 @@ class Burst:
             self._undo.append((entry.path, lambda tree: _set_mode(tree, entry.path, before)))
 
     def _set_mode_and_time(self, entry: TreeEntry, facts: os.stat_result, directory: int, name: bytes) -> None:
-        path = entry.path
+        path, mode, modified_ns = entry.path, stat.S_IMODE(facts.st_mode), facts.st_mtime_ns
+        self._undo.append((path, lambda tree: _set_mode(tree, path, mode, modified_ns)))
         os.chmod(name, entry.mode, dir_fd=directory)
         os.utime(name, ns=(entry.modified_ns, entry.modified_ns), dir_fd=directory, follow_symlinks=False)
-        self._undo.append((path, lambda tree: _set_mode(tree, path, stat.S_IMODE(facts.st_mode), facts.st_mtime_ns)))
 
     def _keep(self, path: bytes) -> None:
         self.kept.add(path)

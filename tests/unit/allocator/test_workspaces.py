@@ -263,10 +263,10 @@ def test_content_that_the_node_has_is_not_asked_for(workspaces: Workspaces, clie
     assert other.asked_for[-1] <= 2, "a line that was put in changes the chunk around it"
 
 
-def test_damaged_content_is_not_used(workspaces: Workspaces, client: Client, tree: Path) -> None:
+def test_damaged_content_is_not_used(workspaces: Workspaces, client: Client, tree: Path, tmp_path: Path) -> None:
     client.sync({b"a": file(b"first"), b"b": file(b"kept in the workspace")})
     client.sync({b"b": file(b"kept in the workspace")})
-    (cached,) = [path for path in node_paths(workspaces).content.iterdir() if path.name != "index"]
+    (cached,) = [path for path in node_paths(tmp_path).content.iterdir() if path.name != "index"]
     cached.write_text("FIRST")
     (tree / "b").write_text("KEPT IN THE WORKSPACE")
     other = Client(workspaces, "reservation-2")
@@ -290,7 +290,7 @@ def test_the_cache_is_bounded(tmp_path: Path) -> None:
     for number in range(10):
         client.sync({b"a": file(bytes([number]) * 16_000), b"huge": file(bytes([number]) * 100_000)})
     assert workspaces.status(ID).cache_bytes <= 64 << 10
-    stored = sum(path.stat().st_size for path in node_paths(workspaces).content.iterdir() if path.name != "index")
+    stored = sum(path.stat().st_size for path in node_paths(tmp_path).content.iterdir() if path.name != "index")
     assert 32_000 <= stored <= 64 << 10
     client.sync({b"a": file(bytes([8]) * 16_000)})
     client.sync({b"a": file(bytes([0]) * 16_000)})
@@ -459,7 +459,7 @@ def test_paths_may_be_deep(client: Client, tree: Path) -> None:
 # Release
 
 
-def test_release_removes_what_was_synced(workspaces: Workspaces, client: Client, tree: Path) -> None:
+def test_release_removes_what_was_synced(workspaces: Workspaces, client: Client, tree: Path, tmp_path: Path) -> None:
     client.sync({b"a.py": file(b"first"), b"d": directory(), b"d/b": file(b"second"), b"l": link(b"a.py")})
     Client(workspaces, ID, mount="data", source="other").sync({b"c": file(b"third")})
     (tree / "__pycache__").mkdir()
@@ -467,7 +467,7 @@ def test_release_removes_what_was_synced(workspaces: Workspaces, client: Client,
     (tree / "empty").mkdir()
     assert workspaces.release(ID, "train") is None
     assert not tree.parent.exists()
-    assert not node_paths(workspaces).kept.exists()
+    assert not node_paths(tmp_path).kept.exists()
     assert workspaces.reservations() == []
     other = Client(workspaces, "reservation-2")
     other.sync({b"x": file(b"first"), b"y": file(b"second"), b"z": file(b"third")})
@@ -475,14 +475,14 @@ def test_release_removes_what_was_synced(workspaces: Workspaces, client: Client,
     assert workspaces.release("never-there") is None
 
 
-def test_release_keeps_what_ranks_wrote(workspaces: Workspaces, client: Client, tree: Path) -> None:
+def test_release_keeps_what_ranks_wrote(workspaces: Workspaces, client: Client, tree: Path, tmp_path: Path) -> None:
     client.sync({b"a": file(b"1"), b"d": directory(), b"d/b": file(b"2")})
     (tree / "d/checkpoint").write_text("weights")
     (tree / "a").write_text("changed")
     kept = workspaces.release(ID, "train")
     assert kept
     assert (kept.files, kept.size_bytes) == (2, 14)
-    assert kept.directory.parent == node_paths(workspaces).kept
+    assert kept.directory.parent == node_paths(tmp_path).kept
     assert kept.directory.name.startswith("train-")
     assert listing(kept.directory) == ["a", "d", "d/checkpoint"]
     assert not tree.parent.exists()
@@ -501,7 +501,7 @@ def test_a_release_that_was_cut_short_is_finished_at_the_next_start(client: Clie
     (tree.parent.with_name(ID + ".released") / "tree/a").unlink()
     again = open_workspaces(tmp_path)
     assert again.reservations() == []
-    (kept,) = node_paths(again).kept.iterdir()
+    (kept,) = node_paths(tmp_path).kept.iterdir()
     assert listing(kept) == ["b"]
 
 
