@@ -172,8 +172,8 @@ def test_a_burst_that_fails_anywhere_is_undone(tmp_path: Path, monkeypatch: pyte
             else:
                 message = ""
         reached = len(calls) >= number
-        if not message:  # past the end; or a link could not be made, then the file was renamed
-            assert not reached or calls[number - 1] == "link"
+        if not message:  # past the end; the root was there already; or no link could be made: the file was renamed
+            assert not reached or number == 1 or calls[number - 1] == "link"
             continue
         assert message.startswith("node0: the disk is full")
         assert without_compiled(tree) == before, (number, calls)
