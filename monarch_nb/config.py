@@ -121,6 +121,21 @@ class NodePaths:
     def template_log(self, key: str) -> Path:
         return self.directory / f"template-{key}.log"
 
+    @property
+    def workspaces(self) -> Path:
+        """Holds one directory per reservation: its copies of the notebook's files."""
+        return self.directory / "workspaces"
+
+    @property
+    def content(self) -> Path:
+        """Content of synced files that no workspace holds any more."""
+        return self.directory / "content"
+
+    @property
+    def kept(self) -> Path:
+        """What ranks wrote into workspaces that were released."""
+        return self.directory / "kept"
+
     def mesh(self, mesh_id: str) -> Path:
         return self.directory / "meshes" / mesh_id
 

@@ -1,0 +1,315 @@
+"""The copies of trees that a node's ranks work in: one directory per reservation, brought forward by changes.
+
+    workspaces/RESERVATION/tree      what ranks see; mount "" is its root, mount "data" is tree/data
+                           staging   one directory per change on its way
+                           journal   what was applied, and what was about to be
+
+Nothing here knows of asyncio. `Pending.commit` is short and meant for the event loop's thread, so that no run starts
+on half a tree; everything else may take long, and is meant for worker threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import RLock
+from time import strftime
+
+from monarch_nb.allocator.content import Content
+from monarch_nb.allocator.directories import Directories, facts_at, remove_compiled, remove_directory, remove_tree
+from monarch_nb.allocator.journal import Journal, Record
+from monarch_nb.allocator.mounts import DIRECTORY, Mount
+from monarch_nb.allocator.pending import Pending
+from monarch_nb.allocator.plan import is_as_applied
+from monarch_nb.config import NodePaths
+from monarch_nb.errors import MonarchNbError, UsageError
+from monarch_nb.files.tree import check_change, printable
+from monarch_nb.proto.files_pb2 import MountStatus, TreeApplied, TreeChange, TreeEntry, WorkspaceReply
+
+_log = logging.getLogger(__name__)
+_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_ENDING = ".released"
+_JOURNAL_SLACK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What ranks wrote into a workspace that was released."""
+
+    directory: Path
+    files: int
+    size_bytes: int
+
+
+class Workspaces:
+    """All workspaces of a node. Made anew on the same directories it knows them again, killed or not.
+
+    Args:
+        node: how errors name this node.
+        cache_limit_bytes: how much content that no workspace holds any more is kept.
+    """
+
+    def __init__(self, paths: NodePaths, *, node: str, cache_limit_bytes: int) -> None:
+        self._paths, self._node = paths, node
+        self._content = Content(paths.content, cache_limit_bytes)
+        self._lock = RLock()
+        self._known: dict[str, _Workspace] = {}
+        paths.workspaces.mkdir(mode=0o700, exist_ok=True)
+        for directory in sorted(paths.workspaces.iterdir()):
+            if directory.name.endswith(_ENDING):
+                self._finish_release(directory, directory.name.removesuffix(_ENDING))
+            elif _ID.fullmatch(directory.name):
+                self._known[directory.name] = _Workspace(directory, self._content, node)
+
+    def reservations(self) -> list[str]:
+        """Return the ids of the reservations that have a workspace."""
+        return sorted(self._known)
+
+    def directory(self, reservation_id: str) -> Path:
+        """Return where a reservation's ranks work, made if it is missing."""
+        return self._workspace(reservation_id).tree
+
+    def begin(self, reservation_id: str, change: TreeChange, overwrite: bool = False) -> Pending | None:
+        """Return the change on its way, or None when the mount has another base: send the whole tree.
+
+        A change that has begun already goes on where it was; one that is in place needs no more than `commit` to say
+        so. An earlier change of the same mount that is not in place yet is abandoned.
+
+        Raises:
+            UsageError: the change could touch what it must not, contradicts itself, or meets another notebook's files.
+        """
+        check_change(change)
+        return self._workspace(reservation_id).begin(change, overwrite)
+
+    def resume(self, reservation_id: str, mount: str, version: str) -> Pending | None:
+        """Return the change of `mount` to `version` that has begun; None when there is none (any more)."""
+        return self._workspace(reservation_id).resume(mount, version)
+
+    def status(self, reservation_id: str) -> WorkspaceReply:
+        workspace = self._workspace(reservation_id)
+        return WorkspaceReply(
+            directory=str(workspace.tree), mounts=workspace.statuses(), cache_bytes=self._content.cache_bytes
+        )
+
+    def release(self, reservation_id: str, name: str = "") -> Kept | None:
+        """Remove a workspace whose ranks have ended; what they wrote is moved to `kept/NAME-TIME`, and returned."""
+        with self._lock:
+            if (workspace := self._known.pop(_checked(reservation_id), None)) is None:
+                return None
+        workspace.close()
+        ending = workspace.directory.with_name(reservation_id + _ENDING)
+        workspace.directory.rename(ending)  # whoever is killed from here on finishes at the next start
+        return self._finish_release(ending, name if _ID.fullmatch(name) else reservation_id)
+
+    def _workspace(self, reservation_id: str) -> _Workspace:
+        with self._lock:
+            if (workspace := self._known.get(_checked(reservation_id))) is None:
+                directory = self._paths.workspaces / reservation_id
+                workspace = self._known[reservation_id] = _Workspace(directory, self._content, self._node)
+            return workspace
+
+    def _finish_release(self, directory: Path, label: str) -> Kept | None:
+        workspace = _Workspace(directory, self._content, self._node)
+        files, size_bytes = workspace.clear()
+        kept = None
+        if files:
+            self._paths.kept.mkdir(mode=0o700, exist_ok=True)
+            target = _unused(self._paths.kept / f"{label}-{strftime('%Y%m%d-%H%M%S')}")
+            workspace.tree.rename(target)
+            kept = Kept(target, files, size_bytes)
+        workspace.close()
+        remove_tree(directory)
+        return kept
+
+
+class _Workspace:
+    """One reservation's directory and the trees in it."""
+
+    def __init__(self, directory: Path, content: Content, node: str) -> None:
+        self.directory, self.tree, self._staging = directory, directory / "tree", directory / "staging"
+        self._content, self._node = content, node
+        self._lock = RLock()
+        self._mounts: dict[str, Mount] = {}
+        self._pending: dict[str, Pending] = {}
+        self._number = 0
+        self._compacted_bytes = 0
+        self.tree.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._journal = Journal(directory / "journal")
+        self._load()
+        remove_tree(self._staging)
+        for mount in self._mounts.values():
+            self._content.place(self._place(mount), mount.entries.values())
+
+    def begin(self, change: TreeChange, overwrite: bool) -> Pending | None:
+        """See Workspaces.begin."""
+        with self._lock:
+            mount = self._mounts.get(change.mount) or Mount(change.mount)
+            self._refuse(mount, change, overwrite)
+            if same := self.resume(mount.name, change.version):
+                return same
+            if change.version == mount.version:  # it is in place, from before a restart
+                return self._make(mount, TreeChange(version=change.version), 0, overwrite)
+            if not change.whole and change.base != mount.version:
+                return None
+            extra = mount.kept | self._changed_by_ranks(mount) if overwrite else mount.kept
+            effective = mount.effective(change, extra)
+            if earlier := self._pending.pop(mount.name, None):
+                earlier.abandon()
+            self._compact()
+            self._mounts[mount.name] = mount
+            self._number += 1
+            pending = self._pending[mount.name] = self._make(mount, effective, self._number, overwrite)
+            return pending
+
+    def resume(self, mount: str, version: str) -> Pending | None:
+        """See Workspaces.resume."""
+        with self._lock:
+            pending = self._pending.get(mount)
+            return pending if pending and not pending.is_over and pending.change.version == version else None
+
+    def statuses(self) -> Iterator[MountStatus]:
+        return (mount.status() for mount in list(self._mounts.values()) if mount.version)
+
+    def close(self) -> None:
+        """Abandon what is on its way; what lies here is no content to copy from any more."""
+        with self._lock:
+            for pending in self._pending.values():
+                pending.abandon()
+            for mount in self._mounts.values():
+                self._content.forget(self._place(mount), mount.entries.values())
+
+    def clear(self) -> tuple[int, int]:
+        """Remove what was synced, into the cache as far as it reaches; return how many files and bytes ranks wrote."""
+        for mount in sorted(self._mounts.values(), key=lambda mount: mount.name, reverse=True):
+            with Directories(self._root(mount.name)) as tree:
+                for path in sorted(mount.entries, reverse=True):
+                    self._clear_entry(mount.entries[path], tree)
+        for _, directories, _, descriptor in os.fwalk(self.tree, topdown=False):
+            for name in directories:
+                remove_directory(descriptor, os.fsencode(name))
+            remove_compiled(descriptor)
+        files = size_bytes = 0
+        for _, _, names, descriptor in os.fwalk(self.tree):
+            files += len(names)
+            size_bytes += sum(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_size for name in names)
+        return files, size_bytes
+
+    def _clear_entry(self, entry: TreeEntry, tree: Directories) -> None:
+        if entry.kind == DIRECTORY or (facts := tree.facts(entry.path)) is None:
+            return
+        directory, name = tree.parent(entry.path)
+        if is_as_applied(entry, facts, directory, name):
+            self._content.keep(directory, [(name, entry)])
+            if facts_at(directory, name):
+                os.unlink(name, dir_fd=directory)
+
+    def _refuse(self, mount: Mount, change: TreeChange, overwrite: bool) -> None:
+        if not change.version:
+            raise UsageError("a change of a tree needs a version")
+        if mount.source not in ("", change.source) and not overwrite:
+            raise UsageError(
+                f"the ranks of this reservation work on the files of {mount.source}, not on those of {change.source}; "
+                "run `%mesh sync --overwrite` to replace them, or `%%mesh --no-sync` to leave them"
+            )
+        if mount.name:
+            root = self._mounts.get("", Mount(""))
+            both = [name for name in (mount.name.encode(),) if name in root.entries]
+        else:
+            both = [entry.path for entry in change.changed if entry.path.decode(errors="replace") in self._mounts]
+        if both:
+            name = printable(both[0])
+            raise UsageError(f"{name!r} is both among the notebook's files and the name of files that were added")
+
+    def _changed_by_ranks(self, mount: Mount) -> set[bytes]:
+        """Return the paths that are not as they were applied. Looks at every one."""
+        found: set[bytes] = set()
+        if not self._root(mount.name).exists():
+            return found
+        with Directories(self._root(mount.name)) as tree:
+            for path, entry in mount.entries.items():
+                facts = tree.facts(path)
+                if facts is None or not is_as_applied(entry, facts, *tree.parent(path)):
+                    found.add(path)
+        return found
+
+    def _make(self, mount: Mount, change: TreeChange, number: int, overwrite: bool) -> Pending:
+        return Pending(
+            mount,
+            change,
+            root=self._root(mount.name),
+            staging=self._staging / str(number),
+            journal=self._journal,
+            content=self._content,
+            overwrite=overwrite,
+            node=self._node,
+        )
+
+    def _root(self, mount: str) -> Path:
+        return self.tree / mount
+
+    def _place(self, mount: Mount) -> bytes:
+        return os.fsencode(self._root(mount.name))
+
+    def _load(self) -> None:
+        """Bring back what was applied; go on with what was being put in place."""
+        prepared: dict[int, TreeChange] = {}
+        committing: dict[int, Record] = {}
+        for record in self._journal.read():
+            self._number = max(self._number, record.number)
+            if record.step == "prepared":
+                prepared[record.number] = TreeChange.FromString(record.body)
+            elif record.step == "committing":
+                committing[record.number] = record
+            else:
+                committing.pop(record.number, None)
+                change = prepared.pop(record.number)
+                if record.step == "done":
+                    applied = TreeApplied.FromString(record.body)
+                    self._mounts.setdefault(change.mount, Mount(change.mount)).apply(change, applied, applied.kept)
+        for number, record in committing.items():
+            if (self._staging / str(number)).exists():
+                self._recover(prepared[number], record)
+
+    def _recover(self, change: TreeChange, record: Record) -> None:
+        mount = self._mounts.setdefault(change.mount, Mount(change.mount))
+        pending = self._make(mount, change, record.number, record.overwrite)
+        try:
+            pending.recover(TreeApplied.FromString(record.body))
+            pending.settle()
+        except MonarchNbError as error:
+            _log.warning("%s; it is looked at again by the next sync", error)
+            mount.version = ""
+            mount.kept |= {*change.removed, *(entry.path for entry in change.changed)}
+
+    def _compact(self) -> None:
+        """Write the journal anew when most of it is of the past."""
+        if self._journal.size_bytes < 2 * self._compacted_bytes + _JOURNAL_SLACK_BYTES:
+            return
+        with self._journal.lock:
+            records = []
+            for mount in self._mounts.values():
+                self._number += 1
+                kept = TreeApplied(kept=sorted(mount.kept)).SerializeToString()
+                records.append(Record("prepared", self._number, body=mount.whole().SerializeToString()))
+                records.append(Record("done", self._number, body=kept))
+            records += [pending.record() for pending in self._pending.values() if pending.is_ready]
+            self._journal.rewrite(records)
+            self._compacted_bytes = self._journal.size_bytes
+
+
+def _checked(reservation_id: str) -> str:
+    if not _ID.fullmatch(reservation_id):
+        raise UsageError(f"bad reservation id {reservation_id!r}")
+    return reservation_id
+
+
+def _unused(path: Path) -> Path:
+    candidate, number = path, 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate

@@ -1,0 +1,139 @@
+"""The client's part of a sync, played against a node's Workspaces in the test's own process."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from monarch_nb.allocator.pending import Pending
+from monarch_nb.allocator.workspaces import Workspaces
+from monarch_nb.config import NodePaths
+from monarch_nb.files.chunks import MAX_CHUNK_BYTES, cut, hash_of, pack
+from monarch_nb.files.tree import difference
+from monarch_nb.proto.files_pb2 import MountStatus, TreeApplied, TreeChange, TreeEntry
+
+LIMIT_BYTES = 64 << 20
+
+
+@dataclass
+class Made:
+    """An entry without its path, and the chunks of its content."""
+
+    entry: TreeEntry
+    chunks: list[tuple[bytes, memoryview]] = field(default_factory=list)
+
+
+def file(data: bytes, mode: int = 0o644, modified_ns: int = 1_600_000_000_000_000_000) -> Made:
+    chunks = [(hash_of(piece), piece) for piece in cut(data)]
+    entry = TreeEntry(
+        kind=TreeEntry.KIND_FILE,
+        mode=mode,
+        size_bytes=len(data),
+        modified_ns=modified_ns,
+        hashes=b"".join(name for name, _ in chunks),
+        sizes_bytes=[len(piece) for _, piece in chunks],
+    )
+    return Made(entry, chunks)
+
+
+def zeros(size_bytes: int) -> tuple[TreeEntry, bytes]:
+    """Return the entry of a file of zeros, and the one chunk that it is made of."""
+    chunk = bytes(MAX_CHUNK_BYTES)
+    count = size_bytes // len(chunk)
+    hashes, sizes = hash_of(chunk) * count, [len(chunk)] * count
+    entry = TreeEntry(
+        kind=TreeEntry.KIND_FILE, mode=0o644, size_bytes=size_bytes, modified_ns=1, hashes=hashes, sizes_bytes=sizes
+    )
+    return entry, chunk
+
+
+def directory(mode: int = 0o755) -> Made:
+    return Made(TreeEntry(kind=TreeEntry.KIND_DIRECTORY, mode=mode))
+
+
+def link(target: bytes) -> Made:
+    return Made(TreeEntry(kind=TreeEntry.KIND_SYMLINK, mode=0o777, target=target))
+
+
+def node_paths(home: Path) -> NodePaths:
+    return NodePaths(home / "node0")
+
+
+def open_workspaces(home: Path, cache_limit_bytes: int = LIMIT_BYTES) -> Workspaces:
+    """Return the workspaces of a node below `home`, as an allocator that starts there would have them."""
+    paths = node_paths(home)
+    paths.directory.mkdir(exist_ok=True)
+    return Workspaces(paths, node=paths.directory.name, cache_limit_bytes=cache_limit_bytes)
+
+
+class Client:
+    """Sends trees to one mount.
+
+    Attributes:
+        asked_for: for each sync: how many chunks the node lacked.
+    """
+
+    def __init__(
+        self,
+        workspaces: Workspaces,
+        reservation_id: str,
+        mount: str = "",
+        source: str = "host:/project",
+        like: Client | None = None,
+    ) -> None:
+        self.workspaces, self.reservation_id, self.mount, self.source = workspaces, reservation_id, mount, source
+        self.version = like.version if like else ""
+        self.tree: dict[bytes, TreeEntry] = dict(like.tree) if like else {}
+        self.asked_for: list[int] = []
+
+    def change(
+        self, entries: Mapping[bytes, TreeEntry], removed: Iterable[bytes], *, whole: bool = False
+    ) -> TreeChange:
+        """Return a change of this mount; the entries get their paths."""
+        for path, entry in entries.items():
+            entry.path = path
+        return TreeChange(
+            mount=self.mount,
+            source=self.source,
+            version=uuid.uuid4().hex,
+            base=self.version,
+            whole=whole,
+            changed=entries.values(),
+            removed=removed,
+        )
+
+    def prepare(self, tree: Mapping[bytes, Made], *, whole: bool = False, overwrite: bool = False) -> Pending:
+        """Do all of a sync but the commit; `tree` is all that is to be there."""
+        entries = {path: made.entry for path, made in tree.items()}
+        for path, entry in entries.items():
+            entry.path = path
+        changed, removed = (list(entries.values()), []) if whole else difference(self.tree, entries)
+        change = self.change({entry.path: entry for entry in changed}, removed, whole=whole)
+        pending = self.workspaces.begin(self.reservation_id, change, overwrite)
+        assert pending, "the node has another base"
+        missing = pending.prepare()
+        self.asked_for.append(len(missing))
+        chunks = {name: piece for made in tree.values() for name, piece in made.chunks}
+        for name in missing:
+            pending.add(pack([(name, chunks[name])]))
+        assert pending.prepare() == []
+        self.tree, self.version = entries, change.version
+        return pending
+
+    def sync(self, tree: Mapping[bytes, Made], *, whole: bool = False, overwrite: bool = False) -> TreeApplied:
+        """Make the mount hold `tree`."""
+        before = self.tree, self.version
+        try:
+            pending = self.prepare(tree, whole=whole, overwrite=overwrite)
+            applied = pending.commit()
+        except BaseException:
+            self.tree, self.version = before
+            raise
+        pending.settle()
+        return applied
+
+    def status(self) -> MountStatus:
+        (found,) = [mount for mount in self.workspaces.status(self.reservation_id).mounts if mount.mount == self.mount]
+        return found

@@ -1,0 +1,515 @@
+"""Trees on a node's disk: what is applied, what ranks keep, what is refused. Real directories, no processes."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.allocator.workspaces import Workspaces
+from monarch_nb.errors import MonarchNbError, UsageError
+from monarch_nb.files.chunks import hash_of, pack
+from monarch_nb.proto.files_pb2 import TreeApplied, TreeChange, TreeEntry
+from syncing import Client, directory, file, link, node_paths, open_workspaces, zeros
+
+ID = "reservation-1"
+
+
+@pytest.fixture
+def workspaces(tmp_path: Path) -> Workspaces:
+    return open_workspaces(tmp_path)
+
+
+@pytest.fixture
+def tree(workspaces: Workspaces) -> Path:
+    return workspaces.directory(ID)
+
+
+@pytest.fixture
+def client(workspaces: Workspaces) -> Client:
+    return Client(workspaces, ID)
+
+
+def listing(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
+
+
+def test_a_tree_arrives_as_it_is(client: Client, tree: Path) -> None:
+    applied = client.sync(
+        {
+            b"package": directory(),
+            b"package/a.py": file(b"a = 1\n", mode=0o640, modified_ns=1_500_000_000_123_456_789),
+            b"package/empty": directory(mode=0o755),
+            b"package/same.py": file(b"a = 1\n"),
+            b"run.sh": file(b"#!/bin/sh\n", mode=0o755),
+            b"nothing": file(b""),
+            b"latest": link(b"package/a.py"),
+            b"broken": link(b"package/absent"),
+            b"new\nline": file(b"1"),
+            b"caf\xe9": file(b"2"),
+        }
+    )
+    assert (applied.written, applied.removed, list(applied.kept)) == (8, 0, [])
+    facts = (tree / "package/a.py").stat()
+    assert (stat.S_IMODE(facts.st_mode), facts.st_mtime_ns) == (0o640, 1_500_000_000_123_456_789)
+    assert stat.S_IMODE((tree / "run.sh").stat().st_mode) == 0o755
+    assert (tree / "latest").read_text() == "a = 1\n"
+    assert os.readlink(tree / "broken") == "package/absent"
+    assert os.listdir(tree / "package/empty") == []
+    assert (tree / "nothing").read_bytes() == b""
+    assert sorted(os.listdir(os.fsencode(tree)))[-2:] == [b"package", b"run.sh"]
+    assert (Path(os.fsdecode(os.fsencode(tree) + b"/caf\xe9"))).read_bytes() == b"2"
+    assert (tree / "new\nline").read_bytes() == b"1"
+
+
+def test_only_what_changed_is_touched_and_removals_follow(client: Client, tree: Path) -> None:
+    client.sync({b"a": file(b"1"), b"b": file(b"2"), b"d": directory(), b"d/c": file(b"3")})
+    before = (tree / "b").stat()
+    applied = client.sync({b"a": file(b"one"), b"b": file(b"2")})
+    assert (applied.written, applied.removed) == (1, 1)
+    assert listing(tree) == ["a", "b"]
+    assert (tree / "a").read_text() == "one"
+    assert (tree / "b").stat().st_ino == before.st_ino
+
+
+def test_mode_and_time_alone_need_no_content(client: Client, tree: Path) -> None:
+    client.sync({b"a": file(b"1" * 1000, mode=0o644)})
+    before = (tree / "a").stat()
+    client.sync({b"a": file(b"1" * 1000, mode=0o755, modified_ns=42)})
+    after = (tree / "a").stat()
+    assert (after.st_ino, stat.S_IMODE(after.st_mode), after.st_mtime_ns) == (before.st_ino, 0o755, 42)
+    assert client.asked_for == [1, 0]
+
+
+def test_types_change(client: Client, tree: Path) -> None:
+    client.sync({b"x": file(b"1"), b"y": directory(), b"y/z": file(b"2"), b"l": link(b"x")})
+    applied = client.sync({b"x": directory(), b"x/inner": file(b"3"), b"y": link(b"x"), b"l": file(b"4")})
+    assert list(applied.kept) == []
+    assert (tree / "x/inner").read_text() == "3"
+    assert os.readlink(tree / "y") == "x"
+    assert not (tree / "l").is_symlink()
+    client.sync({b"x": file(b"5"), b"y": directory(), b"y/q": file(b"6"), b"l": link(b"x")})
+    assert listing(tree) == ["l", "x", "y", "y/q"]
+    assert (tree / "l").read_text() == "5"
+
+
+def test_a_rename_in_case_only_works(client: Client, tree: Path) -> None:
+    client.sync({b"Model.py": file(b"1")})
+    applied = client.sync({b"model.py": file(b"1")})
+    assert client.asked_for == [1, 0]  # the node has the content
+    assert (applied.written, applied.removed) == (1, 1)
+    assert listing(tree) == ["model.py"]
+
+
+def test_compiled_modules_go_with_their_source(client: Client, tree: Path) -> None:
+    client.sync(
+        {b"p": directory(), b"p/m.py": file(b"1"), b"p/n.py": file(b"2"), b"q": directory(), b"q/o.py": file(b"3")}
+    )
+    for name in (
+        "p/__pycache__/m.cpython-311.pyc",
+        "p/__pycache__/n.cpython-311.pyc",
+        "q/__pycache__/o.cpython-311.pyc",
+    ):
+        (tree / name).parent.mkdir(exist_ok=True)
+        (tree / name).write_bytes(b"compiled")
+    client.sync({b"p": directory(), b"p/m.py": file(b"changed"), b"p/n.py": file(b"2")})
+    assert listing(tree) == ["p", "p/__pycache__", "p/__pycache__/n.cpython-311.pyc", "p/m.py", "p/n.py"]
+
+
+# What ranks wrote
+
+
+def test_what_ranks_wrote_is_kept_and_said_once(client: Client, tree: Path) -> None:
+    client.sync({b"a": file(b"1"), b"b": file(b"2"), b"d": directory(), b"d/c": file(b"3"), b"other": file(b"4")})
+    (tree / "a").write_text("rank")
+    (tree / "b").write_text("rank")
+    (tree / "d/own").write_text("rank")
+    (tree / "new").write_text("rank")
+    applied = client.sync({b"a": file(b"one"), b"new": file(b"5"), b"other": file(b"4")})
+    assert list(applied.kept) == [b"a", b"b", b"d", b"new"]
+    assert [(tree / name).read_text() for name in ("a", "b", "new", "d/own")] == ["rank"] * 4
+    assert not (tree / "d/c").exists()
+    assert client.asked_for[-1] == 0, "content that is not going to be written is not asked for"
+    applied = client.sync({b"a": file(b"one"), b"new": file(b"5"), b"other": file(b"changed")})
+    assert list(applied.kept) == []
+    assert list(client.status().kept) == [b"a", b"b", b"d", b"new"]
+
+
+def test_what_is_kept_is_kept_until_contents_agree(client: Client, tree: Path) -> None:
+    client.sync({b"a": file(b"1")})
+    (tree / "a").write_text("rank")
+    client.sync({b"a": file(b"2")})
+    assert list(client.sync({b"a": file(b"3")}).kept) == []
+    assert (tree / "a").read_text() == "rank"
+    client.sync({b"a": file(b"rank", mode=0o600, modified_ns=7)})
+    facts = (tree / "a").stat()
+    assert (list(client.status().kept), facts.st_mtime_ns, stat.S_IMODE(facts.st_mode)) == ([], 7, 0o600)
+    client.sync({b"a": file(b"4")})
+    assert (tree / "a").read_text() == "4"
+
+
+def test_a_kept_file_that_ranks_remove_comes_back_with_the_next_sync(client: Client, tree: Path) -> None:
+    client.sync({b"a": file(b"1")})
+    (tree / "a").write_text("rank")
+    client.sync({b"a": file(b"2")})
+    (tree / "a").unlink()
+    client.sync({b"a": file(b"2"), b"b": file(b"3")})
+    assert (tree / "a").read_text() == "2"
+    assert list(client.status().kept) == []
+
+
+def test_overwrite_makes_the_tree_what_it_is_to_be(client: Client, tree: Path) -> None:
+    entries = {b"a": file(b"1"), b"b": file(b"2"), b"c": file(b"3"), b"d": directory(), b"d/e": file(b"4")}
+    client.sync(entries)
+    (tree / "a").write_text("rank")
+    client.sync({**entries, b"a": file(b"5")})
+    (tree / "b").write_text("not met by a sync yet")
+    (tree / "c").unlink()
+    (tree / "c").mkdir()
+    (tree / "c/deep").write_text("rank")
+    (tree / "own").write_text("rank")
+    (tree / "d/e").unlink()
+    applied = client.sync({**entries, b"a": file(b"5")}, overwrite=True)
+    assert (list(applied.kept), list(client.status().kept)) == ([], [])
+    assert [(tree / name).read_text() for name in ("a", "b", "c", "d/e", "own")] == ["5", "2", "3", "4", "rank"]
+
+
+def test_a_touched_file_is_not_a_changed_one(client: Client, tree: Path) -> None:
+    client.sync({b"a": file(b"1"), b"b": file(b"2")})
+    for name in ("a", "b"):
+        os.utime(tree / name, ns=(5, 5))
+    applied = client.sync({b"a": file(b"changed")})
+    assert list(applied.kept) == []
+    assert listing(tree) == ["a"]
+
+
+def test_a_file_that_changes_between_prepare_and_commit_is_kept(client: Client, tree: Path) -> None:
+    client.sync({b"a": file(b"1"), b"b": file(b"2")})
+    pending = client.prepare({b"a": file(b"changed"), b"b": file(b"2", mode=0o600), b"c": file(b"3")})
+    for name in "abc":
+        (tree / name).write_text("rank")
+    assert list(pending.commit().kept) == [b"a", b"b", b"c"]
+    assert {(tree / name).read_text() for name in "abc"} == {"rank"}
+
+
+def test_directories_that_ranks_made_are_joined(client: Client, tree: Path) -> None:
+    (tree / "out/deep").mkdir(parents=True)
+    (tree / "out/log").write_text("rank")
+    (tree / "out/deep/same").write_text("same")
+    applied = client.sync(
+        {
+            b"out": directory(mode=0o750),
+            b"out/a": file(b"1"),
+            b"out/log": file(b"2"),
+            b"out/deep": directory(),
+            b"out/deep/same": file(b"same"),
+            b"out/deep/er": directory(),
+            b"out/deep/er/b": file(b"3"),
+        }
+    )
+    assert list(applied.kept) == [b"out/log"]
+    assert [(tree / "out" / name).read_text() for name in ("a", "log", "deep/er/b")] == ["1", "rank", "3"]
+    assert stat.S_IMODE((tree / "out").stat().st_mode) == 0o750
+
+
+def test_links_that_ranks_made_are_not_followed(client: Client, tree: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "a").write_text("safe")
+    client.sync({b"sub": directory(), b"sub/a": file(b"1"), b"file": file(b"2")})
+    (tree / "sub/a").unlink()
+    (tree / "sub").rmdir()
+    (tree / "sub").symlink_to(outside)
+    (tree / "file").unlink()
+    (tree / "file").symlink_to(outside / "a")
+    (tree / "fresh").symlink_to(outside)
+    applied = client.sync(
+        {
+            b"sub": directory(),
+            b"sub/a": file(b"new"),
+            b"sub/b": file(b"new"),
+            b"file": file(b"new"),
+            b"fresh": directory(),
+            b"fresh/c": file(b"new"),
+        }
+    )
+    assert list(applied.kept) == [b"file", b"fresh", b"sub/a", b"sub/b"]
+    assert (listing(outside), (outside / "a").read_text()) == (["a"], "safe")
+    client.sync({b"file": file(b"3")})  # removals do not follow either
+    assert (listing(outside), (outside / "a").read_text()) == (["a"], "safe")
+
+
+def test_a_mount_whose_directory_became_a_link_is_refused(workspaces: Workspaces, tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tree / "data").symlink_to(tmp_path / "outside")
+    with pytest.raises(MonarchNbError, match="node0"):
+        Client(workspaces, ID, mount="data").sync({b"a": file(b"1")})
+    assert listing(tmp_path / "outside") == []
+
+
+# Content
+
+
+def test_content_that_the_node_has_is_not_asked_for(workspaces: Workspaces, client: Client) -> None:
+    big = os.urandom(3 << 20)
+    client.sync({b"a": file(b"1"), b"big": file(big)})
+    other = Client(workspaces, "reservation-2")
+    other.sync({b"d": directory(), b"d/copy": file(big), b"a": file(b"1")})
+    assert other.asked_for == [0]
+    assert (workspaces.directory("reservation-2") / "d/copy").read_bytes() == big
+    other.sync({b"d": directory(), b"d/copy": file(big[:1000] + b"a line" + big[1000:])})
+    assert other.asked_for[-1] <= 2, "a line that was put in changes the chunk around it"
+
+
+def test_damaged_content_is_not_used(workspaces: Workspaces, client: Client, tree: Path, tmp_path: Path) -> None:
+    client.sync({b"a": file(b"first"), b"b": file(b"kept in the workspace")})
+    client.sync({b"b": file(b"kept in the workspace")})
+    (cached,) = [path for path in node_paths(tmp_path).content.iterdir() if path.name != "index"]
+    cached.write_text("FIRST")
+    (tree / "b").write_text("KEPT IN THE WORKSPACE")
+    other = Client(workspaces, "reservation-2")
+    other.sync({b"a": file(b"first"), b"b": file(b"kept in the workspace")})
+    assert other.asked_for == [2]
+    assert (workspaces.directory("reservation-2") / "a").read_text() == "first"
+    assert not cached.exists()
+
+
+def test_what_is_replaced_comes_back_from_the_cache_also_after_a_restart(client: Client, tmp_path: Path) -> None:
+    client.sync({b"a": file(b"first"), b"d": directory(), b"d/b": file(b"second")})
+    client.sync({b"a": file(b"third")})
+    again = Client(open_workspaces(tmp_path), ID, like=client)
+    again.sync({b"a": file(b"second"), b"c": file(b"first")})
+    assert again.asked_for == [0]
+
+
+def test_the_cache_is_bounded(tmp_path: Path) -> None:
+    workspaces = open_workspaces(tmp_path, cache_limit_bytes=64 << 10)
+    client = Client(workspaces, ID)
+    for number in range(10):
+        client.sync({b"a": file(bytes([number]) * 16_000), b"huge": file(bytes([number]) * 100_000)})
+    assert workspaces.status(ID).cache_bytes <= 64 << 10
+    stored = sum(path.stat().st_size for path in node_paths(tmp_path).content.iterdir() if path.name != "index")
+    assert 32_000 <= stored <= 64 << 10
+    client.sync({b"a": file(bytes([8]) * 16_000)})
+    client.sync({b"a": file(bytes([0]) * 16_000)})
+    assert client.asked_for[-2:] == [0, 1], "the newest is there, the oldest is not"
+    assert open_workspaces(tmp_path, cache_limit_bytes=0).status(ID).cache_bytes == 0
+
+
+def test_a_sparse_file_takes_no_room(workspaces: Workspaces, tree: Path, client: Client) -> None:
+    entry, chunk = zeros(2 << 30)
+    pending = workspaces.begin(ID, client.change({b"sparse": entry}, []))
+    assert pending
+    assert pending.prepare() == [hash_of(chunk)]
+    pending.add(pack([(hash_of(chunk), chunk)]))
+    assert pending.prepare() == []
+    pending.commit()
+    facts = (tree / "sparse").stat()
+    assert facts.st_size == 2 << 30
+    assert facts.st_blocks * 512 < 1 << 20
+
+
+def test_chunks_that_nobody_needs_are_ignored_and_chunks_come_in_any_order(
+    workspaces: Workspaces, client: Client
+) -> None:
+    data = os.urandom(2 << 20)
+    made = file(data)
+    pending = workspaces.begin(ID, client.change({b"a": made.entry}, []))
+    assert pending
+    assert pending.add(pack([(hash_of(b"foreign"), b"foreign")])) == 0
+    for chunk in reversed(made.chunks):
+        assert pending.add(pack([chunk])) == len(chunk[1])
+        assert pending.add(pack([chunk])) == 0
+    assert pending.prepare() == []
+    pending.commit()
+    assert (workspaces.directory(ID) / "a").read_bytes() == data
+
+
+# Mounts, bases, versions
+
+
+def test_mounts_do_not_touch_each_other(workspaces: Workspaces, client: Client, tree: Path) -> None:
+    data = Client(workspaces, ID, mount="data", source="host:/data")
+    client.sync({b"a": file(b"1")})
+    data.sync({b"a": file(b"2"), b"x": directory(), b"x/y": file(b"3")})
+    client.sync({b"b": file(b"4")}, whole=True)
+    assert listing(tree) == ["b", "data", "data/a", "data/x", "data/x/y"]
+    data.sync({}, whole=True)
+    assert listing(tree) == ["b", "data"]
+    assert [(mount.mount, mount.files) for mount in workspaces.status(ID).mounts] == [("", 1), ("data", 0)]
+    with pytest.raises(UsageError, match="'data'"):
+        client.sync({b"data": file(b"5")})
+    with pytest.raises(UsageError, match="'b'"):
+        Client(workspaces, ID, mount="b").sync({b"a": file(b"1")})
+
+
+def test_another_base_needs_the_whole_tree(workspaces: Workspaces, client: Client, tree: Path) -> None:
+    client.sync({b"a": file(b"1"), b"b": file(b"2")})
+    assert workspaces.begin(ID, TreeChange(source=client.source, version="v", base="another")) is None
+    again = Client(workspaces, ID)  # a new kernel, the same directory
+    again.sync({b"b": file(b"2"), b"c": file(b"3")}, whole=True)
+    assert again.asked_for == [1]
+    assert listing(tree) == ["b", "c"]
+
+
+def test_another_notebooks_files_are_not_replaced_silently(workspaces: Workspaces, client: Client, tree: Path) -> None:
+    client.sync({b"a": file(b"1")})
+    other = Client(workspaces, ID, source="laptop:/elsewhere")
+    with pytest.raises(UsageError, match=r"host:/project.*laptop:/elsewhere.*--overwrite"):
+        other.sync({b"b": file(b"2")}, whole=True)
+    assert listing(tree) == ["a"]
+    other.sync({b"b": file(b"2")}, whole=True, overwrite=True)
+    assert listing(tree) == ["b"]
+
+
+def test_a_change_goes_on_where_it_was_and_is_applied_once(workspaces: Workspaces, client: Client) -> None:
+    made = file(b"1")
+    change = client.change({b"a": made.entry}, [])
+    pending = workspaces.begin(ID, change)
+    assert pending
+    assert workspaces.begin(ID, change) is pending
+    assert workspaces.resume(ID, "", change.version) is pending
+    assert workspaces.resume(ID, "", "unknown") is None
+    pending.add(pack(made.chunks))
+    assert pending.prepare() == []
+    applied = pending.commit()
+    assert pending.commit() == applied
+    repeated = workspaces.begin(ID, change)
+    assert repeated
+    assert (repeated.prepare(), repeated.commit()) == ([], applied)
+
+
+def test_a_new_change_takes_the_place_of_an_unfinished_one(workspaces: Workspaces, client: Client, tree: Path) -> None:
+    first = workspaces.begin(ID, client.change({b"a": file(b"1").entry}, []))
+    assert first
+    first.prepare()
+    client.sync({b"a": file(b"2")}, whole=True)
+    for use in (first.prepare, first.commit, lambda: first.add(pack(file(b"1").chunks))):
+        with pytest.raises(MonarchNbError, match="sync again"):
+            use()
+    assert (tree / "a").read_text() == "2"
+    assert os.listdir(tree.parent / "staging") == []
+
+
+# Hostile clients
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {b"../x": file(b"1")},
+        {b"/etc/x": file(b"1")},
+        {b"a/../../x": file(b"1")},
+        {b"a//b": file(b"1")},
+        {b"": file(b"1")},
+        {b"l": link(b"/etc")},
+        {b"l": link(b"../x")},
+        {b"set": file(b"1", mode=0o4755)},
+        {b"absent/x": file(b"1")},
+        {b"f": file(b"1"), b"f/x": file(b"2")},
+        {b"l": link(b"m"), b"l/x": file(b"2")},
+    ],
+    ids=lambda entries: repr(list(entries)),
+)
+def test_a_hostile_tree_is_refused(
+    workspaces: Workspaces, client: Client, tree: Path, entries: dict[bytes, object]
+) -> None:
+    client.sync({b"good": file(b"1")})
+    with pytest.raises(UsageError):
+        client.sync({b"good": file(b"1"), **entries})  # type: ignore[dict-item]
+    assert listing(tree) == ["good"]
+    assert sorted(os.listdir(tree.parent.parent)) == [ID]
+
+
+def test_a_tree_can_not_lose_a_directory_and_keep_what_is_in_it(workspaces: Workspaces, client: Client) -> None:
+    client.sync({b"d": directory(), b"d/a": file(b"1")})
+    for change in (
+        TreeChange(removed=[b"d"]),
+        TreeChange(changed=[TreeEntry(path=b"d", kind=TreeEntry.KIND_FILE, mode=0o600)]),
+    ):
+        change.base, change.version, change.source = client.version, "x", client.source
+        with pytest.raises(UsageError, match="'d' ends"):
+            workspaces.begin(ID, change)
+
+
+def test_a_chunk_of_another_size_than_the_tree_says_is_refused(workspaces: Workspaces, client: Client) -> None:
+    entry = file(b"four").entry
+    entry.size_bytes, entry.sizes_bytes[0] = 3, 3
+    pending = workspaces.begin(ID, client.change({b"a": entry}, []))
+    assert pending
+    with pytest.raises(UsageError, match="size"):
+        pending.add(pack([(hash_of(b"four"), b"four")]))
+
+
+@pytest.mark.parametrize("bad", ["", "..", "a/b", ".released", "x" * 200])
+def test_a_reservation_id_is_a_plain_name(workspaces: Workspaces, bad: str) -> None:
+    with pytest.raises(UsageError, match="reservation"):
+        workspaces.directory(bad)
+
+
+def test_paths_may_be_deep(client: Client, tree: Path) -> None:
+    names = [b"/".join([b"d"] * depth) for depth in range(1, 1500)]
+    client.sync({name: directory() for name in names} | {names[-1] + b"/f": file(b"1")})
+    applied = client.sync({})
+    assert (applied.removed, listing(tree)) == (1, [])
+
+
+# Release
+
+
+def test_release_removes_what_was_synced(workspaces: Workspaces, client: Client, tree: Path, tmp_path: Path) -> None:
+    client.sync({b"a.py": file(b"first"), b"d": directory(), b"d/b": file(b"second"), b"l": link(b"a.py")})
+    Client(workspaces, ID, mount="data", source="other").sync({b"c": file(b"third")})
+    (tree / "__pycache__").mkdir()
+    (tree / "__pycache__/a.cpython-311.pyc").write_bytes(b"compiled")
+    (tree / "empty").mkdir()
+    assert workspaces.release(ID, "train") is None
+    assert not tree.parent.exists()
+    assert not node_paths(tmp_path).kept.exists()
+    assert workspaces.reservations() == []
+    other = Client(workspaces, "reservation-2")
+    other.sync({b"x": file(b"first"), b"y": file(b"second"), b"z": file(b"third")})
+    assert other.asked_for == [0], "the cache has what a released reservation had"
+    assert workspaces.release("never-there") is None
+
+
+def test_release_keeps_what_ranks_wrote(workspaces: Workspaces, client: Client, tree: Path, tmp_path: Path) -> None:
+    client.sync({b"a": file(b"1"), b"d": directory(), b"d/b": file(b"2")})
+    (tree / "d/checkpoint").write_text("weights")
+    (tree / "a").write_text("changed")
+    kept = workspaces.release(ID, "train")
+    assert kept
+    assert (kept.files, kept.size_bytes) == (2, 14)
+    assert kept.directory.parent == node_paths(tmp_path).kept
+    assert kept.directory.name.startswith("train-")
+    assert listing(kept.directory) == ["a", "d", "d/checkpoint"]
+    assert not tree.parent.exists()
+    fresh = Client(workspaces, ID)
+    fresh.sync({b"a": file(b"1")})
+    (tree / "a").write_text("changed")
+    again = workspaces.release(ID, "train")
+    assert again
+    assert again.directory != kept.directory
+
+
+def test_a_release_that_was_cut_short_is_finished_at_the_next_start(client: Client, tree: Path, tmp_path: Path) -> None:
+    client.sync({b"a": file(b"1"), b"b": file(b"2")})
+    (tree / "b").write_text("rank")
+    tree.parent.rename(tree.parent.with_name(ID + ".released"))
+    (tree.parent.with_name(ID + ".released") / "tree/a").unlink()
+    again = open_workspaces(tmp_path)
+    assert again.reservations() == []
+    (kept,) = node_paths(tmp_path).kept.iterdir()
+    assert listing(kept) == ["b"]
+
+
+def test_status_says_what_is_there(workspaces: Workspaces, client: Client, tree: Path) -> None:
+    client.sync({b"a": file(b"12"), b"d": directory(), b"d/b": file(b"345"), b"l": link(b"a")})
+    client.sync({b"a": file(b"1234"), b"d": directory(), b"d/b": file(b"345")})
+    status = workspaces.status(ID)
+    assert status.directory == str(tree)
+    (mount,) = status.mounts
+    assert (mount.source, mount.version, mount.files, mount.size_bytes) == (client.source, client.version, 2, 7)
+    assert isinstance(client.sync({}), TreeApplied)
