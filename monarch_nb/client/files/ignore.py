@@ -196,6 +196,7 @@ def _bracket(glob: bytes, at: int) -> tuple[bytes, int] | None:
         if low is None:
             return None
         character, at = low
+        members += re.escape(character)  # the first of a range is a member though the range be empty, as in git
         if glob[at : at + 1] == b"-" and glob[at + 1 : at + 2] not in (b"]", b""):
             high = _member(glob, at + 1)
             if high is None:
@@ -203,10 +204,6 @@ def _bracket(glob: bytes, at: int) -> tuple[bytes, int] | None:
             if character <= high[0]:
                 members += re.escape(character) + b"-" + re.escape(high[0])
             at = high[1]
-        else:
-            members += re.escape(character)
-    if not members:
-        return (rb"[^/]" if negated else rb"(?!)"), at + 1
     return (rb"(?!/)[" + (b"^" if negated else b"") + members + b"]"), at + 1
 
 

@@ -1,4 +1,4 @@
-"""What is in a tree, and what of it is not synced; kept up to date by looking at all names, or at those that changed."""
+"""What is in a tree, and what of it is not synced: kept up to date by looking at all names, or at those changed."""
 
 from __future__ import annotations
 

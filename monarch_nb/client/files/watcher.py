@@ -19,6 +19,9 @@ from itertools import count
 from typing import Any
 
 _TIMEOUT_S = 2.0
+_USUAL_S = 1e-4
+"""An event takes about as long. watchfiles looks again and again, here without the pauses (2 × 1 ms at least) that it
+can make in between: so let it find something at once."""
 _MAX_CHANGES = 4096
 """More names in one look may mean that the kernel's queue (16,384 events) ran over, which watchfiles does not tell."""
 _LOCAL = frozenset(
@@ -88,10 +91,11 @@ class Watcher:
             return None  # somebody tidied up
         found: set[str] = set()
         deadline = time.monotonic() + _TIMEOUT_S
+        time.sleep(_USUAL_S)
         try:
             while cookie not in found:
                 remaining_ms = int((deadline - time.monotonic()) * 1000)
-                batch = self._notify.watch(1, 1, remaining_ms, None) if remaining_ms > 0 else "timeout"
+                batch = self._notify.watch(0, 0, remaining_ms, None) if remaining_ms > 0 else "timeout"
                 if batch == "signal":
                     raise KeyboardInterrupt  # which watchfiles swallowed
                 if batch == "timeout":

@@ -1,0 +1,191 @@
+"""What is ignored, compared with what git ignores."""
+
+import os
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from monarch_nb.client.files import ignore
+from monarch_nb.client.files.ignore import Patterns, rules_of
+from monarch_nb.client.files.local_tree import LocalTree
+from monarch_nb.client.files.project import Settings
+
+GIT = shutil.which("git")
+needs_git = pytest.mark.skipif(GIT is None, reason="compares with git")
+
+
+def git(root: Path, *arguments: str, stdin: bytes = b"") -> bytes:
+    environment = os.environ | {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
+    environment |= {"XDG_CONFIG_HOME": str(root / "none"), "GIT_CEILING_DIRECTORIES": str(root.parent)}
+    done = subprocess.run(["git", "-C", root, *arguments], input=stdin, capture_output=True, env=environment)
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout
+
+
+def files_of(root: Path) -> set[bytes]:
+    tree = LocalTree(root, Settings(root))
+    try:
+        entries = tree.refresh().entries
+    finally:
+        tree.close()
+    return {path for path, entry in entries.items() if entry.kind != entry.KIND_DIRECTORY}
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+NAMES = ("a", "b", "ab", "a.log", "b.log", "x.py", "build", "out", "a b", "[a]", "!x", "#y", "A", "a-b")
+PATTERNS = (
+    *("a", "/a", "a/", "*.log", "!*.log", "!a.log", "build/", "/build/*", "!/build/a", "out/**", "**/out", "a/**/b"),
+    *("[ab]", "[!a]", "[^a-b]", "?", "??", "*", "!*/", "!x.py", "/*", "!/a", "a*b", "\\[a\\]", "\\!x", "\\#y", "#a"),
+    *("a b", "a\\ b", "a ", "x.py  ", "**", "**/", "a/b", "/a/b/", "!a/b", "**/a/*", "*/b", "[", "[a", "[]a]", "a\\"),
+    *(
+        "[[:alpha:]]",
+        "[[:upper:]]*",
+        "[[:nope:]]",
+        "a**b",
+        "/**/b",
+        "b/**",
+        "!b/**/x.py",
+        "[a-",
+        "[b-a]",
+        "a//b",
+        "//a",
+    ),
+    *("", "/", "!", "!/", "\\a", "[\\a]", "[a/b]", "***", "**/**/a", "a/**/", "?[!b]", "*.p[xy]", "[a-]b", "!a.log\r"),
+)
+
+
+@needs_git
+@pytest.mark.parametrize("seed", range(12))
+def test_random_trees_as_git_has_them(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ignore, "DEFAULTS", (".git",))
+    dice = random.Random(seed)
+    root = tmp_path / "root"
+    root.mkdir()
+    git(root, "init", "-q")
+    directories = [root]
+    for _ in range(25):
+        parent = dice.choice(directories)
+        path = parent / dice.choice(NAMES)
+        if path.exists():
+            continue
+        if dice.random() < 0.45 and len(path.relative_to(root).parts) < 5:
+            path.mkdir()
+            directories.append(path)
+        else:
+            path.write_text("x")
+    for directory in directories:
+        (directory / "kept").write_text("x")
+        if directory == root or dice.random() < 0.4:
+            lines = dice.choices(PATTERNS, k=dice.randint(1, 6))
+            (directory / ".gitignore").write_text("\n".join([*lines, "!.gitignore"]), newline="")
+    (root / ".git" / "info" / "exclude").write_text("\n".join(dice.choices(PATTERNS, k=2)), newline="")
+    for _ in range(20):
+        expected = set(git(root, "ls-files", "-o", "-z", "--exclude-standard").split(b"\0")) - {b""}
+        rules = {
+            str(file.relative_to(root)): file.read_bytes()
+            for file in (*root.rglob(".gitignore"), root / ".git/info/exclude")
+        }
+        assert files_of(root) == expected, rules
+        (root / ".gitignore").write_text("\n".join(dice.choices(PATTERNS, k=dice.randint(1, 8))), newline="")
+
+
+@needs_git
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_each_pattern_as_git_has_it(tmp_path: Path, pattern: str) -> None:
+    git(tmp_path, "init", "-q")
+    names = [*NAMES, *(f"{a}/{b}" for a in NAMES for b in NAMES), "a/c/b", "a/c/d/b", "build/a/x.py", "c/out/x.py"]
+    lines = ["*.py", pattern] if pattern.startswith("!") else [pattern]
+    (tmp_path / ".gitignore").write_text("\n".join(lines), newline="")
+    asked = b"".join(name.encode() + b"\0" for name in names)
+    answers = git(tmp_path, "check-ignore", "--no-index", "-v", "-n", "-z", "--stdin", stdin=asked).split(b"\0")
+    said = {answers[at + 3].decode(): answers[at + 2] for at in range(0, len(answers) - 3, 4)}
+    patterns = Patterns("\n".join(lines).encode().split(b"\n"))
+    for name in names:
+        if "/" in name and any(
+            patterns.ignored(parent.encode(), is_directory=True) is not None
+            for parent in [str(parent) for parent in Path(name).parents][:-1]
+        ):
+            continue  # git answers for the directory
+        verdict = patterns.ignored(name.encode(), is_directory=False)
+        assert (verdict is not None) == bool(said[name]), (name, said[name])
+        assert verdict is None or verdict == (not said[name].startswith(b"!")), (name, said[name])
+
+
+def test_defaults(tmp_path: Path) -> None:
+    kept = {"model.py": "", "data/x.bin": "", "wandb/settings": "", "venv.py": "", ".env": ""}
+    dropped = (
+        *(".git/config", "sub/.git", "__pycache__/a.pyc", "a/b/__pycache__/x", "m.pyc", "node_modules/x/index.js"),
+        *(".ipynb_checkpoints/a", ".mypy_cache/x", ".ruff_cache/x", ".pytest_cache/x", ".DS_Store", "nb.ipynb"),
+        *("wandb/run-1/log", ".monarch-nb.json", "a.py~", ".a.py.swp", ".~nb.ipynb", ".hg/x", ".svn/x"),
+        *("env/pyvenv.cfg", "env/bin/x", "conda/conda-meta/history", "conda/bin/y"),
+    )
+    write(tmp_path, kept | dict.fromkeys(dropped, "x"))
+    assert files_of(tmp_path) == {name.encode() for name in kept}
+
+
+def test_a_root_in_a_virtual_environment_is_a_project_all_the_same(tmp_path: Path) -> None:
+    write(tmp_path, {"pyvenv.cfg": "", "model.py": ""})
+    assert files_of(tmp_path) == {b"pyvenv.cfg", b"model.py"}
+
+
+def test_meshignore_stands_over_all_others(tmp_path: Path) -> None:
+    write(tmp_path, {".gitignore": "*.bin\n!.venv\n", ".meshignore": "!small.bin\n!*.ipynb\n!env\nsecret\n"})
+    write(tmp_path, {"small.bin": "", "big.bin": "", "nb.ipynb": "", "env/pyvenv.cfg": "", "secret": "", "a/x": ""})
+    write(tmp_path, {"a/.meshignore": "!secret\n!__pycache__", "a/secret": "", "a/__pycache__/x": ""})
+    kept = {b"small.bin", b"nb.ipynb", b"env/pyvenv.cfg", b"a/secret", b"a/x", b"a/__pycache__/x"}
+    assert files_of(tmp_path) == kept | {b".gitignore", b".meshignore", b"a/.meshignore"}
+
+
+def test_what_gitignore_takes_back_does_not_take_our_defaults_back(tmp_path: Path) -> None:
+    write(
+        tmp_path, {".gitignore": "*\n!*/\n!*.py\n", ".git/x.py": "", "a/__pycache__/x.py": "", "a/m.py": "", "a/n": ""}
+    )
+    assert files_of(tmp_path) == {b"a/m.py"}
+
+
+def test_patterns_of_pyproject_toml(tmp_path: Path) -> None:
+    write(tmp_path, {"a.csv": "", "a.py": ""})
+    tree = LocalTree(tmp_path, Settings(tmp_path, ignore=("*.csv",)))
+    assert set(tree.refresh().entries) == {b"a.py"}
+    assert tree.report.ignored() == {"pyproject.toml": (1, 0)}
+    tree.close()
+
+
+def test_rules_of_the_repository_above_the_root(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {".gitignore": "*.bin\n/sub/out/\n", "sub/x.bin": "", "sub/out/y": "", "sub/kept": "", "sub/a/out/z": ""},
+    )
+    write(tmp_path, {".git/info/exclude": "hidden\n", "sub/hidden": ""})
+    assert files_of(tmp_path / "sub") == {b"kept", b"a/out/z"}
+
+
+def test_a_repository_that_ignores_the_root_has_no_say_in_it(tmp_path: Path) -> None:
+    write(tmp_path, {".git/HEAD": "", ".gitignore": "/scratch/**\n", "scratch/mine/x.py": "", "scratch/mine/a/y": ""})
+    assert files_of(tmp_path / "scratch" / "mine") == {b"x.py", b"a/y"}
+
+
+def test_exclude_file_of_a_work_tree(tmp_path: Path) -> None:
+    write(tmp_path, {"main/.git/info/exclude": "hidden\n", "main/.git/worktrees/w/commondir": "../..\n"})
+    write(tmp_path, {"w/.git": f"gitdir: {tmp_path}/main/.git/worktrees/w\n", "w/hidden": "", "w/seen": ""})
+    assert files_of(tmp_path / "w") == {b"seen"}
+
+
+def test_names_that_are_no_text() -> None:
+    patterns = Patterns([b"caf\xe9", b"*\n.py"])
+    assert patterns.ignored(b"a/caf\xe9", is_directory=False)
+    assert patterns.ignored(b"new\n.py", is_directory=False)
+
+
+def test_insists_on_directory(tmp_path: Path) -> None:
+    rules = rules_of(tmp_path)
+    (tmp_path / ".meshignore").write_text("!env/\nother/\n")
+    rules = rules.inside(os.fsencode(tmp_path), b"", [b".meshignore"])
+    assert [rules.insists_on(name) for name in (b"env", b"other", b"third")] == [True, False, False]

@@ -1,0 +1,648 @@
+"""What a tree holds and what changed, on real directories."""
+
+import os
+import random
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from monarch_nb.client.files import local_tree, reading, scan, watcher
+from monarch_nb.client.files.local_tree import FileChanged, LocalTree, Refreshed
+from monarch_nb.client.files.project import Settings
+from monarch_nb.errors import UsageError
+from monarch_nb.files.chunks import cut, hash_of
+from monarch_nb.files.tree import check_change, chunk_hashes
+from monarch_nb.proto.files_pb2 import TreeChange, TreeEntry
+
+NOT_ROOT = pytest.mark.skipif(os.getuid() == 0, reason="root reads everything")
+Make = Callable[..., LocalTree]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    root.mkdir()
+    return root
+
+
+@pytest.fixture
+def tree_of(root: Path) -> Iterator[Make]:
+    made: list[LocalTree] = []
+
+    def make(**settings: object) -> LocalTree:
+        made.append(LocalTree(root, Settings(root, **settings)))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for tree in made:
+        tree.close()
+
+
+@pytest.fixture(params=["watched", "scanned"])
+def tree(request: pytest.FixtureRequest, tree_of: Make, monkeypatch: pytest.MonkeyPatch) -> LocalTree:
+    """One whose file system tells of changes, and one whose does not."""
+    if request.param == "scanned":
+        monkeypatch.setattr(local_tree, "why_not_watchable", lambda _: "it is nfs4")
+    return tree_of()
+
+
+def changed(refreshed: Refreshed) -> list[bytes]:
+    check_change(TreeChange(changed=refreshed.changed, removed=refreshed.removed))
+    return [entry.path for entry in refreshed.changed]
+
+
+def holds(entry: TreeEntry, data: bytes) -> bool:
+    return entry.hashes == b"".join(hash_of(piece) for piece in cut(data)) and entry.size_bytes == len(data)
+
+
+def read_back(tree: LocalTree, entry: TreeEntry) -> bytes:
+    found = dict(tree.content(chunk_hashes(entry)))
+    return b"".join(found[name] for name in chunk_hashes(entry))
+
+
+# ---- changes ----
+
+
+def test_everything_first_then_nothing(tree: LocalTree, root: Path) -> None:
+    (root / "a" / "empty").mkdir(parents=True)
+    (root / "a" / "m.py").write_text("x = 1")
+    (root / "a" / "m.py").chmod(0o754)
+    (root / "zero").touch()
+    (root / "link").symlink_to("a/m.py")
+    first = tree.refresh()
+    assert changed(first) == [b"a", b"a/empty", b"a/m.py", b"link", b"zero"]
+    assert first.entries[b"a/m.py"].mode == 0o754
+    assert first.entries[b"a/m.py"].modified_ns == (root / "a" / "m.py").stat().st_mtime_ns
+    assert holds(first.entries[b"a/m.py"], b"x = 1")
+    assert first.entries[b"link"].target == b"a/m.py"
+    assert first.entries[b"a/empty"].kind == TreeEntry.KIND_DIRECTORY
+    again = tree.refresh()
+    assert (again.changed, again.removed, again.entries) == ([], [], first.entries)
+
+
+def test_edits_deletions_modes_and_renames(tree: LocalTree, root: Path) -> None:
+    for name in ("a/x", "a/y", "b/z", "gone/deep/w"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    before = tree.refresh().entries
+    (root / "a" / "x").write_text("edited")
+    assert changed(tree.refresh()) == [b"a/x"]
+    (root / "a" / "y").chmod(0o600)
+    assert changed(tree.refresh()) == [b"a/y"]
+    os.utime(root / "a" / "y", ns=(5, 5))
+    assert changed(tree.refresh()) == [b"a/y"]
+    shutil.rmtree(root / "gone")
+    assert tree.refresh().removed == [b"gone", b"gone/deep", b"gone/deep/w"]
+    (root / "b").rename(root / "c")
+    renamed = tree.refresh()
+    assert (changed(renamed), renamed.removed) == ([b"c", b"c/z"], [b"b", b"b/z"])
+    (root / "c" / "z").write_text("in a directory that was renamed")
+    assert changed(tree.refresh()) == [b"c/z"]
+    assert b"gone/deep/w" in before, "what a caller has does not change"
+
+
+def test_case_only_rename(tree: LocalTree, root: Path) -> None:
+    (root / "Model.py").write_text("x")
+    tree.refresh()
+    (root / "Model.py").rename(root / "model.py")
+    refreshed = tree.refresh()
+    assert (changed(refreshed), refreshed.removed) == ([b"model.py"], [b"Model.py"])
+
+
+def test_a_name_changes_its_kind(tree: LocalTree, root: Path) -> None:
+    (root / "to").mkdir()
+    (root / "name").write_text("a file")
+    tree.refresh()
+    (root / "name").unlink()
+    (root / "name").mkdir()
+    (root / "name" / "inside").write_text("x")
+    assert changed(tree.refresh()) == [b"name", b"name/inside"]
+    (root / "name" / "inside").write_text("xy")
+    assert changed(tree.refresh()) == [b"name/inside"]
+    shutil.rmtree(root / "name")
+    (root / "name").symlink_to("to")
+    refreshed = tree.refresh()
+    assert (changed(refreshed), refreshed.removed) == ([b"name"], [b"name/inside"])
+    assert refreshed.entries[b"name"].kind == TreeEntry.KIND_SYMLINK
+
+
+def test_a_directory_is_replaced_by_another(tree: LocalTree, root: Path) -> None:
+    (root / "d" / "sub").mkdir(parents=True)
+    (root / "d" / "sub" / "old").touch()
+    tree.refresh()
+    for round_ in range(3):
+        shutil.rmtree(root / "d")
+        (root / "d" / "sub").mkdir(parents=True)
+        (root / "d" / "sub" / f"{round_}").touch()
+        assert changed(tree.refresh()) == [f"d/sub/{round_}".encode()]
+        (root / "d" / "sub" / f"{round_}").write_text("later")
+        assert changed(tree.refresh()) == [f"d/sub/{round_}".encode()]
+
+
+def test_the_root_is_replaced_and_goes(tree: LocalTree, root: Path) -> None:
+    (root / "old").touch()
+    tree.refresh()
+    root.rename(root.with_name("aside"))
+    with pytest.raises(UsageError, match="is gone"):
+        tree.refresh()
+    root.mkdir()
+    (root / "new").touch()
+    refreshed = tree.refresh()
+    assert (changed(refreshed), refreshed.removed) == ([b"new"], [b"old"])
+    (root / "new").write_text("x")
+    assert changed(tree.refresh()) == [b"new"]
+
+
+def test_same_size_and_time_but_other_content(tree: LocalTree, root: Path) -> None:
+    file = root / "m.py"
+    file.write_text("x = 1")
+    os.utime(file, ns=(10**18, 10**18))
+    tree.refresh()
+    file.write_text("x = 2")
+    os.utime(file, ns=(10**18, 10**18))
+    assert holds(tree.refresh().entries[b"m.py"], b"x = 2")
+
+
+def test_a_file_written_twice_in_one_tick_of_the_clock(
+    tree_of: Make, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing tells of changes and clocks are coarse, a fresh file is read again."""
+    monkeypatch.setattr(local_tree, "why_not_watchable", lambda _: "it is nfs4")
+    facts = reading.Facts(1, 1, 5, 1, 1, 0o644)
+    monkeypatch.setattr(
+        reading.Facts,
+        "of",
+        classmethod(lambda _, status: facts._replace(changed_ns=status.st_ctime_ns // 10**12 * 10**12)),
+    )
+    monkeypatch.setattr(scan, "_RACY_NS", 10**13)
+    tree = tree_of()
+    (root / "m.py").write_text("x = 1")
+    tree.refresh()
+    (root / "m.py").write_text("x = 2")
+    assert holds(tree.refresh().entries[b"m.py"], b"x = 2")
+
+
+def test_ignore_files_count_from_the_next_refresh(tree: LocalTree, root: Path) -> None:
+    (root / "a").mkdir()
+    (root / "a" / "x.bin").touch()
+    (root / "a" / "y.bin").touch()
+    tree.refresh()
+    (root / "a" / ".gitignore").write_text("*.bin")
+    refreshed = tree.refresh()
+    assert (changed(refreshed), refreshed.removed) == ([b"a/.gitignore"], [b"a/x.bin", b"a/y.bin"])
+    (root / ".meshignore").write_text("!x.bin")
+    assert changed(tree.refresh()) == [b".meshignore", b"a/x.bin"]
+    (root / "a" / ".gitignore").unlink()
+    assert changed(tree.refresh()) == [b"a/y.bin"]
+
+
+def test_a_repository_begins_around_the_root(tree: LocalTree, root: Path) -> None:
+    (root / "x").touch()
+    tree.refresh()
+    (root / ".git" / "info").mkdir(parents=True)
+    (root / ".git" / "info" / "exclude").write_text("x")
+    assert tree.refresh().removed == [b"x"]
+    (root / ".git" / "info" / "exclude").write_text("")
+    assert changed(tree.refresh()) == [b"x"]
+
+
+def test_a_directory_becomes_a_virtual_environment(tree: LocalTree, root: Path) -> None:
+    (root / "env" / "bin").mkdir(parents=True)
+    tree.refresh()
+    (root / "env" / "pyvenv.cfg").touch()
+    assert tree.refresh().removed == [b"env", b"env/bin"]
+    assert tree.report.ignored() == {"virtual environments": (1, 0)}
+
+
+# ---- nothing is missed ----
+
+
+def test_what_was_saved_just_before_is_never_missed(tree: LocalTree, root: Path) -> None:
+    dice = random.Random(1)
+    tree.refresh()
+    places = [root]
+    for number in range(300):
+        data = f"{number}".encode().ljust(8)
+        how = dice.randrange(5)
+        file = dice.choice(places) / f"m{dice.randrange(5)}.py"
+        if how == 0:  # in directories that have just been made
+            file = dice.choice(places) / f"d{number}" / "deep" / "m.py"
+            file.parent.mkdir(parents=True)
+            places.append(file.parent)
+        if how == 1:  # as editors save
+            file.with_suffix(".tmp").write_bytes(data)
+            file.with_suffix(".tmp").replace(file)
+        elif how == 2:  # a copy is kept
+            if file.exists():
+                file.rename(file.with_suffix(".bak"))
+            file.write_bytes(data)
+        else:
+            file.write_bytes(data)
+        entry = tree.refresh().entries.get(os.fsencode(file.relative_to(root)))
+        assert entry is not None, (number, how)
+        assert holds(entry, data), (number, how)
+
+
+def test_changes_while_refreshing_arrive_later_at_the_latest(tree_of: Make, root: Path) -> None:
+    tree = tree_of()
+    tree.refresh()
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.wait(0.0005):
+            number += 1
+            file = root / f"d{number % 7}" / f"e{number % 3}" / "m.py"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{number}")
+            if number % 50 == 0:
+                shutil.rmtree(root / f"d{number % 7}")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(60):
+            tree.refresh()
+    finally:
+        stop.set()
+        writer.join()
+    last = tree.refresh().entries
+    fresh = tree_of().refresh().entries
+    assert dict(last) == dict(fresh)
+
+
+def test_a_lost_watcher_is_no_lost_change(tree_of: Make, root: Path) -> None:
+    """The directory of its cookies was tidied up."""
+    tree = tree_of()
+    tree.refresh()
+    assert tree._watcher is not None
+    shutil.rmtree(tree._watcher._cookies)
+    (root / "m.py").write_text("2")
+    assert changed(tree.refresh()) == [b"m.py"]
+    assert tree._watcher is not None
+
+
+def test_names_that_watchfiles_can_not_tell(tree_of: Make, root: Path) -> None:
+    tree = tree_of()
+    tree.refresh()
+    odd = os.path.join(os.fsencode(root), b"caf\xe9")
+    for number in range(5):
+        (root / "m.py").write_text(f"{number}")
+        with open(odd, "wb") as file:
+            file.write(b"%d" % number)
+        assert changed(tree.refresh()) == [b"caf\xe9", b"m.py"]
+
+
+def test_an_interrupted_refresh_loses_nothing(tree: LocalTree, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree.refresh()
+    (root / "m.py").write_text("1")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scan, "read_files", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            tree.refresh()
+    assert changed(tree.refresh()) == [b"m.py"]
+    (root / "m.py").write_text("2")
+    assert changed(tree.refresh()) == [b"m.py"]
+
+
+def test_thousands_of_changes_at_once(tree_of: Make, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an overflow of the kernel's queue: everything is looked at."""
+    monkeypatch.setattr(watcher, "_MAX_CHANGES", 20)
+    tree = tree_of()
+    (root / "m.py").write_text("1")
+    tree.refresh()
+    looked: list[int] = []
+    monkeypatch.setattr(scan.Scan, "look_everywhere", _counting(scan.Scan.look_everywhere, looked))
+    for number in range(30):
+        (root / f"{number}").touch()
+    assert len(tree.refresh().changed) == 30
+    assert looked
+
+
+def _counting(function: Callable[..., None], calls: list[int]) -> Callable[..., None]:
+    def counted(*arguments: object, **named: object) -> None:
+        calls.append(1)
+        function(*arguments, **named)
+
+    return counted
+
+
+def test_nothing_is_listed_when_nothing_changed(tree_of: Make, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = tree_of()
+    (root / "a").mkdir()
+    tree.refresh()
+    monkeypatch.setattr(scan.Scan, "_walk", None)
+    assert changed(tree.refresh()) == []
+
+
+# ---- where changes are not told ----
+
+
+def test_a_file_system_that_tells_nothing(tree_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher, "_mount_points", lambda: {"/": "ext4", "/home/net": "nfs4", "/home/a b": "fuse.sshfs"})
+    assert watcher.why_not_watchable("/home/me") == ""
+    assert "nfs4 of /home/net" in watcher.why_not_watchable("/home/net/project")
+    assert "sshfs of /home/a b" in watcher.why_not_watchable("/home/a b")
+    assert "nfs4" in watcher.why_not_watchable("/home"), "mounted inside"
+    assert watcher.why_not_watchable("/home/network") == ""
+    monkeypatch.setattr(watcher, "_mount_points", dict)
+    assert "unknown" in watcher.why_not_watchable("/home")
+
+
+def test_the_limit_of_watches(tree_of: Make, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from watchfiles import _rust_notify
+
+    def refuse(*_: object) -> None:
+        raise OSError('OS file watch limit reached. about ["/x"] (Error { kind: MaxFilesWatch })')
+
+    monkeypatch.setattr(_rust_notify, "RustNotify", refuse)
+    tree = tree_of()
+    tree.refresh()
+    assert "fs.inotify.max_user_watches" in tree.report.notice
+    (root / "m.py").write_text("x")
+    assert changed(tree.refresh()) == [b"m.py"]
+
+
+def test_a_directory_whose_name_is_no_text(tree_of: Make, root: Path) -> None:
+    directory = os.path.join(os.fsencode(root), b"caf\xe9")
+    os.mkdir(directory)
+    tree = tree_of()
+    tree.refresh()
+    with open(directory + b"/new\nline", "wb") as file:
+        file.write(b"1")
+    assert changed(tree.refresh()) == [b"caf\xe9/new\nline"]
+    assert "UTF-8" in tree.report.notice
+
+
+def test_events_that_never_arrive(tree_of: Make, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher.Watcher, "changes", lambda _: None)
+    tree = tree_of()
+    for number in range(6):
+        (root / "m.py").write_text(f"{number}")
+        assert changed(tree.refresh()) == [b"m.py"]
+    assert tree._watcher is None
+    assert tree.report.notice
+
+
+# ---- faults ----
+
+
+def test_links_that_leave_loop_or_dangle(tree: LocalTree, root: Path) -> None:
+    (root / "a").mkdir()
+    for name, target in {"a/up": "../..", "abs": "/etc/passwd", "self": "self", "a/loop": "../a", "none": "b"}.items():
+        (root / name).symlink_to(target)
+    assert changed(tree.refresh()) == [b"a", b"a/loop", b"none", b"self"]
+    assert [path for path, why in tree.report.refused if "leaves" in why] == [b"a/up", b"abs"]
+    (root / "abs").unlink()
+    tree.refresh()
+    assert [path for path, _ in tree.report.refused] == [b"a/up"]
+
+
+def test_pipes_and_sockets_are_refused_and_block_nobody(tree: LocalTree, root: Path) -> None:
+    os.mkfifo(root / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        here = os.getcwd()
+        os.chdir(root)  # a socket's path is short
+        try:
+            server.bind("socket")
+        finally:
+            os.chdir(here)
+        assert changed(tree.refresh()) == []
+    assert tree.report.refused == [(b"pipe", "it is a pipe"), (b"socket", "it is a socket")]
+
+
+def test_a_file_becomes_a_pipe_before_it_is_opened(root: Path) -> None:
+    os.mkfifo(root / "pipe")
+    assert reading.read_file(os.fsencode(root), b"pipe") is None
+
+
+@NOT_ROOT
+def test_unreadable(tree: LocalTree, root: Path) -> None:
+    (root / "file").write_text("x")
+    (root / "directory").mkdir()
+    (root / "directory" / "x").touch()
+    for name in ("file", "directory"):
+        (root / name).chmod(0)
+    try:
+        assert changed(tree.refresh()) == []
+        assert tree.report.refused == [(b"directory", "permission denied"), (b"file", "permission denied")]
+    finally:
+        for name in ("file", "directory"):
+            (root / name).chmod(0o700)
+    assert changed(tree.refresh()) == [b"directory", b"directory/x", b"file"]
+    assert tree.report.refused == []
+
+
+def test_unreadable_whoever_asks(tree: LocalTree, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "file").write_text("x")
+    (root / "other").write_text("x")
+    real = reading.open_file
+
+    def refuse(directory: bytes, path: bytes) -> int:
+        if path == b"file":
+            raise PermissionError(13, "Permission denied")
+        return real(directory, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "open_file", refuse)
+        assert changed(tree.refresh()) == [b"other"]
+    assert tree.report.refused == [(b"file", "permission denied")]
+    (root / "file").chmod(0o600)
+    assert changed(tree.refresh()) == [b"file"]
+
+
+def test_a_file_vanishes_before_it_is_read(tree: LocalTree, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "file").write_text("x")
+    real = scan.read_files
+
+    def vanish(*arguments: object) -> object:
+        (root / "file").unlink(missing_ok=True)
+        return real(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scan, "read_files", vanish)
+        assert changed(tree.refresh()) == []
+    assert (changed(tree.refresh()), tree.report.refused) == ([], [])
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(
+    tree: LocalTree, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = iter(["second", "third"])
+    real = reading.hash_of
+
+    def disturbed(data: bytes) -> bytes:
+        if (text := next(writes, None)) is not None:
+            (root / "file").write_text(text)
+        return real(data)
+
+    (root / "file").write_text("first")
+    monkeypatch.setattr(reading, "hash_of", disturbed)
+    assert holds(tree.refresh().entries[b"file"], b"third")
+
+
+def test_a_file_that_never_rests_is_refused_and_tried_again(
+    tree: LocalTree, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = reading.hash_of
+
+    def disturbed(data: bytes) -> bytes:
+        with open(root / "file", "ab") as file:
+            file.write(b"x")
+        return real(data)
+
+    (root / "file").write_text("first")
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "hash_of", disturbed)
+        assert changed(tree.refresh()) == []
+    assert [path for path, why in tree.report.refused if "changed each of the 3 times" in why] == [b"file"]
+    assert changed(tree.refresh()) == [b"file"]
+
+
+def test_too_large(tree_of: Make, root: Path) -> None:
+    (root / "ckpt").write_bytes(bytes(1001))
+    (root / "fits").write_bytes(bytes(1000))
+    tree = tree_of(max_file_bytes=1000)
+    assert changed(tree.refresh()) == [b"fits"]
+    assert tree.report.too_large == [(b"ckpt", 1001)]
+    (root / "ckpt").write_bytes(bytes(10))
+    assert changed(tree.refresh()) == [b"ckpt"]
+    assert tree.report.too_large == []
+    (root / "ckpt").write_bytes(bytes(1001))
+    assert tree.refresh().removed == [b"ckpt"]
+
+
+def test_paths_longer_than_any_node_takes(tree: LocalTree, root: Path) -> None:
+    name = "d" * 250
+    descriptor = os.open(root, os.O_RDONLY)
+    for _ in range(17):
+        os.mkdir(name, dir_fd=descriptor)
+        below = os.open(name, os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    os.close(descriptor)
+    changed(tree.refresh())
+    assert len(tree.report.refused) == 1
+
+
+def test_what_is_ignored_is_counted_when_asked(tree: LocalTree, root: Path) -> None:
+    (root / "node_modules" / "x").mkdir(parents=True)
+    (root / "node_modules" / "x" / "a.js").write_bytes(bytes(10))
+    (root / "node_modules" / "b.js").write_bytes(bytes(5))
+    (root / ".gitignore").write_text("*.log")
+    (root / "a.log").write_bytes(bytes(7))
+    tree.refresh()
+    assert tree.report.ignored() == {"defaults": (2, 15), ".gitignore": (1, 7)}
+
+
+# ---- content ----
+
+
+def test_content_in_file_order(tree: LocalTree, root: Path) -> None:
+    big = random.Random(2).randbytes(3_000_000)
+    (root / "big").write_bytes(big)
+    (root / "small").write_bytes(b"small")
+    entries = tree.refresh().entries
+    assert read_back(tree, entries[b"big"]) == big
+    hashes = [hash_of(b"small"), *chunk_hashes(entries[b"big"])]
+    assert [name for name, _ in tree.content(hashes)] == hashes
+    assert list(tree.content([])) == []
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 65536, 65537, 20_000_000])
+def test_chunks_are_those_of_the_whole_content(
+    tree: LocalTree, root: Path, size_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_WINDOW_BYTES", 3 << 20)
+    data = random.Random(3).randbytes(size_bytes)
+    (root / "file").write_bytes(data)
+    assert holds(tree.refresh().entries[b"file"], data)
+
+
+@pytest.mark.parametrize("edit", ["insert", "replace", "append", "cut off", "in front", "twice"])
+def test_an_edited_big_file_has_the_chunks_of_its_content(
+    tree: LocalTree, root: Path, edit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it held before only saves work."""
+    monkeypatch.setattr(reading, "_WINDOW_BYTES", 3 << 20)
+    data = random.Random(4).randbytes(12_000_000)
+    (root / "file").write_bytes(data)
+    before = tree.refresh().entries[b"file"]
+    half = len(data) // 2
+    data = {
+        "insert": data[:half] + b"a line\n" + data[half:],
+        "replace": data[:half] + b"a line\n" + data[half + 7 :],
+        "append": data + b"a line\n",
+        "cut off": data[: half + 5],
+        "in front": b"a line\n" + data,
+        "twice": data + data,
+    }[edit]
+    (root / "file").write_bytes(data)
+    after = tree.refresh().entries[b"file"]
+    assert holds(after, data)
+    new = set(chunk_hashes(after)) - set(chunk_hashes(before))
+    assert len(new) <= 3
+
+
+def test_a_sparse_file(tree_of: Make, root: Path) -> None:
+    with open(root / "sparse", "wb") as file:
+        file.write(b"begin")
+        file.truncate(50 << 20)
+        file.seek(20_000_003)
+        file.write(b"middle")
+    entry = tree_of(max_file_bytes=None).refresh().entries[b"sparse"]
+    assert holds(entry, (root / "sparse").read_bytes())
+
+
+@pytest.mark.parametrize("how", ["edited", "deleted", "shorter", "a link"])
+def test_content_that_is_not_there_any_more(tree: LocalTree, root: Path, how: str) -> None:
+    file = root / "file"
+    file.write_text("content")
+    name = hash_of(b"content")
+    tree.refresh()
+    (root / "other").write_text("content")
+    if how == "edited":
+        file.write_text("CONTENT")
+    elif how == "shorter":
+        file.write_text("con")
+    else:
+        file.unlink()
+    if how == "a link":
+        file.symlink_to("other")
+    with pytest.raises(FileChanged):
+        list(tree.content([name]))
+    tree.refresh()
+    assert list(tree.content([name])) == [(name, b"content")], "another file has it"
+
+
+def test_a_change_that_nothing_told_is_found_after_content_failed(tree_of: Make, root: Path, tmp_path: Path) -> None:
+    (root / "file").write_text("content")
+    os.link(root / "file", tmp_path / "elsewhere")
+    tree = tree_of()
+    tree.refresh()
+    (tmp_path / "elsewhere").write_text("CONTENT")
+    with pytest.raises(FileChanged):
+        list(tree.content([hash_of(b"content")]))
+    assert holds(tree.refresh().entries[b"file"], b"CONTENT")
+
+
+def test_content_that_no_file_ever_had(tree: LocalTree) -> None:
+    tree.refresh()
+    with pytest.raises(FileChanged):
+        list(tree.content([bytes(32)]))
+
+
+def test_progress(tree_of: Make, root: Path) -> None:
+    for number in range(200):
+        (root / f"{number}").write_bytes(bytes(100))
+    told: list[tuple[int, int]] = []
+    tree_of().refresh(lambda done, total: told.append((done, total)))
+    assert told[-1] == (20_000, 20_000)
+    assert len(told) > 1

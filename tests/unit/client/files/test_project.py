@@ -1,0 +1,73 @@
+"""Which directory is the project, and its settings."""
+
+from pathlib import Path
+
+import pytest
+from monarch_nb.client.files.project import MAX_FILE_BYTES, Settings, find_root, parse_size, read_settings
+from monarch_nb.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = tmp_path / "home"
+    (home / "work" / "package" / "sub").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    return home
+
+
+@pytest.mark.parametrize("mark", [".git", "pyproject.toml"])
+def test_the_nearest_parent_with_a_mark(home: Path, mark: str) -> None:
+    (home / "work" / ".git").mkdir()
+    (home / "work" / "package" / mark).touch()
+    assert find_root(home / "work" / "package" / "sub") == home / "work" / "package"
+    assert find_root(home / "work") == home / "work"
+
+
+@pytest.mark.parametrize("above", ["", ".."])
+def test_neither_home_nor_above(home: Path, above: str) -> None:
+    (home / above / ".git").mkdir()
+    assert find_root(home / "work" / "package") == home / "work" / "package"
+    assert find_root(home) == home
+
+
+def test_no_mark(home: Path) -> None:
+    assert find_root(home / "work") == home / "work"
+
+
+def test_outside_of_home(tmp_path: Path) -> None:
+    (tmp_path / "else" / "sub").mkdir(parents=True)
+    (tmp_path / "else" / "pyproject.toml").touch()
+    assert find_root(tmp_path / "else" / "sub") == tmp_path / "else"
+
+
+def test_settings(home: Path) -> None:
+    assert read_settings(home) == Settings(home, MAX_FILE_BYTES, True, ())
+    (home / "pyproject.toml").write_text(
+        '[tool.monarch_nb]\nroot = "work"\nmax-file-size = "1.5 GB"\nreload = "off"\nignore = ["*.csv"]\n'
+    )
+    assert read_settings(home) == Settings(home / "work", 1_500_000_000, False, ("*.csv",))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("not toml", "can not be read"),
+        ("[tool.monarch_nb]\nrelaod = 'off'", "not relaod"),
+        ("[tool.monarch_nb]\nreload = 'never'", '"auto" or "off"'),
+        ("[tool.monarch_nb]\nreload = true", "is no text"),
+        ("[tool.monarch_nb]\nignore = '*.csv'", "is no list"),
+        ("[tool.monarch_nb]\nignore = [1]", "list of patterns"),
+        ("[tool.monarch_nb]\nmax-file-size = 'much'", "max-file-size"),
+        ("[tool.monarch_nb]\nroot = 'missing'", "is no directory"),
+    ],
+)
+def test_bad_settings_are_named(home: Path, text: str, said: str) -> None:
+    (home / "pyproject.toml").write_text(text)
+    with pytest.raises(UsageError, match=said):
+        read_settings(home)
+
+
+@pytest.mark.parametrize("text", ["", "MB", "1 XB", "-1", "1,5 MB", True])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_size(text)
