@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.mesh import Mesh, RankInfo, RunInfo, StackReport, _pack_variables, _title, run_infos
+from monarch_nb.client.mesh import Mesh, RankInfo, RunInfo, StackReport, _title, run_infos
+from monarch_nb.client.packing import pack_variables
 from monarch_nb.client.reservation import ReservationInfo
 from monarch_nb.client.run import InterruptReport
 from monarch_nb.errors import PickleError, RunNotFound
@@ -86,7 +87,7 @@ class TestTitle:
 class TestPack:
     def test_the_value_at_fault_is_named(self) -> None:
         with pytest.raises(PickleError, match=r"^b \(generator\) can not be pickled.*build it on the ranks") as raised:
-            _pack_variables({"a": 1, "b": (n for n in []), "c": 2})
+            pack_variables({"a": 1, "b": (n for n in []), "c": 2})
         assert raised.value.name == "b"
 
 
