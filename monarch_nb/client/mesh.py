@@ -15,17 +15,16 @@ from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.decoding import describe_death
 from monarch_nb.client.logs import LogRecord, follow_logs, read_logs
+from monarch_nb.client.packing import pack_variables
 from monarch_nb.client.run import InterruptReport, Listener, OnError, Run
 from monarch_nb.errors import (
     MonarchNbError,
     NodeUnreachable,
-    PickleError,
     RankDead,
     RankUnresponsive,
     RunNotFound,
     TargetError,
 )
-from monarch_nb.frames import pack_pickle
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import Extent, format_ranks, name_ranks
@@ -372,7 +371,7 @@ class Mesh:
             RunFailed: it could not be unpickled on some ranks.
         """
         self._check_alive()
-        pieces = _pack_variables(dict(variables))
+        pieces = pack_variables(dict(variables))
         blob = uuid.uuid4().hex
         call(self._put(blob, pieces))
         spec = run_pb2.RunSpec(push=run_pb2.Push(blob=blob))
@@ -605,19 +604,3 @@ def _title(code: str) -> str:
     lines = [line.strip() for line in code.splitlines() if line.strip() and not line.strip().startswith("#")]
     first = lines[0] if lines else ""
     return first if len(first) <= TITLE_CHARACTERS else first[: TITLE_CHARACTERS - 1] + "…"
-
-
-def _pack_variables(variables: dict[str, Any]) -> list[bytes | memoryview]:
-    from monarch_nb.pickling import dumps
-
-    try:
-        return pack_pickle(variables, dumps)
-    except Exception as error:
-        for name, value in variables.items():
-            try:
-                pack_pickle(value, dumps)
-            except Exception as cause:
-                raise PickleError(
-                    f"{name} ({type(value).__name__}) can not be pickled: {cause}; build it on the ranks instead", name
-                ) from cause
-        raise PickleError(f"can not be pickled: {error}") from error

@@ -419,6 +419,10 @@ class Run:
         if not self.done:
             text = "" if up else f"{connection.name} {ALLOCATOR_DOWN}"
             self._emit(events.Notice(text, key=f"link {connection.name}"))
+        if up and len(self._submits) > 1 and not self.done:
+            self._spawn(
+                self._proceed_later()
+            )  # the allocator may have died before it wrote the run before this one down
 
     def _complete(self) -> None:
         """Every rank has finished: fetch large values and repair groups if need be, then tell everybody."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from monarch_nb.client.mesh import StackReport, _pack_variables, _title, run_infos
-from monarch_nb.errors import PickleError
+from monarch_nb.client.mesh import Mesh, RankInfo, RunInfo, StackReport, _title, run_infos
+from monarch_nb.client.packing import pack_variables
+from monarch_nb.client.reservation import ReservationInfo
+from monarch_nb.client.run import InterruptReport
+from monarch_nb.errors import PickleError, RunNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 
 
@@ -83,7 +87,7 @@ class TestTitle:
 class TestPack:
     def test_the_value_at_fault_is_named(self) -> None:
         with pytest.raises(PickleError, match=r"^b \(generator\) can not be pickled.*build it on the ranks") as raised:
-            _pack_variables({"a": 1, "b": (n for n in []), "c": 2})
+            pack_variables({"a": 1, "b": (n for n in []), "c": 2})
         assert raised.value.name == "b"
 
 
@@ -91,3 +95,35 @@ def test_stacks_read_well() -> None:
     report = StackReport([((0, 1, 2), "File train.py:41\n"), ((3,), "")])
     assert str(report).splitlines()[1::2] == ["File train.py:41", "no answer"]
     assert str(report).splitlines()[0].startswith("── ranks 0-2 ─")
+
+
+def test_interrupting_a_run_that_ends_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = object.__new__(Mesh)
+    mesh.ranks = (0, 1)
+    facts: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = [
+        ("over", (0,), (0,)),
+        ("ends now", (0,), ()),
+        ("goes on", (1, 2), ()),
+        ("not here", (3,), ()),
+    ]
+    infos = [RunInfo(run_id, 1, "", ranks, finished, False, 0.0, 0) for run_id, ranks, finished in facts]
+
+    def attach_run(_: Mesh, run_id: str) -> Any:
+        if run_id == "ends now":
+            raise RunNotFound("no run ends now is going on or uncollected")
+        return SimpleNamespace(id=run_id, interrupt=lambda: InterruptReport(stopped=(1,)))
+
+    monkeypatch.setattr(Mesh, "runs", lambda _: infos)
+    monkeypatch.setattr(Mesh, "attach_run", attach_run)
+    assert [run.id for run in mesh.running()] == ["goes on"]
+    assert str(mesh.interrupt()) == "interrupted rank 1"
+    infos = infos[:2]
+    assert str(mesh.interrupt()) == "nothing was running"
+
+
+def test_ranks_of_a_node_that_does_not_answer_are_not_left_out_of_the_count() -> None:
+    ranks = tuple(RankInfo(rank, "node0", 1, "idle", (), 0, "", 0.0, None) for rank in range(4))
+    whole = ReservationInfo("dev", "id", "me", 2, 4, 0, "", 0.0, ranks, nodes_answering=1)
+    assert whole.alive_of_all == "4 of 8, 1 node does not answer"
+    dead = RankInfo(3, "node0", 1, "dead", (), 0, "", 0.0, "killed")
+    assert ReservationInfo("dev", "id", "me", 1, 4, 0, "", 0.0, (*ranks[:3], dead), 1).alive_of_all == "3 of 4"

@@ -122,6 +122,19 @@ def out(data: bytes) -> pb.OutputItem:
 
 
 class TestSubmit:
+    async def test_a_node_that_comes_back_does_not_wait_for_ever_for_a_run_that_it_forgot(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its allocator was killed before it wrote down the run before this one, and missed the first word of that."""
+        harness.start()
+        harness.queued()
+        harness.run.on_link(harness.nodes[1], up=False)
+        monkeypatch.setattr("monarch_nb.client.run.PROCEED_AFTER_S", 0.0)
+        harness.run.on_link(harness.nodes[1], up=True)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert "proceed" in dict(harness.nodes[1].sent)
+
     async def test_the_first_node_gives_the_number_the_others_learn_it(self, harness: Harness) -> None:
         harness.start()
         assert [kind for kind, _ in harness.nodes[1].sent] == []
