@@ -539,14 +539,14 @@ def _title(code: str) -> str:
 
 
 def _pack_variables(variables: dict[str, Any]) -> list[bytes | memoryview]:
-    import cloudpickle
+    from monarch_nb.pickling import dumps
 
     try:
-        return pack_pickle(variables, cloudpickle.dumps)
+        return pack_pickle(variables, dumps)
     except Exception as error:
         for name, value in variables.items():
             try:
-                cloudpickle.dumps(value)
+                pack_pickle(value, dumps)
             except Exception as cause:
                 raise PickleError(
                     f"{name} ({type(value).__name__}) can not be pickled: {cause}; build it on the ranks instead", name

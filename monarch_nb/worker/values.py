@@ -8,6 +8,7 @@ from typing import Any
 
 import cloudpickle
 
+from monarch_nb import pickling
 from monarch_nb.config import INLINE_VALUE_BYTES
 from monarch_nb.frames import pack_pickle, unpack_pickle
 from monarch_nb.proto.run_pb2 import RankResult
@@ -18,7 +19,7 @@ def store_value(result: RankResult, value: Any, directory: str) -> None:
     """Pickle `value` into `result`: inline when it is small, else as a blob in `directory`. Why it can not be
     pickled or stored is noted in `result.value_error`."""
     try:
-        pieces = pack_pickle(value, cloudpickle.dumps)
+        pieces = pack_pickle(value, pickling.dumps)
     except Exception as error:  # noqa: BLE001 -- pickling runs the __reduce__ of any class, which may raise anything
         result.value_error = explain_unpicklable(value, error)
         return
@@ -34,7 +35,7 @@ def store_value(result: RankResult, value: Any, directory: str) -> None:
 
 
 def load_variables(path: Path) -> dict[str, Any]:
-    """Return the variables of a pushed blob; arrays are views of the mapped file, copied where they are written to.
+    """Return the variables of a pushed blob; arrays and tensors are views of the mapped file, copied where written to.
 
     So all ranks of a node share one copy of a large array. The map lives as long as an array in it.
     """
