@@ -18,13 +18,19 @@ if TYPE_CHECKING:
 STACK_WAIT_S = 1.0
 
 
+def interrupt(node: Node, run_id: str) -> None:
+    """Drop a run where it has not begun, and interrupt it where it runs."""
+    node.cancel(run_id)
+    for process in node.supervisor.ranks.values():
+        mesh = node.state.meshes.get(process.mesh_id)
+        if mesh is not None and mesh.ranks[process.rank].running == run_id:
+            process.link.tell(wire.ControlRequest(interrupt=wire.InterruptRun(run_id=run_id)))
+
+
 async def control_ranks(node: Node, request: pb.ControlRanksRequest) -> list[pb.RankReply]:
     """Pass a request to the control threads of ranks; those that do not answer in time are told apart."""
     mesh = node.state.mesh(request.mesh_id)
-    kind = request.WhichOneof("message")
-    if kind == "interrupt_run_id":
-        node.cancel(request.interrupt_run_id)
-    if kind == "kill":
+    if request.WhichOneof("message") == "kill":
         doomed = [p for rank in request.ranks if (p := node.supervisor.ranks.get((request.mesh_id, rank)))]
         node.supervisor.kill(doomed)
         return [pb.RankReply(rank=process.rank, answered=True) for process in doomed]
@@ -74,8 +80,6 @@ async def _stack_from_outside(node: Node, process: RankProcess) -> str:
 
 def _rank_request(request: pb.ControlRanksRequest) -> wire.ControlRequest:
     match request.WhichOneof("message"):
-        case "interrupt_run_id":
-            return wire.ControlRequest(interrupt=wire.InterruptRun(run_id=request.interrupt_run_id))
         case "where":
             return wire.ControlRequest(where=wire.GetWhere())
         case "stack":

@@ -232,12 +232,16 @@ class RankLink:
         self._to_forget = []
         return [message.SerializeToString()]
 
+    def tell(self, request: wire.ControlRequest) -> bool:
+        """Send a request to the control thread; return False when the connection is lost."""
+        return self._control is not None and self._control.send(wire.ToRank(control=request).SerializeToString())
+
     async def control(self, request: wire.ControlRequest, timeout_s: float) -> wire.ControlReply | None:
         """Ask the control thread; None when it does not answer in time (C code holds the GIL, or it ended)."""
         request.request = next(self._requests)
         future: asyncio.Future[wire.ControlReply | None] = asyncio.get_running_loop().create_future()
         self._replies[request.request] = future
-        if self._control is None or not self._control.send(wire.ToRank(control=request).SerializeToString()):
+        if not self.tell(request):
             return None
         try:
             return await asyncio.wait_for(future, timeout_s)

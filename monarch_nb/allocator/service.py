@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from monarch_nb import config
-from monarch_nb.allocator.control import control_ranks
+from monarch_nb.allocator.control import control_ranks, interrupt
 from monarch_nb.allocator.describe import describe_node, describe_status
 from monarch_nb.allocator.logs import read_logs
 from monarch_nb.allocator.node import Node
@@ -122,7 +122,7 @@ class AllocatorService(service.AllocatorServicer):
                 case "collected":
                     self._node.collected(message.run_ids)
                 case "cancel":
-                    self._node.cancel(run_id)
+                    interrupt(self._node, run_id)
                 case "shown":
                     self._node.shown(message)
                 case "unfollow":

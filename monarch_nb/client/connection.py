@@ -53,6 +53,7 @@ class _Followed:
     def __init__(self, listener: RunListener, submit: pb.Submit | None, follow: pb.Follow) -> None:
         self.listener, self.submit, self.follow = listener, submit, follow
         self.accepted = False
+        self.cancelled = False
 
     @property
     def is_quiet(self) -> bool:
@@ -184,6 +185,12 @@ class Connection:
         if self.up:
             self._outgoing.put_nowait(pb.SessionRequest(**message))
 
+    def cancel(self, run_id: str) -> None:
+        """Drop a run where it has not begun, and interrupt it where it runs: now, or when the node is there again."""
+        self._outgoing.put_nowait(pb.SessionRequest(cancel=pb.Cancel(run_id=run_id)))  # after the submit
+        if not self.up and (followed := self._followed.get(run_id)):
+            followed.cancelled = True
+
     def collect(self, run_id: str) -> None:
         """Tell the node, soon, that the results of a run are here."""
         self._collected.append(run_id)
@@ -233,8 +240,10 @@ class Connection:
         self._outgoing = asyncio.Queue()
         opening = pb.Open(protocol=config.PROTOCOL, client_id=self._client_id)
         self._outgoing.put_nowait(pb.SessionRequest(open=opening))
-        for followed in self._followed.values():
+        for run_id, followed in self._followed.items():
             self._outgoing.put_nowait(followed.request())
+            if followed.cancelled:
+                self._outgoing.put_nowait(pb.SessionRequest(cancel=pb.Cancel(run_id=run_id)))
         writer = asyncio.create_task(self._write(stream))
         try:
             while (batch := await stream.read()) is not grpc.aio.EOF:
@@ -262,6 +271,7 @@ class Connection:
         if up and self._collected:
             self._send_collected()
         for followed in list(self._followed.values()):
+            followed.cancelled = False  # it was sent with the opening
             followed.listener.on_link(self, up)
 
     def _dispatch(self, event: pb.SessionEvent) -> None:

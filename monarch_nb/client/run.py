@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from monarch_nb.client import events
-from monarch_nb.client.bridge import background_loop, call, post
+from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import Connection
 from monarch_nb.client.decoding import display_event, result_event
 from monarch_nb.client.waits import explain_waits
@@ -191,7 +191,7 @@ class Run:
 
     def cancel(self) -> None:
         """Interrupt it where it runs and drop it where it has not begun; does not wait."""
-        asyncio.run_coroutine_threadsafe(self._send_interrupt(), background_loop())
+        post(self._send_interrupt)
 
     def interrupt(self, kill_stuck: bool = False) -> InterruptReport:
         """Free its ranks without costing their memory, and wait a few seconds until they are.
@@ -320,6 +320,8 @@ class Run:
                 submit.run.number = queued.number
                 submit.after = queued.previous.get(node, 0)
                 core.connections[node].submit(self, submit)
+                if self._interrupting:
+                    core.connections[node].cancel(self.id)
 
     def on_started(self, connection: Connection) -> None:
         self._emit(events.Notice("", key="queue"))
@@ -456,15 +458,16 @@ class Run:
             waiting = [rank for rank, at in where.items() if at.state == run_pb2.Where.STATE_COLLECTIVE]
             if abort and self.failures and waiting:
                 self._emit(events.Notice(f"{name_ranks(waiting)} interrupted: another rank failed", key="abort"))
-                await self._send_interrupt()
+                self._send_interrupt()
                 abort = False
                 continue
             self._emit(events.Notice(explain_waits(self.results, where, self.mesh.reservation.name), key="waits"))
 
-    async def _send_interrupt(self) -> None:
+    def _send_interrupt(self) -> None:
         self._interrupting = True
-        left = [rank for rank in self.ranks if rank not in self.results]
-        await self.mesh.core.control(left, interrupt_run_id=self.id, timeout_s=2.0)
+        for node in self._by_node(rank for rank in self.ranks if rank not in self.results):
+            if node in self.mesh.core.connections:
+                self._connection(node).cancel(self.id)
 
     async def _interrupt(self, kill_stuck: bool) -> InterruptReport:
         before = self.results.keys() | self.finished_before
@@ -474,8 +477,9 @@ class Run:
             await self.mesh.core.restart(left)
             restarted = tuple(left)
             await self._wait_done(STOP_WAIT_S)
-        else:  # a rank whose C code holds the interpreter does not answer: do not wait for that
-            await asyncio.gather(self._send_interrupt(), self._wait_done(STOP_WAIT_S))
+        else:
+            self._send_interrupt()
+            await self._wait_done(STOP_WAIT_S)
         stuck = await self._describe_stuck([rank for rank in left if rank not in self.results])
         return InterruptReport(
             stopped=tuple(rank for rank in left if rank in self.results and rank not in restarted),

@@ -785,7 +785,6 @@ class ControlRanksRequest(_message.Message):
     MESH_ID_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
-    INTERRUPT_RUN_ID_FIELD_NUMBER: _builtins.int
     WHERE_FIELD_NUMBER: _builtins.int
     STACK_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
@@ -793,7 +792,6 @@ class ControlRanksRequest(_message.Message):
     KILL_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     timeout_s: _builtins.float
-    interrupt_run_id: _builtins.str
     where: _builtins.bool
     stack: _builtins.bool
     abort_groups: _builtins.str
@@ -810,18 +808,17 @@ class ControlRanksRequest(_message.Message):
         mesh_id: _builtins.str = ...,
         ranks: _abc.Iterable[_builtins.int] | None = ...,
         timeout_s: _builtins.float = ...,
-        interrupt_run_id: _builtins.str = ...,
         where: _builtins.bool = ...,
         stack: _builtins.bool = ...,
         complete: Global___Completion | None = ...,
         abort_groups: _builtins.str = ...,
         kill: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "interrupt_run_id", b"interrupt_run_id", "kill", b"kill", "message", b"message", "stack", b"stack", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "kill", b"kill", "message", b"message", "stack", b"stack", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "interrupt_run_id", b"interrupt_run_id", "kill", b"kill", "mesh_id", b"mesh_id", "message", b"message", "ranks", b"ranks", "stack", b"stack", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "kill", b"kill", "mesh_id", b"mesh_id", "message", b"message", "ranks", b"ranks", "stack", b"stack", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["interrupt_run_id", "where", "stack", "complete", "abort_groups", "kill"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["where", "stack", "complete", "abort_groups", "kill"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -1135,6 +1132,10 @@ Global___Collected: _TypeAlias = Collected  # noqa: Y015
 
 @_typing.final
 class Cancel(_message.Message):
+    """Drop the run where it has not begun, and interrupt it where it runs. It comes on the stream so that it can not overtake
+    the Submit.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: _builtins.int

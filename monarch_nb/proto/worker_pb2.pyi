@@ -533,7 +533,7 @@ Global___ControlRequest: _TypeAlias = ControlRequest  # noqa: Y015
 
 @_typing.final
 class InterruptRun(_message.Message):
-    """Counts only while the user code of that run executes; empty run_id: whatever runs."""
+    """Counts only while the user code of that run executes, or when it comes before the run; empty run_id: whatever runs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

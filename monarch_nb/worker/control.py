@@ -199,7 +199,7 @@ class ControlThread(threading.Thread):
         match request.WhichOneof("message"):
             case "interrupt":
                 reply.ok = self._interrupter.request(request.interrupt.run_id)
-                self._press_at = time.monotonic() + PRESS_INTERVAL_S
+                self._press_soon()
             case "where":
                 reply.where.CopyFrom(self._where())
             case "stack":
@@ -215,12 +215,16 @@ class ControlThread(threading.Thread):
             case _:
                 reply.ok = False
 
+    def _press_soon(self) -> None:
+        self._press_at = time.monotonic() + PRESS_INTERVAL_S
+
     def _abort_groups(self, reason: str) -> None:
         active = self._interrupter.active
         if active is None:
             process_groups.break_groups(reason)
         else:
             self._interrupter.break_groups(active, "", reason)
+            self._press_soon()
         self._on_abort()
 
     def _where(self) -> Where:

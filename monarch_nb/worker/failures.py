@@ -27,8 +27,9 @@ def interruption(collective: str, group_aborted: bool) -> RunInterrupted:
     """
     if not group_aborted:
         return RunInterrupted("interrupted")
+    where = f"interrupted in {collective}" if collective else "interrupted"
     return RunInterrupted(
-        f"interrupted in {collective or 'a collective'}; process group aborted, call dist.init_process_group() again; "
+        f"{where}; process group aborted, call dist.init_process_group() again; "
         "models wrapped in DistributedDataParallel must be wrapped again"
     )
 

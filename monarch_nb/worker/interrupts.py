@@ -2,7 +2,8 @@
 
 An interrupt carries a run id and counts only while that run's user code executes: the handler raises only when the
 user's frames are on the stack, so neither an idle rank nor our own code is ever hit. The control thread calls `press`
-again and again until the run ends, because a signal that arrives a moment too early is dropped.
+again and again until the run ends, because a signal that arrives a moment too early is dropped: before the user's code
+has begun, or while our own keeps the books of process groups.
 """
 
 import asyncio
@@ -22,6 +23,8 @@ from monarch_nb.worker.failures import RunInterrupted, interruption
 from monarch_nb.worker.user_code import UserCode, outwards
 
 PRESS_INTERVAL_S = 0.1
+PEERS_BREAK_WITHIN_S = 3 * PRESS_INTERVAL_S
+"""Peers that hang in a collective break it one interval after their interrupt."""
 _FORCE_AFTER_S = 1.0
 """A signal handler of the user's gets this long before the exception is forced on the main thread."""
 
@@ -75,6 +78,7 @@ class Interrupter:
         self._pid = os.getpid()
         self._main = threading.main_thread()
         self._breaking = threading.Lock()
+        self._early = ""
         self.active: ActiveRun | None = None
 
     def install(self) -> None:
@@ -84,7 +88,11 @@ class Interrupter:
             sys.unraisablehook = self._on_unraisable
 
     def request(self, run_id: str) -> bool:
-        """Ask that a run be interrupted (an empty id: whatever runs); return whether it runs. From any thread."""
+        """Ask that a run be interrupted (an empty id: whatever runs); return whether it runs. From any thread.
+
+        The run may still be on its way here: requests come on another connection.
+        """
+        self._early = run_id
         active = self.active
         if active is None or run_id not in ("", active.run_id):
             return False
@@ -93,11 +101,23 @@ class Interrupter:
         self.press()
         return True
 
-    def press(self) -> bool:
-        """Do what the interrupt of the active run needs now; return whether it must be called again."""
-        active = self.active
-        if active is None or active.requested_at is None:
+    def begin(self, active: ActiveRun) -> bool:
+        """A run begins; return False when its interrupt was faster. On the main thread."""
+        self.active = active
+        if active.run_id == self._early:  # looked at after `active` is set: `request` does it the other way round
+            active.requested_at = time.monotonic()
             return False
+        return True
+
+    def press(self) -> bool:
+        """Do what the interrupt or abort of the active run needs now; return whether it must be called again."""
+        active = self.active
+        if active is None:
+            return False
+        if active.abort is not None:
+            self._send_signal()
+        if active.requested_at is None:
+            return active.abort is not None
         waited_s = time.monotonic() - active.requested_at
         if waited_s >= PRESS_INTERVAL_S:
             self._break_collective(active)
@@ -158,7 +178,7 @@ class Interrupter:
         if os.getpid() != self._pid:
             raise KeyboardInterrupt  # a forked child of the user's
         active = self.active
-        if active is None:
+        if active is None or process_groups.keeps_books(outwards(frame)):
             return
         if active.abort is not None and self._runs_user_code(frame):
             error, active.abort = active.abort, None

@@ -18,25 +18,36 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 from urllib.parse import urlparse
 
 from monarch_nb.errors import ProcessGroupAborted
-from monarch_nb.worker import c10d, collectives
+from monarch_nb.worker import c10d, collectives, connections, group_connections, rendezvous
 from monarch_nb.worker.connections import Endpoint, resolve
 from monarch_nb.worker.group_connections import GroupConnections
 from monarch_nb.worker.rendezvous import Rendezvous
 
-__all__ = ["break_groups", "collective", "forget_groups", "in_use", "install", "readable"]
+__all__ = [
+    "break_groups",
+    "collective",
+    "forget_groups",
+    "in_use",
+    "install",
+    "is_broken",
+    "keeps_books",
+    "readable",
+]
 
 _BREAK_WAIT_S = 0.2
 _CLOSE_WAIT_S = 0.1
 _FREE_WAIT_S = 2.0
 _SWEEP_S = 0.05
 _DESCRIPTORS = 1 << 16
+_BOOKKEEPING = {__file__, *(module.__file__ for module in (c10d, connections, group_connections, rendezvous))}
+_STANDARD_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 _WRAP_AGAIN = "wrap the model in DistributedDataParallel again"
 _CALL_AGAIN = "call `dist.init_process_group()` again"
 
@@ -144,7 +155,7 @@ def break_groups(reason: str) -> bool:
         _state.broken = _state.broken or _Break(reason, where)
         _state.hush.begin()
         breaker = _state.breaker
-        if breaker is None or not breaker.is_alive():
+        if breaker is None or not breaker.is_alive() or breaker.cause is not _state.broken:
             breaker = _state.breaker = _Breaker(_state.broken)
             breaker.start()
     breaker.swept.wait(_BREAK_WAIT_S)
@@ -167,7 +178,32 @@ def forget_groups() -> None:
     _state.hush.end()
 
 
-def readable(error: BaseException) -> BaseException | None:
+def is_broken(wait_s: float = 0) -> bool:
+    """Return whether the default group is broken: here, or by a peer.
+
+    Args:
+        wait_s: look again for so long, for peers that are being interrupted at this moment.
+    """
+    return _state.broken is not None or _is_left(wait_s)
+
+
+def keeps_books(frames: Iterable[FrameType]) -> bool:
+    """Return whether a thread is in our own code that notes what groups there are: an exception would spoil it.
+
+    Args:
+        frames: the thread's, innermost first.
+    """
+    for each in frames:
+        path = each.f_code.co_filename
+        if path in _BOOKKEEPING:
+            return True
+        is_standard = path.startswith(("<frozen ", _STANDARD_LIBRARY)) and "-packages" not in path
+        if not is_standard:
+            break
+    return False
+
+
+def readable(error: BaseException) -> ProcessGroupAborted | None:
     """Return a short error in place of one that a broken group caused, or None when `error` is something else.
 
     A group is also broken by a peer: one that was interrupted a moment before this rank, or died.
@@ -189,7 +225,8 @@ def readable(error: BaseException) -> BaseException | None:
         return None
     if _state.forgotten is not None:
         return _state.forgotten.error(error)
-    if _state.connections.lost_peers(_CLOSE_WAIT_S):
+    is_new = collectives.collective_of(error) in ("init_process_group", "new_group")
+    if is_new or _state.connections.lost_peers(_CLOSE_WAIT_S):
         return _Break("a peer was interrupted or died").error(error)
     if _state.dropped and collectives.in_wrapped_model(error):
         return ProcessGroupAborted(f"this model's process group was aborted: {_WRAP_AGAIN}")
@@ -224,7 +261,7 @@ class _Breaker(threading.Thread):
 
     def __init__(self, cause: _Break) -> None:
         super().__init__(name="monarch_nb-break", daemon=True)
-        self._cause, self._place = cause, _place()
+        self.cause, self._place = cause, _place()
         self.swept = threading.Event()
 
     def run(self) -> None:
@@ -249,7 +286,7 @@ class _Breaker(threading.Thread):
     def _sweep(self, stores: bool) -> bool:
         """Shut down what there is now; return False when the groups that were to be broken are gone."""
         with _state.connections.lock:
-            is_current = _state.broken is self._cause
+            is_current = _state.broken is self.cause
             if is_current:
                 _state.connections.shut_down(stores=stores or _state.connections.is_making)
         self.swept.set()
@@ -270,6 +307,11 @@ def _raise_if_broken() -> None:
     """Do not begin to make a group, or return one, when groups were broken at a moment that torch did not notice."""
     if _state.broken is not None:
         raise _state.broken.error()
+
+
+def _note_interrupt() -> None:
+    """Python code that makes or destroys a group was interrupted: ranks differ now in what they have done of it."""
+    _state.broken = _state.broken or _Break("interrupted")
 
 
 # ---- what users call
@@ -296,8 +338,12 @@ def _wrap_helper(helper: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(helper)
     def wrapper(group_size: int, *args: Any, **kwargs: Any) -> Any:
         _raise_if_broken()
-        with _state.connections.making(group_size):
-            made = helper(group_size, *args, **kwargs)
+        try:
+            with _state.connections.making(group_size):
+                made = helper(group_size, *args, **kwargs)
+        except KeyboardInterrupt:
+            _note_interrupt()
+            raise
         _raise_if_broken()
         return made
 
@@ -327,7 +373,9 @@ def _wrap_init(rendezvous: Rendezvous, module: Any) -> Callable[..., None]:
             with _state.connections.making_default():
                 init(*args, **kwargs)
             _raise_if_broken()
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                _note_interrupt()
             _drop_groups()
             raise
         finally:
@@ -337,11 +385,11 @@ def _wrap_init(rendezvous: Rendezvous, module: Any) -> Callable[..., None]:
     return init_process_group
 
 
-def _is_left() -> bool:
+def _is_left(wait_s: float = 0) -> bool:
     """Return whether a peer has left the default group: then it is of no use to anyone."""
     if c10d.default_group() is None or _state.rendezvous is None:
         return False
-    return _state.connections.lost_peers() or _state.rendezvous.was_left()
+    return _state.connections.lost_peers(wait_s) or _state.rendezvous.was_left()
 
 
 def _is_same_group(module: Any, wanted: dict[str, Any]) -> bool:
@@ -377,8 +425,12 @@ def _wrap_destroy(module: Any) -> Callable[..., None]:
             is_gone = c10d.default_group() is None and _state.forgotten is not None
         else:
             is_gone = group in _state.dropped
-        if not is_gone:
-            destroy(group)
+        try:
+            if not is_gone:
+                destroy(group)
+        except KeyboardInterrupt:
+            _note_interrupt()
+            raise
         if c10d.default_group() is None:
             _state.connections.forget_default()
 

@@ -33,7 +33,7 @@ from monarch_nb.proto.run_pb2 import (
 from monarch_nb.proto.worker_pb2 import RankSpec, ToRank
 from monarch_nb.worker import after_fork, cells, failures, process_groups, streams
 from monarch_nb.worker.control import ControlThread
-from monarch_nb.worker.interrupts import ActiveRun, Interrupter
+from monarch_nb.worker.interrupts import PEERS_BREAK_WITHIN_S, ActiveRun, Interrupter
 from monarch_nb.worker.results import Results
 from monarch_nb.worker.shell import RankShell
 from monarch_nb.worker.user_code import UserCode
@@ -168,7 +168,9 @@ class Rank:
             self._last_error = None
             output = self._output_of(spec)
             self._interrupter.install()
-            self._interrupter.active = active
+            if not self._interrupter.begin(active):
+                self._finish(active.error(), active, result, output)
+                continue
             transformed = self._context.run(self._runner.transform, spec.cell) if spec.HasField("cell") else None
             body = self._runner.run(spec, transformed, result)
             if transformed is not None and transformed.may_await:
@@ -257,10 +259,17 @@ def _run_now(body: Body) -> BaseException | None:
 
 
 def _is_interruption(error: BaseException, active: ActiveRun) -> bool:
-    """Return whether `error` is what the interrupt of a run caused."""
-    if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
-        return True
-    return active.group_aborted and process_groups.readable(error) is not None
+    """Return whether `error` is what the interrupt of a run caused; note in `active` what it did to process groups.
+
+    Its peers were interrupted too: they may have broken the group that this rank was about to use.
+    """
+    aborted = process_groups.readable(error)
+    if aborted is not None:
+        active.group_aborted = True
+        active.collective = active.collective or aborted.collective
+    elif isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
+        active.group_aborted = active.group_aborted or process_groups.is_broken(PEERS_BREAK_WITHIN_S)
+    return aborted is not None or isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
 
 
 def _leave() -> None:

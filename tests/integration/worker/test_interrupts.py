@@ -8,7 +8,7 @@ import time
 import pytest
 
 from integration.worker.harness import RankProcess, TemplateProcess, run_all
-from monarch_nb.proto.run_pb2 import OUTCOME_ERROR, OUTCOME_INTERRUPTED, OUTCOME_OK, RankResult, RunSpec, Where
+from monarch_nb.proto.run_pb2 import OUTCOME_ERROR, OUTCOME_INTERRUPTED, OUTCOME_OK, Cell, RankResult, RunSpec, Where
 
 FREED_S = 20
 """Without an interrupt these would take for ever; how fast they are is a matter for the bench, on a machine at rest."""
@@ -109,6 +109,17 @@ def test_an_interrupt_of_another_run_or_of_an_idle_rank_does_nothing(rank: RankP
     assert rank.value(rank.result()) == "done"
     assert not rank.interrupt(spec.run_id)
     assert rank.ok("import time; time.sleep(0.3); 'untouched'") == "untouched"
+
+
+def test_an_interrupt_that_is_faster_than_its_run(rank: RankProcess) -> None:
+    """They come on two connections."""
+    spec = rank.spec_of(cell=Cell(code="ran = True\nwhile True: pass"))
+    assert not rank.interrupt(spec.run_id)
+    rank.send_run(spec)
+    result = rank.result()
+    assert (result.run_id, result.outcome) == (spec.run_id, OUTCOME_INTERRUPTED)
+    assert result.failure.message == "interrupted"
+    assert rank.ok("'ran' in globals()") is False
 
 
 def test_a_signal_from_elsewhere_does_not_touch_the_rank(rank: RankProcess) -> None:
@@ -289,6 +300,50 @@ def test_a_hung_init_is_freed_again_and_again(template: TemplateProcess) -> None
         results = run_all(ranks, f"{JOIN}\n{REDUCE}")
         assert [result.outcome for result in results] == [OUTCOME_OK, OUTCOME_OK], results
         run_all(ranks, "dist.destroy_process_group()")
+
+
+def test_a_rank_that_is_about_to_enter_its_collective_knows_that_it_is_broken(template: TemplateProcess) -> None:
+    ranks = template.fork_mesh(2)
+    run_all(ranks, JOIN)
+    ranks[0].submit("dist.barrier()")
+    ranks[0].wait_hung()
+    start_and_wait(ranks[1], "print('started')\nwhile True: pass\ndist.barrier()")
+    for rank in ranks:
+        assert rank.interrupt()
+    hung, late = (rank.result() for rank in ranks)
+    assert (late.outcome, late.group_aborted) == (OUTCOME_INTERRUPTED, True)
+    assert late.failure.message.startswith("interrupted; process group aborted, call dist.init_process_group() again")
+    assert hung.failure.message.startswith("interrupted in barrier; process group aborted")
+    assert [result.outcome for result in run_all(ranks, f"{JOIN}\n{REDUCE}")] == [OUTCOME_OK, OUTCOME_OK]
+
+
+@pytest.mark.parametrize("name", ["init_process_group", "new_group"])
+def test_an_interrupt_between_the_steps_of_making_a_group(template: TemplateProcess, name: str) -> None:
+    """Python code of torch's is interrupted: nothing hangs, but ranks have come to different steps."""
+    ranks = template.fork_mesh(2)
+    if name == "new_group":
+        run_all(ranks, JOIN)
+    code = (
+        "import torch, torch.distributed as dist, torch.distributed.distributed_c10d as c10d\n"
+        "real = c10d.PrefixStore\n"
+        "def slow(*args, **kwargs):\n"
+        "    print('started')\n"
+        "    while True: pass\n"
+        "slow.__code__ = slow.__code__.replace(co_filename=c10d.__file__, co_name='_slow')\n"
+        "c10d.PrefixStore = slow\n"
+        f"try: dist.{name}()\n"
+        "finally: c10d.PrefixStore = real"
+    )
+    for rank in ranks:
+        rank.submit(code)
+    for rank in ranks:
+        while "started" not in rank.text():
+            pass
+        assert rank.interrupt()
+    for result in [rank.result() for rank in ranks]:
+        assert (result.outcome, result.group_aborted) == (OUTCOME_INTERRUPTED, True)
+        assert result.failure.message.startswith(f"interrupted in {name}; process group aborted")
+    assert [result.outcome for result in run_all(ranks, f"{JOIN}\n{REDUCE}")] == [OUTCOME_OK, OUTCOME_OK]
 
 
 def test_a_cell_can_not_go_on_after_its_collective_was_broken(template: TemplateProcess) -> None:

@@ -12,12 +12,14 @@ import pytest
 
 from monarch_nb import config
 from monarch_nb.allocator import processes
+from monarch_nb.allocator.control import interrupt
 from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.sessions import Session
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import MonarchNbError, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2, state_pb2
+from monarch_nb.proto import worker_pb2 as wire
 
 MESH = "m" * 32
 
@@ -26,6 +28,10 @@ class FakeLink:
     def __init__(self) -> None:
         self.runs: list[bytes] = []
         self.forgotten: list[str] = []
+        self.told: list[wire.ControlRequest] = []
+
+    def tell(self, request: wire.ControlRequest) -> None:
+        self.told.append(request)
 
     def start(self, encoded: bytes) -> None:
         self.runs.append(encoded)
@@ -290,6 +296,19 @@ class TestRuns:
         assert link.forgotten == []
         node._flush()
         assert link.forgotten == ["a"]
+
+    async def test_an_interrupt_is_told_to_the_ranks_that_run_it_and_to_no_other(
+        self, node: NodeWithoutProcesses
+    ) -> None:
+        await spawn(node)
+        session = submit(node, "a")
+        submit(node, "b", session)
+        node._on_result(MESH, self.result("a", rank=1))  # which goes on with the next
+        for run_id, told in (("b", [[], ["b"]]), ("a", [["a"], ["b"]]), ("unknown", [["a"], ["b"]])):
+            interrupt(node, run_id)
+            links = [node.supervisor.ranks[MESH, rank].link for rank in (0, 1)]
+            assert [[request.interrupt.run_id for request in link.told] for link in links] == told
+        assert node.state.meshes[MESH].runs["b"].results[0].outcome == run_pb2.OUTCOME_CANCELLED
 
     async def test_a_disk_that_is_full_leaves_results_with_their_ranks(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)

@@ -219,6 +219,27 @@ class TestBreaks:
         node.hang_up()
         assert (await node.next("submit")).run.run_id == "b", "it is followed no longer"
 
+    async def test_an_interrupt_during_the_break_is_sent_once_afterwards(
+        self, node: Scripted, connection: Connection
+    ) -> None:
+        listener = Listener()
+        connection.submit(listener, submit())
+        connection.cancel("a")  # the stream is not even open
+        await node.next("submit")
+        assert (await node.next("cancel")).run_id == "a"
+        node.say(queued=pb.Queued(run_id="a", number=3))
+        await listener.until("queued")
+        node.hang_up()
+        await listener.until("down")
+        connection.cancel("a")
+        assert (await node.next("follow")).run_id == (await node.next("cancel")).run_id == "a"
+        await listener.until("up")
+        node.hang_up()
+        await node.next("follow")
+        await listener.until("up")
+        connection.send(proceed=pb.Proceed(run_id="a"))
+        await node.next("proceed")
+
     async def test_a_run_of_another_client_is_not_submitted(self, node: Scripted, connection: Connection) -> None:
         listener = Listener()
         connection.follow(listener, "m", from_shown=True)

@@ -39,6 +39,9 @@ class FakeConnection:
     def send(self, **message: Any) -> None:
         self.sent.extend(message.items())
 
+    def cancel(self, run_id: str) -> None:
+        self.sent.append(("cancel", run_id))
+
     def collect(self, run_id: str) -> None:
         self.collected.append(run_id)
 
@@ -382,11 +385,23 @@ class TestResults:
         assert harness.run._value(0) == "from big"
 
     async def test_who_interrupted_it_repairs_groups_on_all_ranks_before_it_is_done(self, harness: Harness) -> None:
-        await harness.run._send_interrupt()
+        harness.run._send_interrupt()
         harness.finished(*range(7))
         harness.finished(7, outcome=run_pb2.OUTCOME_INTERRUPTED, group_aborted=True)
         assert await asyncio.to_thread(harness.run.wait, 10)
         assert len(harness.core.aborted) == 1
+
+    async def test_an_interrupt_comes_after_the_run_on_every_node(self, harness: Harness) -> None:
+        harness.start()
+        harness.run._send_interrupt()
+        harness.queued(previous={1: 4})
+        assert [kind for kind, _ in harness.nodes[0].sent] == ["submit", "cancel"]
+        assert [kind for kind, _ in harness.nodes[1].sent][-2:] == ["submit", "cancel"]
+
+    async def test_an_interrupt_goes_where_ranks_have_not_finished(self, harness: Harness) -> None:
+        harness.finished(*range(4))
+        harness.run._send_interrupt()
+        assert [node.sent for node in harness.nodes] == [[], [("cancel", "run-id")]]
 
     async def test_collected_is_told_to_every_node(self, harness: Harness) -> None:
         harness.run._tell_collected()

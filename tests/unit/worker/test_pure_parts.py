@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -18,7 +19,7 @@ import pytest
 from monarch_nb.frames import FrameSplitter, pack_pickle, unpack_pickle
 from monarch_nb.proto.run_pb2 import Display, Mark, RankResult
 from monarch_nb.proto.worker_pb2 import FromRank
-from monarch_nb.worker import after_fork, preload, stacks, values
+from monarch_nb.worker import after_fork, connections, preload, process_groups, stacks, values
 from monarch_nb.worker.completion import complete
 from monarch_nb.worker.interrupts import thread_state
 from monarch_nb.worker.results import Results, send_all
@@ -250,6 +251,23 @@ def test_stacks_of_threads() -> None:
     text = stacks.describe_threads(user_code, [frame], [("loader", frame)])
     assert text.count('File "Cell In[7]", line 2, in f') == 2
     assert "\n\nthread loader:\n" in text
+
+
+@pytest.mark.parametrize(
+    ("files", "keeps"),
+    [
+        (["/home/me/train.py"], False),
+        (["/site-packages/torch/x.py", process_groups.__file__], False),
+        ([process_groups.__file__], True),
+        ([contextlib.__file__, connections.__file__, "/home/me/train.py"], True),
+        ([threading.__file__, "/home/me/train.py", process_groups.__file__], False),
+        ([f"{os.path.dirname(os.__file__)}/site-packages/numpy/x.py", process_groups.__file__], False),
+        ([], False),
+    ],
+)
+def test_who_keeps_the_books_of_groups(files: list[str], keeps: bool) -> None:
+    frames: list[Any] = [SimpleNamespace(f_code=SimpleNamespace(co_filename=file)) for file in files]
+    assert process_groups.keeps_books(frames) is keeps
 
 
 def test_the_state_of_a_thread() -> None:

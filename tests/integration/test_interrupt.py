@@ -1,0 +1,281 @@
+"""One interrupt frees every rank without costing its memory; what does not stop is named, and replaced on demand."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from integration.live import Gate, Recorder, client, eventually, pids_of, started
+from monarch_nb.client import events
+from monarch_nb.client import run as run_module
+from monarch_nb.client.mesh import Mesh
+from monarch_nb.errors import RunFailed
+
+INIT = "dist.init_process_group('gloo')"
+FRESH_GROUP = f"if dist.is_initialized(): dist.destroy_process_group()\n{INIT}"
+TRAIN = (
+    "import torch\n"
+    "torch.manual_seed(0)\n"
+    "weights = torch.ones(4) * rank\n"
+    "steps = 0\n"
+    "def step():\n"
+    "    global steps\n"
+    "    mean = weights.clone(); dist.all_reduce(mean); steps += 1\n"
+    "    return mean[0].item()\n"
+)
+HANG_IN_C = "sum(range(10 ** 14))  # holds the interpreter and looks at no signal"
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a client says or gives up after seconds, it does at once."""
+    monkeypatch.setattr(run_module, "WAITS_INTERVAL_S", 0.1)
+    monkeypatch.setattr(run_module, "ABORT_INTERVAL_S", 0.1)
+    monkeypatch.setattr(run_module, "STOP_WAIT_S", 1.0)
+
+
+def kinds(error: RunFailed) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for rank, failure in sorted(error.failures.items()):
+        found.setdefault(failure.kind, []).append(rank)
+    return found
+
+
+class TestPython:
+    def test_it_stops_and_keeps_everything(self, mesh: Mesh) -> None:
+        mesh.run("kept = rank * 3")
+        run, _ = started(mesh, "while True: pass")
+        report = run.interrupt()
+        assert report.stopped == tuple(range(8))
+        assert (report.stuck, report.aborted, report.restarted) == ({}, (), ())
+        with pytest.raises(RunFailed) as raised:
+            run.result(60)
+        assert kinds(raised.value) == {"interrupted": list(range(8))}
+        assert {failure.name for failure in raised.value.failures.values()} == {"KeyboardInterrupt"}
+        assert mesh.pull("kept") == [rank * 3 for rank in range(8)]
+
+    def test_the_handle_of_the_run_learns_of_it(self, mesh: Mesh) -> None:
+        run, recorder = started(mesh, "while True: pass")
+        assert mesh.interrupt().stopped == tuple(range(8))
+        assert run.done
+        assert len(recorder.of(events.Finished)) == 1
+        with pytest.raises(RunFailed):
+            run.result(0)
+
+    def test_ranks_that_finished_are_left_alone(self, mesh: Mesh, gate: Gate) -> None:
+        run, recorder = started(mesh, f"if rank < 4: {gate.wait}\nrank")
+        recorder.wait_for(lambda recorder: len(recorder.of(events.Result)) == 4)
+        assert run.interrupt().stopped == (0, 1, 2, 3)
+        with pytest.raises(RunFailed) as raised:
+            run.result(60)
+        assert kinds(raised.value) == {"interrupted": [0, 1, 2, 3]}
+        assert run.values == [None] * 4 + [4, 5, 6, 7]
+
+    def test_nothing_runs(self, mesh: Mesh) -> None:
+        assert str(mesh.interrupt()) == "nothing was running"
+        assert mesh.run("rank").values == list(range(8))
+
+    def test_it_does_not_overtake_its_run(self, mesh: Mesh) -> None:
+        for _ in range(10):
+            run = mesh.submit("while True: pass")
+            report = run.interrupt()
+            assert report.stopped == tuple(range(8))
+
+    def test_what_waits_for_its_turn_is_dropped(self, mesh: Mesh, gate: Gate) -> None:
+        first, _ = started(mesh, f"{gate.wait}\n'first'")
+        queued = mesh.submit("ran = True")
+        queued.cancel()
+        with pytest.raises(RunFailed) as raised:
+            queued.result(60)
+        assert kinds(raised.value) == {"cancelled": list(range(8))}
+        gate.open(8)
+        assert first.result(60) == ["first"] * 8
+        assert mesh.pull("'ran' in globals()") == [False] * 8
+
+    def test_everything_at_once(self, mesh: Mesh) -> None:
+        first, _ = started(mesh, "while True: pass")
+        queued = mesh.submit("while True: pass")
+        report = mesh.interrupt()
+        assert report.stopped == tuple(range(8))
+        for run in (first, queued):
+            with pytest.raises(RunFailed):
+                run.result(60)
+
+
+class TestCollective:
+    def test_hang_interrupt_init_again_and_again_on_one_live_model(self, fresh_mesh: Mesh) -> None:
+        mesh = fresh_mesh
+        mesh.run(f"{TRAIN}\n{INIT}")
+        for missing in range(0, 8, 2):
+            assert mesh.run("step()").values == [28.0] * 8
+            run, recorder = started(mesh, f"if rank == {missing}: raise KeyError('boom')\nstep()")
+            recorder.wait_for(lambda recorder: recorder.of(events.Result))
+            report = run.interrupt()
+            assert report.stuck == {}
+            assert report.aborted
+            with pytest.raises(RunFailed) as raised:
+                run.result(60)
+            others = [rank for rank in range(8) if rank != missing]
+            assert kinds(raised.value) == {"error": [missing], "interrupted": others}
+            messages = {raised.value.failures[rank].message for rank in others}
+            assert any("interrupted in all_reduce" in message for message in messages), messages
+            assert all("process group aborted" in message for message in messages), messages
+            mesh.run(INIT)
+        assert mesh.run("step()").values == [28.0] * 8
+        assert mesh.pull("steps") == [5] * 8
+
+    @pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3])
+    def test_one_press_at_any_moment(self, mesh: Mesh, delay_s: float) -> None:
+        """Before the run has reached all nodes, before its ranks begin, inside destroy and init, in the all_reduce."""
+        run = mesh.submit(f"import torch\n{FRESH_GROUP}\nif rank != 3: dist.all_reduce(torch.ones(1))")
+        time.sleep(delay_s)
+        report = run.interrupt()
+        assert report.stuck == {}
+        with pytest.raises(RunFailed) as raised:
+            run.result(0)
+        others = {failure.kind for failure in raised.value.failures.values() if failure.rank != 3}
+        assert others <= {"interrupted", "cancelled"}, raised.value
+        again = mesh.submit(f"{INIT}\nsum = torch.ones(1)\ndist.all_reduce(sum)\nsum.item()")
+        assert again.result(60) == [8.0] * 8
+
+    def test_who_waits_for_whom_is_said(self, fresh_mesh: Mesh, soon: None) -> None:
+        mesh = fresh_mesh
+        mesh.run(f"{TRAIN}\n{INIT}")
+        run, recorder = started(mesh, "if rank == 7: raise KeyError('boom')\nstep()", cell_number=12)
+
+        def said(recorder: Recorder) -> str:
+            texts = [notice.text for notice in recorder.of(events.Notice) if notice.key == "waits" and notice.text]
+            return texts[-1] if texts else ""
+
+        recorder.wait_for(lambda recorder: said(recorder).startswith("ranks 0-6 wait in all_reduce"))
+        assert "rank 7 raised KeyError: interrupt" in said(recorder)
+        stacks = mesh.stacks()
+        [waiting] = [stack for ranks, stack in stacks.groups if ranks == tuple(range(7))]
+        assert "step" in waiting
+        assert "Cell In[" in waiting
+        assert {at.collective for at in mesh.select(range(7)).where().values()} == {"all_reduce"}
+        run.interrupt()
+        assert recorder.of(events.Notice)[-1].text == "" or run.done
+        with pytest.raises(RunFailed):
+            run.result(60)
+
+    def test_on_error_abort_needs_nobody(self, fresh_mesh: Mesh, soon: None) -> None:
+        mesh = fresh_mesh
+        mesh.run(f"{TRAIN}\n{INIT}")
+        recorder = Recorder()
+        with pytest.raises(RunFailed) as raised:
+            mesh.run("if rank == 3: raise KeyError('boom')\nstep()", on_error="abort", listener=recorder)
+        assert kinds(raised.value) == {"error": [3], "interrupted": [0, 1, 2, 4, 5, 6, 7]}
+        assert raised.value.groups()[0][0] == [3], "the cause comes first"
+        assert any(notice.key == "abort" for notice in recorder.of(events.Notice))
+        mesh.run(INIT)
+        assert mesh.run("step()").values == [28.0] * 8
+
+    def test_on_error_abort_leaves_those_that_compute(self, mesh: Mesh, gate: Gate, soon: None) -> None:
+        run, recorder = started(mesh, f"if rank == 3: raise KeyError('boom')\n{gate.wait}\nrank", on_error="abort")
+        recorder.wait_for(lambda recorder: any(notice.key == "waits" for notice in recorder.of(events.Notice)))
+        gate.open(7)
+        with pytest.raises(RunFailed) as raised:
+            run.result(60)
+        assert kinds(raised.value) == {"error": [3]}
+
+
+class TestStuck:
+    def test_it_is_named_and_a_second_interrupt_replaces_just_it(self, mesh: Mesh, soon: None) -> None:
+        mesh.run("kept = rank")
+        before = pids_of(mesh)
+        run, recorder = started(mesh, f"if rank == 2: {HANG_IN_C}\nwhile True: pass", cell_number=5)
+        report = run.interrupt()
+        assert report.stopped == (0, 1, 3, 4, 5, 6, 7)
+        assert list(report.stuck) == [2]
+        assert "native code" in report.stuck[2]
+        assert "rank 2 does not stop" in str(report)
+        recorder.wait_for(lambda recorder: any("rank 2" in notice.text for notice in recorder.of(events.Notice)))
+        [stack] = [stack for ranks, stack in mesh.stacks().groups if 2 in ranks]
+        assert "most recent call" in stack, "by faulthandler, though the interpreter is held"
+        report = run.interrupt(kill_stuck=True)
+        assert report.restarted == (2,)
+        with pytest.raises(RunFailed) as raised:
+            run.result(60)
+        assert kinds(raised.value) == {"died": [2], "interrupted": [0, 1, 3, 4, 5, 6, 7]}
+        assert mesh.pull("globals().get('kept')") == [0, 1, None, 3, 4, 5, 6, 7]
+        assert {rank for rank, pid in pids_of(mesh).items() if before[rank] != pid} == {2}
+
+
+class TestCtrlC:
+    """In a script: Ctrl-C goes to the ranks."""
+
+    PROGRAM = (
+        "mesh = monarch_nb.attach('dev').mesh\n"
+        "def show(event):\n"
+        "    if getattr(event, 'text', '').startswith('go') and event.rank == 0: print('under way')\n"
+        "try:\n"
+        "    mesh.run({code!r}, listener=show)\n"
+        "except KeyboardInterrupt as interrupt:\n"
+        "    print(interrupt)\n"
+        "print(mesh.run('rank').values)\n"
+    )
+
+    def test_it_frees_the_ranks(self, mesh: Mesh) -> None:
+        with client(self.PROGRAM.format(code="print('go')\nwhile True: pass")) as script:
+            assert script.line() == "under way"
+            script.interrupt()
+            assert script.line() == "interrupted ranks 0-7"
+            assert script.line() == "[0, 1, 2, 3, 4, 5, 6, 7]"
+
+    def test_twice_replaces_what_does_not_stop(self, mesh: Mesh) -> None:
+        code = f"print('go')\nif rank == 1: {HANG_IN_C}\nwhile True: pass"
+        program = self.PROGRAM.format(code=code).replace(
+            "except KeyboardInterrupt", "except monarch_nb.RunFailed: pass\nexcept KeyboardInterrupt"
+        )
+        with client(program) as script:
+            assert script.line() == "under way"
+            eventually(lambda: 1 not in mesh.select([1]).where())
+            script.interrupt()
+            eventually(lambda: running(mesh) == [1])
+            script.interrupt()
+            assert "killed and restarted rank 1" in script.line()
+            assert script.line() == "[0, 1, 2, 3, 4, 5, 6, 7]"
+
+    def test_while_it_waits_for_another_ones_cell(self, mesh: Mesh, gate: Gate) -> None:
+        run, _ = started(mesh, f"{gate.wait}\nrank")
+        program = self.PROGRAM.replace("startswith('go') and event.rank == 0", "startswith('waits for')")
+        with client(program.format(code="'never'")) as script:
+            assert script.line() == "under way"
+            script.interrupt()
+            assert "interrupted" in script.line()
+            gate.open(8)
+            assert run.result(60) == list(range(8)), "the other one's goes on"
+            assert script.line() == "[0, 1, 2, 3, 4, 5, 6, 7]"
+
+
+class TestTimeout:
+    def test_the_run_goes_on(self, mesh: Mesh, gate: Gate) -> None:
+        with pytest.raises(TimeoutError, match=r"run \d+ goes on after 0.2 s on ranks 0-7") as raised:
+            mesh.run(f"{gate.wait}\nrank", timeout_s=0.2)
+        assert type(raised.value) is TimeoutError
+        assert not isinstance(raised.value, RunFailed)
+        [info] = mesh.runs()
+        run = mesh.attach_run(info.run_id)
+        with pytest.raises(TimeoutError, match="after 0 s"):
+            run.result(timeout_s=0)
+        assert not run.wait(0.01)
+        gate.open(8)
+        assert run.result(timeout_s=60) == list(range(8))
+
+    def test_a_thread_may_wait_too(self, mesh: Mesh, gate: Gate) -> None:
+        run = mesh.submit(f"{gate.wait}\nrank")
+        values: list[list[int]] = []
+        threads = [threading.Thread(target=lambda: values.append(run.result())) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        gate.open(8)
+        for thread in threads:
+            thread.join(60)
+        assert values == [list(range(8))] * 3
+
+
+def running(mesh: Mesh) -> list[int]:
+    return [info.rank for info in mesh.status() if info.state == "running"]
