@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 import logging
 import threading
 import time
@@ -106,6 +107,7 @@ class Run:
         self._watching_waits = False
         self._completing = False
         self._interrupting = False
+        self._is_stuck = False
         self._is_collected = False
         self._replaying: set[Connection] = set()
         self._own_connections: dict[int, Connection] | None = {} if own_connections else None
@@ -202,7 +204,8 @@ class Run:
         return call(self._interrupt(kill_stuck))
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait as a blocked cell does: Ctrl-C interrupts the ranks, a second one kills and restarts those that hang.
+        """Wait as a blocked cell does: Ctrl-C interrupts the ranks; once some are found to hang, another one kills and
+        restarts those.
 
         Returns:
             Whether it is done.
@@ -210,19 +213,20 @@ class Run:
         Raises:
             KeyboardInterrupt: after Ctrl-C, when the ranks are free.
         """
-        interrupts = 0
-        report = InterruptReport()
-        while True:
-            try:
-                if not interrupts:
-                    return self.wait(timeout_s)
-                report = self.interrupt(kill_stuck=interrupts > 1)
-                self.wait()  # what is stuck may still stop by itself; another Ctrl-C kills it
-                break
-            except KeyboardInterrupt:
-                interrupts += 1
+        try:
+            return self.wait(timeout_s)
+        except KeyboardInterrupt:
+            report = self._free()
         self.collected()
         raise KeyboardInterrupt(str(report))
+
+    def _free(self) -> InterruptReport:
+        """Interrupt the ranks until they are free. Those that have had no time to stop are never killed."""
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):
+                report = self.interrupt(kill_stuck=self._is_stuck)
+                self.wait()  # what is stuck may still stop by itself
+                return report
 
     def collected(self) -> None:
         """Tell the allocators that the results are here: they need not be kept for a later kernel."""
@@ -499,6 +503,7 @@ class Run:
         for rank in ranks:
             connection = self.mesh.core.connection_of(rank)
             lines[rank] = _place(where.get(rank)) if connection.up else f"{connection.name} {ALLOCATOR_DOWN}"
+        self._is_stuck = True
         self._emit(events.Notice("; ".join(_stuck_lines(lines)), key="stuck"))
         return lines
 

@@ -45,7 +45,7 @@ from monarch_nb.proto.worker_pb2 import (
     ToTemplate,
 )
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 _TEMPLATE_ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
