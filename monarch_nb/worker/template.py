@@ -75,7 +75,7 @@ class Template:
             self._drop_connection()
             connection.settimeout(_SEND_TIMEOUT_S)
             self._connection, self._splitter = connection, FrameSplitter()
-            self._selector.register(connection, selectors.EVENT_READ, self._receive)
+            self._selector.register(connection, selectors.EVENT_READ, lambda: self._receive(connection))
             exits = [ProcessExit(pid=pid, wait_status=status) for pid, status in self._exits.items()]
             version = getattr(sys.modules.get("torch"), "__version__", "")
             ready = TemplateReady(pid=os.getpid(), exits=exits, python=sys.executable, torch_version=version)
@@ -87,10 +87,11 @@ class Template:
             self._connection.close()
             self._connection = None
 
-    def _receive(self) -> None:
-        assert self._connection is not None
+    def _receive(self, connection: socket.socket) -> None:
+        if connection is not self._connection:
+            return  # the end of the last one was noticed together with the next
         try:
-            data = self._connection.recv(_RECEIVE_BYTES)
+            data = connection.recv(_RECEIVE_BYTES)
             messages = [ToTemplate.FromString(frame) for frame in self._splitter.feed(data)]
         except (OSError, FrameError, DecodeError):  # the allocator is gone, or it is none
             data, messages = b"", []
