@@ -207,7 +207,8 @@ def test_a_thread_that_appears_later_is_refused_at_the_fork(own_template: MakeTe
 def test_children_of_a_rank_do_not_hold_its_sockets(template: TemplateProcess) -> None:
     [rank] = template.fork()
     child = rank.ok(
-        "import os, time\npid = os.fork()\nif pid == 0:\n    time.sleep(60)\n    os._exit(0)\npid",
+        "import os, time\nread, write = os.pipe()\npid = os.fork()\n"
+        "if pid == 0:\n    os.write(write, b'x')\n    time.sleep(60)\n    os._exit(0)\nos.read(read, 1)\npid",
     )
     # The event loop's pair, which nobody else holds the other end of, is all that is left.
     assert len([target for target in open_files(child) if target.startswith("socket:")]) <= 2
