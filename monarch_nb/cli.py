@@ -95,6 +95,9 @@ def make_parser() -> argparse.ArgumentParser:
     logs.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
     logs.add_argument("-n", "--lines", type=int, metavar="N", help="only the last N lines of each rank")
 
+    doctor = command("doctor", _doctor, "compare this environment with every node's", "doctor dev")
+    doctor.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
+
     release = command(
         "release", _release, "end the ranks of a reservation and give its slots back", "release dev", "release --all"
     )
@@ -227,6 +230,14 @@ def _logs(options: argparse.Namespace) -> int:
         open_line = None if record.text.endswith("\n") else source
     print("" if open_line is None else "\n", end="")
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from monarch_nb import attach
+
+    diagnosis = attach(options.name, pool=options.pool).doctor()
+    print(diagnosis)
+    return 0 if diagnosis.healthy else 1
 
 
 def _release(options: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from monarch_nb import config
 from monarch_nb.client import pool as pools
 from monarch_nb.client.bridge import call
+from monarch_nb.client.diagnosis import Diagnosis
 from monarch_nb.client.mesh import Mesh, RankInfo, rank_infos
 from monarch_nb.client.pool import HeldReservation, Pool, Progress, Shape, SpawnOptions, current_owner, pool_named
 from monarch_nb.errors import CapacityError, NodeUnreachable, ReservationConflict, UsageError
@@ -62,7 +63,7 @@ class Reservation:
     """What a user holds: nodes, slots on each, and a main mesh of ranks that live until `release()`.
 
     Attributes:
-        shared: the storage that all its nodes see, `$MONARCH_NB_SHARED` in the ranks; an empty text when none was named.
+        shared: the storage that all its nodes see, `$MONARCH_NB_SHARED` in the ranks; empty when none was named.
 
     Example:
         >>> dev = monarch_nb.reserve("dev", nodes=2, procs=4)  # doctest: +SKIP
@@ -79,6 +80,7 @@ class Reservation:
         status = next(mesh for mesh in facts.meshes if mesh.name == "main")
         self.shared = _shared(held)
         extent = Extent({axis.name: axis.size for axis in status.spec.extent})
+        self._python = status.spec.python
         dead = {
             info.rank: info.death
             for info in rank_infos(held, status.mesh_id)
@@ -97,6 +99,19 @@ class Reservation:
         """
         held = call(_find_id(self._pool, self.id, self.name))
         return _info(held)
+
+    def doctor(self) -> Diagnosis:
+        """Compare this process with every node: Python, torch, CUDA, the packages that are imported here, clocks,
+        disks, limits and shared storage. `print` it, or read its `differences`."""
+        from monarch_nb.client.doctor import examine
+
+        return examine(
+            f"{self.name}: {Shape(self.nodes, self.procs, self.gpus)}",
+            [self._connections[rank] for rank in sorted(self._connections)],
+            python=self._python,
+            shared=self.shared,
+            notebook_directory=pools.working_directory(None, self.notebook),
+        )
 
     def release(self) -> None:
         """End its ranks and give its slots back. Nothing is asked; releasing twice is fine.
@@ -204,8 +219,8 @@ async def _reserve(
 def _check_same_storage(held: HeldReservation, asked: str) -> None:
     if asked and asked != (has := _shared(held)):
         raise ReservationConflict(
-            f"{held.facts.name!r} is already held {f'with --shared {has}' if has else 'without --shared'}, which is set "
-            "when its ranks start; --replace releases it first (its ranks and their variables are lost)"
+            f"{held.facts.name!r} is already held {f'with --shared {has}' if has else 'without --shared'}; --replace "
+            "releases it first (its ranks and their variables are lost)"
         )
 
 

@@ -115,6 +115,13 @@ LOGS = Command(
         ("%mesh logs --run 12 -n 0", "all of run 12"),
     ),
 )
+DOCTOR = Command(
+    "doctor",
+    "compare this kernel with every node: Python, torch, CUDA, packages, clocks, room",
+    magic="%mesh ",
+    section="Look",
+    notes="Packages are those that this notebook has imported. Says what differs, where, and what to do.",
+)
 PUSH = Command(
     "push",
     "set variables of this kernel on every rank",
@@ -187,7 +194,7 @@ MESH = CommandSet(
     "live ranks for this notebook",
     commands=(
         *(RESERVE, ATTACH, DETACH, RELEASE, LIST),
-        *(STATUS, STACKS, LOGS),
+        *(STATUS, STACKS, LOGS, DOCTOR),
         *(PUSH, PULL),
         *(INTERRUPT, RESTART, ON, OFF, HELP),
     ),

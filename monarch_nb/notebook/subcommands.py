@@ -27,6 +27,7 @@ from monarch_nb.notebook.progress import Progress
 from monarch_nb.notebook.session import Session, attached_line, shape
 from monarch_nb.notebook.tables import (
     calm_line,
+    diagnosis_view,
     duration,
     is_notebook,
     preformatted,
@@ -55,6 +56,7 @@ class Subcommands:
             commands.STATUS: self._status,
             commands.STACKS: self._stacks,
             commands.LOGS: self._logs,
+            commands.DOCTOR: self._doctor,
             commands.PUSH: self._push,
             commands.PULL: self._pull,
             commands.INTERRUPT: self._interrupt,
@@ -169,6 +171,9 @@ class Subcommands:
         lines = commands.LOG_LINES if lines is None else lines
         for line in folded_lines(mesh.logs(lines=lines or None, run=parsed.count("run"))):
             sys.stdout.write(f"{line}\n")
+
+    def _doctor(self, _: Parsed) -> None:
+        show(diagnosis_view(self._session.current().doctor()))
 
     def _push(self, parsed: Parsed) -> None:
         values = {name: self._evaluate(name, expression) for name, expression in push_items(parsed.words)}
