@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from monarch_nb import config
 from monarch_nb.client import pool as pools
 from monarch_nb.client.bridge import call
-from monarch_nb.client.diagnosis import Diagnosis
 from monarch_nb.client.mesh import Mesh, RankInfo, rank_infos
 from monarch_nb.client.pool import HeldReservation, Pool, Progress, Shape, SpawnOptions, current_owner, pool_named
 from monarch_nb.errors import CapacityError, NodeUnreachable, ReservationConflict, UsageError
 from monarch_nb.provision import provisioner
 from monarch_nb.shape import Extent
+
+if TYPE_CHECKING:
+    from monarch_nb.client.diagnosis import Diagnosis
+    from monarch_nb.client.environments import PipReport
 
 DEFAULT_NAME = "main"
 _FORBIDDEN_IN_NAMES = set("/\\\n\r\t\0 ")
@@ -112,6 +116,23 @@ class Reservation:
             shared=self.shared,
             notebook_directory=pools.working_directory(None, self.notebook),
         )
+
+    def pip(self, *arguments: str, run: Callable[[Mesh, str], object] | None = None) -> PipReport:
+        """Run pip in the environment of all nodes: once in each that differs from the others', on one rank of it.
+
+        Modules that ranks have imported already stay as they are until these are restarted.
+
+        Args:
+            arguments: pip's, as in `pip("install", "einops")`.
+            run: runs code on a mesh to the end; by default `Mesh.run`.
+
+        Raises:
+            RunFailed: it failed somewhere; the output of the run says why.
+            RankDead: no rank of some node lives.
+        """
+        from monarch_nb.client.environments import pip
+
+        return pip(self.mesh, self._connections, self._python, arguments, run or Mesh.run)
 
     def release(self) -> None:
         """End its ranks and give its slots back. Nothing is asked; releasing twice is fine.

@@ -153,6 +153,17 @@ PULL = Command(
     ),
     examples=(("%mesh pull losses -o losses", ""), ("total = %mesh pull sum(losses) -t 0", "a list of one value")),
 )
+PIP = Command(
+    "pip",
+    "install packages into the environment of all nodes",
+    usage="ARGUMENTS...",
+    magic="%mesh ",
+    section="Steer",
+    words=Words("ARGUMENTS", "pip's own, as in a terminal", most=None, least=1, verbatim=True),
+    notes="Runs once in each environment that differs from the others', on the first rank that has it.\n"
+    "Modules that are imported already stay as they are until %mesh restart.",
+    examples=(("%mesh pip install einops", ""), ("%mesh pip list", "what is there")),
+)
 INTERRUPT = Command(
     "interrupt",
     "stop what runs on every rank; variables stay",
@@ -196,7 +207,7 @@ MESH = CommandSet(
         *(RESERVE, ATTACH, DETACH, RELEASE, LIST),
         *(STATUS, STACKS, LOGS, DOCTOR),
         *(PUSH, PULL),
-        *(INTERRUPT, RESTART, ON, OFF, HELP),
+        *(PIP, INTERRUPT, RESTART, ON, OFF, HELP),
     ),
     examples=(
         ("%mesh reserve dev --nodes 2 --procs 4", "8 CPU ranks, live until released"),

@@ -59,6 +59,7 @@ class Subcommands:
             commands.DOCTOR: self._doctor,
             commands.PUSH: self._push,
             commands.PULL: self._pull,
+            commands.PIP: self._pip,
             commands.INTERRUPT: self._interrupt,
             commands.RESTART: self._restart,
             commands.ON: self._on,
@@ -79,7 +80,7 @@ class Subcommands:
         if name in ("--help", "-h"):
             return self._help(Parsed(commands.HELP))
         command = commands.MESH.find(name)
-        if wants_help(rest):
+        if wants_help(command, rest):
             show(preformatted(help_text(command)))
             return None
         return self._handlers[command](parse(command, rest))
@@ -196,6 +197,10 @@ class Subcommands:
             return values
         self._shell.user_ns[out] = values
         return None
+
+    def _pip(self, parsed: Parsed) -> None:
+        report = self._session.current().pip(*parsed.words, run=self._cells.run_code)
+        show(calm_line(str(report)))
 
     def _interrupt(self, _: Parsed) -> None:
         show(calm_line(str(self._cells.interrupt(self._session.mesh()))))

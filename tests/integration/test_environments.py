@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import socket
 import sys
-import time
-from collections.abc import Iterator
+import zipfile
 from pathlib import Path
 
 import pytest
 
 import monarch_nb
+from integration.live import TIMEOUT_S, Recorder, kill, pids_of
 from monarch_nb.cli import main
+from monarch_nb.client.environments import pip_code
+from monarch_nb.client.mesh import Mesh
 from monarch_nb.client.reservation import Reservation
-from monarch_nb.provision import Node
+from monarch_nb.errors import RunFailed
 
 
 @pytest.fixture
@@ -59,9 +61,10 @@ class TestDoctor:
         broken.write_text("#!/bin/sh\necho 'no such interpreter' >&2\nexit 3\n")
         broken.chmod(0o700)
         diagnosis = Reservation.doctor(_with_python(dev, str(broken)))
-        (difference,) = diagnosis.differences
-        assert difference.what == "no answer"
-        assert f"{broken} can not describe itself: no such interpreter" in difference.nodes[0][0]
+        assert [(each.what, each.nodes) for each in diagnosis.differences] == [
+            ("no answer", ((f"{broken} can not describe itself: no such interpreter", (node,)),))
+            for node in ("node0", "node1")
+        ]
 
     def test_from_a_terminal(
         self, dev: Reservation, capsys: pytest.CaptureFixture[str], home_of_notebook: Path
@@ -77,3 +80,72 @@ def _with_python(reservation: Reservation, python: str) -> Reservation:
     again = monarch_nb.attach(reservation.name)
     again._python = python
     return again
+
+
+def wheel(directory: Path, name: str) -> Path:
+    """A tiny package."""
+    path = directory / f"{name}-1.0-py3-none-any.whl"
+    facts = f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}.py", "ANSWER = 42\n")
+        archive.writestr(f"{facts}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        archive.writestr(f"{facts}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{facts}/RECORD", "")
+    return path
+
+
+class TestPip:
+    def test_it_installs_once_where_all_nodes_share_one_environment(self, mesh: Mesh, tmp_path: Path) -> None:
+        target = tmp_path / "target"
+        look = "import importlib.util, sys\nimportlib.util.find_spec('tiny_thing') is not None"
+        mesh.run(f"import sys; sys.path.append({str(target)!r})")
+        assert mesh.run(look).values == [False] * 8
+        ran: list[tuple[int, ...]] = []
+
+        def run(chosen: Mesh, code: str) -> None:
+            ran.append(chosen.ranks)
+            chosen.run(code)
+
+        report = mesh.reservation.pip(
+            *("install", "--no-index", "--no-deps", "--target", str(target), str(wheel(tmp_path, "tiny_thing"))),
+            run=run,
+        )
+        assert ran == [(0,)]
+        assert report.lines() == [
+            "pip ran once for every node",
+            "modules that are imported already stay as they are until %mesh restart",
+        ]
+        assert mesh.run(look).values == [True] * 8, "also ranks that had found nothing there look again"
+        mesh.run(f"sys.path.remove({str(target)!r}); sys.modules.pop('tiny_thing', None)")
+
+    def test_the_first_rank_that_lives_runs_it(self, mesh: Mesh) -> None:
+        kill(pids_of(mesh)[0])
+        ran: list[tuple[int, ...]] = []
+        report = mesh.reservation.pip("--version", run=lambda chosen, code: ran.append(chosen.ranks))
+        assert ran == [(1,)]
+        assert str(report) == "pip ran once for every node"
+
+    def test_it_fails_calmly_with_its_own_words_above(self, mesh: Mesh) -> None:
+        recorder = Recorder()
+        with pytest.raises(RunFailed, match="pip install --no-index no-such-thing failed with exit status 1") as failed:
+            mesh.reservation.pip(
+                *("install", "--no-index", "no-such-thing"),
+                run=lambda chosen, code: chosen.run(code, listener=recorder),
+            )
+        assert "Traceback" not in "\n".join(failed.value._render_traceback_())
+        assert "No matching distribution found for no-such-thing" in recorder.text(0, "stderr")
+        assert mesh.run("'pip' in dir()").values == [False] * 8
+
+    def test_an_interrupt_ends_it(self, mesh: Mesh, tmp_path: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            url = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+            arguments = ["download", "--index-url", url, "--dest", str(tmp_path), "no-such-thing"]
+            run = mesh.select([0]).submit(pip_code(arguments))
+            silent.settimeout(TIMEOUT_S)
+            connection, _ = silent.accept()  # pip waits for an answer now
+            with connection:
+                assert run.interrupt().stopped == (0,)
+                assert connection.recv(1 << 16).startswith(b"GET /simple/no-such-thing/")
+                assert connection.recv(1) == b"", "the process is gone"
+        with pytest.raises(RunFailed, match="KeyboardInterrupt"):
+            run.result(TIMEOUT_S)
