@@ -102,6 +102,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     logs.add_argument("--raw", action="store_true", help="every line of every rank, not equal ones once")
 
+    doctor = command("doctor", _doctor, "compare this environment with every node's", "doctor dev")
+    doctor.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
+
     release = command(
         "release", _release, "end the ranks of a reservation and give its slots back", "release dev", "release --all"
     )
@@ -254,6 +257,14 @@ def _raw_lines(batches: Iterable[Iterable[LogRecord]]) -> Iterator[str]:
 
 def _raw_line(parts: Sequence[LogRecord]) -> str:
     return f"[{parts[0].rank}] {''.join(part.text for part in parts).removesuffix(chr(10))}"
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from monarch_nb import attach
+
+    diagnosis = attach(options.name, pool=options.pool).doctor()
+    print(diagnosis)
+    return 0 if diagnosis.healthy else 1
 
 
 def _release(options: argparse.Namespace) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import socket
+import subprocess
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -11,10 +14,16 @@ from typing import TYPE_CHECKING
 from monarch_nb import config
 from monarch_nb.allocator import facts
 from monarch_nb.allocator.state import Mesh, Run
+from monarch_nb.allocator.supervisor import python_environment
+from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import files_pb2
 
 if TYPE_CHECKING:
     from monarch_nb.allocator.node import Node
+
+ENVIRONMENT_REPORT_S = 20.0
+"""How long a python may take to say what is installed; on a cold network file system it reads for seconds."""
 
 
 def describe_node(node: Node) -> pb.DescribeReply:
@@ -99,6 +108,48 @@ def describe_ranks(node: Node, mesh: Mesh, ranks: Iterable[int], *, memory: bool
             message.memory_bytes = facts.proportional_memory_bytes(pid)
         described.append(message)
     return described
+
+
+async def describe_environment(
+    node: Node, request: files_pb2.DescribeEnvironmentRequest
+) -> files_pb2.DescribeEnvironmentReply:
+    """Return what the ranks' python finds installed on the node.
+
+    Raises:
+        MonarchNbError: that python does not start, or takes too long.
+    """
+    directory = str(node.paths.directory)
+    question = {"packages": [*request.packages], "directories": [directory, *request.directories]}
+    report = await _report(request.python or node.python, json.dumps(question).encode())
+    return files_pb2.DescribeEnvironmentReply(
+        json=report.decode(), now_s=time.time(), directory=directory, version=config.VERSION
+    )
+
+
+async def _report(python: str, question: bytes) -> bytes:
+    process = await asyncio.create_subprocess_exec(
+        python,
+        *("-m", "monarch_nb.worker.environment_report"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=python_environment(),
+    )
+    try:
+        async with asyncio.timeout(ENVIRONMENT_REPORT_S):
+            answer, errors = await process.communicate(question)
+    except TimeoutError as error:
+        raise MonarchNbError(f"{python} did not describe itself within {ENVIRONMENT_REPORT_S:g} s") from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await asyncio.shield(process.wait())
+    if process.returncode:
+        last = errors.decode(errors="replace").strip().splitlines()[-1:]
+        raise MonarchNbError(
+            f"{python} can not describe itself: {''.join(last) or f'exit status {process.returncode}'}"
+        )
+    return answer
 
 
 def _run_status(run: Run) -> pb.RunStatus:

@@ -13,7 +13,7 @@ import grpc
 from monarch_nb import config
 from monarch_nb.allocator import tokens
 from monarch_nb.allocator.control import control_ranks, interrupt
-from monarch_nb.allocator.describe import describe_node, describe_status
+from monarch_nb.allocator.describe import describe_environment, describe_node, describe_status
 from monarch_nb.allocator.logs import read_logs
 from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.sessions import Session as ClientSession
@@ -204,6 +204,12 @@ class AllocatorService(service.AllocatorServicer):
     async def SeeToken(self, request: files_pb2.SeeTokenRequest, context: Any) -> files_pb2.SeeTokenReply:
         why_not = await asyncio.to_thread(tokens.handle, request, shares_nothing=self._node.isolated)
         return files_pb2.SeeTokenReply(seen=not why_not, why_not=why_not)
+
+    @_translated
+    async def DescribeEnvironment(
+        self, request: files_pb2.DescribeEnvironmentRequest, context: Any
+    ) -> files_pb2.DescribeEnvironmentReply:
+        return await describe_environment(self._node, request)
 
     @_translated
     async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownReply:

@@ -133,9 +133,7 @@ class Supervisor:
     async def _start_template(self, key: str, python: str, preload: Sequence[str]) -> TemplateLink:
         path = self.paths.template_socket(key)
         path.unlink(missing_ok=True)
-        environment = os.environ | _TEMPLATE_ENVIRONMENT
-        source = str(Path(monarch_nb.__file__).parent.parent)
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH")]))
+        environment = python_environment() | _TEMPLATE_ENVIRONMENT
         arguments = [argument for module in preload for argument in ("--preload", module)]
         with socket.socket(socket.AF_UNIX) as listener, self.paths.template_log(key).open("ab") as log:
             listener.bind(str(path))
@@ -382,6 +380,13 @@ class Supervisor:
 def template_key(python: str, preload: Sequence[str]) -> str:
     """Return the short name of a template: one per python executable and preload list."""
     return hashlib.sha256("\0".join([python, *preload]).encode()).hexdigest()[:8]
+
+
+def python_environment() -> dict[str, str]:
+    """Return the environment in which any python finds this monarch_nb."""
+    source = str(Path(monarch_nb.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
 
 
 def new_token() -> str:

@@ -1,5 +1,6 @@
-"""Who shares a directory with whom: found by evidence, a token file that one writes and others see. A path says nothing:
-`/data` may be another disk on every node.
+"""Who shares a directory with whom: found by evidence, a token file that one writes and others see.
+
+A path says nothing: `/data` may be another disk on every node.
 
 Coroutines run on the background loop.
 """
@@ -121,8 +122,8 @@ async def check_shared(connections: Sequence[Connection], directory: str) -> Non
             answers = await token.why_unseen(others, [directory] * len(others))
     except OSError as error:
         raise SharedStorageError(
-            f"--shared {directory}: {first.name} can not write there ({error}); name a directory that exists on storage "
-            "which every node has mounted",
+            f"--shared {directory}: {first.name} can not write there ({error}); name a directory on storage that every "
+            "node has mounted",
             [first.name],
         ) from error
     blind = {node.name: why_not for node, why_not in zip(others, answers, strict=True) if why_not}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from monarch_nb import config
 from monarch_nb.client import pool as pools
@@ -22,6 +23,10 @@ from monarch_nb.client.sync import SyncedFiles, SyncReport
 from monarch_nb.errors import CapacityError, NodeUnreachable, ReservationConflict, UsageError
 from monarch_nb.provision import provisioner
 from monarch_nb.shape import Extent
+
+if TYPE_CHECKING:
+    from monarch_nb.client.diagnosis import Diagnosis
+    from monarch_nb.client.environments import PipReport
 
 DEFAULT_NAME = "main"
 _FORBIDDEN_IN_NAMES = set("/\\\n\r\t\0 ")
@@ -81,7 +86,7 @@ class Reservation:
     """What a user holds: nodes, slots on each, and a main mesh of ranks that live until `release()`.
 
     Attributes:
-        shared: the storage that all its nodes see, `$MONARCH_NB_SHARED` in the ranks; an empty text when none was named.
+        shared: the storage that all its nodes see, `$MONARCH_NB_SHARED` in the ranks; empty when none was named.
 
     Example:
         >>> dev = monarch_nb.reserve("dev", nodes=2, procs=4)  # doctest: +SKIP
@@ -98,6 +103,7 @@ class Reservation:
         status = next(mesh for mesh in facts.meshes if mesh.name == "main")
         self.shared = _shared(held)
         extent = Extent({axis.name: axis.size for axis in status.spec.extent})
+        self._python = status.spec.python
         dead = {
             info.rank: info.death
             for info in rank_infos(held, status.mesh_id)
@@ -168,6 +174,36 @@ class Reservation:
         target = Path.cwd() / (Path(path) if is_below(path) else Path(path).name) if to is None else Path(to)
         work = fetch(connection, self.id, rank, path, target, overwrite=overwrite, progress=progress or _nothing)
         return call(work)
+
+    def doctor(self) -> Diagnosis:
+        """Compare this process with every node: Python, torch, CUDA, the packages that are imported here, clocks,
+        disks, limits and shared storage. `print` it, or read its `differences`."""
+        from monarch_nb.client.doctor import examine
+
+        return examine(
+            f"{self.name}: {Shape(self.nodes, self.procs, self.gpus)}",
+            [self._connections[rank] for rank in sorted(self._connections)],
+            python=self._python,
+            shared=self.shared,
+            notebook_directory=pools.working_directory(None, self.notebook),
+        )
+
+    def pip(self, *arguments: str, run: Callable[[Mesh, str], object] | None = None) -> PipReport:
+        """Run pip in the environment of all nodes: once in each that differs from the others', on one rank of it.
+
+        Modules that ranks have imported already stay as they are until these are restarted.
+
+        Args:
+            arguments: pip's, as in `pip("install", "einops")`.
+            run: runs code on a mesh to the end; by default `Mesh.run`.
+
+        Raises:
+            RunFailed: it failed somewhere; the output of the run says why.
+            RankDead: no rank of some node lives.
+        """
+        from monarch_nb.client.environments import pip
+
+        return pip(self.mesh, self._connections, self._python, arguments, run or Mesh.run)
 
     def release(self) -> None:
         """End its ranks and give its slots back. Nothing is asked; releasing twice is fine.
@@ -305,8 +341,8 @@ async def _reserve(
 def _check_same_storage(held: HeldReservation, asked: str) -> None:
     if asked and asked != (has := _shared(held)):
         raise ReservationConflict(
-            f"{held.facts.name!r} is already held {f'with --shared {has}' if has else 'without --shared'}, which is set "
-            "when its ranks start; --replace releases it first (its ranks and their variables are lost)"
+            f"{held.facts.name!r} is already held {f'with --shared {has}' if has else 'without --shared'}; --replace "
+            "releases it first (its ranks and their variables are lost)"
         )
 
 

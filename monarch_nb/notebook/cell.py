@@ -58,7 +58,7 @@ class CellRunner:
         """
         announced = line.lstrip().startswith(ANNOUNCE)
         line = line.lstrip().removeprefix(ANNOUNCE)
-        if wants_help(line):
+        if wants_help(CELL, line):
             show(preformatted(help_text(CELL)))
             return
         if announced and not self._mode.visible:
@@ -78,19 +78,7 @@ class CellRunner:
             background=parsed.switch("noblock"),
         )
         on_error: Literal["wait", "abort"] = "abort" if parsed.text("on_error") == "abort" else "wait"
-        try:
-            run = mesh.submit(
-                code,
-                on_error=on_error,
-                cell_number=self._shell.displayhook.prompt_count,  # of this cell, whenever IPython counts it
-                want_value=out is not None,
-                sync=False,
-                listener=view.on_event,
-            )
-        except BaseException:
-            view.close()  # else it would go on to tell how long the run takes
-            raise
-        self._session.runs[run.id] = run
+        run = self._submit(mesh, code, view, on_error=on_error, want_value=out is not None)
         if parsed.switch("noblock"):
             self._leave_open(run, view)
         failed_here = self._failed_in_kernel(code) if parsed.switch("local") else None
@@ -100,6 +88,15 @@ class CellRunner:
             self._shell.user_ns[out] = run
         if failed_here is not None:
             raise failed_here
+
+    def run_code(self, mesh: Mesh, code: str) -> None:
+        """Run code of our own as a cell is run, its output here.
+
+        Raises:
+            RunFailed, RunInterrupted: as `run`.
+        """
+        view = self._view(mesh.ranks, background=False)
+        self._finish(self._submit(mesh, code, view, on_error="wait", want_value=False), view, None, None)
 
     def run_in_kernel(self, code: str, silent: bool = False) -> None:
         """Run a cell in the kernel.
@@ -149,6 +146,24 @@ class CellRunner:
             (self._stuck.add if report.stuck else self._stuck.discard)(run.id)
             reports.append(report)
         return InterruptReport.of(reports)
+
+    def _submit(
+        self, mesh: Mesh, code: str, view: RunView, *, on_error: Literal["wait", "abort"], want_value: bool
+    ) -> Run:
+        try:
+            run = mesh.submit(
+                code,
+                on_error=on_error,
+                cell_number=self._shell.displayhook.prompt_count,  # of this cell, whenever IPython counts it
+                want_value=want_value,
+                sync=False,
+                listener=view.on_event,
+            )
+        except BaseException:
+            view.close()  # else it would go on to tell how long the run takes
+            raise
+        self._session.runs[run.id] = run
+        return run
 
     def _finish(self, run: Run, view: RunView, timeout_s: float | None, out: str | None) -> None:
         failed = self._wait(run, view, timeout_s)

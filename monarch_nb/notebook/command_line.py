@@ -72,6 +72,7 @@ class Words:
         least: how many there must be.
         joined: the words are one expression: they stay as written and come as one word.
         raw: quotes belong to the words (they are Python).
+        verbatim: flags belong to the words (they are another program's).
         completes: where they come from.
     """
 
@@ -81,6 +82,7 @@ class Words:
     least: int = 0
     joined: bool = False
     raw: bool = False
+    verbatim: bool = False
     completes: Source = ""
 
 
@@ -180,6 +182,8 @@ def parse(command: Command, line: str) -> Parsed:
         >>> parsed.word, parsed.count("nodes")
         ('dev', 2)
     """
+    if command.words is not None and command.words.verbatim:
+        return Parsed(command, _read_words(command, split_words(line)))
     pending = split_words(line)[::-1]
     words: list[str] = []
     values: dict[str, Value] = {}
@@ -226,9 +230,12 @@ def unquote(word: str) -> str:
     return "".join(shlex.split(word))
 
 
-def wants_help(line: str) -> bool:
+def wants_help(command: Command, line: str) -> bool:
     """Return whether a line asks for help instead of work."""
-    return any(word in ("--help", "-h") for word in split_words(line))
+    words = split_words(line)
+    if command.words is not None and command.words.verbatim:
+        words = words[:1]
+    return any(word in ("--help", "-h") for word in words)
 
 
 def is_name(text: str) -> bool:

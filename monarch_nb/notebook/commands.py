@@ -123,6 +123,13 @@ LOGS = Command(
         ("%mesh logs --run 12 -n 0", "all of run 12"),
     ),
 )
+DOCTOR = Command(
+    "doctor",
+    "compare this kernel with every node: Python, torch, CUDA, packages, clocks, room",
+    magic="%mesh ",
+    section="Look",
+    notes="Packages are those that this notebook has imported. Says what differs, where, and what to do.",
+)
 PUSH = Command(
     "push",
     "set variables of this kernel on every rank",
@@ -199,6 +206,17 @@ LS = Command(
         Flag("--node", "the node, by number", value="N", kind="number"),
     ),
 )
+PIP = Command(
+    "pip",
+    "install packages into the environment of all nodes",
+    usage="ARGUMENTS...",
+    magic="%mesh ",
+    section="Steer",
+    words=Words("ARGUMENTS", "pip's own, as in a terminal", most=None, least=1, verbatim=True),
+    notes="Runs once in each environment that differs from the others', on the first rank that has it.\n"
+    "Modules that are imported already stay as they are until %mesh restart.",
+    examples=(("%mesh pip install einops", ""), ("%mesh pip list", "what is there")),
+)
 INTERRUPT = Command(
     "interrupt",
     "stop what runs on every rank; variables stay",
@@ -240,10 +258,10 @@ MESH = CommandSet(
     "live ranks for this notebook",
     commands=(
         *(RESERVE, ATTACH, DETACH, RELEASE, LIST),
-        *(STATUS, STACKS, LOGS),
+        *(STATUS, STACKS, LOGS, DOCTOR),
         *(PUSH, PULL),
         *(SYNC, FETCH, LS),
-        *(INTERRUPT, RESTART, ON, OFF, HELP),
+        *(PIP, INTERRUPT, RESTART, ON, OFF, HELP),
     ),
     examples=(
         ("%mesh reserve dev --nodes 2 --procs 4", "8 CPU ranks, live until released"),

@@ -29,6 +29,7 @@ from monarch_nb.notebook.progress import Progress
 from monarch_nb.notebook.session import Session, attached_line, shape
 from monarch_nb.notebook.tables import (
     calm_line,
+    diagnosis_view,
     duration,
     is_notebook,
     preformatted,
@@ -59,11 +60,13 @@ class Subcommands:
             commands.STATUS: self._status,
             commands.STACKS: self._stacks,
             commands.LOGS: self._logs,
+            commands.DOCTOR: self._doctor,
             commands.PUSH: self._push,
             commands.PULL: self._pull,
             commands.SYNC: files.sync,
             commands.FETCH: files.fetch,
             commands.LS: files.list,
+            commands.PIP: self._pip,
             commands.INTERRUPT: self._interrupt,
             commands.RESTART: self._restart,
             commands.ON: self._on,
@@ -84,7 +87,7 @@ class Subcommands:
         if name in ("--help", "-h"):
             return self._help(Parsed(commands.HELP))
         command = commands.MESH.find(name)
-        if wants_help(rest):
+        if wants_help(command, rest):
             show(preformatted(help_text(command)))
             return None
         return self._handlers[command](parse(command, rest))
@@ -186,6 +189,9 @@ class Subcommands:
             if not line:
                 show(calm_line(f"run {run} printed nothing" if run else "nothing was printed yet"))
 
+    def _doctor(self, _: Parsed) -> None:
+        show(diagnosis_view(self._session.current().doctor()))
+
     def _push(self, parsed: Parsed) -> None:
         values = {name: self._evaluate(name, expression) for name, expression in push_items(parsed.words)}
         mesh = self._session.mesh(parsed.text("targets"))
@@ -207,6 +213,10 @@ class Subcommands:
             return values
         self._shell.user_ns[out] = values
         return None
+
+    def _pip(self, parsed: Parsed) -> None:
+        report = self._session.current().pip(*parsed.words, run=self._cells.run_code)
+        show(calm_line(str(report)))
 
     def _interrupt(self, _: Parsed) -> None:
         show(calm_line(str(self._cells.interrupt(self._session.mesh()))))

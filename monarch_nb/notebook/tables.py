@@ -16,6 +16,7 @@ from monarch_nb.notebook.session import shape
 from monarch_nb.shape import format_ranks, name_ranks
 
 if TYPE_CHECKING:
+    from monarch_nb.client.diagnosis import Diagnosis
     from monarch_nb.client.mesh import RankInfo, RunInfo
     from monarch_nb.client.reservation import Reservation, ReservationInfo
 
@@ -145,6 +146,12 @@ def stacks_view(groups: Sequence[tuple[Sequence[int], str]]) -> Shown:
         for ranks, text in ordered
     ]
     return Shown(plain, "".join(parts))
+
+
+def diagnosis_view(diagnosis: Diagnosis) -> Shown:
+    """Return what differs between the kernel and the nodes, in detail, and what is fine in one line."""
+    headers = ["differs", "here", "there", "what to do"]
+    return table(diagnosis.title, headers, diagnosis.rows(), diagnosis.lines())
 
 
 def duration(seconds: float) -> str:

@@ -690,22 +690,26 @@ class DescribeEnvironmentReply(_message.Message):
     JSON_FIELD_NUMBER: _builtins.int
     NOW_S_FIELD_NUMBER: _builtins.int
     DIRECTORY_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     json: _builtins.str
     """see monarch_nb/worker/environment_report.py"""
     now_s: _builtins.float
     """the node's clock when it answers, seconds since the epoch"""
     directory: _builtins.str
     """the node's own"""
+    version: _builtins.str
+    """of monarch_nb"""
     def __init__(
         self,
         *,
         json: _builtins.str = ...,
         now_s: _builtins.float = ...,
         directory: _builtins.str = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "json", b"json", "now_s", b"now_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "json", b"json", "now_s", b"now_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,6 +12,7 @@ from monarch_nb.errors import MonarchNbError, RankFailure, RunFailed
 CLASSES = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, MonarchNbError)]
 FACTS = {
     "node": "node1",
+    "nodes": ["node1", "node3"],
     "client": "0.1",
     "module": "torch",
     "traceback": "Traceback…",

@@ -1,0 +1,151 @@
+"""`doctor` and `pip` on a real pool."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import monarch_nb
+from integration.live import TIMEOUT_S, Recorder, kill, pids_of
+from monarch_nb.cli import main
+from monarch_nb.client.environments import pip_code
+from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.reservation import Reservation
+from monarch_nb.errors import RunFailed
+
+
+@pytest.fixture
+def home_of_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+class TestDoctor:
+    def test_one_environment_is_fine(self, dev: Reservation, home_of_notebook: Path) -> None:
+        diagnosis = dev.doctor()
+        differing = {difference.what for difference in diagnosis.differences}
+        assert differing <= {"disk of the node's directory", "/dev/shm", "open files"}, "this machine may be small"
+        fine = ", ".join(diagnosis.fine)
+        assert "Python " in fine
+        assert "torch 2." in fine
+        assert "clocks" in fine
+        assert "the notebook's directory seen by all" in fine
+        assert diagnosis.notes == ("no storage that all nodes see: --shared DIR at reserve names it",)
+        assert list(home_of_notebook.iterdir()) == [], "no token is left"
+
+    def test_a_package_that_only_this_process_has(
+        self, dev: Reservation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "only_here.py").touch()
+        facts = tmp_path / "only_here-1.5.dist-info"
+        facts.mkdir()
+        (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: only-here\nVersion: 1.5\n")
+        (facts / "RECORD").write_text("only_here.py,,\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        __import__("only_here")
+        try:
+            diagnosis = dev.doctor()
+        finally:
+            del sys.modules["only_here"]
+        (difference,) = [each for each in diagnosis.differences if each.what == "only-here"]
+        assert (difference.here, difference.nodes) == ("1.5", (("none", ("node0", "node1")),))
+        assert "%mesh pip install only-here==1.5" in str(diagnosis)
+        assert "none on every node" in str(diagnosis)
+
+    def test_a_python_that_can_not_describe_itself_is_named(self, dev: Reservation, tmp_path: Path) -> None:
+        broken = tmp_path / "python"
+        broken.write_text("#!/bin/sh\necho 'no such interpreter' >&2\nexit 3\n")
+        broken.chmod(0o700)
+        diagnosis = Reservation.doctor(_with_python(dev, str(broken)))
+        assert [(each.what, each.nodes) for each in diagnosis.differences] == [
+            ("no answer", ((f"{broken} can not describe itself: no such interpreter", (node,)),))
+            for node in ("node0", "node1")
+        ]
+
+    def test_from_a_terminal(
+        self, dev: Reservation, capsys: pytest.CaptureFixture[str], home_of_notebook: Path
+    ) -> None:
+        status = main(["doctor", "dev"])
+        said = capsys.readouterr().out
+        assert said.startswith("dev: 2 nodes × 4 procs\n")
+        assert "fine: monarch_nb" in said
+        assert status == (0 if "fine" in said.splitlines()[1] else 1)
+
+
+def _with_python(reservation: Reservation, python: str) -> Reservation:
+    again = monarch_nb.attach(reservation.name)
+    again._python = python
+    return again
+
+
+def wheel(directory: Path, name: str) -> Path:
+    """A tiny package."""
+    path = directory / f"{name}-1.0-py3-none-any.whl"
+    facts = f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}.py", "ANSWER = 42\n")
+        archive.writestr(f"{facts}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        archive.writestr(f"{facts}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{facts}/RECORD", "")
+    return path
+
+
+class TestPip:
+    def test_it_installs_once_where_all_nodes_share_one_environment(self, mesh: Mesh, tmp_path: Path) -> None:
+        target = tmp_path / "target"
+        look = "import importlib.util, sys\nimportlib.util.find_spec('tiny_thing') is not None"
+        mesh.run(f"import sys; sys.path.append({str(target)!r})")
+        assert mesh.run(look).values == [False] * 8
+        ran: list[tuple[int, ...]] = []
+
+        def run(chosen: Mesh, code: str) -> None:
+            ran.append(chosen.ranks)
+            chosen.run(code)
+
+        report = mesh.reservation.pip(
+            *("install", "--no-index", "--no-deps", "--target", str(target), str(wheel(tmp_path, "tiny_thing"))),
+            run=run,
+        )
+        assert ran == [(0,)]
+        assert report.lines() == [
+            "pip ran once for every node",
+            "modules that are imported already stay as they are until %mesh restart",
+        ]
+        assert mesh.run(look).values == [True] * 8, "also ranks that had found nothing there look again"
+        mesh.run(f"sys.path.remove({str(target)!r}); sys.modules.pop('tiny_thing', None)")
+
+    def test_the_first_rank_that_lives_runs_it(self, mesh: Mesh) -> None:
+        kill(pids_of(mesh)[0])
+        ran: list[tuple[int, ...]] = []
+        report = mesh.reservation.pip("--version", run=lambda chosen, code: ran.append(chosen.ranks))
+        assert ran == [(1,)]
+        assert str(report) == "pip ran once for every node"
+
+    def test_it_fails_calmly_with_its_own_words_above(self, mesh: Mesh) -> None:
+        recorder = Recorder()
+        with pytest.raises(RunFailed, match="pip install --no-index no-such-thing failed with exit status 1") as failed:
+            mesh.reservation.pip(
+                *("install", "--no-index", "no-such-thing"),
+                run=lambda chosen, code: chosen.run(code, listener=recorder),
+            )
+        assert "Traceback" not in "\n".join(failed.value._render_traceback_())
+        assert "No matching distribution found for no-such-thing" in recorder.text(0, "stderr")
+        assert mesh.run("'pip' in dir()").values == [False] * 8
+
+    def test_an_interrupt_ends_it(self, mesh: Mesh, tmp_path: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            url = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+            arguments = ["download", "--index-url", url, "--dest", str(tmp_path), "no-such-thing"]
+            run = mesh.select([0]).submit(pip_code(arguments))
+            silent.settimeout(TIMEOUT_S)
+            connection, _ = silent.accept()  # pip waits for an answer now
+            with connection:
+                assert run.interrupt().stopped == (0,)
+                assert connection.recv(1 << 16).startswith(b"GET /simple/no-such-thing/")
+                assert connection.recv(1) == b"", "the process is gone"
+        with pytest.raises(RunFailed, match="KeyboardInterrupt"):
+            run.result(TIMEOUT_S)

@@ -1,0 +1,66 @@
+"""Which nodes run in one environment."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.allocator import tokens
+from monarch_nb.client.environments import NodeEnvironment, PipReport, distinct_environments, pip_code
+from monarch_nb.proto import files_pb2
+
+
+class FakeNode:
+    """A node whose ranks' python installs into `place`, which it calls by a path of its own."""
+
+    def __init__(self, name: str, place: Path) -> None:
+        self.name, self.place = name, place
+
+    async def unary(self, method: str, request: Any, timeout_s: float) -> Any:
+        await asyncio.sleep(0)
+        if method == "DescribeEnvironment":
+            return files_pb2.DescribeEnvironmentReply(json=f'{{"installs_into": "{self.place}"}}')
+        why_not = tokens.handle(request)
+        return files_pb2.SeeTokenReply(seen=not why_not, why_not=why_not)
+
+
+async def environments(here: Path, *places: Path) -> list[NodeEnvironment]:
+    nodes: Any = {rank: FakeNode(f"node{rank}", place) for rank, place in enumerate(places)}
+    return await distinct_environments(nodes, "", str(here))
+
+
+async def test_nodes_are_together_that_see_what_one_writes(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    (tmp_path / "mounted").symlink_to(one)  # the same environment under another path
+    assert await environments(two, one, two, tmp_path / "mounted", two) == [
+        NodeEnvironment((0, 2), ("node0", "node2"), here=False),
+        NodeEnvironment((1, 3), ("node1", "node3"), here=True),
+    ]
+    assert [*one.iterdir(), *two.iterdir()] == [], "no token is left"
+
+
+async def test_an_environment_that_can_not_be_written_is_nobody_elses(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    assert await environments(tmp_path, gone, tmp_path, gone) == [
+        NodeEnvironment((0,), ("node0",), here=None),
+        NodeEnvironment((1,), ("node1",), here=True),
+        NodeEnvironment((2,), ("node2",), here=None),
+    ]
+
+
+@pytest.mark.parametrize(("here", "told"), [(True, False), (None, False), (False, True)])
+def test_the_kernels_own_environment_is_told_about_when_it_is_another_one(here: bool | None, told: bool) -> None:
+    environments = (NodeEnvironment((0, 1), ("node0", "node1"), here), NodeEnvironment((2,), ("node2",), False))
+    lines = PipReport(environments, changes=True).lines()
+    assert lines[0] == "pip ran once for node[0-1], once for node2"
+    assert any("this kernel's own environment is another one" in line for line in lines) == told
+    assert len(PipReport(environments, changes=False).lines()) == 1
+
+
+def test_arguments_reach_pip_as_they_are() -> None:
+    assert pip_code(["install", "a>=1", "it's", "\\d"]).endswith("pip.run('install', 'a>=1', \"it's\", '\\\\d')")
