@@ -119,7 +119,7 @@ class Burst:
         if path in plan.right:
             if facts is None or not plan.is_ours(path, facts, directory, name):
                 self._keep(path)  # it changed after it was found right
-            else:
+            elif entry.kind == FILE:
                 self._set_mode_and_time(entry, facts, directory, name)
             return []
         return self._put(entry, facts, directory, name)

@@ -9,7 +9,7 @@ import stat
 from collections import OrderedDict
 from pathlib import Path
 
-_MAX_OPEN = 128
+_MAX_OPEN = 64
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CACHE = b"__pycache__"
 

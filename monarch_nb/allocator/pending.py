@@ -182,9 +182,8 @@ class Pending:
             raise
 
     def _explain(self, error: OSError) -> str:
-        where = error.filename if isinstance(error.filename, str) else self._root
         reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
-        return f"{self._node}: {reason}: the files could not be written ({where}); its copy is as it was"
+        return f"{self._node}: {reason}: the files could not be written in {self._root}; its copy is as it was"
 
     def _burst(self, *, recovering: bool) -> None:
         plan = self._plan

@@ -24,7 +24,7 @@ class Plan:
         again: paths that were kept before, and are tried again.
         skipped: paths where ranks were first: nothing is staged for them.
         merging: new directories that ranks have made already.
-        right: files that hold what they should: only mode and time are to be set.
+        right: files and links that hold what they should: no more than mode and time are to be set.
     """
 
     def __init__(self, mount: Mount, change: TreeChange, overwrite: bool) -> None:
@@ -49,15 +49,16 @@ class Plan:
         """
         old = self.old(new.path)
         untouched = old is not None and is_as_applied(old, facts, directory, name)
-        if stat.S_ISREG(facts.st_mode) and new.kind == FILE:
-            if untouched and old is not None:
-                is_right = old.hashes == new.hashes and old.size_bytes == new.size_bytes
-            else:
-                is_right = facts.st_size == new.size_bytes and agrees(directory, name, new)
-            if is_right:
-                self.right.add(new.path)
-                self._looked_into[new.path] = _stamp(facts)
-                return True
+        if new.kind == FILE and untouched and old is not None:
+            is_right = old.kind == FILE and old.hashes == new.hashes
+        elif new.kind == FILE:
+            is_right = facts.st_size == new.size_bytes and stat.S_ISREG(facts.st_mode) and agrees(directory, name, new)
+        else:
+            is_right = is_as_applied(new, facts, directory, name)
+        if is_right:
+            self.right.add(new.path)
+            self._looked_into[new.path] = _stamp(facts)
+            return True
         return untouched or self.look_into(new.path, facts, directory, name) or self.overwrite
 
     def look_into(self, path: bytes, facts: os.stat_result, directory: int, name: bytes) -> bool:

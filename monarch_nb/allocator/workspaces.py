@@ -19,6 +19,8 @@ from pathlib import Path
 from threading import RLock
 from time import strftime
 
+from google.protobuf.message import DecodeError
+
 from monarch_nb.allocator.content import Content
 from monarch_nb.allocator.directories import Directories, facts_at, remove_compiled, remove_directory, remove_tree
 from monarch_nb.allocator.journal import Journal, Record
@@ -187,11 +189,17 @@ class _Workspace:
         for mount in sorted(self._mounts.values(), key=lambda mount: mount.name, reverse=True):
             with Directories(self._root(mount.name)) as tree:
                 for path in sorted(mount.entries, reverse=True):
-                    self._clear_entry(mount.entries[path], tree)
+                    try:
+                        self._clear_entry(mount.entries[path], tree)
+                    except OSError:
+                        pass  # it stays, and counts as a rank's
         for _, directories, _, descriptor in os.fwalk(self.tree, topdown=False):
-            for name in directories:
-                remove_directory(descriptor, os.fsencode(name))
-            remove_compiled(descriptor)
+            try:
+                for name in directories:
+                    remove_directory(descriptor, os.fsencode(name))
+                remove_compiled(descriptor)
+            except OSError:
+                pass  # ranks forbade it; it stays
         files = size_bytes = 0
         for _, _, names, descriptor in os.fwalk(self.tree):
             files += len(names)
@@ -256,6 +264,16 @@ class _Workspace:
 
     def _load(self) -> None:
         """Bring back what was applied; go on with what was being put in place."""
+        try:
+            for change, record in self._replay():
+                self._recover(change, record)
+        except (DecodeError, KeyError) as error:
+            _log.warning("%s is damaged (%s): the next sync finds out what there is", self.directory / "journal", error)
+            self._mounts.clear()
+            self._journal.rewrite([])
+
+    def _replay(self) -> list[tuple[TreeChange, Record]]:
+        """Apply what the journal says is done; return the changes in which an allocator was killed."""
         prepared: dict[int, TreeChange] = {}
         committing: dict[int, Record] = {}
         for record in self._journal.read():
@@ -270,9 +288,11 @@ class _Workspace:
                 if record.step == "done":
                     applied = TreeApplied.FromString(record.body)
                     self._mounts.setdefault(change.mount, Mount(change.mount)).apply(change, applied, applied.kept)
-        for number, record in committing.items():
-            if (self._staging / str(number)).exists():
-                self._recover(prepared[number], record)
+        return [
+            (prepared[number], record)
+            for number, record in committing.items()
+            if (self._staging / str(number)).exists()
+        ]
 
     def _recover(self, change: TreeChange, record: Record) -> None:
         mount = self._mounts.setdefault(change.mount, Mount(change.mount))

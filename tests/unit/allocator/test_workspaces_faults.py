@@ -271,6 +271,21 @@ def test_a_torn_record_is_cut_off(tmp_path: Path, torn: int) -> None:
     assert open_workspaces(tmp_path).status(ID).mounts[0].version == again.version
 
 
+def test_a_damaged_journal_costs_no_files(tmp_path: Path) -> None:
+    _, tree = start(tmp_path)
+    journal = tree.parent / "journal"
+    data = bytearray(journal.read_bytes())
+    data[60] ^= 0xFF
+    data[300:310] = b"\xff" * 10
+    journal.write_bytes(data)
+    before = without_compiled(tree)
+    again = Client(open_workspaces(tmp_path), ID)
+    assert without_compiled(tree) == before
+    assert list(again.sync(BEFORE, whole=True).kept) == [b"d/ranks"]
+    assert list(again.sync(AFTER).kept) == []
+    assert (tree / "a.py").read_text() == "a = 2"
+
+
 def test_the_journal_is_written_anew_before_it_grows_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
