@@ -37,11 +37,19 @@ class NodeFiles:
         self.workspaces = Workspaces(paths, node=node_id, cache_limit_bytes=CACHE_BYTES)
         self._node_id = node_id
         self._relay = Relay()
+        self._settling: set[asyncio.Future[None]] = set()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def close(self) -> None:
-        """Close the connections to other nodes."""
+        """Finish what is under way, and close the connections to other nodes."""
+        await asyncio.gather(*self._settling, return_exceptions=True)
         await self._relay.close()
+
+    async def release(self, reservation_id: str, name: str) -> None:
+        """Remove a workspace whose ranks have ended; what they wrote stays, and the log says where."""
+        async with self._locks[reservation_id]:
+            await asyncio.to_thread(self.workspaces.release, reservation_id, name)
+        del self._locks[reservation_id]
 
     # ---- trees ----
 
@@ -74,11 +82,17 @@ class NodeFiles:
             return
         for batch in request.chunks:
             pending.add(batch)
-        if missing := pending.missing():
+        is_small = len(change.changed) <= SMALL_CHANGE_ENTRIES and not request.pending
+        if missing := await _work(is_small, pending.prepare):
             answer.missing = b"".join(missing)
             return
-        await _work(len(change.changed) <= SMALL_CHANGE_ENTRIES and not request.pending, pending.prepare)
         answer.applied.CopyFrom(pending.commit())
+        self._settle_later(pending)
+
+    def _settle_later(self, pending: Pending) -> None:
+        task = asyncio.ensure_future(asyncio.to_thread(pending.settle))
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
 
     async def put_chunks(self, requests: AsyncIterator[pb.PutChunksRequest]) -> pb.PutChunksReply:
         """Receive the chunks of a change, and pass them on as they come."""
@@ -92,6 +106,8 @@ class NodeFiles:
                     is_first = False
                     branches = self._relay.open_streams(request)
                     pending = self.workspaces.resume(request.reservation_id, request.mount, request.version)
+                if not request.HasField("batch"):
+                    continue
                 stored.received_bytes += len(request.batch.data)
                 passed = pb.PutChunksRequest(batch=request.batch)
                 await asyncio.gather(self._store(pending, request.batch, stored), *(b.send(passed) for b in branches))

@@ -216,7 +216,8 @@ class Node:
         await self.supervisor.end(ranks, patience_s=1.0)
         for mesh_id in meshes:
             await self._remove_mesh(mesh_id)
-        await asyncio.to_thread(self.files.workspaces.release, reservation_id)
+        if lease := self.state.leases.get(reservation_id):
+            await self.files.release(reservation_id, lease.request.name)
         self.state.release(reservation_id)
         self._database.delete("lease", reservation_id)
         self._flush()

@@ -60,7 +60,11 @@ class FileNode:
         await self.files.close()
 
     async def _let_through(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inside_reader, inside_writer = await asyncio.open_unix_connection(self.address.removeprefix("unix:"))
+        try:
+            inside_reader, inside_writer = await asyncio.open_unix_connection(self.address.removeprefix("unix:"))
+        except OSError:
+            writer.close()
+            return
 
         async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, count: Callable[[int], None]) -> None:
             while data := await source.read(1 << 16):

@@ -87,7 +87,7 @@ class TestFullDisk:
             error = transfer.failed["node2"]
             assert isinstance(error, FilesError)
             assert "node2" in str(error)
-            assert "No space left on device" in str(error)
+            assert "the disk is full" in str(error)
             assert not missing_chunks(old, nodes[2])
             assert not (nodes[2].tree / "big").exists()
             assert all(not missing_chunks(new, node) for node in nodes if node.name != "node2")
@@ -119,12 +119,12 @@ def _die_after(node: FileNode, chunks: int) -> None:
 
 def _fill_disk(node: FileNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the node's file system refuse new content."""
-    write = os.write
+    write = os.pwrite
     inside = os.fspath(node.paths.directory)
 
-    def full(descriptor: int, data: bytes) -> int:
+    def full(descriptor: int, data: bytes, offset: int) -> int:
         if os.readlink(f"/proc/self/fd/{descriptor}").startswith(inside):
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(descriptor, data)
+        return write(descriptor, data, offset)
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "pwrite", full)
