@@ -18,7 +18,7 @@ from monarch_nb.allocator.directories import Directories, remove_tree
 from monarch_nb.allocator.journal import Journal, Record
 from monarch_nb.allocator.mounts import DIRECTORY, FILE, Mount
 from monarch_nb.allocator.plan import Plan, directory_mode
-from monarch_nb.errors import MonarchNbError, UsageError
+from monarch_nb.errors import FilesError, MonarchNbError, UsageError
 from monarch_nb.files.chunks import Buffer, unpack
 from monarch_nb.files.tree import chunk_hashes
 from monarch_nb.proto.files_pb2 import ChunkBatch, TreeApplied, TreeChange, TreeEntry
@@ -176,7 +176,7 @@ class Pending:
             yield
         except OSError as error:
             self._end()
-            raise MonarchNbError(self._explain(error)) from error
+            raise FilesError(self._explain(error), self._node) from error
         except MonarchNbError:
             self._end()
             raise

@@ -67,11 +67,14 @@ class FileNode:
             return
 
         async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, count: Callable[[int], None]) -> None:
-            while data := await source.read(1 << 16):
-                count(len(data))
-                sink.write(data)
-                await sink.drain()
-            sink.close()
+            try:
+                while data := await source.read(1 << 16):
+                    count(len(data))
+                    sink.write(data)
+                    await sink.drain()
+            finally:
+                for end in (writer, inside_writer):
+                    end.close()
 
         def count(size_bytes: int) -> None:
             self.from_client_bytes += size_bytes
