@@ -206,11 +206,13 @@ class SyncedFiles:
         for attempt in range(MAX_ATTEMPTS):
             before, base = mount.entries, mount.version
             changed, removed = self._refresh(mount)
+            if overwrite:
+                mount.version = uuid.uuid4().hex  # else a node has it already
             behind = [c for c in self.connections.values() if mount.have.get(c.name) != mount.version]
-            if not behind and not overwrite:
+            if not behind:
                 return SyncReport()
             change = pb.TreeChange(mount=mount.name, source=self._source(mount), version=mount.version, base=base)
-            if base and all(mount.have.get(connection.name) == base for connection in behind):
+            if base and not overwrite and all(mount.have.get(connection.name) == base for connection in behind):
                 change.changed.extend(changed)
                 change.removed.extend(removed)
                 new = _new_chunks(before, changed)
