@@ -221,11 +221,13 @@ class RankLink:
             self._forget_timer = asyncio.get_running_loop().call_later(FORGET_DELAY_S, self._send_forgetting)
 
     def _send_forgetting(self) -> None:
-        self._forget_timer = None
-        if self._work is not None and self._to_forget:
+        if self._work is not None:
             self._work.send(*self._forgetting())
 
     def _forgetting(self) -> list[bytes]:
+        if self._forget_timer is not None:
+            self._forget_timer.cancel()
+            self._forget_timer = None
         if not self._to_forget:
             return []
         message = wire.ToRank(forget_results=wire.ForgetResults(run_ids=self._to_forget))

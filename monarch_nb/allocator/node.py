@@ -31,8 +31,9 @@ from monarch_nb.rpc.status import error_to_json
 
 _log = logging.getLogger(__name__)
 
-FLUSH_DELAY_S = 0.05
-"""Runs are written down a few at once; the ranks and the client know what is not written yet."""
+FLUSH_DELAY_S = 0.25
+"""Runs are written down a few at once: the ranks and the client know what is not written yet, and most runs are over
+and collected before they have to be."""
 GATHER_RESULTS_S = 0.05
 """How long a rank's result may wait for those of others."""
 NUMBERS_PER_RECORD = 1000

@@ -106,6 +106,7 @@ class AllocatorService(service.AllocatorServicer):
     def _handle(self, session: ClientSession, request: pb.SessionRequest) -> None:
         kind = request.WhichOneof("message")
         message: Any = getattr(request, kind) if kind else None
+        self._node.collected(request.collected)
         run_id = message.run.run_id if kind == "submit" else getattr(message, "run_id", "")
         try:
             match kind:
@@ -119,8 +120,6 @@ class AllocatorService(service.AllocatorServicer):
                 case "follow":
                     session.run_ids.add(run_id)
                     self._node.follow(session, message)
-                case "collected":
-                    self._node.collected(message.run_ids)
                 case "cancel":
                     self._node.cancel(run_id)
                 case "shown":

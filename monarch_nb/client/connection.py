@@ -185,16 +185,19 @@ class Connection:
             self._outgoing.put_nowait(pb.SessionRequest(**message))
 
     def collect(self, run_id: str) -> None:
-        """Tell the node, soon, that the results of a run are here."""
+        """Tell the node that the results of a run are here: with the next message, or soon."""
         self._collected.append(run_id)
         if self._collect_timer is None:
             self._collect_timer = asyncio.get_running_loop().call_later(COLLECT_DELAY_S, self._send_collected)
 
     def _send_collected(self) -> None:
         self._collect_timer = None
-        if not self.up:
-            return  # sent when the session is open again
-        self.send(collected=pb.Collected(run_ids=self._collected))
+        if self._collected:
+            self.send()  # else when the session is open again
+
+    def _add_collected(self, request: pb.SessionRequest) -> None:
+        """Put what was collected into a message that is about to be sent."""
+        request.collected.extend(self._collected)
         for run_id in self._collected:
             if (followed := self._followed.get(run_id)) and followed.is_quiet:
                 del self._followed[run_id]
@@ -251,7 +254,10 @@ class Connection:
     async def _write(self, stream: Any) -> None:
         try:
             while True:
-                await stream.write(await self._outgoing.get())
+                request = await self._outgoing.get()
+                if self._collected and self.up:
+                    self._add_collected(request)
+                await stream.write(request)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
             stream.cancel()
 
@@ -259,8 +265,7 @@ class Connection:
         if self.up == up:
             return
         self.up = up
-        if up and self._collected:
-            self._send_collected()
+        self._send_collected()
         for followed in list(self._followed.values()):
             followed.listener.on_link(self, up)
 
@@ -329,8 +334,7 @@ class Connection:
 
     async def flush(self) -> None:
         """Send what waits to be sent, before the process ends; runs have arrived then."""
-        if self._collected and self.up:
-            self._send_collected()
+        self._send_collected()
         while self._has_unsent():
             await asyncio.sleep(0.001)  # bounded by the caller; the process is ending
 

@@ -914,11 +914,11 @@ class SessionRequest(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     SUBMIT_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
-    COLLECTED_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     SHOWN_FIELD_NUMBER: _builtins.int
     UNFOLLOW_FIELD_NUMBER: _builtins.int
     PROCEED_FIELD_NUMBER: _builtins.int
+    COLLECTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___Open:
         """first"""
@@ -928,8 +928,6 @@ class SessionRequest(_message.Message):
     @_builtins.property
     def follow(self) -> Global___Follow: ...
     @_builtins.property
-    def collected(self) -> Global___Collected: ...
-    @_builtins.property
     def cancel(self) -> Global___Cancel: ...
     @_builtins.property
     def shown(self) -> Global___Shown: ...
@@ -937,23 +935,27 @@ class SessionRequest(_message.Message):
     def unfollow(self) -> Global___Unfollow: ...
     @_builtins.property
     def proceed(self) -> Global___Proceed: ...
+    @_builtins.property
+    def collected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """With any message, or none: the client has the results of these runs, which need not be kept for a later kernel."""
+
     def __init__(
         self,
         *,
         open: Global___Open | None = ...,
         submit: Global___Submit | None = ...,
         follow: Global___Follow | None = ...,
-        collected: Global___Collected | None = ...,
         cancel: Global___Cancel | None = ...,
         shown: Global___Shown | None = ...,
         unfollow: Global___Unfollow | None = ...,
         proceed: Global___Proceed | None = ...,
+        collected: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "collected", b"collected", "follow", b"follow", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "follow", b"follow", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "collected", b"collected", "follow", b"follow", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "submit", "follow", "collected", "cancel", "shown", "unfollow", "proceed"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "submit", "follow", "cancel", "shown", "unfollow", "proceed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -1110,28 +1112,6 @@ class Follow(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Follow: _TypeAlias = Follow  # noqa: Y015
-
-@_typing.final
-class Collected(_message.Message):
-    """The client has the results: they need not be kept for a later kernel."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RUN_IDS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
-    def __init__(
-        self,
-        *,
-        run_ids: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_ids", b"run_ids"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Collected: _TypeAlias = Collected  # noqa: Y015
 
 @_typing.final
 class Cancel(_message.Message):

@@ -5,6 +5,7 @@ user's frames are on the stack, so neither an idle rank nor our own code is ever
 again and again until the run ends, because a signal that arrives a moment too early is dropped.
 """
 
+import _signal  # type: ignore[import-not-found]
 import asyncio
 import ctypes
 import os
@@ -79,7 +80,7 @@ class Interrupter:
 
     def install(self) -> None:
         """Take SIGINT (again: user code may have taken it)."""
-        if signal.getsignal(signal.SIGINT) != self._on_signal:
+        if self._handler_was_replaced():
             signal.signal(signal.SIGINT, self._on_signal)
             sys.unraisablehook = self._on_unraisable
 
@@ -183,7 +184,8 @@ class Interrupter:
             active.task.cancel()
 
     def _handler_was_replaced(self) -> bool:
-        return signal.getsignal(signal.SIGINT) != self._on_signal
+        # Not signal.getsignal, which tries to make an enum of the handler: 6% of an empty run.
+        return bool(_signal.getsignal(signal.SIGINT) != self._on_signal)
 
     def _on_unraisable(self, unraisable: Any) -> None:
         """An interrupt raised inside a destructor is swallowed by Python: raise it again."""

@@ -8,7 +8,6 @@ import select
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable
 
 from monarch_nb.frames import encode_frame
@@ -27,7 +26,8 @@ class Results:
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self._running = ""
-        self._done: deque[str] = deque(maxlen=_REMEMBERED_RUNS)
+        self._done: dict[str, None] = {}
+        """The last finished runs, oldest first: a dictionary, because a search must not touch them all."""
         self._kept: dict[str, RankResult] = {}
 
     def attach(self, connection: socket.socket) -> None:
@@ -53,7 +53,9 @@ class Results:
         """Keep a result, and report it when somebody listens."""
         with self._lock:
             self._running = ""
-            self._done.append(result.run_id)
+            self._done[result.run_id] = None
+            if len(self._done) > _REMEMBERED_RUNS:
+                del self._done[next(iter(self._done))]
             self._kept[result.run_id] = result
             self._send(FromRank(result=result))
 

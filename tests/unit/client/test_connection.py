@@ -237,8 +237,21 @@ class TestBreaks:
         node.hang_up()
         await listener.until("down")
         connection.collect("a")
-        kinds = {(await asyncio.wait_for(node.requests.get(), 20)).WhichOneof("message") for _ in range(2)}
-        assert kinds == {"follow", "collected"}
+        follow, collected = [await asyncio.wait_for(node.requests.get(), 20) for _ in range(2)]
+        assert (follow.WhichOneof("message"), list(collected.collected)) == ("follow", ["a"])
+
+    async def test_what_was_collected_travels_with_the_next_message(
+        self, node: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("monarch_nb.client.connection.COLLECT_DELAY_S", 1000)
+        listener = Listener()
+        connection.submit(listener, submit())
+        await node.next("submit")
+        await listener.until("up")
+        connection.collect("a")
+        connection.submit(Listener("b"), submit("b"))
+        request = await asyncio.wait_for(node.requests.get(), 20)
+        assert (request.submit.run.run_id, list(request.collected)) == ("b", ["a"])
 
 
 class TestSession:
