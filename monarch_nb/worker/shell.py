@@ -38,6 +38,8 @@ _SCRIPT_RUNNERS = {
 class LastValue(DisplayHook):
     """Keeps the value of a cell's last expression until the cell's end; IPython's keeps it in `_`, `Out` and more."""
 
+    exec_result = None
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
         self.clear()
@@ -85,6 +87,10 @@ class RankShell(InteractiveShell):
 
     displayhook_class = Type(LastValue)
     display_pub_class = Type(FilePublisher)
+    # These (and LastValue.exec_result) are no traits here: setting traits took a third of an empty cell.
+    execution_count = 1
+    last_execution_succeeded = True
+    last_execution_result: Any = None
     running_code = ""
     script_error: BaseException | None = None
     _nested_cells = 0
