@@ -29,7 +29,7 @@ def main() -> None:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that everything is cleaned up
     rows = [row for row in ROWS if not arguments.only or row.name in arguments.only]
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 160)  # else a table for a file is 80 columns wide
     load_before = os.getloadavg()[0]
     measured = measure(rows, arguments.quick, console)
     report.print_table(console, measured)
