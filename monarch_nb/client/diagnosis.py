@@ -189,9 +189,10 @@ class _Examination:
     def _torch(self) -> None:
         here = self._here.torch
         same = self._compare("torch", public(here) or "none", lambda node: public(node.environment.torch))
-        if not same:
-            self._advise_install({"torch": here})
         # A kernel without a GPU may well have another build than the nodes that it drives.
+        other_machine = not self._here.driver and any(node.environment.driver for node in self._nodes)
+        if not same:
+            self._advise_install({"torch": public(here) if other_machine else here})
         build = self._here.torch_cuda or "CPU"
         built_for = lambda node: node.environment.torch_cuda or "CPU"  # noqa: E731
         if self._compare("torch is built for CUDA", build if self._here.driver else None, built_for) and same:
@@ -243,13 +244,9 @@ class _Examination:
         self._differ("clock", "", told, "have NTP set it; synced files keep this machine's times")
 
     def _room(self) -> None:
-        for what, of_node in self._disks().items():
-            least = min(
-                (free for node in self._nodes if (free := _free(node, of_node(node))) is not None), default=None
-            )
-            fine = None if least is None else f"{what} {size(least)} free"
-            little = lambda node, of_node=of_node: _little(_free(node, of_node(node)), LITTLE_DISK_BYTES)  # noqa: E731
-            self._limit(what, little, "make room, or choose another one", fine)
+        self._disk("disk of the node's directory", lambda node: node.directory)
+        if self._shared:
+            self._disk("shared storage", lambda _: self._shared)
         memory = [node.environment.shared_memory_bytes for node in self._nodes]
         known = min((each for each in memory if each is not None), default=None)
         self._limit(
@@ -266,11 +263,13 @@ class _Examination:
             f"{min(files):,} open files" if files else None,
         )
 
-    def _disks(self) -> dict[str, Callable[[NodeReport], str]]:
-        disks: dict[str, Callable[[NodeReport], str]] = {"disk of the node's directory": lambda node: node.directory}
-        if self._shared:
-            disks["shared storage"] = lambda _: self._shared
-        return disks
+    def _disk(self, what: str, directory: Callable[[NodeReport], str]) -> None:
+        def problem(node: NodeReport) -> str | None:
+            free = node.environment.free_bytes.get(directory(node))
+            return "can not be read" if free is None else _little(free, LITTLE_DISK_BYTES)
+
+        free = [node.environment.free_bytes.get(directory(node)) or 0 for node in self._nodes]
+        self._limit(what, problem, "make room there, or choose another one", f"{what} {size(min(free))} free")
 
     def _files(self) -> None:
         unseen = [node.name for node in self._nodes if node.blind]
@@ -321,10 +320,6 @@ def size(count_bytes: float) -> str:
         count_bytes /= 1000
         del units[0]
     return f"{count_bytes:.1f} {units[0]}" if count_bytes < 10 and units[0] != "B" else f"{count_bytes:.0f} {units[0]}"
-
-
-def _free(node: NodeReport, directory: str) -> int | None:
-    return node.environment.free_bytes.get(directory)
 
 
 def _little(count_bytes: int | None, enough_bytes: int, suffix: str = " free") -> str | None:

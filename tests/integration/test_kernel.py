@@ -165,6 +165,18 @@ def test_a_lost_kernel_gets_everything_back(kernel: Kernel, open_kernel: Callabl
     assert again.run("%mesh pull i") == "[59, 59, 59, 59]"
 
 
+def test_environments(kernel: Kernel) -> None:
+    shown = kernel.run("import numpy\n%mesh doctor")
+    assert shown.startswith("dev: 2 nodes × 2 procs")
+    assert "fine: monarch_nb" in shown
+    assert "imported package" in shown
+    assert "none on" not in shown, "the ranks have what this kernel has"
+    assert "the notebook's directory seen by all" in shown
+    shown = kernel.run("%mesh pip --version")
+    assert "[0] pip " in shown
+    assert shown.endswith("pip ran once for every node")
+
+
 def test_cells_run_on_the_mesh_while_on(kernel: Kernel) -> None:
     kernel.run("%mesh on -t 0:2")
     assert kernel.run("print('hello')") == "on mesh dev · ranks 0-1\n[0-1] hello"

@@ -92,6 +92,11 @@ def test_a_kernel_without_a_gpu_may_have_another_build_of_torch_than_its_nodes()
     assert only(mixed).nodes == (("12.8", ("node0", "node1")), ("12.6", ("node2",)))
 
 
+def test_nodes_with_gpus_are_not_told_to_install_the_build_of_a_kernel_without() -> None:
+    gpu: dict[str, Any] = {"torch": "2.12.0+cu128", "torch_cuda": "12.8", "driver": "570.1", "cuda": "12.8"}
+    assert found(node(0, **gpu)).advice == ("%mesh pip install torch==2.13.0",)
+
+
 def test_gpus_that_torch_can_not_use() -> None:
     gpu: dict[str, Any] = {"driver": "550.1", "cuda": "12.4"}
     assert only(found(node(0, **gpu))).nodes == (("torch is built for the CPU", ("node0",)),)
@@ -127,6 +132,12 @@ def test_what_is_short(facts: dict[str, Any], what: str, told: str) -> None:
     difference = only(found(node(0), node(1, **facts)))
     assert (difference.what, difference.nodes) == (what, ((told, ("node1",)),))
     assert difference.advice
+
+
+def test_shared_storage_that_a_node_has_lost() -> None:
+    lost = node(1, free_bytes={"/node": 100 * GIB, "/data": None})
+    difference = only(found(node(0), lost, shared="/data"))
+    assert (difference.what, difference.nodes) == ("shared storage", (("can not be read", ("node1",)),))
 
 
 def test_no_limit_of_open_files_is_no_small_one() -> None:

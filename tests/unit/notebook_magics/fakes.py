@@ -10,6 +10,8 @@ from IPython.core.completer import provisionalcompleter
 from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
+from monarch_nb.client.diagnosis import Diagnosis, Difference
+from monarch_nb.client.environments import NodeEnvironment, PipReport
 from monarch_nb.client.events import Event, Finished, Result, Text
 from monarch_nb.client.logs import LogRecord
 from monarch_nb.client.mesh import RankInfo, RunInfo, StackReport
@@ -174,6 +176,14 @@ class FakeReservation:
         self.client, self.name, self.id, self.notebook = client, name, f"id-{name}", notebook or ""
         self.nodes, self.procs, self.gpus, self.owner = nodes, procs, 0, "me"
         self.mesh = FakeMesh(client, self, Extent({"hosts": nodes, "procs": procs}))
+
+    def doctor(self) -> Diagnosis:
+        differs = Difference("numpy", "2.4.0", (("1.26.4", ("node1",)),))
+        return Diagnosis("dev", ("clocks",), (differs,), ("%mesh pip install numpy==2.4.0",), (), ("node0", "node1"))
+
+    def pip(self, *arguments: str, run: Callable[["FakeMesh", str], None]) -> PipReport:
+        run(self.mesh.select([0]), f"pip {arguments}")
+        return PipReport((NodeEnvironment((0,), ("node0",), True),), changes=True)
 
     def release(self) -> None:
         del self.client.held[self.name]

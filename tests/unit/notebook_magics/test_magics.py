@@ -140,6 +140,37 @@ def test_looking(held: Notebook, client: FakeClient, capsys: pytest.CaptureFixtu
     assert client.calls[-1] == ("logs", (0, 1, 2, 3), None, 3)
 
 
+def test_doctor(held: Notebook) -> None:
+    assert held.ok("%mesh doctor").splitlines() == [
+        "dev",
+        "  differs  here   there",
+        "  numpy    2.4.0  1.26.4 on node1",
+        "%mesh pip install numpy==2.4.0",
+        "fine: clocks",
+    ]
+
+
+def test_pip_is_a_run_whose_output_is_here(held: Notebook, client: FakeClient) -> None:
+    def install(run: FakeRun) -> None:
+        run.say(Text(0, "stdout", "Successfully installed einops\n"))
+        run.finish()
+
+    client.on_submit = install
+    shown = held.ok("%mesh pip install -U 'einops>=0.8' --quiet")
+    assert client.runs[-1].title == "pip ('install', '-U', 'einops>=0.8', '--quiet')"
+    assert "[0] Successfully installed einops" in shown
+    assert "pip ran once for node0\nmodules that are imported already stay" in shown
+    assert client.runs[-1].seen
+    assert isinstance(held.error("%mesh pip"), UsageError)
+
+
+def test_a_pip_that_is_interrupted_says_nothing_of_success(held: Notebook, client: FakeClient) -> None:
+    client.on_submit = lambda run: None
+    client.ctrl_c = 1
+    assert isinstance(held.error("%mesh pip install einops"), RunInterrupted)
+    assert "pip ran" not in held.text()
+
+
 def test_restart(held: Notebook, client: FakeClient) -> None:
     assert "variables are gone there, the others keep theirs" in held.ok("%mesh restart -t 3")
     assert client.calls[-1] == ("restart", (3,))
