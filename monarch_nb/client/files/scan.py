@@ -103,8 +103,7 @@ class Scan:
     def read(self, progress: Progress | None) -> None:
         """Read the files that are new or changed."""
         to_read, self._to_read = self._to_read, {}
-        files = [(path, size_bytes, self.entries.get(path)) for path, size_bytes in to_read.items()]
-        for path, outcome in read_files(self.root, files, progress):
+        for path, outcome in read_files(self.root, list(to_read.items()), progress):
             if isinstance(outcome, Read):
                 self._put(path, outcome.entry)
                 self._facts[path] = outcome.facts

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from monarch_nb.client.files import ignore
 from monarch_nb.client.files.ignore import Patterns, rules_of
 from monarch_nb.client.files.local_tree import LocalTree

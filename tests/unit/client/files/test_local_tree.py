@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from monarch_nb.client.files import local_tree, reading, scan, watcher
 from monarch_nb.client.files.local_tree import FileChanged, LocalTree, Refreshed
 from monarch_nb.client.files.project import Settings

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from monarch_nb.client.files.project import MAX_FILE_BYTES, Settings, find_root, parse_size, read_settings
 from monarch_nb.errors import UsageError
 
