@@ -149,8 +149,9 @@ def test_the_root_is_replaced_and_goes(tree: LocalTree, root: Path, moved: str) 
     tree.refresh()
     place = root if moved == "root" else root.parent
     place.rename(place.with_name("aside"))
-    with pytest.raises(UsageError, match="is gone"):
-        tree.refresh()
+    if moved == "root":
+        with pytest.raises(UsageError, match="is gone"):
+            tree.refresh()
     root.mkdir(parents=True)
     (root / "new").touch()
     refreshed = tree.refresh()
@@ -651,14 +652,17 @@ def test_a_change_that_nothing_told_is_found_after_content_failed(tree_of: Make,
     assert holds(tree.refresh().entries[b"file"], b"CONTENT")
 
 
-def test_content_of_a_file_that_another_one_has_too(tree: LocalTree, root: Path) -> None:
+@pytest.mark.parametrize("edited", ["a", "b"])
+def test_content_that_another_file_has_too(tree: LocalTree, root: Path, edited: str) -> None:
     (root / "a").write_text("content")
     (root / "b").write_text("content")
     tree.refresh()
-    for name in ("b", "a"):
-        assert [data for _, data in tree.content([hash_of(b"content")])] == [b"content"]
-        (root / name).write_text("other")
-        tree.refresh()
+    (root / edited).write_text("other")
+    tree.refresh()
+    assert [data for _, data in tree.content([hash_of(b"content")])] == [b"content"]
+    (root / "a").write_text("other")
+    (root / "b").write_text("other")
+    tree.refresh()
     with pytest.raises(FileChanged):
         list(tree.content([hash_of(b"content")]))
 
