@@ -126,8 +126,10 @@ class LocalTree:
         Raises:
             FileChanged: a file does not have it any more; after a refresh one knows what it has.
         """
-        with self._lock:
-            entries, places = self._entries, self._places(hashes)
+        with self._lock:  # not while the caller has what is yielded
+            entries, places = self._entries, self._scan.holders(hashes) if self._scan is not None else None
+        if places is None or not places.keys() <= entries.keys():
+            raise FileChanged("a file changed while it was sent")
         for path, wanted in places.items():
             try:
                 descriptor = open_file(os.fsencode(self.root), path)
@@ -259,16 +261,6 @@ class LocalTree:
         self._watcher, self._watched = None, set()
 
     # ---- content ----
-
-    def _places(self, hashes: Iterable[bytes]) -> dict[bytes, set[bytes]]:
-        """Return by file the chunks to read there."""
-        places: dict[bytes, set[bytes]] = {}
-        for name in hashes:
-            path = self._scan.holder(name) if self._scan is not None else None
-            if path is None or path not in self._entries:
-                raise FileChanged("a file changed while it was sent: look again")
-            places.setdefault(path, set()).add(name)
-        return places
 
     def _changed(self, path: bytes) -> FileChanged:
         with self._lock:

@@ -8,6 +8,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import NamedTuple
 
 from monarch_nb.errors import MonarchNbError
@@ -67,33 +68,35 @@ Outcome = Read | Refusal | None
 
 
 def read_files(
-    root: bytes, files: Sequence[tuple[bytes, int, TreeEntry | None]], progress: Progress | None = None
+    root: bytes, files: Sequence[tuple[bytes, int]], progress: Progress | None = None
 ) -> Iterator[tuple[bytes, Outcome]]:
     """Read files of a tree, several at a time; yield what each holds.
 
     Args:
         root: of the tree.
-        files: path below it, size, and what it held before.
+        files: path below it, and size.
         progress: called now and then.
     """
-    total, done = sum(size for _, size, _ in files), 0
+    total, done = sum(size_bytes for _, size_bytes in files), 0
     slices = _slices(files)
-    if len(slices) == 1:
-        yield from _read_slice(root, slices[0])
+    if len(slices) <= 1:
+        yield from _read_slice(root, files)
+        if progress is not None and files:
+            progress(total, total)
         return
     pool = ThreadPoolExecutor(_THREADS, "monarch_nb-files")
     try:
         for some, outcomes in zip(slices, pool.map(lambda some: _read_slice(root, some), slices), strict=True):
             yield from outcomes
-            done += sum(size for _, size, _ in some)
+            done += sum(size_bytes for _, size_bytes in some)
             if progress is not None:
                 progress(done, total)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _slices(files: Sequence[tuple[bytes, int, TreeEntry | None]]) -> list[list[tuple[bytes, int, TreeEntry | None]]]:
-    slices: list[list[tuple[bytes, int, TreeEntry | None]]] = []
+def _slices(files: Sequence[tuple[bytes, int]]) -> list[list[tuple[bytes, int]]]:
+    slices: list[list[tuple[bytes, int]]] = []
     room_bytes = 0
     for file in files:
         if room_bytes <= 0 or len(slices[-1]) == _SLICE_FILES:
@@ -104,18 +107,12 @@ def _slices(files: Sequence[tuple[bytes, int, TreeEntry | None]]) -> list[list[t
     return slices
 
 
-def _read_slice(root: bytes, files: Sequence[tuple[bytes, int, TreeEntry | None]]) -> list[tuple[bytes, Outcome]]:
-    return [(path, read_file(root, path, before)) for path, _, before in files]
+def _read_slice(root: bytes, files: Sequence[tuple[bytes, int]]) -> list[tuple[bytes, Outcome]]:
+    return [(path, read_file(root, path)) for path, _ in files]
 
 
-def read_file(root: bytes, path: bytes, before: TreeEntry | None = None) -> Outcome:
-    """Read a file; again when it changes meanwhile.
-
-    Args:
-        root: of the tree.
-        path: below it.
-        before: what it held when it was read last; makes reading a big one cheaper.
-    """
+def read_file(root: bytes, path: bytes) -> Outcome:
+    """Read a file; again when it changes meanwhile."""
     try:
         descriptor = open_file(root, path)
     except OSError as error:
@@ -126,7 +123,7 @@ def read_file(root: bytes, path: bytes, before: TreeEntry | None = None) -> Outc
             began_ns = time.time_ns()
             if not stat.S_ISREG(facts.st_mode):
                 return None
-            hashes, sizes = _chunks(descriptor, facts.st_size, before)
+            hashes, sizes = _chunks(descriptor, facts.st_size)
             after = os.fstat(descriptor)
             if Facts.of(after) == Facts.of(facts) and sum(sizes) == facts.st_size:
                 entry = TreeEntry(
@@ -157,7 +154,8 @@ def open_file(root: bytes, path: bytes) -> int:
     return os.open(root + b"/" + path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def _chunks(descriptor: int, size_bytes: int, before: TreeEntry | None) -> tuple[list[bytes], list[int]]:
+def _chunks(descriptor: int, size_bytes: int) -> tuple[list[bytes], list[int]]:
+    """Cut and hash a file, a window at a time: mapped into memory, a file that gets shorter would kill this process."""
     if size_bytes <= MIN_CHUNK_BYTES:
         data = os.pread(descriptor, size_bytes + 1, 0)
         return ([hash_of(data)], [len(data)]) if data else ([], [])
@@ -165,6 +163,11 @@ def _chunks(descriptor: int, size_bytes: int, before: TreeEntry | None) -> tuple
     sizes: list[int] = []
     at = 0
     while at < size_bytes:
+        if zeros := (_next_data(descriptor, at, size_bytes) - at) // MAX_CHUNK_BYTES:
+            hashes += [_hash_of_zeros()] * zeros
+            sizes += [MAX_CHUNK_BYTES] * zeros
+            at += zeros * MAX_CHUNK_BYTES
+            continue
         window = os.pread(descriptor, min(_WINDOW_BYTES, size_bytes - at), at)
         if not window:
             break
@@ -178,3 +181,17 @@ def _chunks(descriptor: int, size_bytes: int, before: TreeEntry | None) -> tuple
             start += len(piece)
         at += start
     return hashes, sizes
+
+
+def _next_data(descriptor: int, at: int, size_bytes: int) -> int:
+    """Return where a hole at `at` ends; `at` when there is none, or nobody knows."""
+    try:
+        return min(os.lseek(descriptor, at, os.SEEK_DATA), size_bytes)
+    except OSError as error:
+        return size_bytes if error.errno == errno.ENXIO else at
+
+
+@cache
+def _hash_of_zeros() -> bytes:
+    """Return the hash of the chunks that zeros are cut into: as big as chunks get."""
+    return hash_of(bytes(MAX_CHUNK_BYTES))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from monarch_nb.client.files.ignore import ENVIRONMENT_MARKS, RULE_FILES, Rules
 from monarch_nb.client.files.reading import Facts, Progress, Read, Refusal, read_files
-from monarch_nb.files.tree import MAX_PATH_BYTES, chunk_hashes, link_leaves, printable, same
+from monarch_nb.files.tree import chunk_hashes, link_leaves, printable, same
 from monarch_nb.proto.files_pb2 import TreeEntry
 
 _RACY_NS = 2_000_000_000
@@ -103,8 +103,7 @@ class Scan:
     def read(self, progress: Progress | None) -> None:
         """Read the files that are new or changed."""
         to_read, self._to_read = self._to_read, {}
-        files = [(path, size_bytes, self.entries.get(path)) for path, size_bytes in to_read.items()]
-        for path, outcome in read_files(self.root, files, progress):
+        for path, outcome in read_files(self.root, list(to_read.items()), progress):
             if isinstance(outcome, Read):
                 self._put(path, outcome.entry)
                 self._facts[path] = outcome.facts
@@ -114,17 +113,32 @@ class Scan:
             self._forget(path)
             if isinstance(outcome, Refusal):
                 self.refused[path] = outcome.why
-            if outcome is None or outcome.again:
-                self.suspects.add(path)
+                if outcome.again:
+                    self.suspects.add(path)
 
     # ---- where content is ----
 
-    def holder(self, name: bytes) -> bytes | None:
-        """Return a file that has a chunk."""
-        path = self._has.get(name)
-        if path is not None and (entry := self.entries.get(path)) is not None and name in chunk_hashes(entry):
-            return path
-        return next((path for path, entry in self.entries.items() if name in chunk_hashes(entry)), None)
+    def holders(self, hashes: Iterable[bytes]) -> dict[bytes, set[bytes]] | None:
+        """Return by file the chunks to read there, each once; None when no file has one of them."""
+        places: dict[bytes, set[bytes]] = {}
+        held: dict[bytes, frozenset[bytes]] = {}
+        searched = False
+        for name in hashes:
+            path = self._has.get(name, b"")
+            if not self._holds(path, name, held) and not searched:
+                searched = True
+                self._has = {other: path for path, entry in self.entries.items() for other in chunk_hashes(entry)}
+                path = self._has.get(name, b"")
+            if not self._holds(path, name, held):
+                return None
+            places.setdefault(path, set()).add(name)
+        return places
+
+    def _holds(self, path: bytes, name: bytes, held: dict[bytes, frozenset[bytes]]) -> bool:
+        if path not in held:
+            entry = self.entries.get(path)
+            held[path] = frozenset(chunk_hashes(entry)) if entry is not None else frozenset()
+        return name in held[path]
 
     # ---- one name ----
 
@@ -141,8 +155,7 @@ class Scan:
                     found = {entry.name: entry.stat(follow_symlinks=False) for entry in _present(listing)}
                 mode = os.lstat(self._full(path)).st_mode & 0o777
             except (FileNotFoundError, NotADirectoryError):
-                self._forget(path)
-                self.suspects.add(path)
+                self._forget(path)  # an event tells if something else came
                 continue
             except OSError as error:
                 self._set_aside(self.refused, path, (error.strerror or str(error)).lower())
@@ -177,8 +190,6 @@ class Scan:
             self._forget(path)
         if why := rules.ignored_by(path, is_directory=False):
             self._set_aside(self.ignored, path, why)
-        elif len(path) > MAX_PATH_BYTES:
-            self._set_aside(self.refused, path, "its path is too long")
         elif kind == stat.S_IFLNK:
             self._note_link(path)
         elif kind != stat.S_IFREG:
@@ -193,7 +204,6 @@ class Scan:
             target = os.readlink(self._full(path))
         except OSError:
             self._forget(path)
-            self.suspects.add(path)
             return
         if link_leaves(path, target):
             self._set_aside(self.refused, path, f"a link that leaves the tree, to {printable(target)}")

@@ -24,8 +24,8 @@ Make = Callable[..., LocalTree]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    root.mkdir()
+    root = tmp_path / "parent" / "root"
+    root.mkdir(parents=True)
     return root
 
 
@@ -143,13 +143,16 @@ def test_a_directory_is_replaced_by_another(tree: LocalTree, root: Path) -> None
         assert changed(tree.refresh()) == [f"d/sub/{round_}".encode()]
 
 
-def test_the_root_is_replaced_and_goes(tree: LocalTree, root: Path) -> None:
+@pytest.mark.parametrize("moved", ["root", "its parent"])
+def test_the_root_is_replaced_and_goes(tree: LocalTree, root: Path, moved: str) -> None:
     (root / "old").touch()
     tree.refresh()
-    root.rename(root.with_name("aside"))
-    with pytest.raises(UsageError, match="is gone"):
-        tree.refresh()
-    root.mkdir()
+    place = root if moved == "root" else root.parent
+    place.rename(place.with_name("aside"))
+    if moved == "root":
+        with pytest.raises(UsageError, match="is gone"):
+            tree.refresh()
+    root.mkdir(parents=True)
     (root / "new").touch()
     refreshed = tree.refresh()
     assert (changed(refreshed), refreshed.removed) == ([b"new"], [b"old"])
@@ -168,18 +171,16 @@ def test_same_size_and_time_but_other_content(tree: LocalTree, root: Path) -> No
 
 
 def test_a_file_written_twice_in_one_tick_of_the_clock(
-    tree_of: Make, root: Path, monkeypatch: pytest.MonkeyPatch
+    tree: LocalTree, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nothing tells of changes and clocks are coarse, a fresh file is read again."""
-    monkeypatch.setattr(local_tree, "why_not_watchable", lambda _: "it is nfs4")
-    facts = reading.Facts(1, 1, 5, 1, 1, 0o644)
-    monkeypatch.setattr(
-        reading.Facts,
-        "of",
-        classmethod(lambda _, status: facts._replace(changed_ns=status.st_ctime_ns // 10**12 * 10**12)),
-    )
-    monkeypatch.setattr(scan, "_RACY_NS", 10**13)
-    tree = tree_of()
+    """Where clocks are coarse, a fresh file is read again; and always one that changed as events tell."""
+    look_the_same = reading.Facts(1, 1, 5, 1, 1, 0o644)
+
+    def coarse(_: type, status: os.stat_result) -> reading.Facts:
+        return look_the_same._replace(changed_ns=status.st_ctime_ns // 10**13 * 10**13)
+
+    monkeypatch.setattr(reading.Facts, "of", classmethod(coarse))
+    monkeypatch.setattr(scan, "_RACY_NS", 10**14 if tree.refresh() and tree._watcher is None else -(10**14))
     (root / "m.py").write_text("x = 1")
     tree.refresh()
     (root / "m.py").write_text("x = 2")
@@ -245,6 +246,22 @@ def test_what_was_saved_just_before_is_never_missed(tree: LocalTree, root: Path)
         entry = tree.refresh().entries.get(os.fsencode(file.relative_to(root)))
         assert entry is not None, (number, how)
         assert holds(entry, data), (number, how)
+
+
+def test_a_file_comes_between_finding_its_directory_and_watching_it(
+    tree_of: Make, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tree_of()
+    tree.refresh()
+    (root / "new").mkdir()
+
+    def late(*arguments: object) -> watcher.Watcher:
+        (root / "new" / "late.py").write_text("x")
+        (root / "late.py").write_text("x")
+        return watcher.Watcher(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(local_tree, "Watcher", late)
+    assert changed(tree.refresh()) == [b"late.py", b"new", b"new/late.py"]
 
 
 def test_changes_while_refreshing_arrive_later_at_the_latest(tree_of: Make, root: Path) -> None:
@@ -490,16 +507,17 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(
 
 
 def test_a_file_that_never_rests_is_refused_and_tried_again(
-    tree: LocalTree, root: Path, monkeypatch: pytest.MonkeyPatch
+    tree: LocalTree, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = reading.hash_of
 
     def disturbed(data: bytes) -> bytes:
-        with open(root / "file", "ab") as file:
+        with open(tmp_path / "elsewhere", "ab") as file:  # the same file; nothing tells of it
             file.write(b"x")
         return real(data)
 
     (root / "file").write_text("first")
+    os.link(root / "file", tmp_path / "elsewhere")
     with monkeypatch.context() as patch:
         patch.setattr(reading, "hash_of", disturbed)
         assert changed(tree.refresh()) == []
@@ -632,6 +650,21 @@ def test_a_change_that_nothing_told_is_found_after_content_failed(tree_of: Make,
     with pytest.raises(FileChanged):
         list(tree.content([hash_of(b"content")]))
     assert holds(tree.refresh().entries[b"file"], b"CONTENT")
+
+
+@pytest.mark.parametrize("edited", ["a", "b"])
+def test_content_that_another_file_has_too(tree: LocalTree, root: Path, edited: str) -> None:
+    (root / "a").write_text("content")
+    (root / "b").write_text("content")
+    tree.refresh()
+    (root / edited).write_text("other")
+    tree.refresh()
+    assert [data for _, data in tree.content([hash_of(b"content")])] == [b"content"]
+    (root / "a").write_text("other")
+    (root / "b").write_text("other")
+    tree.refresh()
+    with pytest.raises(FileChanged):
+        list(tree.content([hash_of(b"content")]))
 
 
 def test_content_that_no_file_ever_had(tree: LocalTree) -> None:
