@@ -144,7 +144,7 @@ class _Execution:
         """Return whether a value that the module's code did not make again is a function or class of that code."""
         if not issubclass(type(value), (type, FunctionType)) or value in self._classes:
             return False
-        return value.__module__ == self._module.__name__ and value.__qualname__ == name
+        return bool(value.__module__ == self._module.__name__ and value.__qualname__ == name)
 
     def _follows(self, old: Any, new: Any) -> bool:
         """Make an old object of the module's what the new one of that name is; return whether that could be done."""
@@ -169,6 +169,7 @@ class _Execution:
         _write(old, successor)
         for function in _functions(successor.values()):
             _replace_in_closure(function, new, old)
+        derived: type
         for derived in type.__subclasses__(new):
             derived.__bases__ = tuple(old if base is new else base for base in derived.__bases__)
         return True
@@ -246,13 +247,18 @@ def _update_function(old: Any, new: Any) -> bool:
         if name != "__class__" and (content := _content(new_cell)) is not _ABSENT:
             old_cell.cell_contents = content
     old.__code__ = new.__code__
-    for name in ("__defaults__", "__kwdefaults__", "__doc__", "__name__", "__qualname__", "__annotate__"):
-        if hasattr(new, name):  # __annotate__: Python 3.14
+    annotations = "__annotate__" if hasattr(new, "__annotate__") else "__annotations__"  # since Python 3.14 on demand
+    for name in (
+        "__defaults__",
+        "__kwdefaults__",
+        "__doc__",
+        "__name__",
+        "__qualname__",
+        "__type_params__",
+        annotations,
+    ):
+        if hasattr(new, name):
             setattr(old, name, getattr(new, name))
-    if not hasattr(new, "__annotate__"):
-        old.__annotations__ = new.__annotations__
-    if hasattr(new, "__type_params__"):
-        old.__type_params__ = new.__type_params__
     old.__dict__.clear()
     old.__dict__.update(new.__dict__)
     return True

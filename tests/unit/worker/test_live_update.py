@@ -113,7 +113,8 @@ def test_super_inside_a_decorated_method(sources: Sources) -> None:
     living, bound = module.B(), module.B().f
     sources.edit(
         module,
-        f"{decorator}class A:\n    def f(self): return 'x'\nclass B(A):\n    @twice\n    def f(self): return super().f()\n",
+        f"{decorator}class A:\n    def f(self): return 'x'\n"
+        "class B(A):\n    @twice\n    def f(self): return super().f()\n",
     )
     assert living.f() == "xx"
     assert bound() == "xx"
@@ -197,8 +198,10 @@ def test_flags_and_integer_enumerations(sources: Sources) -> None:
 
 def test_abstract_classes_and_named_tuples(sources: Sources) -> None:
     text = (
-        "import abc\nfrom typing import NamedTuple\nclass A(abc.ABC):\n    @abc.abstractmethod\n    def f(self): ...\n{0}"
-        "class B(A):\n    def f(self): return {1}\nclass P(NamedTuple):\n    x: int\n    def twice(self): return self.x * {1}\n"
+        "import abc\nfrom typing import NamedTuple\n"
+        "class A(abc.ABC):\n    @abc.abstractmethod\n    def f(self): ...\n{0}"
+        "class B(A):\n    def f(self): return {1}\n"
+        "class P(NamedTuple):\n    x: int\n    def twice(self): return self.x * {1}\n"
     )
     module = sources.load(text.format("", 1))
     living, point = module.B(), module.P(4)
