@@ -43,10 +43,10 @@ def reload(module: ModuleType) -> Reloaded:
     execution = _Execution(module)
     try:
         execution.run()
+        return execution.commit()
     except BaseException:
         execution.undo()
         raise
-    return execution.commit()
 
 
 def execute(module: ModuleType) -> None:
@@ -127,6 +127,8 @@ class _Execution:
         if body.__globals__ is vars(self._module) and isinstance(made, type):
             living = self._living_class(body.__qualname__)
             if living is not None and self._become(living, made):
+                if type(living) is type:  # registries of subclasses; a metaclass may have taken keywords away
+                    super(living, living).__init_subclass__(**keywords)  # type: ignore[arg-type]
                 return living
         return made
 
@@ -169,6 +171,10 @@ class _Execution:
         _write(old, successor)
         for function in _functions(successor.values()):
             _replace_in_closure(function, new, old)
+        if not issubclass(old, enum.Enum):
+            for name, value in successor.items():
+                if hasattr(type(value), "__set_name__"):
+                    value.__set_name__(old, name)
         derived: type
         for derived in type.__subclasses__(new):
             derived.__bases__ = tuple(old if base is new else base for base in derived.__bases__)

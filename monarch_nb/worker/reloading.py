@@ -11,7 +11,7 @@ import importlib.util
 import linecache
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
@@ -20,7 +20,7 @@ from typing import Any
 from monarch_nb.proto.run_pb2 import Tree
 from monarch_nb.worker import failures, live_update
 from monarch_nb.worker.shell import RankShell
-from monarch_nb.worker.user_code import UserCode, library_directories
+from monarch_nb.worker.user_code import UserCode, is_library, library_directories
 
 Signature = tuple[int, int, int]
 """Modification time in ns, size and inode number: a file that is written or replaced gets another."""
@@ -47,7 +47,7 @@ def install() -> None:
 
 def _path_stats(self: SourceFileLoader, path: str) -> dict[str, Any]:
     status = os.stat(path)
-    if not path.startswith(library_directories()):
+    if not is_library(path):
         _executed[self.name] = _Executed(path, (status.st_mtime_ns, status.st_size, status.st_ino))
     return {"mtime": status.st_mtime, "size": status.st_size}
 
@@ -221,11 +221,10 @@ def _aliases(node: ast.ImportFrom) -> list[tuple[str, str]]:
 # ---- files ----
 
 
-def _is_below(path: str, directories: Any) -> bool:
-    """Return whether an entry of sys.path lies in one of some directories and is not the interpreter's own."""
-    own = (*library_directories(), os.path.join(sys.prefix, ""), os.path.join(sys.base_prefix, ""))
-    inside = any(path == each or path.startswith(os.path.join(each, "")) for each in directories)
-    return inside and not os.path.join(path, "").startswith(own)
+def _is_below(path: str, directories: Iterable[str]) -> bool:
+    """Return whether an entry of sys.path lies in one of some directories; an environment in there does not count."""
+    directory = os.path.join(path, "")
+    return directory.startswith(tuple(os.path.join(each, "") for each in directories)) and not is_library(directory)
 
 
 def _remove_bytecode(path: str) -> None:

@@ -324,3 +324,29 @@ def test_a_metaclass_of_the_modules_own(sources: Sources) -> None:
     sources.edit(module, text.format(2))
     assert (held.hello(), living.f()) == (2, 2)
     assert isinstance(held, module.M)
+
+
+def test_registries_and_descriptors_know_the_living_class(sources: Sources) -> None:
+    text = (
+        "registry = {{}}\nclass Base:\n    def __init_subclass__(cls, key=None): registry[key or cls.__name__] = cls\n"
+        "class Owned:\n    def __set_name__(self, owner, name): self.owner = owner\n"
+        "class A(Base, key='a'):\n    part = Owned()\n    def f(self): return {0}\nclass B(Base):\n    pass\n"
+    )
+    module = sources.load(text.format(1))
+    first = module.A
+    sources.edit(module, text.format(2))
+    assert module.registry == {"a": first, "B": module.B}
+    assert first.part.owner is first
+    assert module.registry["a"]().f() == 2
+
+
+def test_a_registry_that_refuses_the_class_leaves_everything_as_it_was(sources: Sources) -> None:
+    sources.write(
+        "names = set()\nclass Base:\n    def __init_subclass__(cls):\n        if cls.__name__ in names:\n"
+        "            raise ValueError(f'{cls.__name__} is there')\n        names.add(cls.__name__)\n",
+        "registry",
+    )
+    module = sources.load("from registry import Base\nclass A(Base):\n    def f(self): return 1\n")
+    with pytest.raises(ValueError, match="A is there"):
+        sources.edit(module, "from registry import Base\nclass A(Base):\n    def f(self): return 2\n")
+    assert module.A().f() == 1
