@@ -70,8 +70,8 @@ class Reloader:
         self._told: dict[str, tuple[Signature | None, str]] = {}  # modules that failed -> what was said, of which file
 
     def follow(self, tree: Tree) -> None:
-        """See a version of the files."""
-        if (tree.version, tree.reload) == self._seen:
+        """See a version of the files; without a version whatever they are now."""
+        if tree.version and (tree.version, tree.reload) == self._seen:
             return
         self._set_import_paths(tree)
         importlib.invalidate_caches()

@@ -260,6 +260,15 @@ def test_without_a_tree_or_with_the_same_version_nothing_is_looked_at(rank: Rank
     assert rank.ok("model.N", tree=Tree(version=version, reload=True)) == 1
 
 
+def test_files_that_the_rank_sees_itself_have_no_version(rank: RankProcess, project: Project) -> None:
+    tree = Tree(reload=True)
+    project.write("model.py", "N = 1\n")
+    assert rank.ok("import model\nmodel.N", tree=tree) == 1
+    for number in (2, 3):
+        project.write("model.py", f"N = {number}\n")
+        assert rank.ok("model.N", tree=tree) == number
+
+
 def test_a_rank_that_missed_versions_and_one_that_starts_late(template: TemplateProcess, project: Project) -> None:
     ranks = template.fork(2)
     project.write("model.py", "N = 1\n")
