@@ -12,8 +12,9 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.proto.run_pb2 import Cell, RankResult, RunSpec
-from monarch_nb.worker import values
+from monarch_nb.worker import live_update, values
 from monarch_nb.worker.after_fork import device_name
+from monarch_nb.worker.reloading import Reloader
 from monarch_nb.worker.shell import INTERACTIVESHELL_FILE, LastValue, RankShell, to_json
 
 _ExceptionTuple = tuple[type[BaseException], BaseException, TracebackType | None]
@@ -43,10 +44,12 @@ class CellRunner:
     Args:
         shell: the shell.
         blob_directory: where pushed and large returned values lie.
+        reloader: brings modules up to date before a body.
     """
 
-    def __init__(self, shell: RankShell, blob_directory: str) -> None:
+    def __init__(self, shell: RankShell, blob_directory: str, reloader: Reloader) -> None:
         self._shell = shell
+        self._reloader = reloader
         self._blob_directory = blob_directory
         self._has_presets = False
 
@@ -57,6 +60,8 @@ class CellRunner:
             What user code raised, or None.
         """
         try:
+            if spec.HasField("tree"):
+                self._reloader.follow(spec.tree)
             match spec.WhichOneof("body"):
                 case "cell":
                     assert transformed is not None
@@ -145,7 +150,7 @@ def define_torch_presets(namespace: dict[str, Any]) -> None:
 
 def user_code_entries() -> set[CodeType]:
     """Return the code of the functions that call user code."""
-    return {InteractiveShell.run_code.__code__, _call.__code__}
+    return {InteractiveShell.run_code.__code__, _call.__code__, live_update.execute.__code__}
 
 
 def not_user_files() -> set[str]:

@@ -34,6 +34,7 @@ from monarch_nb.proto.worker_pb2 import RankSpec, ToRank
 from monarch_nb.worker import after_fork, cells, failures, process_groups, streams
 from monarch_nb.worker.control import ControlThread
 from monarch_nb.worker.interrupts import PEERS_BREAK_WITHIN_S, ActiveRun, Interrupter
+from monarch_nb.worker.reloading import Reloader
 from monarch_nb.worker.results import Results
 from monarch_nb.worker.shell import RankShell
 from monarch_nb.worker.user_code import UserCode
@@ -73,8 +74,9 @@ class Rank:
         self._loop = asyncio.new_event_loop()
         self._context = contextvars.copy_context()
         self._results = Results(spec.rank)
-        self._runner = cells.CellRunner(shell, spec.blob_directory)
         self._user_code = UserCode(shell.cell_label, spec.directory)
+        reloader = Reloader(shell, self._user_code, spec.workspace)
+        self._runner = cells.CellRunner(shell, spec.blob_directory, reloader)
         entries = cells.user_code_entries()
         self._interrupter = Interrupter(self._loop, self._user_code, entries, cells.not_user_files())
         self._queue: deque[RunSpec] = deque()

@@ -34,7 +34,7 @@ from monarch_nb.proto.worker_pb2 import (
     TemplateReady,
     ToTemplate,
 )
-from monarch_nb.worker import patches, preload, process_groups, rank, store, user_code
+from monarch_nb.worker import patches, preload, process_groups, rank, reloading, store
 from monarch_nb.worker.shell import RankShell, make_shell
 
 _SEND_TIMEOUT_S = 5.0
@@ -220,6 +220,7 @@ def main() -> None:
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = listen(arguments.socket) if arguments.socket else socket.socket(fileno=arguments.listen_fd)
+    reloading.install()
     try:
         preload.import_modules(arguments.preload)
     except preload.Unfit as error:
@@ -228,7 +229,6 @@ def main() -> None:
     shell = make_shell()
     patches.install()
     process_groups.prepare()
-    user_code.library_directories()
     gc.collect()
     gc.freeze()  # what exists now is never looked at by a rank's collector, so its pages stay shared
     gc.disable()

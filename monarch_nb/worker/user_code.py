@@ -27,6 +27,12 @@ def library_directories() -> tuple[str, ...]:
     return (_PACKAGE, *(os.path.join(path, "") for path in paths if path))
 
 
+def is_library(path: str) -> bool:
+    """Return whether a file is not the user's. One environment may build on another, whose directory Python does not
+    name: what packages are installed in is called the same everywhere."""
+    return path.startswith(library_directories()) or "/site-packages/" in path or "/dist-packages/" in path
+
+
 class UserCode:
     """Tells the user's frames from others.
 
@@ -38,13 +44,12 @@ class UserCode:
     def __init__(self, cell_label: CellLabel, directory: str = "") -> None:
         self._cell_label = cell_label
         self._directory = os.path.join(directory, "")
-        self._libraries = library_directories()
 
     def is_users(self, filename: str) -> bool:
         """Return whether code from `filename` is the user's own."""
         if self._cell_label(filename):
             return True
-        return not filename.startswith("<") and not os.path.abspath(filename).startswith(self._libraries)
+        return not filename.startswith("<") and not is_library(os.path.abspath(filename))
 
     def file_name(self, filename: str) -> str:
         """Return "Cell In[7]", or the file's path, relative where it lies in the rank's directory."""

@@ -19,7 +19,7 @@ from typing import Any
 import cloudpickle
 
 from monarch_nb.frames import FrameSplitter, pack_pickle, receive_frame, send_frame, unpack_pickle
-from monarch_nb.proto.run_pb2 import OUTCOME_OK, Cell, Mark, Pull, Push, RankResult, RunSpec, Where
+from monarch_nb.proto.run_pb2 import OUTCOME_OK, Cell, Mark, Pull, Push, RankResult, RunSpec, Tree, Where
 from monarch_nb.proto.worker_pb2 import (
     AbortGroups,
     ControlReply,
@@ -262,9 +262,9 @@ class RankProcess:
     def spec_of(self, **body: Any) -> RunSpec:
         return RunSpec(run_id=uuid.uuid4().hex, number=next(self._numbers), **body)
 
-    def submit(self, code: str, *, cell_number: int = 0, want_value: bool = True) -> RunSpec:
+    def submit(self, code: str, *, cell_number: int = 0, want_value: bool = True, tree: Tree | None = None) -> RunSpec:
         """Send a cell; return at once."""
-        spec = self.spec_of(cell=Cell(code=code, cell_number=cell_number, want_value=want_value))
+        spec = self.spec_of(cell=Cell(code=code, cell_number=cell_number, want_value=want_value), tree=tree)
         self.send_run(spec)
         return spec
 

@@ -205,6 +205,7 @@ def test_whose_files_are_whose(tmp_path: Path) -> None:
     assert not user_code.is_users(os.__file__)
     assert not user_code.is_users(numpy.__file__)
     assert not user_code.is_users(values.__file__)
+    assert not user_code.is_users(str(tmp_path / "overlay/lib/python3/site-packages/torch/nn.py"))
     assert user_code.line(str(tmp_path / "pkg" / "a.py"), 4) == "pkg/a.py:4"
     assert user_code.line("/else/where/b.py", 4) == "b.py:4"
     assert user_code.line("<cell>", 3) == "Cell In[7]:3"

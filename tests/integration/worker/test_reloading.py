@@ -1,0 +1,416 @@
+"""What ranks do when the notebook's files changed between two cells."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.worker.harness import RankProcess, TemplateProcess, run_all
+from monarch_nb.proto.run_pb2 import OUTCOME_INTERRUPTED, OUTCOME_OK, Pull, RankResult, Tree
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return {forward}
+"""
+
+
+class Project:
+    """The directory of some ranks, edited as a user does, and the version of it that cells are told."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._numbers = itertools.count(1)
+        self.version = "0"
+
+    def write(self, name: str, text: str) -> Path:
+        """Save a file: another version of the tree."""
+        path = self.directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        self.version = str(next(self._numbers))
+        return path
+
+    def tree(self, *, reload: bool = True, **options: Any) -> Tree:
+        return Tree(version=self.version, reload=reload, **options)
+
+
+@pytest.fixture
+def project(template: TemplateProcess) -> Project:
+    shutil.rmtree(template.work_directory)
+    template.work_directory.mkdir()
+    return Project(template.work_directory)
+
+
+@pytest.fixture
+def run(rank: RankProcess, project: Project) -> Callable[[str], Any]:
+    """Runs a cell that must not fail on the project as it is; returns its value."""
+    return lambda code: rank.ok(code, tree=project.tree())
+
+
+def stderr(rank: RankProcess) -> str:
+    return ANSI.sub("", rank.text("err"))
+
+
+def test_a_function_its_module_and_names_in_the_namespace(project: Project, run: Callable[[str], Any]) -> None:
+    project.write("model.py", "def f():\n    return 1\n")
+    assert run("import model\nfrom model import f as g\nmodel.f(), g()") == (1, 1)
+    project.write("model.py", "def f():\n    return 2\n")
+    assert run("model.f(), g(), g is model.f") == (2, 2, True)
+    project.write("model.py", "import functools\n@functools.lru_cache\ndef f():\n    return 3\n")
+    assert run("model.f(), g(), g is model.f") == (3, 3, True)
+
+
+def test_a_values_name_in_a_cell_stays_the_cells(project: Project, run: Callable[[str], Any]) -> None:
+    """`epochs` may be the cell's own though it equals the module's."""
+    project.write("config.py", "epochs = 3\nnet = object()\n")
+    assert run("import config\nfrom config import net\nepochs = 3\nepochs") == 3
+    project.write("config.py", "epochs = 5\nnet = object()\n")
+    assert run("epochs, config.epochs, net is config.net") == (3, 5, False)
+
+
+def test_objects_live_on_with_the_new_code(project: Project, run: Callable[[str], Any]) -> None:
+    project.write("model.py", NET.format(forward="self.linear(x)"))
+    run("import torch, pickle\nimport model\nfrom model import Net\nnet = Net()\nweight = net.linear.weight")
+    run("class Mine(Net):\n    pass\nmine = Mine()\nx = torch.ones(1, 2)")
+    project.write("model.py", NET.format(forward="self.linear(x) * 0 + 7"))
+    assert run("net(x).tolist()") == [[7, 7]]
+    assert run("mine(x).tolist()") == [[7, 7]]
+    assert run("isinstance(net, Net), isinstance(net, model.Net), Net is model.Net, net.linear.weight is weight") == (
+        True,
+        True,
+        True,
+        True,
+    )
+    assert run("type(pickle.loads(pickle.dumps(net))) is Net")
+
+
+def test_the_second_edit_of_a_second_with_the_same_size(project: Project, run: Callable[[str], Any]) -> None:
+    path = project.write("model.py", "N = 1\n")
+    os.utime(path, (1_000_000_000, 1_000_000_000))
+    assert run("import model\nmodel.N") == 1
+    for number in (2, 3):
+        project.write("model.py", f"N = {number}\n")
+        os.utime(path, ns=(10**18 + number, 10**18 + number))
+        assert run("model.N") == number
+
+
+def test_a_file_that_is_replaced_by_another_with_its_times(project: Project, run: Callable[[str], Any]) -> None:
+    """As the allocator writes: a new file, renamed; here the client's clock even stood still."""
+    path = project.write("model.py", "N = 1\n")
+    os.utime(path, (1_000_000_000, 1_000_000_000))
+    assert run("import model\nmodel.N") == 1
+    staged = project.write("staged", "N = 2\n")
+    os.utime(staged, (1_000_000_000, 1_000_000_000))
+    staged.rename(path)
+    assert run("model.N") == 2
+
+
+def test_modules_that_import_from_one_another(project: Project, run: Callable[[str], Any]) -> None:
+    project.write("config.py", "LR = 1\nclass Net:\n    size = 1\ndef f():\n    return 1\n")
+    project.write("train.py", "from config import LR as rate, Net, f\ndef step():\n    return rate, Net.size, f()\n")
+    assert run("import train\ntrain.step()") == (1, 1, 1)
+    project.write("config.py", "LR = 2\nclass Net:\n    size = 2\ndef f():\n    return 2\n")
+    assert run("train.step()") == (2, 2, 2)
+    # Now train needs what config gets in the same edit.
+    project.write("config.py", "LR = 2\nclass Net:\n    size = 2\ndef f():\n    return 2\nNEW = 9\n")
+    project.write("train.py", "from config import NEW\ndef step():\n    return NEW\n")
+    assert run("train.step()") == 9
+
+
+def test_modules_whose_order_turns_round(rank: RankProcess, project: Project, run: Callable[[str], Any]) -> None:
+    project.write("first.py", "A = 1\n")
+    project.write("second.py", "from first import A\n")
+    run("import second, first")
+    project.write("second.py", "B = 2\n")
+    project.write("first.py", "from second import B\nA = B\n")
+    assert run("first.A") == 2
+    assert stderr(rank) == ""
+
+
+def test_packages(project: Project, run: Callable[[str], Any]) -> None:
+    project.write("pack/__init__.py", "from .part import LIMIT\nfrom .part import *\nV = 1\n")
+    project.write("pack/part.py", "LIMIT = 1\nOTHER = 1\nclass A:\n    def f(self): return LIMIT\n")
+    project.write("user.py", "from pack import LIMIT\nfrom pack.part import A\n")
+    run("import pack.part, user\na = user.A()")
+    project.write("pack/part.py", "LIMIT = 2\nOTHER = 2\nclass A:\n    def f(self): return LIMIT * 10\n")
+    assert run("pack.LIMIT, pack.OTHER, user.LIMIT, a.f()") == (2, 2, 2, 20)
+    project.write("pack/__init__.py", "from .part import LIMIT\nV = 2\n")
+    assert run("pack.V, pack.part.LIMIT") == (2, 2)
+    project.write("pack/new.py", "N = 5\n")
+    assert run("import pack.new\npack.new.N") == 5
+    project.write("fresh/__init__.py", "N = 6\n")
+    assert run("import fresh\nfresh.N") == 6
+
+
+def test_a_module_that_could_not_be_imported_before(rank: RankProcess, project: Project) -> None:
+    project.write("other.py", "")
+    assert rank.run("import late", tree=project.tree()).failure.name == "ModuleNotFoundError"
+    project.write("late.py", "N = 1 +\n")
+    assert rank.run("import late", tree=project.tree()).failure.name == "SyntaxError"
+    project.write("late.py", "N = 1\n")
+    assert rank.ok("import late\nlate.N", tree=project.tree()) == 1
+    assert stderr(rank) == ""
+
+
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        ("def f(:\n    return 2\n", "SyntaxError"),
+        ("class A:\n    def f(self): return 2\nundefined\n", "NameError: name 'undefined' is not defined"),
+        ("import sys\nsys.exit(3)\n", "SystemExit: 3"),
+        ("def helper():\n    1 / 0\n\nhelper()\n", "ZeroDivisionError"),
+    ],
+)
+def test_a_mistake_is_shown_once_and_the_old_module_stays(
+    rank: RankProcess, project: Project, mistake: str, told: str
+) -> None:
+    good = "N = {0}\nclass A:\n    def f(self): return N\n"
+    project.write("model.py", good.format(1))
+    rank.ok("import model\na = model.A()", tree=project.tree())
+    project.write("model.py", mistake)
+    assert rank.ok("a.f()", tree=project.tree()) == 1
+    text = stderr(rank)
+    assert text.startswith("model.py could not be reloaded; the ranks still run the version before\n")
+    assert told in text
+    assert "importlib" not in text
+    assert "live_update" not in text
+    assert text.count("could not be reloaded") == 1
+    assert rank.ok("a.f()", tree=project.tree()) == 1
+    project.write("README", "another version\n")
+    assert rank.ok("a.f(), type(a) is model.A", tree=project.tree()) == (1, True)
+    assert stderr(rank) == "", "the mistake was shown before"
+    project.write("model.py", good.format(3))
+    assert rank.ok("a.f(), model.N", tree=project.tree()) == (3, 3)
+    assert stderr(rank) == ""
+
+
+def test_the_users_line_of_a_mistake_is_shown(rank: RankProcess, project: Project) -> None:
+    project.write("model.py", "N = 1\n")
+    rank.ok("import model", tree=project.tree())
+    project.write("model.py", "def helper():\n    return 1 / 0\n\nhelper()\n")
+    rank.ok("1", tree=project.tree())
+    assert "return 1 / 0" in stderr(rank)
+    assert "model.py:2" in stderr(rank)
+
+
+def test_a_module_that_failed_for_lack_of_another_file(rank: RankProcess, project: Project) -> None:
+    project.write("model.py", "N = 1\n")
+    rank.ok("import model", tree=project.tree())
+    project.write("model.py", "from helper import N\n")
+    assert rank.ok("model.N", tree=project.tree()) == 1
+    assert "No module named 'helper'" in stderr(rank)
+    project.write("helper.py", "N = 2\n")
+    assert rank.ok("model.N", tree=project.tree()) == 2
+
+
+def test_every_rank_shows_a_mistake(template: TemplateProcess, project: Project) -> None:
+    ranks = template.fork(2)
+    project.write("model.py", "N = 1\n")
+    run_all(ranks, "import model", tree=project.tree())
+    project.write("model.py", "N = \n")
+    run_all(ranks, "model.N", tree=project.tree())
+    first, second = (stderr(each) for each in ranks)
+    assert first == second
+    assert "SyntaxError" in first
+
+
+def test_a_file_that_is_gone_leaves_its_module(project: Project, run: Callable[[str], Any]) -> None:
+    path = project.write("model.py", "def f(): return 1\n")
+    run("import model")
+    path.unlink()
+    project.write("README", "another version\n")
+    assert run("model.f()") == 1
+    project.write("model.py", "def f(): return 2\n")
+    assert run("model.f()") == 2
+
+
+def test_reload_off(rank: RankProcess, project: Project) -> None:
+    project.write("model.py", "N = 1\n")
+    rank.ok("import model", tree=project.tree())
+    project.write("model.py", "N = 2\n")
+    project.write("new.py", "N = 3\n")
+    assert rank.ok("import new\nmodel.N, new.N", tree=project.tree(reload=False)) == (1, 3)
+    assert rank.ok("model.N", tree=project.tree()) == 2
+
+
+def test_without_a_tree_or_with_the_same_version_nothing_is_looked_at(rank: RankProcess, project: Project) -> None:
+    project.write("model.py", "N = 1\n")
+    rank.ok("import model", tree=project.tree())
+    version = project.version
+    project.write("model.py", "N = 2\n")
+    assert rank.ok("model.N") == 1
+    assert rank.ok("model.N", tree=Tree(version=version, reload=True)) == 1
+
+
+def test_files_that_the_rank_sees_itself_have_no_version(rank: RankProcess, project: Project) -> None:
+    tree = Tree(reload=True)
+    project.write("model.py", "N = 1\n")
+    assert rank.ok("import model\nmodel.N", tree=tree) == 1
+    for number in (2, 3):
+        project.write("model.py", f"N = {number}\n")
+        assert rank.ok("model.N", tree=tree) == number
+
+
+def test_a_rank_that_missed_versions_and_one_that_starts_late(template: TemplateProcess, project: Project) -> None:
+    ranks = template.fork(2)
+    project.write("model.py", "N = 1\n")
+    run_all(ranks, "import model", tree=project.tree())
+    for number in (2, 3, 4):
+        project.write("model.py", f"N = {number}\n")
+        assert ranks[0].ok("model.N", tree=project.tree()) == number
+    assert ranks[1].ok("model.N", tree=project.tree()) == 4
+    late = template.fork(1)[0]
+    assert late.ok("import model\nmodel.N", tree=project.tree()) == 4
+
+
+def test_pushes_and_pulls_see_the_files_too(rank: RankProcess, project: Project) -> None:
+    project.write("model.py", "N = 1\n")
+    rank.ok("import model", tree=project.tree())
+    project.write("model.py", "N = 2\n")
+    spec = rank.spec_of(pull=Pull(expression="model.N"), tree=project.tree())
+    rank.send_run(spec)
+    assert rank.value(rank.result()) == 2
+
+
+def test_side_effects_and_main_guards(project: Project, run: Callable[[str], Any]) -> None:
+    text = "import os\nos.environ['RUNS'] = os.environ.get('RUNS', '') + '{0}'\nif __name__ == '__main__':\n    1 / 0\n"
+    project.write("model.py", text.format("a"))
+    run("import model, os")
+    project.write("model.py", text.format("b"))
+    assert run("os.environ['RUNS']") == "ab"
+    project.write("README", "another version\n")
+    assert run("os.environ['RUNS']") == "ab"
+
+
+def test_an_interrupt_while_a_module_reloads(rank: RankProcess, project: Project) -> None:
+    project.write("model.py", "class A:\n    def f(self): return 1\n")
+    rank.ok("import model\na = model.A()", tree=project.tree())
+    project.write("model.py", "class A:\n    def f(self): return 2\nimport time\ntime.sleep(100)\n")
+    spec = rank.submit("a.f()", tree=project.tree())
+    deadline = time.monotonic() + 10
+    while "model.py" not in rank.where().line:
+        assert time.monotonic() < deadline
+    assert rank.interrupt(spec.run_id)
+    assert rank.result().outcome == OUTCOME_INTERRUPTED
+    assert rank.ok("a.f()") == 1
+    project.write("model.py", "class A:\n    def f(self): return 3\n")
+    assert rank.ok("a.f()", tree=project.tree()) == 3
+
+
+def test_a_thread_goes_on_with_the_new_code(project: Project, run: Callable[[str], Any]) -> None:
+    text = "import time\nN = {0}\ndef helper(): return N\ndef f(): return helper()\ntime.sleep(0.01)\n"
+    project.write("model.py", text.format(1))
+    run(
+        "import threading, model\nseen, errors, stop = [], [], threading.Event()\n"
+        "def loop():\n    while not stop.is_set():\n        try:\n            seen.append(model.f())\n"
+        "        except Exception as error:\n            errors.append(repr(error))\n        stop.wait(0.0001)\n"
+        "thread = threading.Thread(target=loop)\nthread.start()"
+    )
+    for number in range(2, 12):
+        project.write("model.py", text.format(number))
+        run("None")
+    assert run("import time\nwhile seen[-1] != 11:\n    time.sleep(0.001)\nstop.set()\nthread.join()\nerrors") == []
+
+
+def test_what_the_template_has_preloaded(own_template: Callable[..., TemplateProcess], tmp_path: Path) -> None:
+    """Its objects lie where the garbage collector does not look in a rank."""
+    project = Project(tmp_path / "src")
+    text = "class A:\n    def f(self): return {0}\nkept = A()\n"
+    project.write("preloaded.py", text.format(1))
+    template = own_template("preloaded", environment={"PYTHONPATH": str(project.directory)})
+    template.wait_ready()
+    rank = template.fork(1)[0]
+    assert rank.ok("import preloaded\nkept = preloaded.kept\nkept.f()", tree=project.tree()) == 1
+    project.write("preloaded.py", text.format(2))
+    other = template.fork(1)[0]
+    assert rank.ok("kept.f(), type(kept) is preloaded.A", tree=project.tree()) == (2, True)
+    assert other.ok("import preloaded\npreloaded.kept.f()", tree=project.tree()) == 2
+
+
+def test_where_a_rank_in_a_workspace_imports_from(template: TemplateProcess, tmp_path: Path) -> None:
+    hidden, workspace = tmp_path / "client", tmp_path / "workspace"
+    for directory, origin in ((hidden, "client"), (workspace / "src", "workspace"), (workspace / "tools", "tools")):
+        directory.mkdir(parents=True)
+        (directory / f"{directory.name}_only.py").touch()
+        (directory / "where.py").write_text(f"ORIGIN = {origin!r}\n")
+    spec = template.rank_spec(0, 1, {"PYTHONPATH": str(hidden)})
+    spec.workspace = spec.directory = str(workspace)
+    pid = template.fork_specs([spec])[0]
+    rank = RankProcess(template, spec, pid)
+    template.ranks.append(rank)
+    before = rank.ok("import sys\nlist(sys.path)")
+    assert str(hidden) in before
+    tree = Tree(version="1", reload=True, import_paths=["src", ""], hidden_paths=[str(hidden), sys.prefix])
+    after = rank.ok("import where\nwhere.ORIGIN, list(sys.path)", tree=tree)
+    assert after[0] == "workspace"
+    assert after[1][:2] == [str(workspace), str(workspace / "src")]
+    assert after[1][2:] == [path for path in before[1:] if path != str(hidden)], "the interpreter's own stay"
+    tree = Tree(version="2", reload=True, import_paths=["tools"], hidden_paths=[str(hidden)])
+    assert rank.ok("list(sys.path)", tree=tree)[1:2] == [str(workspace / "tools")]
+    assert rank.ok("import tools_only\nlist(sys.path)", tree=tree).count(str(workspace / "src")) == 0
+
+
+def test_a_class_that_can_not_follow_is_named(rank: RankProcess, project: Project) -> None:
+    project.write("model.py", "class A:\n    __slots__ = ('x',)\n")
+    rank.ok("from model import A\na = A()", tree=project.tree())
+    project.write("model.py", "class A:\n    __slots__ = ('x', 'y')\n    def f(self): return 2\n")
+    assert rank.ok("A().f()", tree=project.tree()) == 2
+    assert "model.py: objects of A made before keep their old code" in stderr(rank)
+
+
+def test_tracebacks_show_the_new_lines(rank: RankProcess, project: Project) -> None:
+    project.write("model.py", "def f():\n    raise ValueError('first')\n")
+    first = rank.run("import model\nmodel.f()", tree=project.tree())
+    project.write("model.py", "# a new line\ndef f():\n    raise KeyError('second')\n")
+    second = rank.run("model.f()", tree=project.tree())
+    assert "raise ValueError('first')" in ANSI.sub("", first.failure.traceback)
+    assert "raise KeyError('second')" in ANSI.sub("", second.failure.traceback)
+    assert second.failure.where == "model.py:3"
+
+
+def test_an_import_that_fails_shows_no_frames_of_the_loader(rank: RankProcess, project: Project) -> None:
+    project.write("model.py", "import missing_module\n")
+    failure = rank.run("import model", tree=project.tree()).failure
+    assert failure.where == "model.py:1"
+    assert "importlib" not in failure.traceback
+    assert "path_stats" not in failure.traceback
+
+
+def test_fifty_modules_cost_milliseconds(project: Project, rank: RankProcess) -> None:
+    for number in range(50):
+        project.write(f"pack/m{number}.py", f"N = {number}\n")
+    names = ", ".join(f"pack.m{number}" for number in range(50))
+    rank.ok(f"import {names}", tree=project.tree())
+
+    def best_of(results: list[RankResult]) -> float:
+        assert all(result.outcome == OUTCOME_OK for result in results)
+        return min(result.duration_s for result in results)
+
+    def after_edit() -> RankResult:
+        project.write("README", "another version\n")
+        return rank.run("None", tree=project.tree())
+
+    plain_s = best_of([rank.run("None") for _ in range(20)])
+    same_s = best_of([rank.run("None", tree=project.tree()) for _ in range(20)])
+    other_s = best_of([after_edit() for _ in range(20)])
+    print(f"plain {plain_s * 1e3:.2f} ms, same version {same_s * 1e3:.2f} ms, other version {other_s * 1e3:.2f} ms")
+    assert same_s - plain_s < 0.001
+    assert other_s - plain_s < 0.005
