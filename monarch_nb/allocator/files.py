@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TypeVar
 
 from monarch_nb import config
-from monarch_nb.allocator.pending import Pending
 from monarch_nb.allocator.relay import Branch, Relay
-from monarch_nb.allocator.workspaces import Workspaces
+from monarch_nb.allocator.workspace.pending import Pending
+from monarch_nb.allocator.workspace.workspaces import Workspaces
 from monarch_nb.errors import FilesError, MonarchNbError
 from monarch_nb.files.tree import printable
 from monarch_nb.proto import files_pb2 as pb

@@ -21,12 +21,18 @@ from time import strftime
 
 from google.protobuf.message import DecodeError
 
-from monarch_nb.allocator.content import Content
-from monarch_nb.allocator.directories import Directories, facts_at, remove_compiled, remove_directory, remove_tree
-from monarch_nb.allocator.journal import Journal, Record
-from monarch_nb.allocator.mounts import DIRECTORY, Mount
-from monarch_nb.allocator.pending import Pending
-from monarch_nb.allocator.plan import is_as_applied
+from monarch_nb.allocator.workspace.content import Content
+from monarch_nb.allocator.workspace.directories import (
+    Directories,
+    facts_at,
+    remove_compiled,
+    remove_directory,
+    remove_tree,
+)
+from monarch_nb.allocator.workspace.journal import Journal, Record
+from monarch_nb.allocator.workspace.mounts import DIRECTORY, Mount
+from monarch_nb.allocator.workspace.pending import Pending
+from monarch_nb.allocator.workspace.plan import is_as_applied
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.files.tree import check_change, printable

@@ -13,7 +13,7 @@ from threading import RLock
 
 from google.protobuf.message import DecodeError
 
-from monarch_nb.allocator.journal import Journal, Record
+from monarch_nb.allocator.workspace.journal import Journal, Record
 from monarch_nb.files.chunks import HASH_BYTES, hash_of
 from monarch_nb.files.tree import chunk_hashes
 from monarch_nb.proto.files_pb2 import TreeEntry

@@ -12,12 +12,12 @@ from pathlib import Path
 from threading import Lock
 from typing import Literal
 
-from monarch_nb.allocator.burst import Burst
-from monarch_nb.allocator.content import Content
-from monarch_nb.allocator.directories import Directories, remove_tree
-from monarch_nb.allocator.journal import Journal, Record
-from monarch_nb.allocator.mounts import DIRECTORY, FILE, Mount
-from monarch_nb.allocator.plan import Plan, directory_mode
+from monarch_nb.allocator.workspace.burst import Burst
+from monarch_nb.allocator.workspace.content import Content
+from monarch_nb.allocator.workspace.directories import Directories, remove_tree
+from monarch_nb.allocator.workspace.journal import Journal, Record
+from monarch_nb.allocator.workspace.mounts import DIRECTORY, FILE, Mount
+from monarch_nb.allocator.workspace.plan import Plan, directory_mode
 from monarch_nb.errors import FilesError, MonarchNbError, UsageError
 from monarch_nb.files.chunks import Buffer, unpack
 from monarch_nb.files.tree import chunk_hashes

@@ -6,9 +6,9 @@ import os
 import stat
 from collections.abc import Iterator
 
-from monarch_nb.allocator.content import agrees
-from monarch_nb.allocator.directories import join
-from monarch_nb.allocator.mounts import DIRECTORY, FILE, Mount
+from monarch_nb.allocator.workspace.content import agrees
+from monarch_nb.allocator.workspace.directories import join
+from monarch_nb.allocator.workspace.mounts import DIRECTORY, FILE, Mount
 from monarch_nb.proto.files_pb2 import TreeChange, TreeEntry
 
 Stamp = tuple[int, int, int]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.allocator.workspaces import Workspaces
+from monarch_nb.allocator.workspace.workspaces import Workspaces
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.files.chunks import hash_of, pack
 from monarch_nb.proto.files_pb2 import TreeApplied, TreeChange, TreeEntry

@@ -7,15 +7,15 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from monarch_nb.allocator.directories import (
+from monarch_nb.allocator.workspace.directories import (
     Directories,
     facts_at,
     forget_compiled,
     leads_away,
     remove_directory,
 )
-from monarch_nb.allocator.mounts import DIRECTORY, FILE
-from monarch_nb.allocator.plan import Plan, directory_mode, is_as_applied
+from monarch_nb.allocator.workspace.mounts import DIRECTORY, FILE
+from monarch_nb.allocator.workspace.plan import Plan, directory_mode, is_as_applied
 from monarch_nb.proto.files_pb2 import TreeApplied, TreeEntry
 
 Undo = Callable[[Directories], None]
