@@ -74,7 +74,7 @@ class Rank:
         self._loop = asyncio.new_event_loop()
         self._context = contextvars.copy_context()
         self._results = Results(spec.rank)
-        self._user_code = UserCode(shell.cell_label, spec.directory)
+        self._user_code = UserCode(shell.cell_label, spec.directory, spec.workspace)
         reloader = Reloader(shell, self._user_code, spec.workspace)
         self._runner = cells.CellRunner(shell, spec.blob_directory, reloader)
         entries = cells.user_code_entries()

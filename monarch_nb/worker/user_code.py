@@ -6,15 +6,20 @@ know is the innermost line of their own code, "train.py:41" or "Cell In[7]:3".
 
 import functools
 import os
+import re
 import site
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
+from IPython.utils.path import compress_user
+
 CellLabel = Callable[[str], str | None]
 """Returns "Cell In[7]" for the file name of a cell's code, else None."""
 
+_FILE = r'(File (?:\x1b\[[0-9;]*m)*"?)'
+"""What comes before a file's name in a traceback, of Python's or IPython's."""
 _MAX_FRAMES = 200
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -39,11 +44,13 @@ class UserCode:
     Args:
         cell_label: names the file of a cell's code.
         directory: the rank's directory: files in it are named relative to it.
+        workspace: the node's copy of the notebook's files, if it has one: other files in it are named relative to it.
     """
 
-    def __init__(self, cell_label: CellLabel, directory: str = "") -> None:
+    def __init__(self, cell_label: CellLabel, directory: str = "", workspace: str = "") -> None:
         self._cell_label = cell_label
         self._directory = os.path.join(directory, "")
+        self._workspace = os.path.join(workspace, "")
 
     def is_users(self, filename: str) -> bool:
         """Return whether code from `filename` is the user's own."""
@@ -55,9 +62,19 @@ class UserCode:
         """Return "Cell In[7]", or the file's path, relative where it lies in the rank's directory."""
         if label := self._cell_label(filename):
             return label
-        if filename.startswith(self._directory):
-            return filename[len(self._directory) :]
+        for root in (self._directory, self._workspace):
+            if filename.startswith(root):
+                return filename[len(root) :]
         return filename
+
+    def name_files(self, trace: str) -> str:
+        """Return a rendered traceback in which the files of a workspace have the names that the user gave them: where
+        the copy lies says nothing, and differs from node to node."""
+        if self._workspace:
+            for root in (self._directory, self._workspace):
+                for spelled in (root, compress_user(root)):
+                    trace = re.sub(rf"{_FILE}{re.escape(spelled)}", r"\1", trace)
+        return trace
 
     def line(self, filename: str, number: int) -> str:
         """Return "train.py:41" or "Cell In[7]:3"."""

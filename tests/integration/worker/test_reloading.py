@@ -368,6 +368,28 @@ def test_where_a_rank_in_a_workspace_imports_from(template: TemplateProcess, tmp
     assert rank.ok("import tools_only\nlist(sys.path)", tree=tree).count(str(workspace / "src")) == 0
 
 
+def test_files_of_a_workspace_have_the_users_names(template: TemplateProcess, tmp_path: Path) -> None:
+    """Each node has its copy elsewhere, and ranks of all nodes must fail identically to be shown as one."""
+    failures = []
+    for node in ("node0", "node1"):
+        root = Project(tmp_path / node)
+        root.write("src/inner.py", "def g():\n    raise ValueError('wrong')\n")
+        root.write("notebooks/outer.py", "import inner\ndef f():\n    inner.g()\n")
+        spec = template.rank_spec(0, 1)
+        spec.workspace, spec.directory = str(root.directory), str(root.directory / "notebooks")
+        rank = RankProcess(template, spec, template.fork_specs([spec])[0])
+        template.ranks.append(rank)
+        failures.append(rank.run("import outer\nouter.f()", tree=Tree(version="1", import_paths=["src"])).failure)
+        trace = ANSI.sub("", failures[-1].traceback)
+        assert re.findall(r"File (\S+)", trace) == ["outer.py:3,", "src/inner.py:2,"]
+        assert failures[-1].where == "src/inner.py:2"
+        root.write("src/inner.py", "def g(:\n")
+        rank.ok("1", tree=Tree(version="2", reload=True, import_paths=["src"]))
+        assert stderr(rank).startswith("src/inner.py could not be reloaded")
+        assert "File src/inner.py:1" in stderr(rank)
+    assert failures[0] == failures[1]
+
+
 def test_a_class_that_can_not_follow_is_named(rank: RankProcess, project: Project) -> None:
     project.write("model.py", "class A:\n    __slots__ = ('x',)\n")
     rank.ok("from model import A\na = A()", tree=project.tree())
