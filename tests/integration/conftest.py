@@ -57,10 +57,20 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 @pytest.fixture(scope="module")
 def module_pool() -> Iterator[list[Node]]:
     """A pool of 2 nodes × 4 procs for the tests of a module that kill allocators."""
+    yield from _pool(nodes=2, procs=4)
+
+
+@pytest.fixture(scope="module")
+def isolated_pool() -> Iterator[list[Node]]:
+    """A pool of 4 nodes × 2 procs that see no files of the tests, but have copies."""
+    yield from _pool(nodes=4, procs=2, isolate=True)
+
+
+def _pool(nodes: int, procs: int, *, isolate: bool = False) -> Iterator[list[Node]]:
     with pytest.MonkeyPatch.context() as patch:
         home = Path(tempfile.mkdtemp(prefix="mnb-", dir="/tmp"))
         patch.setenv(HOME_VARIABLE, str(home))
-        yield LocalProvisioner().up(nodes=2, procs=4)
+        yield LocalProvisioner().up(nodes=nodes, procs=procs, isolate=isolate)
         LocalProvisioner().down(force=True)
     leaks = leaks_of(home)
     shutil.rmtree(home)

@@ -75,6 +75,12 @@ def notebooks(shared_pool: list[Node], tmp_path_factory: pytest.TempPathFactory)
             monarch_nb.attach(reservation.name).release()
 
 
+@pytest.fixture(scope="module")
+def develop(isolated_pool: list[Node], tmp_path_factory: pytest.TempPathFactory) -> Executed:
+    """The notebook that edits a package."""
+    return _execute("develop", tmp_path_factory.mktemp("develop"))
+
+
 def test_it_fits_its_time(notebooks: Pair) -> None:
     assert notebooks.quickstart.duration_s < BUDGET_S
 
@@ -148,6 +154,36 @@ def test_another_kernel_goes_on_with_the_live_model(notebooks: Pair) -> None:
 def test_release_ends_it(notebooks: Pair) -> None:
     assert "released" in notebooks.reattach.text("%mesh release")
     assert not monarch_nb.list_reservations()
+
+
+def test_a_package_reaches_every_node(develop: Executed) -> None:
+    text = develop.text("print(spirals.__file__)")
+    assert re.search(r"sent 3 files, .* to 4 nodes", text)
+    assert len(set(re.findall(r"/(node\d)/\S+/spirals/__init__.py", text))) == 4
+
+
+def test_a_living_model_gets_the_new_forward(develop: Executed) -> None:
+    before = float(re.findall(r"accuracy (\S+)", develop.text("train(steps=200)"))[0])
+    edited = develop.text("still a Net")
+    assert before < 0.8
+    assert "[0-7] still a Net: True, with Adam's moments of 6 tensors" in edited
+    assert float(re.findall(r"step 600 .* accuracy (\S+)", edited)[0]) > 0.95
+
+
+def test_a_mistake_in_a_module_is_shown_once_for_all_ranks(develop: Executed) -> None:
+    text = develop.text("train(steps=100)")
+    assert text.count("spirals/model.py could not be reloaded; the ranks still run the version before") == 1
+    assert text.count("SyntaxError: '(' was never closed") == 1
+    assert "step 700" in text
+    assert re.search(r"sure by [01]\.\d+", develop.text("import confidence"))
+
+
+def test_what_a_rank_wrote_is_fetched(develop: Executed) -> None:
+    assert "net.pt" in develop.text("%mesh ls")
+    assert "brought 1 file" in develop.text("%mesh fetch")
+    assert develop.images("load_state_dict") == 1
+    assert "node3" in develop.text("%mesh sync --status")
+    assert "released" in develop.text("%mesh release")
 
 
 def _execute(name: str, folder: Path) -> Executed:
