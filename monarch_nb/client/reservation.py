@@ -310,6 +310,8 @@ def reserve(
 
 def _project(start: str, files: str | os.PathLike[str] | bool, reload: bool | None) -> tuple[str, bool]:
     """Return the directory whose files ranks work with ("" for none), and whether they reload what changed."""
+    if not os.path.isdir(start):
+        raise UsageError(f"there is no directory {start} for ranks to start in")
     settings = read_settings(find_root(Path(start)) if isinstance(files, bool) else Path(files).expanduser().absolute())
     if files is not True and files is not False and not Path(start).is_relative_to(settings.root):
         raise UsageError(f"ranks start in {start}, which is not below {settings.root}")

@@ -28,7 +28,7 @@ from monarch_nb.client.transfer import INLINE_BYTES, Sender, Transfer
 from monarch_nb.errors import FilesError, MonarchNbError, UsageError
 from monarch_nb.files.tree import chunk_hashes, printable
 from monarch_nb.proto import files_pb2 as pb
-from monarch_nb.proto.run_pb2 import Tree
+from monarch_nb.proto.run_pb2 import CopiedTree, Tree
 
 MAX_ATTEMPTS = 5
 """How often a file may change while it is sent."""
@@ -118,11 +118,11 @@ class SyncedFiles:
 
     def tree(self) -> Tree:
         """Return what a run is told: the version of the files, and where the kernel imports from."""
-        roots = [self.root] if self.root else []
-        paths = _import_paths(self.root, in_workspace=self.copies) if self.root else []
-        version = f"{self._version}:{zlib.crc32(repr(paths).encode()):x}" if self.copies else ""
-        hidden = roots if self.copies else []
-        return Tree(version=version, reload=self.reload, import_paths=paths, hidden_paths=hidden)
+        mounts = {name: str(mount.tree.root) for name, mount in (self._mounts or {}).items()}
+        copies = [CopiedTree(directory=directory, mount=name) for name, directory in mounts.items()]
+        paths = _import_paths([self.root, *mounts.values()])
+        version = f"{self._version}:{zlib.crc32(repr((paths, mounts)).encode()):x}"
+        return Tree(version=version, reload=self.reload, import_paths=paths, copies=copies)
 
     def add(self, path: str | os.PathLike[str], name: str | None = None) -> str:
         """Sync another directory or file too, from the next sync on; return its name in the workspace.
@@ -312,13 +312,12 @@ class SyncedFiles:
         return {connection.name: reply for connection, reply in zip(connections, replies, strict=True)}
 
 
-def _import_paths(root: str, *, in_workspace: bool) -> list[str]:
-    """Return where the kernel imports from below `root`: as paths in a workspace, or as they are."""
-    found: dict[str, None] = {}
-    for entry in sys.path:
-        if entry and os.path.isabs(entry) and (entry == root or entry.startswith(f"{root}{os.sep}")):
-            found[os.path.relpath(entry, root) if in_workspace else entry] = None
-    return list(found)
+def _import_paths(roots: Iterable[str]) -> list[str]:
+    """Return where this process imports from below any of `roots`."""
+    inside = tuple(os.path.join(root, "") for root in roots if root)
+    own = os.path.join(sys.prefix, "")  # an environment inside the project is no part of it
+    paths = (path for path in sys.path if os.path.isabs(path) and not path.startswith(own))
+    return list(dict.fromkeys(path for path in paths if os.path.join(path, "").startswith(inside)))
 
 
 def _new_chunks(before: Mapping[bytes, pb.TreeEntry], changed: Sequence[pb.TreeEntry]) -> list[bytes]:

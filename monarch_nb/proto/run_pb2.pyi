@@ -110,35 +110,57 @@ class Tree(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     RELOAD_FIELD_NUMBER: _builtins.int
     IMPORT_PATHS_FIELD_NUMBER: _builtins.int
-    HIDDEN_PATHS_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     reload: _builtins.bool
     """modules that changed, before the body runs"""
     @_builtins.property
     def import_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Directories that the kernel imports from, to be put on sys.path after its first entry; relative ones are below the
-        rank's workspace.
+        """Directories that the kernel imports from, to be put on sys.path after its first entry. For a rank in a workspace
+        they, and what it has on sys.path already, lie in the copies.
         """
 
     @_builtins.property
-    def hidden_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The client's directories of which a rank in a workspace has a copy: their entries on sys.path go."""
-
+    def copies(self) -> _containers.RepeatedCompositeFieldContainer[Global___CopiedTree]: ...
     def __init__(
         self,
         *,
         version: _builtins.str = ...,
         reload: _builtins.bool = ...,
         import_paths: _abc.Iterable[_builtins.str] | None = ...,
-        hidden_paths: _abc.Iterable[_builtins.str] | None = ...,
+        copies: _abc.Iterable[Global___CopiedTree] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden_paths", b"hidden_paths", "import_paths", b"import_paths", "reload", b"reload", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies", "import_paths", b"import_paths", "reload", b"reload", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Tree: _TypeAlias = Tree  # noqa: Y015
+
+@_typing.final
+class CopiedTree(_message.Message):
+    """A directory of the client's of which workspaces have a copy, and its name there ("" for the workspace itself)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    MOUNT_FIELD_NUMBER: _builtins.int
+    directory: _builtins.str
+    mount: _builtins.str
+    def __init__(
+        self,
+        *,
+        directory: _builtins.str = ...,
+        mount: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "mount", b"mount"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopiedTree: _TypeAlias = CopiedTree  # noqa: Y015
 
 @_typing.final
 class Cell(_message.Message):

@@ -11,7 +11,7 @@ import importlib.util
 import linecache
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
@@ -70,8 +70,8 @@ class Reloader:
         self._told: dict[str, tuple[Signature | None, str]] = {}  # modules that failed -> what was said, of which file
 
     def follow(self, tree: Tree) -> None:
-        """See a version of the files; without a version whatever they are now."""
-        if tree.version and (tree.version, tree.reload) == self._seen:
+        """See a version of the files; whoever sees the files themselves, whatever they are now."""
+        if self._workspace and (tree.version, tree.reload) == self._seen:
             return
         self._set_import_paths(tree)
         importlib.invalidate_caches()
@@ -80,11 +80,21 @@ class Reloader:
         self._seen = tree.version, tree.reload
 
     def _set_import_paths(self, tree: Tree) -> None:
-        wanted = [os.path.normpath(os.path.join(self._workspace, path)) for path in tree.import_paths]
-        ours = {*self._import_paths, *wanted}
-        others = [path for path in sys.path[1:] if path not in ours and not _is_below(path, tree.hidden_paths)]
+        """Import from where the kernel does; in a workspace from the copies, and last from the workspace itself."""
+        copies = {copy.directory: copy.mount for copy in tree.copies} if self._workspace else {}
+        wanted = [self._copied(path, copies) for path in tree.import_paths]
+        last = [self._workspace] if self._workspace else []
+        ours = {*self._import_paths, *wanted, *last}
+        others = [path for path in sys.path[1:] if path not in ours and not _is_below(path, copies)]
         self._import_paths = list(dict.fromkeys(path for path in wanted if path not in sys.path[:1]))
-        sys.path[1:] = [*self._import_paths, *others]
+        sys.path[1:] = [*self._import_paths, *others, *(path for path in last if path not in sys.path[:1])]
+
+    def _copied(self, path: str, copies: Mapping[str, str]) -> str:
+        """Return where the copy of one of the client's paths lies."""
+        for directory, mount in copies.items():
+            if path == directory or path.startswith(os.path.join(directory, "")):
+                return os.path.normpath(os.path.join(self._workspace, mount, os.path.relpath(path, directory)))
+        return path
 
     def _reload_changed(self) -> None:
         changed = self._changed()

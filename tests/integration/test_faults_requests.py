@@ -26,6 +26,7 @@ from monarch_nb.errors import (
     ReservationNotFound,
     SpawnError,
     TargetError,
+    UsageError,
     VersionMismatch,
 )
 from monarch_nb.proto import allocator_pb2 as pb
@@ -187,7 +188,7 @@ class TestSpawn:
             reserve("nopy", nodes=2, procs=1, python=str(script))
 
     def test_a_directory_that_is_not_there(self, shared_pool: list[Node]) -> None:
-        with pytest.raises(SpawnError, match="no directory /no/such/directory"):
+        with pytest.raises(UsageError, match="there is no directory /no/such/directory"):
             reserve("nodir", procs=1, directory="/no/such/directory")
 
     def test_environment_directory_and_python(

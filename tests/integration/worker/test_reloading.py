@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from integration.worker.harness import RankProcess, TemplateProcess, run_all
-from monarch_nb.proto.run_pb2 import OUTCOME_INTERRUPTED, OUTCOME_OK, Pull, RankResult, Tree
+from monarch_nb.proto.run_pb2 import OUTCOME_INTERRUPTED, OUTCOME_OK, CopiedTree, Pull, RankResult, Tree
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 NET = """
@@ -251,16 +251,23 @@ def test_reload_off(rank: RankProcess, project: Project) -> None:
     assert rank.ok("model.N", tree=project.tree()) == 2
 
 
-def test_without_a_tree_or_with_the_same_version_nothing_is_looked_at(rank: RankProcess, project: Project) -> None:
+def test_without_a_tree_or_with_the_same_version_of_a_copy_nothing_is_looked_at(
+    template: TemplateProcess, project: Project
+) -> None:
+    spec = template.rank_spec(0, 1)
+    spec.workspace = spec.directory = str(project.directory)
+    rank = RankProcess(template, spec, template.fork_specs([spec])[0])
+    template.ranks.append(rank)
     project.write("model.py", "N = 1\n")
     rank.ok("import model", tree=project.tree())
     version = project.version
     project.write("model.py", "N = 2\n")
     assert rank.ok("model.N") == 1
     assert rank.ok("model.N", tree=Tree(version=version, reload=True)) == 1
+    assert rank.ok("model.N", tree=Tree(version="another", reload=True)) == 2
 
 
-def test_files_that_the_rank_sees_itself_have_no_version(rank: RankProcess, project: Project) -> None:
+def test_files_that_the_rank_sees_itself_are_looked_at_before_every_run(rank: RankProcess, project: Project) -> None:
     tree = Tree(reload=True)
     project.write("model.py", "N = 1\n")
     assert rank.ok("import model\nmodel.N", tree=tree) == 1
@@ -358,18 +365,24 @@ def test_where_a_rank_in_a_workspace_imports_from(template: TemplateProcess, tmp
     template.ranks.append(rank)
     before = rank.ok("import sys\nlist(sys.path)")
     assert str(hidden) in before
-    tree = Tree(version="1", reload=True, import_paths=["src", ""], hidden_paths=[str(hidden), sys.prefix])
+    copies = [CopiedTree(directory=str(hidden)), CopiedTree(directory=sys.prefix, mount="python")]
+    tree = Tree(version="1", reload=True, import_paths=[str(hidden / "src"), str(hidden)], copies=copies)
     after = rank.ok("import where\nwhere.ORIGIN, list(sys.path)", tree=tree)
     assert after[0] == "workspace"
     assert after[1][:2] == [str(workspace), str(workspace / "src")]
     assert after[1][2:] == [path for path in before[1:] if path != str(hidden)], "the interpreter's own stay"
-    tree = Tree(version="2", reload=True, import_paths=["tools"], hidden_paths=[str(hidden)])
+    tree = Tree(version="2", reload=True, import_paths=[str(hidden / "tools")], copies=copies)
     assert rank.ok("list(sys.path)", tree=tree)[1:2] == [str(workspace / "tools")]
     assert rank.ok("import tools_only\nlist(sys.path)", tree=tree).count(str(workspace / "src")) == 0
 
 
 def test_files_of_a_workspace_have_the_users_names(template: TemplateProcess, tmp_path: Path) -> None:
     """Each node has its copy elsewhere, and ranks of all nodes must fail identically to be shown as one."""
+
+    def tree_of(version: str, *, reload: bool = False) -> Tree:
+        copies = [CopiedTree(directory="/client/project")]
+        return Tree(version=version, reload=reload, import_paths=["/client/project/src"], copies=copies)
+
     failures = []
     for node in ("node0", "node1"):
         root = Project(tmp_path / node)
@@ -379,12 +392,12 @@ def test_files_of_a_workspace_have_the_users_names(template: TemplateProcess, tm
         spec.workspace, spec.directory = str(root.directory), str(root.directory / "notebooks")
         rank = RankProcess(template, spec, template.fork_specs([spec])[0])
         template.ranks.append(rank)
-        failures.append(rank.run("import outer\nouter.f()", tree=Tree(version="1", import_paths=["src"])).failure)
+        failures.append(rank.run("import outer\nouter.f()", tree=tree_of("1")).failure)
         trace = ANSI.sub("", failures[-1].traceback)
         assert re.findall(r"File (\S+)", trace) == ["outer.py:3,", "src/inner.py:2,"]
         assert failures[-1].where == "src/inner.py:2"
         root.write("src/inner.py", "def g(:\n")
-        rank.ok("1", tree=Tree(version="2", reload=True, import_paths=["src"]))
+        rank.ok("1", tree=tree_of("2", reload=True))
         assert stderr(rank).startswith("src/inner.py could not be reloaded")
         assert "File src/inner.py:1" in stderr(rank)
     assert failures[0] == failures[1]
