@@ -12,12 +12,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from monarch_nb.client.diagnosis import Diagnosis
+    from monarch_nb.client.environments import PipReport
+    from monarch_nb.client.fetch import FetchReport, FileInfo
     from monarch_nb.client.mesh import Mesh, RankInfo, RunInfo, StackReport
     from monarch_nb.client.reservation import Reservation, ReservationInfo, attach, list_reservations, reserve
     from monarch_nb.client.run import InterruptReport, Run
+    from monarch_nb.client.sync import SyncReport
     from monarch_nb.config import VERSION as __version__
     from monarch_nb.errors import (
         CapacityError,
+        FilesError,
         MeshNotFound,
         MonarchNbError,
         NodeUnreachable,
@@ -43,13 +48,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CapacityError",
+    "Diagnosis",
     "Extent",
+    "FetchReport",
+    "FileInfo",
+    "FilesError",
     "InterruptReport",
     "Mesh",
     "MeshNotFound",
     "MonarchNbError",
     "NodeUnreachable",
     "PickleError",
+    "PipReport",
     "PoolError",
     "PreloadError",
     "ProcessGroupAborted",
@@ -68,6 +78,7 @@ __all__ = [
     "SharedStorageError",
     "SpawnError",
     "StackReport",
+    "SyncReport",
     "TargetError",
     "UsageError",
     "VersionMismatch",
@@ -80,9 +91,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "monarch_nb.client.diagnosis": ("Diagnosis",),
+    "monarch_nb.client.environments": ("PipReport",),
+    "monarch_nb.client.fetch": ("FetchReport", "FileInfo"),
     "monarch_nb.client.mesh": ("Mesh", "RankInfo", "RunInfo", "StackReport"),
     "monarch_nb.client.reservation": ("Reservation", "ReservationInfo", "attach", "list_reservations", "reserve"),
     "monarch_nb.client.run": ("InterruptReport", "Run"),
+    "monarch_nb.client.sync": ("SyncReport",),
     "monarch_nb.notebook": ("load_ipython_extension", "unload_ipython_extension"),
     "monarch_nb.shape": ("Extent",),
 }

@@ -175,8 +175,9 @@ SYNC = Command(
         Flag("--overwrite", "also files that ranks wrote or changed"),
     ),
     notes="Synced is the notebook's project: the nearest directory with .git or pyproject.toml, or else its own.\n"
-    "Not synced: what .gitignore and .meshignore say, .git, virtual environments, caches, notebooks, and files over\n"
-    "100 MB (max-file-size in pyproject.toml's [tool.monarch_nb]). Nodes that see the directory need no copy.",
+    "Not synced: what .gitignore and .meshignore say, .git, virtual environments, caches, notebooks, and files\n"
+    "over 100 MB (max-file-size in pyproject.toml's [tool.monarch_nb]).\n"
+    "Nodes that see the directory need no copy.",
     examples=(("%mesh sync --add ../library", "ranks can `import library`"), ("%mesh sync --dry-run", "")),
 )
 FETCH = Command(

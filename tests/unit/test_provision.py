@@ -63,18 +63,29 @@ class TestRequest:
 
 class TestShape:
     def test_defaults_are_one_rank_per_core(self, tmp_path: Path) -> None:
-        assert _agree_on_shape(tmp_path, [], None, None, None) == PoolShape(os.cpu_count() or 1, "all")
+        assert _agree_on_shape(tmp_path, [], None, None, None, isolate=False) == PoolShape(os.cpu_count() or 1, "all")
 
     def test_the_same_again_and_more_nodes(self, tmp_path: Path) -> None:
         _write_shape(tmp_path, PoolShape(4, "all"))
         for nodes, procs in ((None, None), (2, 4), (3, 4), (5, None)):
-            assert _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), nodes, procs, None) == PoolShape(4, "all")
+            agreed = _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), nodes, procs, None, isolate=False)
+            assert agreed == PoolShape(4, "all")
 
     @pytest.mark.parametrize(("nodes", "procs", "gpus"), [(2, 8, None), (1, 4, None), (2, 4, "none")])
     def test_another_shape_names_the_way_out(self, tmp_path: Path, nodes: int, procs: int, gpus: str | None) -> None:
         _write_shape(tmp_path, PoolShape(4, "all"))
         with pytest.raises(PoolError, match=r"is up with 2 nodes × 4 procs.*monarch-nb down"):
-            _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), nodes, procs, gpus)
+            _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), nodes, procs, gpus, isolate=False)
+
+    def test_a_pool_that_shares_files_does_not_become_isolated(self, tmp_path: Path) -> None:
+        _write_shape(tmp_path, PoolShape(4, "all"))
+        with pytest.raises(PoolError, match=r"to have 2 nodes × 4 procs, isolated, end it first"):
+            _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), None, None, None, isolate=True)
+
+    def test_an_isolated_pool_stays_isolated_when_nothing_is_said(self, tmp_path: Path) -> None:
+        _write_shape(tmp_path, PoolShape(4, "all", isolate=True))
+        agreed = _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), 3, None, None, isolate=False)
+        assert agreed == PoolShape(4, "all", isolate=True)
 
 
 class TestNodes:

@@ -16,6 +16,7 @@ from monarch_nb.client.events import Event, Finished, Result, Text
 from monarch_nb.client.logs import LogRecord
 from monarch_nb.client.mesh import RankInfo, RunInfo, StackReport
 from monarch_nb.client.run import InterruptReport
+from monarch_nb.client.sync import SyncReport
 from monarch_nb.errors import RankFailure, ReservationNotFound, RunFailed, RunNotFound
 from monarch_nb.shape import Extent
 
@@ -106,6 +107,8 @@ class FakeMesh:
     def __init__(self, client: "FakeClient", reservation: Any, extent: Extent, ranks: Iterable[int] | None = None):
         self.client, self.reservation, self.extent, self.name = client, reservation, extent, "main"
         self.ranks = tuple(range(extent.size)) if ranks is None else tuple(ranks)
+        per_node = extent.size // reservation.nodes
+        self.core = SimpleNamespace(by_node=lambda ranks: {rank // per_node: [rank] for rank in ranks})
 
     def select(self, ranks: Iterable[int]) -> "FakeMesh":
         return FakeMesh(self.client, self.reservation, self.extent, ranks)
@@ -169,6 +172,22 @@ class FakeMesh:
         return [word for word in ("losses", "loss_mask") if word.startswith(code[start:cursor])], start
 
 
+class FakeFiles:
+    """Files of a reservation: none are copied until a test says so."""
+
+    def __init__(self) -> None:
+        self.copies, self.root, self.foreign = False, "/project", ""
+        self.calls: list[tuple[Any, ...]] = []
+        self.reports: list[SyncReport | Exception] = []
+
+    def sync(self, nodes: Iterable[int] | None = None, *, overwrite: bool = False, progress: Any) -> SyncReport:
+        self.calls.append(("sync", None if nodes is None else sorted(nodes), overwrite))
+        report = self.reports.pop(0) if self.reports else SyncReport(nodes=2)
+        if isinstance(report, Exception):
+            raise report
+        return report
+
+
 class FakeReservation:
     """A reservation of a FakeClient."""
 
@@ -176,6 +195,7 @@ class FakeReservation:
         self.client, self.name, self.id, self.notebook = client, name, f"id-{name}", notebook or ""
         self.nodes, self.procs, self.gpus, self.owner = nodes, procs, 0, "me"
         self.mesh = FakeMesh(client, self, Extent({"hosts": nodes, "procs": procs}))
+        self.files = FakeFiles()
 
     def doctor(self) -> Diagnosis:
         differs = Difference("numpy", "2.4.0", (("1.26.4", ("node1",)),))

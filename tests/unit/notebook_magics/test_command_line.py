@@ -150,7 +150,7 @@ def test_what_is_another_programs_is_left_to_it() -> None:
 
 def test_what_comes_later_is_not_offered() -> None:
     offered = {command.name for command in commands.MESH.commands}
-    assert not offered & {"sync", "fetch", "run", "extend", "debug", "panel"}
+    assert not offered & {"run", "extend", "debug", "panel"}
     flags = {flag.name for command in commands.MESH.commands for flag in command.flags}
     assert not flags & {"--time", "--idle"}
 
@@ -197,5 +197,5 @@ def test_completion_of_the_line(text: str, fragment: str, offered: str) -> None:
 def test_completion_of_the_cell_line() -> None:
     assert complete(commands.CELL, "--group-outputs ", {}) == ("", ["order", "rank", "type"])
     assert complete(commands.CELL, "--on-error=w", {}) == ("w", ["wait"])
-    assert complete(commands.CELL, "-t 0 --no", {}) == ("--no", ["--noblock", "--no-stream"])
+    assert complete(commands.CELL, "-t 0 --no", {}) == ("--no", ["--noblock", "--no-stream", "--no-sync"])
     assert "--targets" not in complete(commands.CELL, "-t 0 --", {})[1]

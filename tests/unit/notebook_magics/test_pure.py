@@ -219,7 +219,15 @@ def test_read_environment() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.04, "0.0 s"), (1.94, "1.9 s"), (59.2, "59 s"), (130, "2 min 10 s"), (7800, "2 h 10 min"), (180000, "2 d 2 h")],
+    [
+        (0.04, "0.04 s"),
+        (0.1, "0.1 s"),
+        (1.94, "1.9 s"),
+        (59.2, "59 s"),
+        (130, "2 min 10 s"),
+        (7800, "2 h 10 min"),
+        (180000, "2 d 2 h"),
+    ],
 )
 def test_duration(seconds: float, text: str) -> None:
     assert duration(seconds) == text
