@@ -84,6 +84,7 @@ class Client:
         like: Client | None = None,
     ) -> None:
         self.workspaces, self.reservation_id, self.mount, self.source = workspaces, reservation_id, mount, source
+        workspaces.directory(reservation_id)
         self.version = like.version if like else ""
         self.tree: dict[bytes, TreeEntry] = dict(like.tree) if like else {}
         self.asked_for: list[int] = []

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import stat
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Container, Iterator
 from typing import TypeVar
 
 from monarch_nb import config
@@ -17,6 +18,8 @@ from monarch_nb.errors import FilesError, MonarchNbError
 from monarch_nb.files.tree import printable
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.rpc.status import error_to_json
+
+_log = logging.getLogger(__name__)
 
 SMALL_CHANGE_ENTRIES = 20
 """A change of so few entries is staged at once; others in a thread, while the node goes on with everything else."""
@@ -48,8 +51,21 @@ class NodeFiles:
     async def release(self, reservation_id: str, name: str) -> None:
         """Remove a workspace whose ranks have ended; what they wrote stays, and the log says where."""
         async with self._locks[reservation_id]:
-            await asyncio.to_thread(self.workspaces.release, reservation_id, name)
-        del self._locks[reservation_id]
+            try:
+                kept = await asyncio.to_thread(self.workspaces.release, reservation_id, name)
+            except OSError as error:  # the rest of it goes when the node starts again
+                _log.warning("the workspace of %s can not be removed: %s", name or reservation_id, error)
+            else:
+                if kept:
+                    told = "%s was released; %d files that its ranks wrote (%d bytes) are in %s"
+                    _log.info(told, name or reservation_id, kept.files, kept.size_bytes, kept.directory)
+        self._locks.pop(reservation_id, None)
+
+    async def release_others(self, held: Container[str]) -> None:
+        """Remove the workspaces of reservations that nobody holds: an allocator was killed while it released them."""
+        for reservation_id in self.workspaces.reservations():
+            if reservation_id not in held:
+                await self.release(reservation_id, "")
 
     # ---- trees ----
 
@@ -86,7 +102,7 @@ class NodeFiles:
         if missing := await _work(is_small, pending.prepare):
             answer.missing = b"".join(missing)
             return
-        answer.applied.CopyFrom(pending.commit())
+        answer.applied.CopyFrom(await _work(is_small, pending.commit))
         self._settle_later(pending)
 
     def _settle_later(self, pending: Pending) -> None:
@@ -174,7 +190,10 @@ def _walk(directory: bytes, below: bytes, recursive: bool) -> Iterator[pb.TreeEn
         names = sorted(found, key=lambda name: name.name)
     for name in names:
         path = os.path.join(below, name.name)
-        yield _entry(path, name.path, name.stat(follow_symlinks=False))
+        try:
+            yield _entry(path, name.path, name.stat(follow_symlinks=False))
+        except FileNotFoundError:
+            continue  # ranks write there
         if recursive and name.is_dir(follow_symlinks=False):
             yield from _walk(name.path, path, recursive)
 

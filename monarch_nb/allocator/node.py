@@ -100,6 +100,7 @@ class Node:
             await self.supervisor.adopt_template(record)
         ranks = [record for _, record in self._database.read("rank", state_pb2.RankRecord)]
         await asyncio.gather(*(self._adopt(record) for record in ranks))
+        await self.files.release_others(self.state.leases)
         self._flush()
         self._warming = asyncio.create_task(self._warm())
 
@@ -319,6 +320,7 @@ class Node:
 
     async def _fork(self, mesh: Mesh, ranks: list[int], incarnations: dict[int, int]) -> None:
         spec = mesh.spec
+        self._check_held(spec.reservation_id)  # else a workspace would be made that nobody removes
         workspace = self.files.workspaces.directory(spec.reservation_id) if spec.in_workspace else None
         if workspace is not None:
             start_directory(spec, workspace).mkdir(parents=True, exist_ok=True)

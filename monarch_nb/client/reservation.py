@@ -212,6 +212,7 @@ class Reservation:
             NodeUnreachable: a node did not answer: its ranks go on. The others' have ended.
         """
         failed = call(pools.release(self._connections.values(), self.id))
+        self.files.close()
         exist = {node.node_id for node in provisioner().nodes(pool=self._pool.name)}
         for error in failed:
             if not isinstance(error, NodeUnreachable) or error.node in exist:

@@ -26,7 +26,7 @@ from monarch_nb.client.files.local_tree import FileChanged, LocalTree, Report
 from monarch_nb.client.files.project import Settings, read_settings
 from monarch_nb.client.transfer import INLINE_BYTES, Sender, Transfer
 from monarch_nb.errors import FilesError, MonarchNbError, UsageError
-from monarch_nb.files.tree import chunk_hashes, printable
+from monarch_nb.files.tree import check_mount, chunk_hashes, printable
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.proto.run_pb2 import CopiedTree, Tree
 
@@ -125,15 +125,18 @@ class SyncedFiles:
         return Tree(version=version, reload=self.reload, import_paths=paths, copies=copies)
 
     def add(self, path: str | os.PathLike[str], name: str | None = None) -> str:
-        """Sync another directory or file too, from the next sync on; return its name in the workspace.
+        """Sync another directory too, from the next sync on; return its name in the workspace.
 
         Raises:
-            UsageError: it does not exist, or the name is taken.
+            UsageError: it does not exist, or the name is taken, or is none.
         """
         chosen = Path(path).expanduser().absolute()
         if not chosen.is_dir():
             raise UsageError(f"{chosen} is no directory" if chosen.exists() else f"{chosen} does not exist")
         mount = name or chosen.name
+        if not mount:
+            raise UsageError(f"--as NAME has to say what {chosen} is called in the workspace")
+        check_mount(mount)
         with self._lock:
             mounts = self._opened()
             taken = mounts.get(mount)
@@ -167,10 +170,9 @@ class SyncedFiles:
         with self._lock:
             began = time.monotonic()
             total = SyncReport()
-            for mount in self._opened().values():
+            for mount in list(self._opened().values()):
+                self._check_there(mount)
                 total = _added(total, self._sync_mount(mount, nodes, overwrite, progress))
-            if total.anything:
-                self._version = uuid.uuid4().hex
             local = {name: mount.tree.report for name, mount in self._opened().items()}
             return _with(total, seconds=time.monotonic() - began, nodes=len(self.connections), local=local)
 
@@ -200,6 +202,15 @@ class SyncedFiles:
 
     # ---- one mount ----
 
+    def _check_there(self, mount: _Mount) -> None:
+        """Sync a directory that was added and is gone no longer: else no cell would ever run again."""
+        if mount.name and not mount.tree.root.is_dir():
+            mount.tree.close()
+            del self._opened()[mount.name]
+            raise FilesError(
+                f"{mount.tree.root} is gone: it is synced no longer, and its copies stay as {mount.name}; run again"
+            )
+
     def _sync_mount(
         self, mount: _Mount, nodes: Iterable[int] | None, overwrite: bool, progress: Progress
     ) -> SyncReport:
@@ -211,8 +222,10 @@ class SyncedFiles:
             behind = [c for c in self.connections.values() if mount.have.get(c.name) != mount.version]
             if not behind:
                 return SyncReport()
+            self._version = uuid.uuid4().hex  # before anything goes: an interrupt does not tell how far it came
             change = pb.TreeChange(mount=mount.name, source=self._source(mount), version=mount.version, base=base)
-            if base and not overwrite and all(mount.have.get(connection.name) == base for connection in behind):
+            if base and not overwrite and any(mount.have.get(connection.name) == base for connection in behind):
+                # A node that has another base, as one that was away, asks for the whole list.
                 change.changed.extend(changed)
                 change.removed.extend(removed)
                 new = _new_chunks(before, changed)
@@ -237,10 +250,10 @@ class SyncedFiles:
         raise AssertionError("unreachable")
 
     def _refresh(self, mount: _Mount) -> tuple[list[pb.TreeEntry], list[bytes]]:
+        version, mount.version = mount.version, ""  # an interrupt in here costs a whole list, never a change
         refreshed = mount.tree.refresh()
-        if refreshed.changed or refreshed.removed or not mount.version:
-            mount.version = uuid.uuid4().hex
         mount.entries = refreshed.entries
+        mount.version = uuid.uuid4().hex if refreshed.changed or refreshed.removed or not version else version
         return list(refreshed.changed), list(refreshed.removed)
 
     def _whole(self, mount: _Mount) -> pb.TreeChange:

@@ -73,16 +73,14 @@ class Sender:
             new: hashes of the chunks that no node can have yet; sent along when they are small.
         """
         work = [(list(connections), self._request(change, new))]
-        rounds = 0
-        while work:
-            rounds += 1
-            if rounds > 2 + EXTRA_ROUNDS + len(connections):
-                for connection in work[0][0]:
-                    name = connection.name
-                    self.transfer.failed[name] = FilesError(f"{name} does not get all the files that it needs", name)
+        for _ in range(2 + EXTRA_ROUNDS + len(connections)):
+            if not work:
                 break
             on_nodes, request = work.pop()
             work += await self._round(on_nodes, request)
+        for name in (connection.name for connection in connections if connection.name not in self.transfer.applied):
+            unfinished = FilesError(f"{name} does not get all the files that it needs: sync again", name)
+            self.transfer.failed.setdefault(name, unfinished)
         return self.transfer
 
     def _request(self, change: pb.TreeChange, new: Sequence[bytes] = ()) -> pb.SyncTreeRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -59,14 +60,25 @@ def link_leaves(path: bytes, target: bytes) -> bool:
     return False
 
 
+def check_mount(name: str) -> None:
+    """Refuse a name that a tree beside the notebook's can not have in a workspace.
+
+    Raises:
+        UsageError: it can not.
+    """
+    if "/" in name or name.startswith("."):
+        raise UsageError(f"{name!r} is no name in a workspace: one plain name, without a dot before it")
+    check_path(os.fsencode(name))
+
+
 def check_change(change: TreeChange) -> None:
     """Refuse a change that could touch anything outside its tree, or that contradicts itself.
 
     Raises:
         UsageError: it names what is wrong.
     """
-    if change.mount and (b"/" in change.mount.encode() or change.mount.startswith(".")):
-        raise UsageError(f"bad mount {change.mount!r}: one plain name")
+    if change.mount:
+        check_mount(change.mount)
     for path in change.removed:
         check_path(path)
     for entry in change.changed:

@@ -60,6 +60,8 @@ def translate(error: grpc.aio.AioRpcError, node: str) -> MonarchNbError:
         return NodeUnreachable(f"{node} does not answer; is its allocator running? (monarch-nb status)", node)
     if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
         return NodeUnreachable(f"{node} did not answer in time", node)
+    if error.code() == grpc.StatusCode.INTERNAL:  # gRPC's own: a node that dies in the middle of a stream may end so
+        return NodeUnreachable(f"the connection to {node} broke ({error.details()}); is its allocator running?", node)
     if error.code() == grpc.StatusCode.UNIMPLEMENTED:
         return VersionMismatch(f"{node} runs another version of monarch_nb: restart its allocator", node=node)
     return MonarchNbError(f"{node}: {error.details() or error.code().name.lower()}")

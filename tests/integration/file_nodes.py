@@ -30,6 +30,7 @@ class FileNode:
         self.name, self.paths = name, NodePaths(directory / name)
         self.paths.directory.mkdir()
         self.files = NodeFiles(name, self.paths)
+        self.files.workspaces.directory(RESERVATION)  # as spawning does
         self.address = f"unix:{directory / name}.sock"
         self.door = f"unix:{directory / name}.door"
         self.from_client_bytes = 0

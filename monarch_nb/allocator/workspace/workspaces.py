@@ -34,7 +34,7 @@ from monarch_nb.allocator.workspace.mounts import DIRECTORY, Mount
 from monarch_nb.allocator.workspace.pending import Pending
 from monarch_nb.allocator.workspace.plan import is_as_applied
 from monarch_nb.config import NodePaths
-from monarch_nb.errors import MonarchNbError, UsageError
+from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError
 from monarch_nb.files.tree import check_change, printable
 from monarch_nb.proto.files_pb2 import MountStatus, TreeApplied, TreeChange, TreeEntry, WorkspaceReply
 
@@ -69,7 +69,10 @@ class Workspaces:
         paths.workspaces.mkdir(mode=0o700, exist_ok=True)
         for directory in sorted(paths.workspaces.iterdir()):
             if directory.name.endswith(_ENDING):
-                self._finish_release(directory, directory.name.removesuffix(_ENDING))
+                try:
+                    self._finish_release(directory, directory.name.removesuffix(_ENDING))
+                except OSError as error:  # a full disk: at the next start
+                    _log.warning("%s can not be removed: %s", directory, error)
             elif _ID.fullmatch(directory.name):
                 self._known[directory.name] = _Workspace(directory, self._content, node)
 
@@ -78,8 +81,12 @@ class Workspaces:
         return sorted(self._known)
 
     def directory(self, reservation_id: str) -> Path:
-        """Return where a reservation's ranks work, made if it is missing."""
-        return self._workspace(reservation_id).tree
+        """Return where a reservation's ranks work, made if it is missing; nothing else makes a workspace."""
+        with self._lock:
+            if (workspace := self._known.get(_checked(reservation_id))) is None:
+                directory = self._paths.workspaces / reservation_id
+                workspace = self._known[reservation_id] = _Workspace(directory, self._content, self._node)
+            return workspace.tree
 
     def begin(self, reservation_id: str, change: TreeChange, overwrite: bool = False) -> Pending | None:
         """Return the change on its way, or None when the mount has another base: send the whole tree.
@@ -89,15 +96,22 @@ class Workspaces:
 
         Raises:
             UsageError: the change could touch what it must not, contradicts itself, or meets another notebook's files.
+            ReservationNotFound: the reservation has no workspace, or was released.
         """
         check_change(change)
         return self._workspace(reservation_id).begin(change, overwrite)
 
     def resume(self, reservation_id: str, mount: str, version: str) -> Pending | None:
         """Return the change of `mount` to `version` that has begun; None when there is none (any more)."""
-        return self._workspace(reservation_id).resume(mount, version)
+        workspace = self._known.get(reservation_id)
+        return workspace.resume(mount, version) if workspace else None
 
     def status(self, reservation_id: str) -> WorkspaceReply:
+        """Return what a workspace holds.
+
+        Raises:
+            ReservationNotFound: the reservation has none, or was released.
+        """
         workspace = self._workspace(reservation_id)
         return WorkspaceReply(
             directory=str(workspace.tree), mounts=workspace.statuses(), cache_bytes=self._content.cache_bytes
@@ -114,11 +128,9 @@ class Workspaces:
         return self._finish_release(ending, name if _ID.fullmatch(name) else reservation_id)
 
     def _workspace(self, reservation_id: str) -> _Workspace:
-        with self._lock:
-            if (workspace := self._known.get(_checked(reservation_id))) is None:
-                directory = self._paths.workspaces / reservation_id
-                workspace = self._known[reservation_id] = _Workspace(directory, self._content, self._node)
-            return workspace
+        if (workspace := self._known.get(reservation_id)) is None:
+            raise ReservationNotFound(f"{self._node} has no workspace of that reservation: it was released")
+        return workspace
 
     def _finish_release(self, directory: Path, label: str) -> Kept | None:
         workspace = _Workspace(directory, self._content, self._node)
@@ -208,8 +220,9 @@ class _Workspace:
                 pass  # ranks forbade it; it stays
         files = size_bytes = 0
         for _, _, names, descriptor in os.fwalk(self.tree):
-            files += len(names)
-            size_bytes += sum(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_size for name in names)
+            found = [facts for name in names if (facts := facts_at(descriptor, os.fsencode(name)))]
+            files += len(found)
+            size_bytes += sum(facts.st_size for facts in found)
         return files, size_bytes
 
     def _clear_entry(self, entry: TreeEntry, tree: Directories) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,7 @@ from monarch_nb.allocator.sessions import Session
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import MonarchNbError, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.proto import run_pb2, state_pb2
+from monarch_nb.proto import files_pb2, run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
 
 MESH = "m" * 32
@@ -144,6 +146,10 @@ def assert_nothing_left(node: NodeWithoutProcesses) -> None:
     assert not node._database._written
 
 
+def fails_on_disk(*_: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
 class TestRelease:
     async def test_everything_goes(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)
@@ -222,6 +228,71 @@ class TestRelease:
         assert refused.run_id == "a"
         assert "released" in refused.error_json
         assert events(stranger, "refused") == []
+
+    async def test_a_sync_that_comes_too_late_makes_no_workspace(self, node: NodeWithoutProcesses) -> None:
+        """It was waiting while the workspace was removed."""
+        await spawn(node)
+        node.files.workspaces.directory("r")
+        entered, may_go = threading.Event(), threading.Event()
+        remove = node.files.workspaces.release
+
+        def slow(reservation_id: str, name: str) -> object:
+            entered.set()
+            may_go.wait(10)
+            return remove(reservation_id, name)
+
+        node.files.workspaces.release = slow  # type: ignore[method-assign,assignment]
+        releasing = asyncio.create_task(node.release("r"))
+        await asyncio.to_thread(entered.wait, 10)
+        request = files_pb2.SyncTreeRequest(reservation_id="r", change={"version": "v", "whole": True})
+        syncing = asyncio.create_task(node.files.sync(request))
+        await asyncio.sleep(0)
+        may_go.set()
+        await releasing
+        reply = await syncing
+        assert "released" in reply.nodes[0].error_json
+        assert node.files.workspaces.reservations() == []
+        assert list(node.paths.workspaces.iterdir()) == []
+
+    async def test_a_workspace_that_can_not_be_removed_holds_no_slots(
+        self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await spawn(node)
+        node.files.workspaces.directory("r")
+        monkeypatch.setattr(node.files.workspaces, "release", fails_on_disk)
+        await node.release("r")
+        assert_nothing_left(node)
+
+    async def test_the_log_says_where_files_of_ranks_are(
+        self, node: NodeWithoutProcesses, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        await spawn(node)
+        (node.files.workspaces.directory("r") / "result").write_text("42")
+        with caplog.at_level("INFO"):
+            await node.release("r")
+        [kept] = node.paths.kept.iterdir()
+        assert str(kept) in caplog.text
+
+    async def test_a_workspace_that_nobody_holds_goes_when_the_node_starts(self, tmp_path: Path) -> None:
+        def start() -> NodeWithoutProcesses:
+            made = NodeWithoutProcesses(NodePaths(tmp_path), "node0", procs=4, gpus=[], python="python", preload=[])
+            made.supervisor = FakeSupervisor()
+            return made
+
+        killed = start()
+        reserve(killed)
+        killed.confirm("r")
+        for reservation_id in ("r", "gone"):
+            (killed.files.workspaces.directory(reservation_id) / "result").write_text("42")
+        killed._database.close()
+        node = start()
+        await node.start()
+        try:
+            assert node.files.workspaces.reservations() == ["r"]
+            assert [path.name for path in node.paths.workspaces.iterdir()] == ["r"]
+            assert [(path / "result").read_text() for path in node.paths.kept.iterdir()] == ["42"]
+        finally:
+            await node.close(end_processes=False)
 
     async def test_a_disk_that_is_full(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)

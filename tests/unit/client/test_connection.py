@@ -23,7 +23,7 @@ from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import allocator_pb2_grpc as service
 from monarch_nb.proto import run_pb2
 from monarch_nb.rpc.channel import make_server
-from monarch_nb.rpc.status import error_to_json, refuse
+from monarch_nb.rpc.status import error_to_json, refuse, translate
 
 
 class Scripted(service.AllocatorServicer):
@@ -374,3 +374,13 @@ class TestCalls:
         node.blob = b""
         with pytest.raises(RunNotFound, match="not kept"):
             await connection.read_blob("m", "b")
+
+
+def test_a_stream_that_gives_up_in_the_middle_is_a_node_that_does_not_answer() -> None:
+    import grpc
+
+    nothing = grpc.aio.Metadata()
+    broken = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, "Internal error from Core")
+    error = translate(broken, "node3")
+    assert isinstance(error, NodeUnreachable)
+    assert error.node == "node3"

@@ -64,7 +64,7 @@ class TestCheck:
 
     @pytest.mark.parametrize("mount", ["../x", "a/b", ".x"])
     def test_mount_is_one_name(self, mount: str) -> None:
-        with pytest.raises(UsageError, match="bad mount"):
+        with pytest.raises(UsageError, match="no name in a workspace"):
             check_change(TreeChange(mount=mount))
 
 

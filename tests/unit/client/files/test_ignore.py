@@ -58,6 +58,7 @@ PATTERNS = (
         "a//b",
         "//a",
     ),
+    *("a**/b", "a/***/b", "a/**", "a/b**", "a/c**/b", "?**/b", "**a", "a[!x]b", "a[.-0]b", "[\\]]", "a\t"),
     *("", "/", "!", "!/", "\\a", "[\\a]", "[a/b]", "***", "**/**/a", "a/**/", "?[!b]", "*.p[xy]", "[a-]b", "!a.log\r"),
 )
 
@@ -190,3 +191,9 @@ def test_insists_on_directory(tmp_path: Path) -> None:
     (tmp_path / ".meshignore").write_text("!env/\nother/\n")
     rules = rules.inside(os.fsencode(tmp_path), b"", [b".meshignore"])
     assert [rules.insists_on(name) for name in (b"env", b"other", b"third")] == [True, False, False]
+
+
+def test_a_pipe_has_no_patterns_and_makes_nobody_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".gitignore")
+    write(tmp_path, {"a": ""})
+    assert files_of(tmp_path) == {b"a"}

@@ -1,0 +1,175 @@
+"""The notebook's files on nodes without processes or network: what an interrupt, a bad name or a lost node leaves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.allocator.files import NodeFiles
+from monarch_nb.client import sync
+from monarch_nb.client.files.local_tree import LocalTree, Refreshed
+from monarch_nb.client.sync import SyncedFiles
+from monarch_nb.config import NodePaths
+from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable, UsageError
+from monarch_nb.proto import files_pb2 as pb
+from monarch_nb.rpc.status import error_to_json
+
+RESERVATION = "r1"
+
+
+class FakeNode:
+    """A node's files, without a wire in between; `asked` has the changes that came."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self.name, self.address = name, f"unix:{directory}/{name}"
+        (directory / name).mkdir()
+        self.files = NodeFiles(name, NodePaths(directory / name))
+        self.tree = self.files.workspaces.directory(RESERVATION)
+        self.asked: list[pb.SyncTreeRequest] = []
+        self.is_up = True
+        self.after_sync: Callable[[], None] = lambda: None
+
+    async def unary(self, method: str, request: Any, _: float = 0) -> Any:
+        if not self.is_up:
+            raise NodeUnreachable(f"{self.name} does not answer", self.name)
+        if method == "Workspace":
+            return self.files.workspaces.status(RESERVATION)
+        assert method == "SyncTree"
+        self.asked.append(pb.SyncTreeRequest.FromString(request.SerializeToString()))
+        alone = pb.SyncTreeRequest.FromString(request.SerializeToString())
+        del alone.peers[:]
+        reply = await self.files.sync(alone)
+        for peer in request.peers:
+            await self.pass_on(peer.node_id, alone, reply)
+        self.after_sync()
+        return reply
+
+    async def pass_on(self, name: str, request: pb.SyncTreeRequest, reply: pb.SyncTreeReply) -> None:
+        raise NotImplementedError
+
+    async def send_stream(self, method: str, messages: AsyncIterator[Any], _: float) -> Any:
+        assert method == "PutChunks"
+        return await self.files.put_chunks(messages)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (project := tmp_path / "project").mkdir()
+    (project / "model.py").write_text("x = 1\n")
+    return project
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> FakeNode:
+    (home := tmp_path / "nodes").mkdir()
+    return FakeNode(home, "node0")
+
+
+def files_of(project: Path, *nodes: Any) -> SyncedFiles:
+    return SyncedFiles(RESERVATION, dict(enumerate(nodes)), shared=False, root=str(project), reload=True)
+
+
+@pytest.fixture
+def files(project: Path, node: FakeNode) -> Iterator[SyncedFiles]:
+    made = files_of(project, node)
+    yield made
+    made.close()
+
+
+def test_an_interrupt_while_changes_are_collected_loses_none(
+    project: Path, node: FakeNode, files: SyncedFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.sync()
+    (project / "model.py").write_text("x = 2\n")
+    refresh = LocalTree.refresh
+
+    def interrupted(tree: LocalTree) -> Refreshed:
+        refresh(tree)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(LocalTree, "refresh", interrupted)
+        files.sync()
+    files.sync()
+    assert (node.tree / "model.py").read_text() == "x = 2\n"
+
+
+def test_ranks_look_at_their_files_after_a_sync_whose_end_was_not_seen(
+    project: Path, node: FakeNode, files: SyncedFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.sync()
+    before = files.tree().version
+    (project / "model.py").write_text("x = 2\n")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(sync, "call", _interrupted_at_the_end)
+        files.sync()
+    (project / "model.py").write_text("x = 1\n")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(sync, "call", _interrupted_at_the_end)
+        files.sync()
+    assert (node.tree / "model.py").read_text() == "x = 1\n"
+    assert files.tree().version != before
+
+
+def _interrupted_at_the_end(work: Any) -> Any:
+    from monarch_nb.client.bridge import call
+
+    call(work)
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", [".config", "a/b", "a\0b", "a" * 300])
+def test_a_name_that_no_node_would_take_is_refused_at_once(tmp_path: Path, files: SyncedFiles, name: str) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(UsageError):
+        files.add(tmp_path / "data", name)
+    assert files.sync().nodes == 1
+
+
+def test_the_root_of_all_files_needs_a_name(files: SyncedFiles) -> None:
+    with pytest.raises(UsageError, match="--as NAME"):
+        files.add("/")
+
+
+def test_an_added_directory_that_is_gone_is_said_once(
+    tmp_path: Path, project: Path, node: FakeNode, files: SyncedFiles
+) -> None:
+    (data := tmp_path / "data").mkdir()
+    (data / "numbers").write_text("1")
+    files.add(data)
+    files.sync()
+    (data / "numbers").unlink()
+    data.rmdir()
+    with pytest.raises(FilesError, match="is gone: it is synced no longer"):
+        files.sync()
+    (project / "model.py").write_text("x = 2\n")
+    files.sync()
+    assert (node.tree / "model.py").read_text() == "x = 2\n"
+    assert (node.tree / "data/numbers").read_text() == "1"
+
+
+def test_a_lost_node_does_not_make_the_others_compare_every_file(tmp_path: Path, project: Path, node: FakeNode) -> None:
+    lost = FakeNode(tmp_path / "nodes", "node1")
+
+    async def pass_on(_: str, request: pb.SyncTreeRequest, reply: pb.SyncTreeReply) -> None:
+        try:
+            reply.nodes.extend((await lost.unary("SyncTree", request)).nodes)
+        except MonarchNbError as error:
+            reply.nodes.add(node_id="node1", error_json=error_to_json(error))
+
+    node.pass_on = pass_on  # type: ignore[method-assign]
+    files = files_of(project, node, lost)
+    files.sync()
+    lost.is_up = False
+    for number in (2, 3):
+        (project / "model.py").write_text(f"x = {number}\n")
+        files.sync([0])
+    assert [request.change.whole for request in node.asked[-2:]] == [False, False]
+    lost.is_up = True
+    (project / "model.py").write_text("x = 4\n")
+    files.sync()
+    assert [(each.tree / "model.py").read_text() for each in (node, lost)] == ["x = 4\n"] * 2
+    files.close()
