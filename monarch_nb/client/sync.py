@@ -42,7 +42,8 @@ class SyncReport:
 
     Attributes:
         files, size_bytes: that changed here. removed: files that went.
-        sent_bytes: of content that left this process, compressed; nodes pass it on to one another.
+        sent_bytes: that left this process: content, compressed, and what was said about it; nodes pass it on to one
+            another.
         nodes: how many have a copy. seconds: it took.
         kept: files that ranks wrote or changed and that were left as they are, and on which nodes.
         local: by mount, what is not synced and why.

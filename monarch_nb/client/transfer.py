@@ -31,7 +31,7 @@ class Transfer:
 
     Attributes:
         applied: by node. failed: why not, by node.
-        sent_bytes: of content, compressed, that left this process.
+        sent_bytes: that left this process: content, compressed, and what was said about it.
         total_bytes, done_bytes: of content, for progress.
     """
 
@@ -86,9 +86,7 @@ class Sender:
     def _request(self, change: pb.TreeChange, new: Sequence[bytes] = ()) -> pb.SyncTreeRequest:
         request = pb.SyncTreeRequest(reservation_id=self._reservation_id, change=change, overwrite=self._overwrite)
         if new:
-            batch = pack(list(self._read(new)))
-            self.transfer.sent_bytes += len(batch.data)
-            request.chunks.append(batch)
+            request.chunks.append(pack(list(self._read(new))))
         return request
 
     async def _round(
@@ -130,6 +128,7 @@ class Sender:
         for number, connection in enumerate(connections):
             del request.peers[:]
             request.peers.extend(_peers(connections[number + 1 :]))
+            self.transfer.sent_bytes += request.ByteSize()
             try:
                 reply: pb.SyncTreeReply = await connection.unary("SyncTree", request, SYNC_TIMEOUT_S)
             except NodeUnreachable as error:
@@ -168,8 +167,8 @@ class Sender:
         coming = asyncio.ensure_future(asyncio.to_thread(next, batches, None))
         while (batch := await coming) is not None:
             coming = asyncio.ensure_future(asyncio.to_thread(next, batches, None))
-            yield pb.PutChunksRequest(batch=batch)
-            self.transfer.sent_bytes += len(batch.data)
+            yield (request := pb.PutChunksRequest(batch=batch))
+            self.transfer.sent_bytes += request.ByteSize()
             self.transfer.done_bytes += sum(batch.sizes_bytes)
             self._progress(self.transfer)
 

@@ -10,12 +10,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import calls, flood, lives, report
+from tests.bench import calls, files, flood, lives, report
 from tests.bench.harness import Bench, Outcome, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
-_ORDER = ("fresh", "ipyparallel", "monarch", "reserve", "many", "memory", "restart", "hang", "flood", "push", "import")
-ROWS = sorted([*calls.ROWS, *flood.ROWS, *lives.ROWS], key=lambda row: _ORDER.index(row.name))
+_ORDER = (
+    *("fresh", "ipyparallel", "monarch", "reserve", "many", "memory", "restart", "hang", "flood", "push", "import"),
+    *("unchanged", "edit", "first-sync", "big-file", "client-bytes"),
+)
+ROWS = sorted([*calls.ROWS, *files.ROWS, *flood.ROWS, *lives.ROWS], key=lambda row: _ORDER.index(row.name))
 
 
 def main() -> None:

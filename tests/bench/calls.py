@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy
 
 from monarch_nb.client.mesh import Mesh
-from tests.bench.harness import RANKS, Bench, Outcome, Row, compared, duration, median, seconds
+from tests.bench.harness import RANKS, Bench, Outcome, Row, Shape, compared, duration, median, seconds
 
 ARRAY_BYTES = 64 << 20
 NODES = 16
@@ -129,7 +129,7 @@ ROWS = [
         f'The median of 300 calls of `mesh.run("pass")` on {NODES * RANKS} ranks: {NODES * RANKS} processes, '
         f"{NODES} allocators and the client share this machine's cores.",
         on_many_nodes,
-        (NODES, RANKS),
+        Shape(NODES, RANKS),
     ),
     Row(
         "push",

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -33,6 +33,17 @@ RANKS = 8
 PROGRAM_TIMEOUT_S = 180.0
 
 Say = Callable[[str], None]
+
+
+class Shape(NamedTuple):
+    """A pool's nodes, ranks per node, and whether its nodes share no files with anybody."""
+
+    nodes: int
+    procs: int
+    isolate: bool = False
+
+
+ONE_NODE = Shape(1, RANKS)
 
 
 class CannotRun(Exception):
@@ -63,7 +74,7 @@ class Row:
         name: for `--only`.
         what, goal: as the table shows them.
         how: it is measured, for the docs.
-        shape: nodes and ranks per node of the pool that it uses; rows of one shape run one after the other.
+        shape: of the pool that it uses; rows of one shape run one after the other.
     """
 
     name: str
@@ -71,7 +82,7 @@ class Row:
     goal: str
     how: str
     measure: Callable[[Bench], Outcome]
-    shape: tuple[int, int] = (1, RANKS)
+    shape: Shape = ONE_NODE
 
 
 @dataclass
@@ -86,7 +97,7 @@ class Bench:
     quick: bool
     say: Say
     directory: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="bench-", dir="/tmp")))
-    _shape: tuple[int, int] | None = None
+    _shape: Shape | None = None
 
     def __enter__(self) -> Bench:
         self._home_before = os.environ.get(HOME_VARIABLE)
@@ -107,19 +118,23 @@ class Bench:
 
     # ---- ours ----
 
-    def warm_pool(self, nodes: int, procs: int) -> str:
+    def warm_pool(self, nodes: int, procs: int, *, isolate: bool = False) -> str:
         """Return the name of a pool of that shape with nothing in it; one pool is up at a time."""
-        if self._shape != (nodes, procs):
+        shape = Shape(nodes, procs, isolate)
+        if self._shape != shape:
             self._down()
-            self.say(f"starting a pool of {nodes} × {procs}")
-            LocalProvisioner().up(nodes, procs, gpus="none", pool=_pool_name((nodes, procs)))
-            self._shape = (nodes, procs)
-        return _pool_name(self._shape)
+            self.say(f"starting a pool of {nodes} × {procs}{', isolated' if isolate else ''}")
+            LocalProvisioner().up(nodes, procs, gpus="none", isolate=isolate, pool=_pool_name(shape))
+            self._shape = shape
+        return _pool_name(shape)
 
     @contextmanager
-    def reserved(self, nodes: int = 1, procs: int = RANKS) -> Iterator[Reservation]:
-        """Reserve a whole pool of that shape for the time of a `with` block."""
-        reservation = reserve("bench", nodes=nodes, procs=procs, pool=self.warm_pool(nodes, procs))
+    def reserved(
+        self, nodes: int = 1, procs: int = RANKS, *, isolate: bool = False, directory: Path | None = None
+    ) -> Iterator[Reservation]:
+        """Reserve a whole pool of that shape for the time of a `with` block; its ranks start in `directory`."""
+        pool = self.warm_pool(nodes, procs, isolate=isolate)
+        reservation = reserve("bench", nodes=nodes, procs=procs, pool=pool, directory=directory)
         try:
             yield reservation
         finally:
@@ -233,8 +248,8 @@ def compared(ours: float, rivals: float) -> str:
     return f"{ours / rivals:.1f} times slower"
 
 
-def _pool_name(shape: tuple[int, int]) -> str:
-    return f"{shape[0]}x{shape[1]}"
+def _pool_name(shape: Shape) -> str:
+    return f"{shape.nodes}x{shape.procs}{'i' if shape.isolate else ''}"
 
 
 def _free_port() -> int:

@@ -11,7 +11,19 @@ from collections.abc import Callable
 from monarch_nb.client.events import Event, Text
 from monarch_nb.client.mesh import Mesh
 from monarch_nb.client.reservation import reserve
-from tests.bench.harness import RANKS, Bench, CannotRun, Outcome, Row, compared, duration, median, program, seconds
+from tests.bench.harness import (
+    RANKS,
+    Bench,
+    CannotRun,
+    Outcome,
+    Row,
+    Shape,
+    compared,
+    duration,
+    median,
+    program,
+    seconds,
+)
 
 IDLE_RANKS = 32
 NODES = 16
@@ -162,7 +174,7 @@ ROWS = [
         'From the call of `reserve()` on a warm pool to the return of `mesh.run("rank")` with every value; median of '
         "5.",
         many_ranks,
-        (NODES, RANKS),
+        Shape(NODES, RANKS),
     ),
     Row(
         "memory",
@@ -172,7 +184,7 @@ ROWS = [
         f"{IDLE_RANKS} ranks on one node: the median and the largest. Beside: a rank of torchrun, where {RANKS} share "
         "the pages of torch's libraries.",
         idle_memory,
-        (1, IDLE_RANKS),
+        Shape(1, IDLE_RANKS),
     ),
     Row(
         "restart",

@@ -1,0 +1,265 @@
+"""The notebook's files: what a sync costs, beside rsync over a local pipe."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+from monarch_nb.client.sync import SyncReport
+from tests.bench.harness import Bench, CannotRun, Outcome, Row, Shape, compared, duration, median, seconds
+
+FILES = 10_000
+TYPICAL_BYTES = 14_500
+"""The median size of a file; with the spread below the files have 200 MB together."""
+SPREAD = 0.8
+MANY, FEW, ONE = Shape(16, 1, isolate=True), Shape(4, 1, isolate=True), Shape(1, 1, isolate=True)
+BIG_BYTES = 500_000_000
+CHANGED_FILES, CHANGED_BYTES = 20, 20_000_000
+EDITED = Path("package7/part3/module5.py")
+_IN_PACKAGE, _IN_PART = 500, 25
+_PYPROJECT = '[tool.monarch_nb]\nmax-file-size = "2 GB"\n'
+_SENT = re.compile(r"Total bytes sent: ([\d,]+)")
+
+
+# ---- what is synced ----
+
+
+@cache
+def _sources() -> bytes:
+    """Return Python's own library, one module after the other."""
+    return b"".join(path.read_bytes() for path in sorted(Path(sysconfig.get_path("stdlib")).glob("[a-z]*/*.py")))
+
+
+def _project(directory: Path, seed: int = 0) -> Path:
+    """Write 10,000 files of Python source text, 200 MB together; other text with each seed."""
+    chosen, text = random.Random(seed), _sources()
+    for number in range(FILES):
+        within = directory / f"package{number // _IN_PACKAGE}" / f"part{number // _IN_PART % (_IN_PACKAGE // _IN_PART)}"
+        within.mkdir(parents=True, exist_ok=True)
+        size_bytes = int(TYPICAL_BYTES * chosen.lognormvariate(0, SPREAD))
+        start = chosen.randrange(len(text) - size_bytes)
+        module = b"# %d of %d\n" % (number, seed) + text[start : start + size_bytes]
+        (within / f"module{number % _IN_PART}.py").write_bytes(module)
+    (directory / "pyproject.toml").write_text(_PYPROJECT)
+    os.sync()  # else it is written while something is measured
+    return directory
+
+
+def _known_project(bench: Bench) -> Path:
+    """Return a project that several rows use."""
+    directory = bench.directory / "project"
+    return directory if directory.exists() else _project(directory)
+
+
+# ---- rsync ----
+
+
+class _Rsync:
+    """rsync from one directory to others; client and server talk through a pipe, as they would through ssh."""
+
+    def __init__(self, bench: Bench) -> None:
+        if shutil.which("rsync") is None:
+            raise CannotRun("rsync is not installed")
+        self._shell = bench.directory / "local-shell"
+        self._shell.write_text('#!/bin/sh\nshift\nexec "$@"\n')
+        self._shell.chmod(0o700)
+
+    def __call__(self, source: Path, target: Path) -> str:
+        command = ["rsync", "-a", "--stats", "-e", str(self._shell), f"{source}/", f"here:{target}/"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def sent_bytes(self, source: Path, target: Path) -> int:
+        found = _SENT.search(self(source, target))
+        assert found is not None  # --stats always says it
+        return int(found[1].replace(",", ""))
+
+
+def _many(rsync: _Rsync, source: Path, targets: list[Path], change: Callable[[], None]) -> float:
+    """Return how long rsync takes to bring a change to all targets: one by one or all at once, whatever is faster."""
+    change()
+    one_by_one_s = seconds(lambda: [rsync(source, target) for target in targets])
+    change()
+    with ThreadPoolExecutor(len(targets)) as threads:
+        at_once_s = seconds(lambda: list(threads.map(lambda target: rsync(source, target), targets)))
+    return min(one_by_one_s, at_once_s)
+
+
+# ---- the rows ----
+
+
+def unchanged(bench: Bench) -> Outcome:
+    with bench.reserved(*FEW[:2], isolate=True, directory=_known_project(bench)) as reservation:
+        mesh = reservation.mesh
+        for _ in range(20):
+            mesh.run("pass")
+        count = bench.repeats(300, 50)
+        pairs = [
+            (seconds(lambda: mesh.run("pass")), seconds(lambda: mesh.run("pass", sync=False))) for _ in range(count)
+        ]
+    added = median([synced - plain for synced, plain in pairs])
+    plain = median([plain for _, plain in pairs])
+    return Outcome(duration(max(added, 0)), added <= 0.005, f"the cell without it {duration(plain)}")
+
+
+def edit(bench: Bench) -> Outcome:
+    project, rsync = _known_project(bench), _Rsync(bench)
+    copies = _copies(bench.directory / "copies", rsync, project)
+    module, numbers = ".".join(EDITED.with_suffix("").parts), itertools.count()
+
+    def change() -> int:
+        text = f"def function():\n    return {(number := next(numbers))}\n"
+        (project / EDITED).write_text(text + "# 'padding' as long as other modules\n" * (TYPICAL_BYTES // 37))
+        return number
+
+    our_s, their_s = [], []
+    with bench.reserved(*MANY[:2], isolate=True, directory=project) as reservation:
+        mesh = reservation.mesh
+        change()
+        mesh.run(f"import {module}")
+        for repeat in range(bench.repeats(15, 3)):
+            number, found = change(), list[object]()
+            our_s.append(seconds(lambda: found.extend(mesh.run(f"{module}.function()").values)))  # noqa: B023
+            if found != [number] * MANY.nodes:
+                raise CannotRun(f"ranks ran something else: {found}")
+            if repeat % 5 == 0:
+                bench.say(f"ours {duration(our_s[-1])}; now rsync")
+                their_s.append(_many(rsync, project, copies, change))
+                mesh.run("pass")
+    ours, theirs = median(our_s), median(their_s)
+    reached = ours <= 0.1 and theirs / ours >= 20
+    return Outcome(duration(ours), reached, f"{MANY.nodes} × rsync {duration(theirs)}", compared(ours, theirs))
+
+
+def _copies(directory: Path, rsync: _Rsync, project: Path) -> list[Path]:
+    """Return as many copies of a project as there are nodes. They share what they have: rsync replaces files."""
+    copies = [directory / str(number) for number in range(MANY.nodes)]
+    directory.mkdir()
+    rsync(project, copies[0])
+    for copy in copies[1:]:
+        shutil.copytree(copies[0], copy, copy_function=os.link)
+    return copies
+
+
+def first_sync(bench: Bench) -> Outcome:
+    rsync, our_s, their_s = _Rsync(bench), [], []
+    for repeat in range(bench.repeats(5, 1)):
+        project, target = _project(bench.directory / f"first{repeat}", seed=repeat + 1), bench.directory / "target"
+        with bench.reserved(*FEW[:2], isolate=True, directory=project) as reservation:
+            our_s.append(seconds(reservation.sync))
+        os.sync()
+        their_s.append(seconds(lambda: rsync(project, target)))  # noqa: B023
+        bench.say(f"ours {duration(our_s[-1])}, rsync {duration(their_s[-1])}")
+        shutil.rmtree(target)
+        shutil.rmtree(project)
+        os.sync()
+    ours, theirs = median(our_s), median(their_s)
+    return Outcome(duration(ours), ours <= 2 * theirs, f"rsync to one {duration(theirs)}", compared(ours, theirs))
+
+
+def big_file(bench: Bench) -> Outcome:
+    rsync, project, target = _Rsync(bench), bench.directory / "big", bench.directory / "target"
+    project.mkdir()
+    (project / "pyproject.toml").write_text(_PYPROJECT)
+    lines = _numbered_lines(BIG_BYTES)
+    (project / "data.csv").write_bytes(lines)
+    rsync(project, target)
+    with bench.reserved(*ONE[:2], isolate=True, directory=project) as reservation:
+        reservation.sync()
+        middle = lines.index(b"\n", len(lines) // 2)
+        (project / "data.csv").write_bytes(lines[:middle] + b", and this is new" + lines[middle:])
+        taken_s, reports = 0.0, list[SyncReport]()
+        taken_s = seconds(lambda: reports.append(reservation.sync()))
+        right = reservation.mesh.run("import os; os.path.getsize('data.csv')").values == [len(lines) + 17]
+    theirs = rsync.sent_bytes(project, target)
+    shutil.rmtree(project)
+    shutil.rmtree(target)
+    ours = reports[0].sent_bytes
+    return Outcome(
+        f"{ours / 1e6:.2f} MB in {duration(taken_s)}" + ("" if right else "; wrong data"),
+        right and ours <= 5_000_000,
+        f"rsync {theirs / 1e6:.2f} MB",
+        f"{theirs / ours:.1f} times less" if ours <= theirs else f"{ours / theirs:.1f} times more",
+    )
+
+
+def _numbered_lines(size_bytes: int) -> bytes:
+    """Return lines of a table that differ."""
+    chosen = random.Random(0)
+    block = [b",%.9f,%.9f,%.9f\n" % (chosen.random(), chosen.random(), chosen.random()) for _ in range(1 << 14)]
+    count = size_bytes // (len(block[0]) + 9) + 1
+    return b"".join(b"%09d%s" % (number, block[number % len(block)]) for number in range(count))[:size_bytes]
+
+
+def client_bytes(bench: Bench) -> Outcome:
+    project = _known_project(bench)
+    noise = random.Random(0).randbytes(CHANGED_BYTES)  # which can not be compressed
+    with bench.reserved(*MANY[:2], isolate=True, directory=project) as reservation:
+        reservation.sync()
+        size_bytes = CHANGED_BYTES // CHANGED_FILES
+        for number in range(CHANGED_FILES):
+            (project / f"noise{number}.bin").write_bytes(noise[number * size_bytes : (number + 1) * size_bytes])
+        report = reservation.sync()
+    for number in range(CHANGED_FILES):
+        (project / f"noise{number}.bin").unlink()
+    times = report.sent_bytes / CHANGED_BYTES
+    return Outcome(f"{times:.3f} times", 1 < times <= 2, f"rsync {MANY.nodes} times")
+
+
+ROWS = [
+    Row(
+        "unchanged",
+        f"files: nothing changed among {FILES:,}, added to a cell",
+        "at most 5 ms",
+        f'The median of 300 differences between `mesh.run("pass")` and `mesh.run("pass", sync=False)`, alternating, '
+        f"on {FEW.nodes} nodes that have copies.",
+        unchanged,
+        FEW,
+    ),
+    Row(
+        "edit",
+        f"files: one of {FILES:,} changed, {MANY.nodes} nodes, from `mesh.run` to the value of a function in it",
+        f"at most 100 ms, and at least 20 times faster than {MANY.nodes} runs of rsync",
+        "A module that every rank has imported is written anew; then the median of 15 calls of "
+        f'`mesh.run("module.function()")`, whose values are checked. Beside: `rsync -a` to {MANY.nodes} copies '
+        "through a local pipe, one after the other and all at once, whatever is faster; median of 3. "
+        f"{MANY.nodes} allocators, as many ranks and the client share this machine's cores.",
+        edit,
+        MANY,
+    ),
+    Row(
+        "first-sync",
+        f"files: first sync of {FILES:,} files of Python source text, 200 MB together, to {FEW.nodes} nodes",
+        "at most twice what rsync needs for one of them",
+        "`reservation.sync()` on nodes that have nothing, alternating with `rsync -a` through a local pipe to an empty "
+        "directory; median of 5, other files each time.",
+        first_sync,
+        FEW,
+    ),
+    Row(
+        "big-file",
+        "files: one line changed in a file of 500 MB",
+        "at most 5 MB sent",
+        "What the client sends when a few characters were put into the middle of a table, to one node. Beside: what "
+        "`rsync --stats` says of the same.",
+        big_file,
+        ONE,
+    ),
+    Row(
+        "client-bytes",
+        f"files: bytes that leave the client for {MANY.nodes} nodes",
+        "at most twice the changed bytes",
+        f"{CHANGED_FILES} new files of random bytes, {CHANGED_BYTES / 1e6:.0f} MB together: what the client sends, its "
+        "messages about the files included.",
+        client_bytes,
+        MANY,
+    ),
+]
