@@ -159,26 +159,26 @@ class NodeFiles:
             facts = os.lstat(path)
             if not stat.S_ISDIR(os.stat(path).st_mode):
                 entry = _entry(os.path.basename(path), path, facts)
-                return pb.ListFilesReply(directory=os.fsdecode(os.path.dirname(path)), entries=[entry], is_file=True)
+                return pb.ListFilesReply(directory=os.path.dirname(path), entries=[entry], is_file=True)
             entries = list(_walk(path, b"", request.recursive))
         except OSError as error:
             shown = printable(os.fsencode(error.filename or path))
             raise FilesError(f"{self._node_id}: {shown}: {error.strerror}", self._node_id) from error
-        return pb.ListFilesReply(directory=os.fsdecode(path), entries=entries)
+        return pb.ListFilesReply(directory=path, entries=entries)
 
-    async def read(self, path: str) -> AsyncIterator[pb.FilePiece]:
+    async def read(self, path: bytes) -> AsyncIterator[pb.FilePiece]:
         """Yield a file's content."""
         try:
             descriptor = await asyncio.to_thread(os.open, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise FilesError(f"{self._node_id}: {path} is not a file", self._node_id)
+                    raise FilesError(f"{self._node_id}: {printable(path)} is not a file", self._node_id)
                 while data := await asyncio.to_thread(os.read, descriptor, config.CHUNK_BYTES):
                     yield pb.FilePiece(data=data)
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise FilesError(f"{self._node_id}: {path}: {error.strerror}", self._node_id) from error
+            raise FilesError(f"{self._node_id}: {printable(path)}: {error.strerror}", self._node_id) from error
 
 
 async def _work(is_small: bool, work: Callable[[], T]) -> T:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import time
@@ -86,18 +85,19 @@ async def fetch(
         _refuse_others(places, entries)
     for entry in entries:
         place = places[entry.path]
-        if entry.kind == pb.TreeEntry.KIND_DIRECTORY:
-            place.mkdir(parents=True, exist_ok=True)
-        elif entry.kind == pb.TreeEntry.KIND_SYMLINK:
-            with contextlib.suppress(FileNotFoundError):
-                place.unlink()
-            place.symlink_to(os.fsdecode(entry.target))
-        elif entry.kind == pb.TreeEntry.KIND_FILE:
-            pieces = connection.stream(
-                "ReadFile", pb.ReadFileRequest(path=os.path.join(listing.directory, os.fsdecode(entry.path)))
-            )
-            await _write(pieces, place, entry, report, progress)
-            report.files += 1
+        try:
+            if entry.kind == pb.TreeEntry.KIND_DIRECTORY:
+                place.mkdir(parents=True, exist_ok=True)
+            elif entry.kind == pb.TreeEntry.KIND_SYMLINK:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.unlink(missing_ok=True)
+                place.symlink_to(os.fsdecode(entry.target))
+            elif entry.kind == pb.TreeEntry.KIND_FILE:
+                request = pb.ReadFileRequest(path=os.path.join(listing.directory, entry.path))
+                await _write(connection.stream("ReadFile", request), place, entry, report, progress)
+                report.files += 1
+        except OSError as error:
+            raise FilesError(f"{place} can not be written: {error.strerror}") from error
     report.seconds = time.monotonic() - began
     return report
 
@@ -138,7 +138,5 @@ async def _write(
         partial.chmod(entry.mode)
         os.utime(partial, ns=(entry.modified_ns, entry.modified_ns))
         partial.replace(place)
-    except OSError as error:
-        raise FilesError(f"{place} can not be written: {error.strerror}") from error
     finally:
         partial.unlink(missing_ok=True)

@@ -71,6 +71,8 @@ class _Mount:
         self.name, self.tree = name, tree
         self.entries: Mapping[bytes, pb.TreeEntry] = {}
         self.version = ""
+        self.sent: tuple[str, Mapping[bytes, pb.TreeEntry]] = "", {}
+        """The last version that a node got, and its entries."""
         self.have: dict[str, str] = {}
         """By node, the version that it has."""
 
@@ -182,9 +184,9 @@ class SyncedFiles:
         with self._lock:
             found: list[tuple[str, pb.TreeEntry | bytes]] = []
             for mount in self._opened().values():
-                before = mount.entries
                 self._refresh(mount)
-                if mount.version not in mount.have.values():
+                version, before = mount.sent
+                if any(mount.have.get(connection.name) != version for connection in self.connections.values()):
                     before = {}
                 found += [(mount.name, e) for p, e in mount.entries.items() if before.get(p) != e]
                 found += [(mount.name, path) for path in before if path not in mount.entries]
@@ -245,7 +247,10 @@ class SyncedFiles:
                 if attempt == MAX_ATTEMPTS - 1:
                     raise
                 continue
-            mount.have |= dict.fromkeys(transfer.applied, mount.version)
+            if transfer.applied:
+                mount.have |= dict.fromkeys(transfer.applied, mount.version)
+                mount.sent = mount.version, mount.entries
+                self._version = uuid.uuid4().hex  # also when others fail: those that have it are to see it
             self._raise_failed(transfer, nodes)
             return _report_of(mount.name, change, transfer)
         raise AssertionError("unreachable")
@@ -330,8 +335,8 @@ def _import_paths(roots: Iterable[str]) -> list[str]:
     """Return where this process imports from below any of `roots`."""
     inside = tuple(os.path.join(root, "") for root in roots if root)
     own = os.path.join(sys.prefix, "")  # an environment inside the project is no part of it
-    paths = (path for path in sys.path if os.path.isabs(path) and not path.startswith(own))
-    return list(dict.fromkeys(path for path in paths if os.path.join(path, "").startswith(inside)))
+    paths = (os.path.abspath(path) for path in sys.path if path)  # `sys.path.append("src")` is relative
+    return list(dict.fromkeys(p for p in paths if os.path.join(p, "").startswith(inside) and not p.startswith(own)))
 
 
 def _new_chunks(before: Mapping[bytes, pb.TreeEntry], changed: Sequence[pb.TreeEntry]) -> list[bytes]:

@@ -503,7 +503,7 @@ class ListFilesReply(_message.Message):
     DIRECTORY_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
     IS_FILE_FIELD_NUMBER: _builtins.int
-    directory: _builtins.str
+    directory: _builtins.bytes
     """of `entries`, absolute"""
     is_file: _builtins.bool
     """the path is a file: the one entry"""
@@ -514,7 +514,7 @@ class ListFilesReply(_message.Message):
     def __init__(
         self,
         *,
-        directory: _builtins.str = ...,
+        directory: _builtins.bytes = ...,
         entries: _abc.Iterable[Global___TreeEntry] | None = ...,
         is_file: _builtins.bool = ...,
     ) -> None: ...
@@ -531,12 +531,12 @@ class ReadFileRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PATH_FIELD_NUMBER: _builtins.int
-    path: _builtins.str
+    path: _builtins.bytes
     """absolute"""
     def __init__(
         self,
         *,
-        path: _builtins.str = ...,
+        path: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

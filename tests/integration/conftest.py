@@ -66,6 +66,25 @@ def isolated_pool() -> Iterator[list[Node]]:
     yield from _pool(nodes=4, procs=2, isolate=True)
 
 
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory that a notebook would lie in."""
+    directory = tmp_path / "project"
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    return directory
+
+
+@pytest.fixture
+def synced(isolated_pool: list[Node], project: Path) -> Iterator[Reservation]:
+    """A reservation of 4 nodes × 2 procs, each with a copy of `project`."""
+    reservation = reserve("synced", nodes=4, procs=2)
+    yield reservation
+    LocalProvisioner().up(nodes=4, procs=2)
+    reservation.release()
+    reservation.files.close()
+
+
 def _pool(nodes: int, procs: int, *, isolate: bool = False) -> Iterator[list[Node]]:
     with pytest.MonkeyPatch.context() as patch:
         home = Path(tempfile.mkdtemp(prefix="mnb-", dir="/tmp"))

@@ -141,6 +141,7 @@ class Workspaces:
             target = _unused(self._paths.kept / f"{label}-{strftime('%Y%m%d-%H%M%S')}")
             workspace.tree.rename(target)
             kept = Kept(target, files, size_bytes)
+            _log.info("what ranks wrote is kept in %s: %d files, %d bytes", target, files, size_bytes)
         workspace.close()
         remove_tree(directory)
         return kept

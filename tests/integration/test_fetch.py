@@ -1,0 +1,213 @@
+"""Files that ranks wrote: kept by syncs and releases, listed, and brought to the notebook."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from integration.copies import copies, module, names_in
+from monarch_nb.client.bridge import call
+from monarch_nb.client.fetch import FetchReport
+from monarch_nb.client.reservation import Reservation, reserve
+from monarch_nb.config import NodePaths
+from monarch_nb.errors import FilesError, MonarchNbError
+from monarch_nb.proto import files_pb2 as pb
+from monarch_nb.provision import Node
+
+RANKS = 8
+WRITES = "open('notes.txt', 'w').write(f'of rank {rank}')"
+ONE_PER_NODE = (0, 2, 4, 6)
+
+
+class TestKept:
+    def test_what_ranks_wrote_is_kept_and_named(self, synced: Reservation) -> None:
+        Path("model.py").write_text(module(1))
+        synced.mesh.select([2]).run(WRITES)
+        Path("notes.txt").write_text("mine")
+        report = synced.sync()
+        assert report.kept == {"notes.txt": ("node1",)}
+        assert [(copy / "notes.txt").read_text() for copy in copies(synced)] == ["mine", "of rank 2", "mine", "mine"]
+        Path("notes.txt").write_text("mine again")
+        synced.mesh.run("pass")
+        assert (copies(synced)[1] / "notes.txt").read_text() == "of rank 2"
+
+    def test_what_ranks_changed_is_kept(self, synced: Reservation) -> None:
+        for name in ("edited.txt", "deleted.txt", "replaced.txt"):
+            Path(name).write_text("first")
+        synced.sync()
+        synced.mesh.select([6]).run(
+            "import os\nopen('edited.txt', 'a').write(' and theirs')\n"
+            "os.remove('replaced.txt'); os.mkdir('replaced.txt'); open('replaced.txt/x', 'w').write('x')"
+        )
+        for name in ("edited.txt", "replaced.txt"):
+            Path(name).write_text("second")
+        Path("deleted.txt").unlink()
+        report = synced.sync()
+        assert report.kept == {"edited.txt": ("node3",), "replaced.txt": ("node3",)}
+        last = names_in(copies(synced)[3])
+        assert last[b"edited.txt"][2] == b"first and theirs"
+        assert last[b"replaced.txt/x"][2] == b"x"
+        assert b"deleted.txt" not in last
+
+    def test_removed_here_but_changed_there(self, synced: Reservation) -> None:
+        Path("log.txt").write_text("first")
+        synced.sync()
+        synced.mesh.select([0]).run("open('log.txt', 'a').write(' and theirs')")
+        Path("log.txt").unlink()
+        assert synced.sync().kept == {"log.txt": ("node0",)}
+        assert [(copy / "log.txt").exists() for copy in copies(synced)] == [True, False, False, False]
+
+    def test_overwritten_on_demand(self, synced: Reservation) -> None:
+        Path("notes.txt").write_text("mine")
+        Path("other.txt").write_text("mine")
+        synced.sync()
+        synced.mesh.run(WRITES)
+        synced.mesh.run("open('own.txt', 'w').write('nobody has that name')")
+        report = synced.sync(overwrite=True)
+        assert not report.kept
+        for copy in copies(synced):
+            assert (copy / "notes.txt").read_text() == "mine"
+            assert (copy / "own.txt").read_text() == "nobody has that name"
+        Path("notes.txt").write_text("mine, later")
+        assert not synced.sync().kept
+        assert {(copy / "notes.txt").read_text() for copy in copies(synced)} == {"mine, later"}
+
+    def test_a_link_that_a_rank_made_leads_nowhere(self, synced: Reservation, tmp_path: Path) -> None:
+        outside = tmp_path / "outside"
+        outside.mkdir()
+        synced.mesh.run(f"import os; os.path.lexists('data') or os.symlink({str(outside)!r}, 'data')", on_error="abort")
+        Path("data").mkdir()
+        Path("data/x.txt").write_text("x")
+        report = synced.sync()
+        assert set(report.kept["data/x.txt"] if "data/x.txt" in report.kept else report.kept["data"]) == {
+            f"node{number}" for number in range(4)
+        }
+        assert not list(outside.iterdir())
+        synced.sync(overwrite=True)
+        assert not list(outside.iterdir())
+        assert {(copy / "data/x.txt").read_text() for copy in copies(synced)} == {"x"}
+
+    def test_released_they_stay_on_the_node(self, isolated_pool: list[Node], project: Path) -> None:
+        Path("model.py").write_text(module(1))
+        dev = reserve("training", nodes=4, procs=2)
+        dev.mesh.run("import model")
+        dev.mesh.select([2]).run("import os; os.mkdir('out'); open('out/last.pt', 'w').write('weights')")
+        dev.release()
+        for number, node in enumerate(isolated_pool):
+            paths = NodePaths(node.directory)
+            assert not (paths.workspaces / dev.id).exists()
+            kept = [path for path in paths.kept.glob("training-*")] if paths.kept.exists() else []
+            if number != 1:
+                assert not kept
+                continue
+            assert names_in(kept[0]).keys() == {b"out", b"out/last.pt"}
+            assert (kept[0] / "out/last.pt").read_text() == "weights"
+            assert str(kept[0]) in paths.allocator_log.read_text()
+
+
+class TestFetch:
+    def test_a_file_of_a_rank(self, synced: Reservation) -> None:
+        synced.mesh.select(ONE_PER_NODE).run("import os; os.mkdir('out'); open('out/last.pt', 'w').write(f'of {rank}')")
+        report = synced.fetch("out/last.pt", rank=4)
+        assert (report.path, report.files, report.size_bytes) == (Path.cwd() / "out/last.pt", 1, 4)
+        assert Path("out/last.pt").read_text() == "of 4"
+
+    def test_a_directory_from_each_node(self, synced: Reservation, tmp_path: Path) -> None:
+        synced.mesh.select(ONE_PER_NODE).run(
+            "import os\nos.makedirs('trace/empty')\nopen('trace/run.sh', 'w').write(f'{rank}')\n"
+            "os.chmod('trace/run.sh', 0o750)\nos.symlink('run.sh', 'trace/link')\n"
+            "open(b'trace/caf\\xe9\\n', 'w').write('x')"
+        )
+        for rank in ONE_PER_NODE:
+            target = tmp_path / f"from{rank}"
+            assert synced.fetch("trace", rank=rank, to=target).files == 2
+            assert names_in(target) == names_in(copies(synced)[rank // 2] / "trace")
+            assert (target / "run.sh").read_text() == str(rank)
+
+    def test_a_big_file_and_its_progress(self, synced: Reservation) -> None:
+        synced.mesh.select([0]).run("import os; open('big.bin', 'wb').write(os.urandom(8 << 20))")
+        seen: list[int] = []
+
+        def progress(report: FetchReport) -> None:
+            seen.append(report.size_bytes)
+
+        report = synced.fetch("big.bin", progress=progress)
+        assert Path("big.bin").read_bytes() == (copies(synced)[0] / "big.bin").read_bytes()
+        assert (seen[-1], report.total_bytes) == (8 << 20, 8 << 20)
+        assert len(seen) >= 8
+        assert seen == sorted(seen)
+
+    def test_an_absolute_path_gets_its_last_name(self, synced: Reservation, tmp_path: Path) -> None:
+        there = tmp_path / "there"
+        there.mkdir()
+        (there / "trace.json").write_text("{}")
+        assert synced.fetch(str(there / "trace.json")).path == Path.cwd() / "trace.json"
+        assert Path("trace.json").read_text() == "{}"
+        assert synced.fetch(str(there), to="elsewhere").files == 1
+        assert Path("elsewhere/trace.json").read_text() == "{}"
+
+    def test_nothing_here_is_replaced(self, synced: Reservation) -> None:
+        synced.mesh.select([0]).run("import os; os.mkdir('out'); open('out/a', 'w').write('a'); open('out/b', 'w').write('b')")
+        Path("elsewhere").mkdir()
+        Path("elsewhere/b").write_text("mine")
+        with pytest.raises(FilesError, match="elsewhere/b exists and differs: --overwrite"):
+            synced.fetch("out", to="elsewhere")
+        assert names_in(Path("elsewhere")).keys() == {b"b"}
+        assert Path("elsewhere/b").read_text() == "mine"
+        synced.fetch("out", to="elsewhere", overwrite=True)
+        assert Path("elsewhere/b").read_text() == "b"
+        assert synced.fetch("out", to="elsewhere").files == 2, "the same files again are no harm"
+
+    def test_what_does_not_exist(self, synced: Reservation) -> None:
+        with pytest.raises(FilesError, match="node2: .*/nothing: No such file or directory"):
+            synced.fetch("nothing", rank=4)
+        assert not Path("nothing").exists()
+
+    def test_what_is_fetched_is_not_sent_back_over_theirs(self, synced: Reservation) -> None:
+        synced.mesh.select(ONE_PER_NODE).run("open('last.pt', 'w').write(f'of {rank}')")
+        synced.fetch("last.pt", rank=4)
+        assert synced.sync().kept == {"last.pt": ("node0", "node1", "node3")}
+        assert [(copy / "last.pt").read_text() for copy in copies(synced)] == [f"of {rank}" for rank in ONE_PER_NODE]
+
+    @pytest.mark.parametrize("kind", ["pipe", "directory", "device"])
+    def test_only_files_are_read(self, synced: Reservation, tmp_path: Path, kind: str) -> None:
+        path = tmp_path / "thing"
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "directory":
+            path.mkdir()
+        else:
+            path.symlink_to("/dev/zero")
+        connection = synced.files.connections[0]
+
+        async def read() -> int:
+            request = pb.ReadFileRequest(path=os.fsencode(path))
+            return sum([len(piece.data) async for piece in connection.stream("ReadFile", request)])
+
+        with pytest.raises(MonarchNbError, match="is not a file"):
+            call(read(), timeout_s=30)
+
+
+class TestList:
+    def test_names(self, synced: Reservation) -> None:
+        Path("model.py").write_text(module(1))
+        synced.mesh.run("pass")
+        synced.mesh.select([6]).run(
+            "import os\nos.makedirs('out/deep')\nopen('out/a.txt', 'w').write('abc')\nos.symlink('a.txt', 'out/link')\n"
+            "os.mkfifo('out/pipe')"
+        )
+        assert [info.path for info in synced.list_files()] == ["model.py"]
+        assert [info.path for info in synced.list_files(rank=7)] == ["model.py", "out"]
+        found = synced.list_files("out", rank=6)
+        assert [(info.path, info.kind) for info in found] == [
+            ("a.txt", "file"),
+            ("deep", "directory"),
+            ("link", "link"),
+            ("pipe", "other"),
+        ]
+        assert found[0].size_bytes == 3
+        assert [info.path for info in synced.list_files("out/a.txt", rank=6)] == ["a.txt"]
+        with pytest.raises(FilesError, match="node0: .*/out: No such file"):
+            synced.list_files("out")

@@ -1,0 +1,348 @@
+"""The notebook's files on nodes that share nothing with it: copied before each run, and nothing but what belongs there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from integration.copies import assert_same, copies, module, names_in
+from monarch_nb.client.files.local_tree import Report
+from monarch_nb.client.reservation import Reservation, attach, reserve
+from monarch_nb.client.sync import SyncReport
+from monarch_nb.errors import FilesError, RunFailed, UsageError
+from monarch_nb.provision import Node
+
+RANKS = 8
+EARLY_S, LATE_S = 1_000_000_000, 4_000_000_000
+"""Times of files as clocks that are wrong by years would set them."""
+
+
+def write(path: str, text: str) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text)
+
+
+def local(report: SyncReport, mount: str = "") -> Report:
+    return report.local[mount]
+
+
+class TestPlace:
+    def test_ranks_start_in_their_copy(self, synced: Reservation) -> None:
+        expected = [str(copy) for copy in copies(synced) for _ in range(2)]
+        assert synced.mesh.run("import os; os.getcwd()").values == expected
+        assert synced.mesh.run("import sys; sys.path[0]").values == expected
+        assert len(set(expected)) == 4
+
+    def test_nothing_of_the_notebooks_directory_is_seen(
+        self, synced: Reservation, project: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.syspath_prepend(project)
+        write("model.py", module(1))
+        code = f"import os, sys; [path for path in [os.getcwd(), *sys.path, os.environ['PWD']] if {str(project)!r} in path]"
+        assert synced.mesh.run(code.replace("os.environ['PWD']", "os.environ.get('PWD', '')")).values == [[]] * RANKS
+        assert synced.mesh.run("import model; model.__file__").values == [
+            str(copy / "model.py") for copy in copies(synced) for _ in range(2)
+        ]
+
+    def test_import_paths_of_the_kernel(
+        self, synced: Reservation, project: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write("src/package/__init__.py", module("in src"))
+        monkeypatch.syspath_prepend(project / "src")
+        assert synced.mesh.run("import package; package.value()").values == ["in src"] * RANKS
+
+    def test_relative_import_paths_of_the_kernel(
+        self, synced: Reservation, project: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write("src/package.py", module("in src"))
+        monkeypatch.syspath_prepend("src")
+        assert synced.mesh.run("import package; package.value()").values == ["in src"] * RANKS
+
+    def test_a_notebook_in_a_subdirectory_of_the_project(
+        self, isolated_pool: list[Node], project: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write("pyproject.toml", "")
+        write("library.py", module("of the project"))
+        write("notebooks/beside.py", module("beside"))
+        monkeypatch.chdir("notebooks")
+        monkeypatch.syspath_prepend(project)
+        dev = reserve("dev", nodes=2, procs=1)
+        roots = copies(dev)[:2]
+        assert dev.mesh.run("import os; os.getcwd()").values == [str(root / "notebooks") for root in roots]
+        assert dev.mesh.run("import beside; beside.value()").values == ["beside"] * 2
+        assert dev.mesh.run("import library; library.value()").values == ["of the project"] * 2
+        dev.release()
+
+    def test_without_files(self, isolated_pool: list[Node], project: Path) -> None:
+        write("model.py", module(1))
+        dev = reserve("dev", nodes=2, procs=1, files=False)
+        assert not dev.sync().anything
+        assert dev.mesh.run("import importlib.util; importlib.util.find_spec('model')").values == [None] * 2
+        dev.release()
+
+
+class TestEdits:
+    def test_the_new_code_runs_on_all_ranks(self, synced: Reservation) -> None:
+        write("model.py", module("one"))
+        assert synced.mesh.run("import model; model.value()").values == ["one"] * RANKS
+        write("model.py", module("two"))
+        assert synced.mesh.run("model.value()").values == ["two"] * RANKS
+
+    def test_an_edit_just_before_is_never_missed(self, synced: Reservation) -> None:
+        write("model.py", module(-1))
+        synced.mesh.run("import model")
+        seen = []
+        for number in range(50):
+            write("model.py", module(number))
+            seen.append(synced.mesh.run("model.value()").values)
+        assert seen == [[number] * RANKS for number in range(50)]
+
+    def test_edits_of_the_same_size_and_time(self, synced: Reservation) -> None:
+        write("model.py", module(0))
+        os.utime("model.py", (EARLY_S, EARLY_S))
+        synced.mesh.run("import model")
+        for number in range(1, 5):
+            write("model.py", module(number))
+            os.utime("model.py", (EARLY_S, EARLY_S))
+            synced.mesh.run("pass")
+            for copy in copies(synced):
+                assert (copy / "model.py").read_text() == module(number)
+
+    @pytest.mark.parametrize("times", [(EARLY_S, EARLY_S - 1), (LATE_S, LATE_S + 1), (LATE_S, EARLY_S)])
+    def test_a_wrong_clock(self, synced: Reservation, times: tuple[int, int]) -> None:
+        write("model.py", module("one"))
+        os.utime("model.py", (times[0], times[0]))
+        assert synced.mesh.run("import model; model.value()").values == ["one"] * RANKS
+        write("model.py", module("two"))
+        os.utime("model.py", (times[1], times[1]))
+        assert synced.mesh.run("model.value()").values == ["two"] * RANKS
+
+    def test_nothing_changed(self, synced: Reservation) -> None:
+        write("model.py", module(1))
+        assert synced.sync().files == 1
+        again = synced.sync()
+        assert not again.anything
+        assert (again.sent_bytes, again.nodes) == (0, 4)
+
+    def test_without_sync(self, synced: Reservation) -> None:
+        write("model.py", module("one"))
+        synced.mesh.run("import model")
+        write("model.py", module("two"))
+        assert synced.mesh.run("model.value()", sync=False).values == ["one"] * RANKS
+        assert synced.mesh.run("model.value()").values == ["two"] * RANKS
+
+    def test_what_would_go(self, synced: Reservation) -> None:
+        write("model.py", module(1))
+        write("other.py", module(1))
+        synced.sync()
+        assert synced.files.pending() == []
+        write("model.py", module(2))
+        Path("other.py").unlink()
+        for _ in range(2):
+            would = [(mount, one if isinstance(one, bytes) else one.path) for mount, one in synced.files.pending()]
+            assert would == [("", b"model.py"), ("", b"other.py")]
+        assert synced.sync().files == 1
+        assert synced.files.pending() == []
+
+
+class TestNames:
+    def test_new_deleted_and_renamed(self, synced: Reservation, project: Path) -> None:
+        write("package/__init__.py", "")
+        write("package/old.py", module(1))
+        write("gone.py", module(2))
+        write("gone/with/all.txt", "below")
+        synced.sync()
+        assert_same(synced, project)
+        write("new.py", module(3))
+        Path("package/old.py").rename("package/new.py")
+        Path("gone.py").unlink()
+        subprocess.run(["rm", "-r", "gone"], check=True)
+        report = synced.sync()
+        assert_same(synced, project)
+        assert (report.files, report.kept) == (2, {})
+        code = "import package.new, new; package.new.value(), new.value()"
+        assert synced.mesh.run(code).values == [(1, 3)] * RANKS
+        with pytest.raises(RunFailed, match="No module named 'gone'"):
+            synced.mesh.run("import gone")
+
+    def test_renamed_in_case_only(self, synced: Reservation, project: Path) -> None:
+        write("Model.py", module(1))
+        write("Data/x.txt", "x")
+        synced.sync()
+        Path("Model.py").rename("model.py")
+        Path("Data").rename("data")
+        synced.sync()
+        assert_same(synced, project)
+        assert synced.mesh.run("import model; model.value()").values == [1] * RANKS
+
+    def test_renamed_directories(self, synced: Reservation, project: Path) -> None:
+        for number in range(20):
+            write(f"a/b/c{number}/file.txt", f"{number}")
+        synced.sync()
+        Path("a/b").rename("moved")
+        report = synced.sync()
+        assert_same(synced, project)
+        assert report.sent_bytes < 4096, "the nodes have the content"
+
+    def test_a_file_becomes_a_directory_and_back(self, synced: Reservation, project: Path) -> None:
+        write("thing", "a file")
+        synced.sync()
+        Path("thing").unlink()
+        write("thing/inside.txt", "x")
+        synced.sync()
+        assert_same(synced, project)
+        subprocess.run(["rm", "-r", "thing"], check=True)
+        write("thing", "a file again")
+        synced.sync()
+        assert_same(synced, project)
+
+    def test_modes_links_and_empty_directories(self, synced: Reservation, project: Path) -> None:
+        write("run.sh", "#!/bin/sh\necho it runs\n")
+        Path("run.sh").chmod(0o755)
+        write("data/real.txt", "content")
+        Path("link.txt").symlink_to("data/real.txt")
+        Path("data/up").symlink_to("../run.sh")
+        Path("dangling").symlink_to("nowhere")
+        Path("empty/inner").mkdir(parents=True)
+        synced.sync()
+        assert_same(synced, project)
+        code = "import subprocess; subprocess.run(['./run.sh'], capture_output=True, text=True).stdout"
+        assert synced.mesh.run(code).values == ["it runs\n"] * RANKS
+        Path("run.sh").chmod(0o644)
+        Path("link.txt").unlink()
+        Path("link.txt").symlink_to("run.sh")
+        Path("empty/inner").rmdir()
+        Path("data").chmod(0o700)
+        synced.sync()
+        assert_same(synced, project)
+
+    def test_names_that_are_no_text(self, synced: Reservation, project: Path) -> None:
+        for name in (b"new\nline.txt", b"caf\xe9.txt", b"\xff\xfe", "ünïcode ☃.txt".encode(), b" space ", b"-rf", b"a" * 255):
+            Path(os.fsdecode(name)).write_bytes(name)
+        assert synced.sync().files == 7
+        assert_same(synced, project)
+        Path(os.fsdecode(b"caf\xe9.txt")).write_bytes(b"edited")
+        Path("new\nline.txt").unlink()
+        synced.mesh.run("pass")
+        assert_same(synced, project)
+
+    def test_a_loop_of_links(self, synced: Reservation, project: Path) -> None:
+        Path("one").symlink_to("two")
+        Path("two").symlink_to("one")
+        Path("self").symlink_to(".")
+        write("directory/file.txt", "x")
+        Path("directory/parent").symlink_to("..")
+        synced.sync()
+        assert_same(synced, project)
+
+
+class TestLeftOut:
+    def test_what_is_ignored(self, synced: Reservation) -> None:
+        subprocess.run(["git", "init", "--quiet"], check=True)
+        write(".gitignore", "*.log\nbuild/\ndata/\n")
+        write(".meshignore", "!data/\nsecret.txt\n")
+        for name in ("a.log", "build/x.txt", "data/tiny.bin", "secret.txt", "model.py", "book.ipynb"):
+            write(name, "x")
+        for name in (".venv/pyvenv.cfg", "__pycache__/model.pyc", "node_modules/x.js"):
+            write(name, "x")
+        report = synced.sync()
+        expected = {b".gitignore", b".meshignore", b"model.py", b"data", b"data/tiny.bin"}
+        for copy in copies(synced):
+            assert names_in(copy).keys() == expected
+        ignored = local(report).ignored()
+        assert ignored[".gitignore"] == (2, 2)
+        assert ignored[".meshignore"] == (1, 1)
+
+    def test_ignored_later_it_goes(self, synced: Reservation) -> None:
+        write("scratch/x.txt", "x")
+        write("model.py", module(1))
+        synced.sync()
+        write(".meshignore", "scratch/\n")
+        synced.sync()
+        for copy in copies(synced):
+            assert names_in(copy).keys() == {b".meshignore", b"model.py"}
+
+    def test_a_file_over_the_limit_is_named(self, isolated_pool: list[Node], project: Path) -> None:
+        write("pyproject.toml", '[tool.monarch_nb]\nmax-file-size = "10 kB"\n')
+        write("last.pt", "x" * 10_001)
+        write("small.pt", "x" * 10_000)
+        dev = reserve("dev", nodes=4, procs=1)
+        report = dev.sync()
+        assert local(report).too_large == [(b"last.pt", 10_001)]
+        for copy in copies(dev):
+            assert names_in(copy).keys() == {b"pyproject.toml", b"small.pt"}
+        write("last.pt", "x")
+        assert local(dev.sync()).too_large == []
+        assert_same(dev, project)
+        dev.release()
+
+    def test_links_that_leave(self, synced: Reservation, project: Path, tmp_path: Path) -> None:
+        (tmp_path / "outside.txt").write_text("not theirs")
+        Path("absolute").symlink_to(tmp_path / "outside.txt")
+        Path("relative").symlink_to("../outside.txt")
+        write("model.py", module(1))
+        report = synced.sync()
+        assert [path for path, why in local(report).refused if "leaves" in why] == [b"absolute", b"relative"]
+        for copy in copies(synced):
+            assert names_in(copy).keys() == {b"model.py"}
+
+    def test_what_is_no_file(self, synced: Reservation) -> None:
+        os.mkfifo("pipe")
+        write("model.py", module(1))
+        report = synced.sync()
+        assert local(report).refused == [(b"pipe", "it is a pipe")]
+        for copy in copies(synced):
+            assert names_in(copy).keys() == {b"model.py"}
+
+
+class TestMore:
+    def test_another_directory(self, synced: Reservation, tmp_path: Path) -> None:
+        library = tmp_path / "library"
+        write(str(library / "helpers.py"), module("one"))
+        write("model.py", module(0))
+        assert synced.files.add(library) == "library"
+        assert synced.mesh.run("from library import helpers; helpers.value()").values == ["one"] * RANKS
+        write(str(library / "helpers.py"), module("two"))
+        assert synced.mesh.run("helpers.value()").values == ["two"] * RANKS
+        assert synced.files.add(library) == "library"
+        with pytest.raises(UsageError, match="does not exist"):
+            synced.files.add(tmp_path / "nowhere")
+        (tmp_path / "other" / "library").mkdir(parents=True)
+        with pytest.raises(UsageError, match="--as NAME chooses another name"):
+            synced.files.add(tmp_path / "other" / "library")
+        assert synced.files.add(tmp_path / "other" / "library", "second") == "second"
+
+
+    def test_many_small_files(self, synced: Reservation, project: Path) -> None:
+        for directory in range(100):
+            Path(f"d{directory}").mkdir()
+            for number in range(200):
+                Path(f"d{directory}/f{number}.txt").write_text(f"{directory}.{number}")
+        report = synced.sync()
+        assert report.files == 20_000
+        assert_same(synced, project)
+        write("d50/f50.txt", "edited")
+        assert synced.sync().files == 1
+        assert_same(synced, project)
+
+    def test_a_sparse_file(self, isolated_pool: list[Node], project: Path) -> None:
+        write("pyproject.toml", '[tool.monarch_nb]\nmax-file-size = "4 GB"\n')
+        with open("sparse.bin", "wb") as file:
+            file.truncate(2 << 30)
+        dev = reserve("dev", nodes=4, procs=1)
+        report = dev.sync()
+        assert report.sent_bytes < 1 << 20
+        for copy in copies(dev):
+            facts = (copy / "sparse.bin").stat()
+            assert facts.st_size == 2 << 30
+            assert facts.st_blocks * 512 < 1 << 20
+        with open("sparse.bin", "r+b") as file:
+            file.seek(1 << 30)
+            file.write(b"in the middle")
+        assert dev.sync().sent_bytes < 1 << 20
+        code = "file = open('sparse.bin', 'rb'); file.seek(1 << 30); file.read(13)"
+        assert dev.mesh.run(code).values == [b"in the middle"] * 4
+        dev.release()
