@@ -378,8 +378,14 @@ class Supervisor:
 
 
 def template_key(python: str, preload: Sequence[str]) -> str:
-    """Return the short name of a template: one per python executable and preload list."""
-    return hashlib.sha256("\0".join([python, *preload]).encode()).hexdigest()[:8]
+    """Return the short name of a template: one per python and preload list.
+
+    A kernel is often started as `python`, a command as `python3.11`: in one directory (an environment knows its
+    packages by it) the links to one executable are the same python.
+    """
+    path = Path(python)
+    identity = [str(path.parent.resolve()), str(path.resolve()), *preload] if path.exists() else [python, *preload]
+    return hashlib.sha256("\0".join(identity).encode()).hexdigest()[:8]
 
 
 def python_environment() -> dict[str, str]:
