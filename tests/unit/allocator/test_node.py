@@ -276,8 +276,8 @@ class TestRelease:
         syncing = asyncio.create_task(node.files.sync(files_pb2.SyncTreeRequest(reservation_id="r", change=change)))
         await asyncio.to_thread(entered.wait, 10)
         closing = asyncio.create_task(node.files.close())
-        await asyncio.sleep(0)
-        assert not closing.done()
+        done, _ = await asyncio.wait({closing}, timeout=0.1)
+        assert not done
         may_go.set()
         await closing
         assert (await syncing).nodes[0].HasField("applied")
