@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import stat
@@ -24,6 +25,8 @@ _log = logging.getLogger(__name__)
 SMALL_CHANGE_ENTRIES = 20
 """A change of so few entries is staged at once; others in a thread, while the node goes on with everything else."""
 CACHE_BYTES = 8 << 30
+FINISH_S = 10.0
+"""How long a node that ends waits for changes that are under way."""
 
 T = TypeVar("T")
 
@@ -45,6 +48,10 @@ class NodeFiles:
 
     async def close(self) -> None:
         """Finish what is under way, and close the connections to other nodes."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_S):
+                for lock in list(self._locks.values()):
+                    await lock.acquire()  # and keep it: what comes now comes too late
         await asyncio.gather(*self._settling, return_exceptions=True)
         await self._relay.close()
 
@@ -87,10 +94,10 @@ class NodeFiles:
 
     async def _sync_here(self, request: pb.SyncTreeRequest, answer: pb.NodeSynced) -> None:
         change = request.change
+        is_small = not request.pending and len(change.changed) + len(change.removed) <= SMALL_CHANGE_ENTRIES
         if request.pending:
             pending = self.workspaces.resume(request.reservation_id, change.mount, change.version)
         else:
-            is_small = len(change.changed) + len(change.removed) <= SMALL_CHANGE_ENTRIES
             begin = lambda: self.workspaces.begin(request.reservation_id, change, request.overwrite)  # noqa: E731
             pending = await _work(is_small, begin)
         if pending is None:
@@ -98,7 +105,6 @@ class NodeFiles:
             return
         for batch in request.chunks:
             pending.add(batch)
-        is_small = len(change.changed) <= SMALL_CHANGE_ENTRIES and not request.pending
         if missing := await _work(is_small, pending.prepare):
             answer.missing = b"".join(missing)
             return

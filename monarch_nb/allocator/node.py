@@ -15,11 +15,12 @@ from pathlib import Path
 
 from monarch_nb import config
 from monarch_nb.allocator import processes
+from monarch_nb.allocator.audience import Audience
 from monarch_nb.allocator.database import Database, rank_key, run_key
 from monarch_nb.allocator.describe import describe_ranks
 from monarch_nb.allocator.files import NodeFiles
 from monarch_nb.allocator.output import RankFiles, stored_outputs
-from monarch_nb.allocator.sessions import Follower, Session
+from monarch_nb.allocator.sessions import Session
 from monarch_nb.allocator.specs import plan_rank, start_directory
 from monarch_nb.allocator.state import Effect, Lease, Mesh, NodeState, RankFinished, RankSlot, Run, RunDropped, StartRun
 from monarch_nb.allocator.supervisor import RankProcess, Supervisor
@@ -35,8 +36,6 @@ _log = logging.getLogger(__name__)
 FLUSH_DELAY_S = 0.25
 """Runs are written down a few at once: the ranks and the client know what is not written yet, and most runs are over
 and collected before they have to be."""
-GATHER_RESULTS_S = 0.05
-"""How long a rank's result may wait for those of others."""
 NUMBERS_PER_RECORD = 1000
 NO_PID = 1 << 30
 """Above every pid that Linux gives."""
@@ -78,18 +77,17 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._database = Database(paths.database)
         self.watch = DirectoryWatch(self._loop)
+        self._audience = Audience(self.sessions, self.watch, paths)
         self.files = NodeFiles(node_id, paths)
         self.supervisor = Supervisor(paths, self._on_result, self._on_death, self._on_store_death, self._save_template)
         self._dirty_runs: set[tuple[str, str]] = set()
         self._unacknowledged: dict[tuple[str, int], list[str]] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
-        self._gathered: dict[str, list[run_pb2.RankResult]] = {}
         self._expiries: dict[str, asyncio.TimerHandle] = {}
         self._spawning = asyncio.Lock()
         self._mesh_records: dict[str, state_pb2.MeshRecord] = {}
         self._newest_runs: dict[str, str] = {}
         self._releases: dict[str, asyncio.Task[int]] = {}
-        self._shown: dict[str, dict[int, run_pb2.Cursor]] = {}
 
     # ---- start and end ----
 
@@ -229,11 +227,7 @@ class Node:
         if mesh := self.state.meshes.pop(mesh_id, None):
             gone = error_to_json(MeshNotFound("the mesh was released while the run went on"))
             for run in mesh.runs.values():
-                for session in self._interested(run.run_id):
-                    if not run.finished:
-                        session.send(refused=pb.Refused(run_id=run.run_id, error_json=gone))
-                    session.forget(run.run_id)
-                self._shown.pop(run.run_id, None)
+                self._audience.dismiss(run, gone)
         self._dirty_runs = {key for key in self._dirty_runs if key[0] != mesh_id}
         self._newest_runs.pop(mesh_id, None)
 
@@ -417,34 +411,20 @@ class Node:
         queued, effects = self.state.submit(submit, time.time())
         run = mesh.runs[submit.run.run_id]
         if not known:
-            self._prepare_output(mesh, run)
+            self._audience.prepare_output(mesh, run)
         others_wait = submit.give_number and len(submit.all_ranks) > len(submit.ranks)
         session.send(urgent=others_wait or bool(queued.ahead), queued=queued)
         if not submit.quiet:
             # Before it starts: then there is nothing to read.
-            self._follow(session, mesh, run, dict(submit.cursors), is_new=is_new)
+            self._audience.follow(session, mesh, run, dict(submit.cursors), is_new=is_new)
         self._apply(effects)
         if known:
-            self._send_results(session, run)
+            self._audience.send_results(session, run)
         else:
             older = self._newest_runs.get(submit.mesh_id, run.run_id)
             self._newest_runs[submit.mesh_id] = run.run_id
             self._dirty_runs |= {(submit.mesh_id, older), (submit.mesh_id, run.run_id)}
             self._flush_soon()
-
-    def _prepare_output(self, mesh: Mesh, run: Run) -> None:
-        """Make the run's directory, so that it can be watched; or take the ranks' part of an older one over."""
-        is_reused = run.output != run.number
-        followed = [session for session in self.sessions if session.followers]
-        if not run.ranks or (is_reused and not followed):
-            return
-        directory = self.paths.runs(mesh.spec.mesh_id) / str(run.output)
-        if is_reused:
-            for session in followed:
-                session.leave(directory, run.ranks)
-        else:
-            with contextlib.suppress(OSError):  # a full disk: the ranks try again and say what they lose
-                directory.mkdir()
 
     def follow(self, session: Session, request: pb.Follow) -> None:
         """Send a run's output from the given cursors, and the results it has."""
@@ -452,28 +432,10 @@ class Node:
         run = mesh.runs.get(request.run_id)
         if run is None:
             raise RunNotFound("the run is not known here any more: `%mesh logs` has its output")
-        cursors = self._shown.get(run.run_id, {}) if request.from_shown else dict(request.cursors)
+        cursors = self._audience.shown(run.run_id) if request.from_shown else dict(request.cursors)
         session.send(queued=pb.Queued(run_id=run.run_id, number=run.number, output=run.output))
-        self._follow(session, mesh, run, cursors)
-        self._send_results(session, run)
-
-    def _follow(
-        self, session: Session, mesh: Mesh, run: Run, shown: dict[int, run_pb2.Cursor], *, is_new: bool = False
-    ) -> None:
-        if not run.ranks:
-            return
-        cursors = {rank: run_pb2.Cursor() for rank in (run.ranks if is_new else mesh.ranks_writing(run))}
-        for rank, cursor in shown.items():
-            if rank in cursors:
-                cursors[rank].CopyFrom(cursor)
-        runs = self.paths.runs(mesh.spec.mesh_id)
-        follower = Follower(session, self.watch, run.run_id, run.output, runs, cursors, is_new=is_new)
-        follower.finished = run.finished
-        session.follow(follower)
-
-    def _send_results(self, session: Session, run: Run) -> None:
-        if run.results:
-            session.send(finished=pb.Finished(run_id=run.run_id, results=list(run.results.values())))
+        self._audience.follow(session, mesh, run, cursors)
+        self._audience.send_results(session, run)
 
     def cancel(self, run_id: str) -> None:
         """Drop a run where it has not begun."""
@@ -502,7 +464,7 @@ class Node:
 
     def shown(self, request: pb.Shown) -> None:
         """Remember what the client has shown."""
-        self._shown.setdefault(request.run_id, {}).update(dict(request.cursors))
+        self._audience.note_shown(request)
 
     def _apply(self, effects: list[Effect]) -> None:
         encoded: dict[str, bytes] = {}
@@ -522,35 +484,13 @@ class Node:
     def _finish(self, effect: RankFinished) -> None:
         run = self.state.meshes[effect.mesh_id].runs[effect.run_id]
         self._dirty_runs.add((effect.mesh_id, effect.run_id))
-        gathered = self._gathered.setdefault(effect.run_id, [])
-        gathered.append(effect.result)
-        if run.finished:
-            self._send_gathered(effect.run_id)
-        elif len(gathered) == 1:
-            self._loop.call_later(GATHER_RESULTS_S, self._send_gathered, effect.run_id)
-
-    def _send_gathered(self, run_id: str) -> None:
-        results = self._gathered.pop(run_id, None)
-        if not results:
-            return
-        run = next((mesh.runs[run_id] for mesh in self.state.meshes.values() if run_id in mesh.runs), None)
-        for session in self._interested(run_id):
-            if follower := session.followers.get(run_id):
-                for result in results:
-                    follower.pump_rank(result)
-                follower.finished = run is not None and run.finished
-            session.send(finished=pb.Finished(run_id=run_id, results=results))
+        self._audience.rank_finished(run, effect.result)
         self._flush_soon()
-
-    def _interested(self, run_id: str) -> list[Session]:
-        return [session for session in self.sessions if run_id in session.run_ids]
 
     def _drop(self, effect: RunDropped) -> None:
         self._database.delete("run", run_key(effect.mesh_id, effect.run_id))
         self._dirty_runs.discard((effect.mesh_id, effect.run_id))
-        self._shown.pop(effect.run_id, None)
-        for session in self.sessions:
-            session.forget(effect.run_id)
+        self._audience.forget(effect.run_id)
         if not effect.output:
             return
         directory = self.paths.runs(effect.mesh_id) / str(effect.output)

@@ -81,10 +81,20 @@ def pip(
     alive = [rank for rank in mesh.ranks if rank not in mesh.core.dead]
     chosen = [_first_alive(mesh, alive, environment) for environment in environments]
     run(mesh.select(chosen), pip_code(words))
-    changes = words[:1] in (["install"], ["uninstall"])
+    changes = may_change(words)
     if changes:
         mesh.select(alive).run(_FORGET_WHAT_IS_NOT_THERE, want_value=False)
     return PipReport(tuple(environments), changes)
+
+
+def may_change(arguments: Iterable[str]) -> bool:
+    """Return whether pip may change what is installed. Options may stand before its command.
+
+    Example:
+        >>> may_change(["-q", "install", "einops"]), may_change(["list"])
+        (True, False)
+    """
+    return not {"install", "uninstall"}.isdisjoint(arguments)
 
 
 def pip_code(arguments: Iterable[str]) -> str:

@@ -86,13 +86,8 @@ async def fetch(
     for entry in entries:
         place = places[entry.path]
         try:
-            if entry.kind == pb.TreeEntry.KIND_DIRECTORY:
-                place.mkdir(parents=True, exist_ok=True)
-            elif entry.kind == pb.TreeEntry.KIND_SYMLINK:
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.unlink(missing_ok=True)
-                place.symlink_to(os.fsdecode(entry.target))
-            elif entry.kind == pb.TreeEntry.KIND_FILE:
+            _make_room(entry, place)
+            if entry.kind == pb.TreeEntry.KIND_FILE:
                 request = pb.ReadFileRequest(path=os.path.join(listing.directory, entry.path))
                 await _write(connection.stream("ReadFile", request), place, entry, report, progress)
                 report.files += 1
@@ -124,11 +119,21 @@ def _refuse_others(places: dict[bytes, Path], entries: Iterable[pb.TreeEntry]) -
             )
 
 
+def _make_room(entry: pb.TreeEntry, place: Path) -> None:
+    """Make what needs no content: a directory or a link, and the directory of a file."""
+    if entry.kind == pb.TreeEntry.KIND_DIRECTORY:
+        place.mkdir(parents=True, exist_ok=True)
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if entry.kind == pb.TreeEntry.KIND_SYMLINK:
+        place.unlink(missing_ok=True)
+        place.symlink_to(os.fsdecode(entry.target))
+
+
 async def _write(
     pieces: AsyncIterator[pb.FilePiece], place: Path, entry: pb.TreeEntry, report: FetchReport, progress: Progress
 ) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    partial = place.with_name(f".{place.name[:200]}.{secrets.token_hex(4)}.part")
+    partial = place.with_name(f".monarch-nb-{secrets.token_hex(8)}")  # a name that is not synced
     try:
         with partial.open("xb") as file:
             async for piece in pieces:

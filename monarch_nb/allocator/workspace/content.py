@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from threading import RLock
 
@@ -92,8 +93,10 @@ class Content:
                 except OSError:
                     continue
                 self._add(record)
-            while self.cache_bytes > self._limit_bytes:
-                self._evict(next(iter(self._files)))
+            self._trim()
+            if self._index.is_long:
+                with suppress(OSError):  # a full disk: another time
+                    self._write_index()
 
     def _load(self) -> None:
         with os.scandir(self._directory) as found:
@@ -109,10 +112,16 @@ class Content:
                 self._add(entry)
         for name in sizes.keys() - self._files.keys() - {_INDEX.encode()}:
             self._unlink(name)
+        self._trim()
+        if records > len(self._files):
+            self._write_index()
+
+    def _trim(self) -> None:
         while self.cache_bytes > self._limit_bytes:
             self._evict(next(iter(self._files)))
-        if records > len(self._files):
-            self._index.rewrite(Record("done", 0, body=entry.SerializeToString()) for entry in self._files.values())
+
+    def _write_index(self) -> None:
+        self._index.rewrite(Record("done", 0, body=entry.SerializeToString()) for entry in self._files.values())
 
     def _add(self, entry: TreeEntry) -> None:
         if entry.path in self._files:

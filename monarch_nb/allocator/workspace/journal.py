@@ -16,6 +16,7 @@ from typing import Literal
 from monarch_nb.frames import FrameError, FrameSplitter, encode_frame
 
 Step = Literal["prepared", "committing", "done", "undone"]
+SLACK_BYTES = 4 << 20
 _HEADER = struct.Struct(">BQ?")
 _STEPS: tuple[Step, ...] = ("prepared", "committing", "done", "undone")
 
@@ -42,12 +43,14 @@ class Journal:
 
     Attributes:
         lock: held over steps that a rewriting must not come between.
+        size_bytes: of the file.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.lock = RLock()
         self.size_bytes = 0
+        self._rewritten_bytes = 0
 
     def read(self) -> Iterator[Record]:
         """Yield the records; what a killed allocator wrote half is cut off."""
@@ -84,7 +87,12 @@ class Journal:
             fresh = self._path.with_suffix(".new")
             fresh.write_bytes(data := b"".join(_encode(record) for record in records))
             fresh.replace(self._path)
-            self.size_bytes = len(data)
+            self.size_bytes = self._rewritten_bytes = len(data)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether most of it may be of the past: `rewrite` it."""
+        return self.size_bytes >= 2 * self._rewritten_bytes + SLACK_BYTES
 
 
 def _encode(record: Record) -> bytes:

@@ -103,7 +103,10 @@ class Pending:
                     if (data := self._content.read(name)) is not None:
                         self._fill(name, data, staging)
             if self._state == "staging" and not self._wanted:
-                self._content.place(os.fsencode(self._root), self.change.changed)
+                root, entries = os.fsencode(self._root), self.mount.entries
+                leaving = (*self.change.removed, *(entry.path for entry in self.change.changed))
+                self._content.forget(root, [entries[path] for path in leaving if path in entries])
+                self._content.place(root, self.change.changed)
                 with self._journal.lock:
                     self._journal.append(self.record())
                     self._state = "ready"

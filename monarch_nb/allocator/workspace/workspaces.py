@@ -41,7 +41,6 @@ from monarch_nb.proto.files_pb2 import MountStatus, TreeApplied, TreeChange, Tre
 _log = logging.getLogger(__name__)
 _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _ENDING = ".released"
-_JOURNAL_SLACK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,6 @@ class _Workspace:
         self._mounts: dict[str, Mount] = {}
         self._pending: dict[str, Pending] = {}
         self._number = 0
-        self._compacted_bytes = 0
         self.tree.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._journal = Journal(directory / "journal")
         self._load()
@@ -327,7 +325,7 @@ class _Workspace:
 
     def _compact(self) -> None:
         """Write the journal anew when most of it is of the past."""
-        if self._journal.size_bytes < 2 * self._compacted_bytes + _JOURNAL_SLACK_BYTES:
+        if not self._journal.is_long:
             return
         with self._journal.lock:
             records = []
@@ -338,7 +336,6 @@ class _Workspace:
                 records.append(Record("done", self._number, body=kept))
             records += [pending.record() for pending in self._pending.values() if pending.is_ready]
             self._journal.rewrite(records)
-            self._compacted_bytes = self._journal.size_bytes
 
 
 def _checked(reservation_id: str) -> str:

@@ -1,10 +1,10 @@
 """What is not synced: patterns as .gitignore has them, from files at every level, and our own defaults.
 
-Our own translation, not pathspec's (1.1 was tried). Its expressions are not git's in brackets: classes as
-`[[:alpha:]]`, ranges as `[b-a]`, backslashes as `[\\]]`, a slash as in `[!x]` for `a[!x]b` and `a/b`. It raises for some
-lines that git leaves out, `!` and `a\\`. And it matches a file also through its directories, which is not what git does as
-soon as one layer takes back what another excluded. Here a walk goes from the top down and asks about one name at a time:
-names without wildcards are looked up, the rest is one regular expression.
+Our own translation, not pathspec's (1.1 was tried): its expressions are not git's in brackets, as `[[:alpha:]]`,
+`[b-a]`, `[\\]]`, or `a[!x]b` for `a/b`; it raises for lines that git leaves out, `!` and `a\\`; and it matches a file
+also through its directories, which is not what git does as soon as one layer takes back what another excluded. Here a
+walk goes from the top down and asks about one name at a time: names without wildcards are looked up, the rest is one
+regular expression.
 """
 
 from __future__ import annotations

@@ -15,8 +15,10 @@ import pytest
 from monarch_nb import config
 from monarch_nb.allocator import processes
 from monarch_nb.allocator.control import interrupt
+from monarch_nb.allocator.files import SMALL_CHANGE_ENTRIES
 from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.sessions import Session
+from monarch_nb.allocator.workspace.pending import Pending
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import MonarchNbError, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb
@@ -253,6 +255,32 @@ class TestRelease:
         assert "released" in reply.nodes[0].error_json
         assert node.files.workspaces.reservations() == []
         assert list(node.paths.workspaces.iterdir()) == []
+
+    async def test_down_in_the_middle_of_a_sync_leaves_nothing(
+        self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await spawn(node)
+        node.files.workspaces.directory("r")
+        entered, may_go = threading.Event(), threading.Event()
+        prepare = Pending.prepare
+
+        def slow(pending: Pending) -> list[bytes]:
+            entered.set()
+            may_go.wait(10)
+            return prepare(pending)
+
+        monkeypatch.setattr(Pending, "prepare", slow)
+        names = [f"d{number}".encode() for number in range(SMALL_CHANGE_ENTRIES + 1)]
+        kind = files_pb2.TreeEntry.KIND_DIRECTORY
+        change = {"version": "v", "whole": True, "changed": [{"path": n, "kind": kind, "mode": 0o755} for n in names]}
+        syncing = asyncio.create_task(node.files.sync(files_pb2.SyncTreeRequest(reservation_id="r", change=change)))
+        await asyncio.to_thread(entered.wait, 10)
+        closing = asyncio.create_task(node.files.close())
+        done, _ = await asyncio.wait({closing}, timeout=0.1)
+        assert not done
+        may_go.set()
+        await closing
+        assert (await syncing).nodes[0].HasField("applied")
 
     async def test_a_workspace_that_can_not_be_removed_holds_no_slots(
         self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch

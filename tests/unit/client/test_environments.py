@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.allocator import tokens
-from monarch_nb.client.environments import NodeEnvironment, PipReport, distinct_environments, pip_code
+from monarch_nb.client.environments import NodeEnvironment, PipReport, distinct_environments, may_change, pip_code
 from monarch_nb.proto import files_pb2
 
 
@@ -64,3 +64,9 @@ def test_the_kernels_own_environment_is_told_about_when_it_is_another_one(here: 
 
 def test_arguments_reach_pip_as_they_are() -> None:
     assert pip_code(["install", "a>=1", "it's", "\\d"]).endswith("pip.run('install', 'a>=1', \"it's\", '\\\\d')")
+
+
+@pytest.mark.parametrize("words", [("install", "x"), ("-q", "install", "x"), ("--proxy", "p", "uninstall", "x")])
+def test_options_before_the_command_do_not_hide_that_pip_changes_something(words: tuple[str, ...]) -> None:
+    assert may_change(words)
+    assert not may_change([word for word in words if "install" not in word])

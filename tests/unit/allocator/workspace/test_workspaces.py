@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from monarch_nb.allocator.workspace import journal
 from monarch_nb.allocator.workspace.workspaces import Workspaces
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.files.chunks import hash_of, pack
@@ -282,6 +283,21 @@ def test_what_is_replaced_comes_back_from_the_cache_also_after_a_restart(client:
     again = Client(open_workspaces(tmp_path), ID, like=client)
     again.sync({b"a": file(b"second"), b"c": file(b"first")})
     assert again.asked_for == [0]
+
+
+def test_what_is_known_of_content_does_not_grow_with_every_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "SLACK_BYTES", 1000)
+    workspaces = open_workspaces(tmp_path, cache_limit_bytes=64 << 10)
+    client = Client(workspaces, ID)
+    for number in range(100):
+        client.sync({b"a": file(b"%d" % number), b"same": file(b"same")})
+    assert len(workspaces._content._placed) == 2
+    assert (node_paths(tmp_path).content / "index").stat().st_size < 10_000
+    other = Client(open_workspaces(tmp_path, cache_limit_bytes=64 << 10), "reservation-2")
+    other.sync({b"a": file(b"99"), b"b": file(b"98"), b"same": file(b"same")})
+    assert other.asked_for == [0], "what is left is the newest"
 
 
 def test_the_cache_is_bounded(tmp_path: Path) -> None:

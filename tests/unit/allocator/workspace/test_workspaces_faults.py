@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.allocator.workspace import workspaces as workspaces_module
+from monarch_nb.allocator.workspace import journal as journal_module
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.files.chunks import pack
 from syncing import Client, Made, directory, file, link, node_paths, open_workspaces
@@ -289,7 +289,7 @@ def test_a_damaged_journal_costs_no_files(tmp_path: Path) -> None:
 def test_the_journal_is_written_anew_before_it_grows_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workspaces_module, "_JOURNAL_SLACK_BYTES", 1000)
+    monkeypatch.setattr(journal_module, "SLACK_BYTES", 1000)
     client, tree = start(tmp_path)
     data = Client(client.workspaces, ID, mount="data", source="other")
     data.sync({b"x": file(b"1")})
