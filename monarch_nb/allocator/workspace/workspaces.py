@@ -34,7 +34,7 @@ from monarch_nb.allocator.workspace.mounts import DIRECTORY, Mount
 from monarch_nb.allocator.workspace.pending import Pending
 from monarch_nb.allocator.workspace.plan import is_as_applied
 from monarch_nb.config import NodePaths
-from monarch_nb.errors import MonarchNbError, UsageError
+from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError
 from monarch_nb.files.tree import check_change, printable
 from monarch_nb.proto.files_pb2 import MountStatus, TreeApplied, TreeChange, TreeEntry, WorkspaceReply
 
@@ -66,6 +66,7 @@ class Workspaces:
         self._content = Content(paths.content, cache_limit_bytes)
         self._lock = RLock()
         self._known: dict[str, _Workspace] = {}
+        self._released: set[str] = set()
         paths.workspaces.mkdir(mode=0o700, exist_ok=True)
         for directory in sorted(paths.workspaces.iterdir()):
             if directory.name.endswith(_ENDING):
@@ -95,7 +96,8 @@ class Workspaces:
 
     def resume(self, reservation_id: str, mount: str, version: str) -> Pending | None:
         """Return the change of `mount` to `version` that has begun; None when there is none (any more)."""
-        return self._workspace(reservation_id).resume(mount, version)
+        workspace = self._known.get(_checked(reservation_id))
+        return workspace.resume(mount, version) if workspace else None
 
     def status(self, reservation_id: str) -> WorkspaceReply:
         workspace = self._workspace(reservation_id)
@@ -106,7 +108,8 @@ class Workspaces:
     def release(self, reservation_id: str, name: str = "") -> Kept | None:
         """Remove a workspace whose ranks have ended; what they wrote is moved to `kept/NAME-TIME`, and returned."""
         with self._lock:
-            if (workspace := self._known.pop(_checked(reservation_id), None)) is None:
+            self._released.add(_checked(reservation_id))
+            if (workspace := self._known.pop(reservation_id, None)) is None:
                 return None
         workspace.close()
         ending = workspace.directory.with_name(reservation_id + _ENDING)
@@ -116,6 +119,8 @@ class Workspaces:
     def _workspace(self, reservation_id: str) -> _Workspace:
         with self._lock:
             if (workspace := self._known.get(_checked(reservation_id))) is None:
+                if reservation_id in self._released:
+                    raise ReservationNotFound("the reservation was released while its files were synced")
                 directory = self._paths.workspaces / reservation_id
                 workspace = self._known[reservation_id] = _Workspace(directory, self._content, self._node)
             return workspace
