@@ -119,7 +119,7 @@ class Workspaces:
     def release(self, reservation_id: str, name: str = "") -> Kept | None:
         """Remove a workspace whose ranks have ended; what they wrote is moved to `kept/NAME-TIME`, and returned."""
         with self._lock:
-            if (workspace := self._known.pop(_checked(reservation_id), None)) is None:
+            if (workspace := self._known.pop(reservation_id, None)) is None:
                 return None
         workspace.close()
         ending = workspace.directory.with_name(reservation_id + _ENDING)

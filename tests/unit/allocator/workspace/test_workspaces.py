@@ -10,7 +10,7 @@ import pytest
 
 from monarch_nb.allocator.workspace import journal
 from monarch_nb.allocator.workspace.workspaces import Workspaces
-from monarch_nb.errors import MonarchNbError, UsageError
+from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError
 from monarch_nb.files.chunks import hash_of, pack
 from monarch_nb.proto.files_pb2 import TreeApplied, TreeChange, TreeEntry
 from syncing import Client, directory, file, link, node_paths, open_workspaces, zeros
@@ -502,12 +502,23 @@ def test_release_keeps_what_ranks_wrote(workspaces: Workspaces, client: Client, 
     assert kept.directory.name.startswith("train-")
     assert listing(kept.directory) == ["a", "d", "d/checkpoint"]
     assert not tree.parent.exists()
-    fresh = Client(workspaces, ID)
-    fresh.sync({b"a": file(b"1")})
-    (tree / "a").write_text("changed")
-    again = workspaces.release(ID, "train")
+    second = Client(workspaces, "reservation-2")
+    second.sync({b"a": file(b"1")})
+    (workspaces.directory("reservation-2") / "a").write_text("changed")
+    again = workspaces.release("reservation-2", "train")
     assert again
     assert again.directory != kept.directory
+
+
+def test_what_comes_after_the_release_makes_no_workspace(workspaces: Workspaces, client: Client, tree: Path) -> None:
+    client.sync({b"a": file(b"1")})
+    workspaces.release(ID, "train")
+    assert workspaces.resume(ID, "", client.version) is None
+    with pytest.raises(ReservationNotFound, match="it was released"):
+        client.sync({b"a": file(b"2")})
+    assert not tree.parent.exists()
+    assert workspaces.resume("never-there", "", "1") is None
+    assert workspaces.reservations() == []
 
 
 def test_a_release_that_was_cut_short_is_finished_at_the_next_start(client: Client, tree: Path, tmp_path: Path) -> None:
