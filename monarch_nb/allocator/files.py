@@ -8,7 +8,12 @@ import logging
 import os
 import stat
 from collections import defaultdict
+<<<<<<< HEAD
 from collections.abc import AsyncIterator, Callable, Container, Iterator
+=======
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+>>>>>>> 163a015e0c9c7603cdac488bc3d104a5c62cad1d
 from typing import TypeVar
 
 from monarch_nb import config
@@ -25,8 +30,13 @@ _log = logging.getLogger(__name__)
 SMALL_CHANGE_ENTRIES = 20
 """A change of so few entries is staged at once; others in a thread, while the node goes on with everything else."""
 CACHE_BYTES = 8 << 30
+<<<<<<< HEAD
 FINISH_S = 10.0
 """How long a node that ends waits for changes that are under way."""
+=======
+SETTLE_DELAY_S = 0.2
+"""From putting files in place to tidying up: by then the run that they were sent for has begun."""
+>>>>>>> 163a015e0c9c7603cdac488bc3d104a5c62cad1d
 
 T = TypeVar("T")
 
@@ -44,14 +54,19 @@ class NodeFiles:
         self._node_id = node_id
         self._relay = Relay()
         self._settling: set[asyncio.Future[None]] = set()
+        self._closing = asyncio.Event()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def close(self) -> None:
         """Finish what is under way, and close the connections to other nodes."""
+<<<<<<< HEAD
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FINISH_S):
                 for lock in list(self._locks.values()):
                     await lock.acquire()  # and keep it: what comes now comes too late
+=======
+        self._closing.set()
+>>>>>>> 163a015e0c9c7603cdac488bc3d104a5c62cad1d
         await asyncio.gather(*self._settling, return_exceptions=True)
         await self._relay.close()
 
@@ -112,9 +127,15 @@ class NodeFiles:
         self._settle_later(pending)
 
     def _settle_later(self, pending: Pending) -> None:
-        task = asyncio.ensure_future(asyncio.to_thread(pending.settle))
+        task = asyncio.ensure_future(self._settle(pending))
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
+
+    async def _settle(self, pending: Pending) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_DELAY_S):
+                await self._closing.wait()
+        await asyncio.to_thread(pending.settle)
 
     async def put_chunks(self, requests: AsyncIterator[pb.PutChunksRequest]) -> pb.PutChunksReply:
         """Receive the chunks of a change, and pass them on as they come."""
