@@ -93,8 +93,8 @@ class SyncedFiles:
     ) -> None:
         self.reservation_id, self.root, self.reload, self.shared = reservation_id, root, reload, shared
         self.connections = dict(connections)
-        self.foreign = ""
-        """Whose files the workspaces have, when they are not of this computer."""
+        self._origin = ""
+        """Whose files lie in the workspaces: "HOST:DIRECTORY"."""
         self._mounts: dict[str, _Mount] | None = None
         self._version = ""
         self._lock = threading.RLock()
@@ -149,6 +149,14 @@ class SyncedFiles:
                 raise UsageError(f"{mount!r} is taken in the workspace: --as NAME chooses another name for {chosen}")
             mounts[mount] = _Mount(mount, LocalTree(chosen, Settings(chosen, max_file_bytes=None), mount=mount))
         return mount
+
+    def instead_of(self, directory: str) -> str:
+        """Return whose files ("HOST:DIRECTORY") the ranks have instead of those of a directory here; "" when they have
+        these."""
+        with self._lock:
+            roots = [mount.tree.root.resolve() for mount in self._opened().values()]
+        place = Path(directory).resolve()
+        return "" if any(place.is_relative_to(root) for root in roots) else self._origin
 
     def sync(
         self,
@@ -297,11 +305,12 @@ class SyncedFiles:
         if self._mounts is not None:
             return self._mounts
         mounts: dict[str, _Mount] = {}
-        host, sources = socket.gethostname(), self._sources()
-        for name, source in {"": f"{host}:{self.root}", **sources}.items():
+        host = socket.gethostname()
+        sources = {"": f"{host}:{self.root}", **self._sources()}
+        self._origin = sources[""]
+        for name, source in sources.items():
             source_host, _, directory = source.partition(":")
             if source_host != host or not os.path.isdir(directory):
-                self.foreign = source if not name else self.foreign
                 continue
             root = Path(directory)
             settings = read_settings(root) if not name else Settings(root, max_file_bytes=None)

@@ -34,6 +34,12 @@ class FileCommands:
         self._shell, self._session = shell, session
         self._said: set[str] = set()
 
+    @property
+    def _directory(self) -> str:
+        from monarch_nb.client.pool import working_directory
+
+        return working_directory(None, self._session.notebook)
+
     def before_run(self, nodes: Iterable[int]) -> None:
         """Sync before a cell; says something only when something went, or could not.
 
@@ -46,7 +52,7 @@ class FileCommands:
         with _LateProgress(self._shell) as progress:
             report = files.sync(nodes, progress=progress.sent)
         lines = [sent_line(report)] if report.anything else []
-        fresh = [note for note in notes(report, files) if note not in self._said]
+        fresh = [note for note in notes(report, files, self._directory) if note not in self._said]
         self._said.update(fresh)
         if lines or fresh:
             show(calm_line("\n".join(lines + fresh)))
@@ -71,7 +77,7 @@ class FileCommands:
                 report = files.sync(overwrite=parsed.switch("overwrite"), progress=progress.sent)
             line = sent_line(report) if report.anything else f"every file is on {_nodes(report.nodes)} already"
             ignored = [f"ignored {line}" for line in _ignored(report)]
-            show(calm_line("\n".join([line, *ignored, *notes(report, files)])))
+            show(calm_line("\n".join([line, *ignored, *notes(report, files, self._directory)])))
 
     def fetch(self, parsed: Parsed) -> None:
         reservation = self._session.current()
@@ -162,8 +168,12 @@ def sent_line(report: SyncReport) -> str:
     return f"{', '.join(parts)} in {duration(report.seconds)}"
 
 
-def notes(report: SyncReport, files: SyncedFiles) -> list[str]:
-    """Return what a user must know besides: files that ranks keep, that are too large, that can not be synced."""
+def notes(report: SyncReport, files: SyncedFiles, directory: str) -> list[str]:
+    """Return what a user must know besides: files that ranks keep, that are too large, that can not be synced.
+
+    Args:
+        directory: the notebook's.
+    """
     lines = []
     for path, nodes in report.kept.items():
         lines.append(f"kept {path}, which ranks wrote on {', '.join(nodes)}: %mesh sync --overwrite sends yours")
@@ -175,10 +185,8 @@ def notes(report: SyncReport, files: SyncedFiles) -> list[str]:
             lines.append(f"not synced: {_some([f'{printable(path)} ({why})' for path, why in local.refused])}")
         if local.notice:
             lines.append(local.notice)
-    if files.foreign:
-        lines.append(
-            f"the ranks have the files of {files.foreign}; this notebook's are not synced: %mesh sync --add DIRECTORY"
-        )
+    if instead := files.instead_of(directory):
+        lines.append(f"the ranks have the files of {instead}; not synced: {directory}. %mesh sync --add {directory}")
     return lines
 
 

@@ -98,7 +98,7 @@ class TestKept:
         for number, node in enumerate(isolated_pool):
             paths = NodePaths(node.directory)
             assert not (paths.workspaces / dev.id).exists()
-            kept = [path for path in paths.kept.glob("training-*")] if paths.kept.exists() else []
+            kept = list(paths.kept.glob("training-*")) if paths.kept.exists() else []
             if number != 1:
                 assert not kept
                 continue
@@ -149,7 +149,9 @@ class TestFetch:
         assert Path("elsewhere/trace.json").read_text() == "{}"
 
     def test_nothing_here_is_replaced(self, synced: Reservation) -> None:
-        synced.mesh.select([0]).run("import os; os.mkdir('out'); open('out/a', 'w').write('a'); open('out/b', 'w').write('b')")
+        synced.mesh.select([0]).run(
+            "import os; os.mkdir('out'); open('out/a', 'w').write('a'); open('out/b', 'w').write('b')"
+        )
         Path("elsewhere").mkdir()
         Path("elsewhere/b").write_text("mine")
         with pytest.raises(FilesError, match="elsewhere/b exists and differs: --overwrite"):
@@ -161,7 +163,7 @@ class TestFetch:
         assert synced.fetch("out", to="elsewhere").files == 2, "the same files again are no harm"
 
     def test_what_does_not_exist(self, synced: Reservation) -> None:
-        with pytest.raises(FilesError, match="node2: .*/nothing: No such file or directory"):
+        with pytest.raises(FilesError, match=r"node2: .*/nothing: No such file or directory"):
             synced.fetch("nothing", rank=4)
         assert not Path("nothing").exists()
 
@@ -209,5 +211,5 @@ class TestList:
         ]
         assert found[0].size_bytes == 3
         assert [info.path for info in synced.list_files("out/a.txt", rank=6)] == ["a.txt"]
-        with pytest.raises(FilesError, match="node0: .*/out: No such file"):
+        with pytest.raises(FilesError, match=r"node0: .*/out: No such file"):
             synced.list_files("out")

@@ -1,4 +1,4 @@
-"""The notebook's files on nodes that share nothing with it: copied before each run, and nothing but what belongs there."""
+"""The notebook's files on nodes that share nothing with it: copied before each run, all that belongs there and no more."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from integration.copies import assert_same, copies, module, names_in
+from integration.live import Recorder
 from monarch_nb.client.files.local_tree import Report
-from monarch_nb.client.reservation import Reservation, attach, reserve
+from monarch_nb.client.reservation import Reservation, reserve
 from monarch_nb.client.sync import SyncReport
-from monarch_nb.errors import FilesError, RunFailed, UsageError
+from monarch_nb.errors import RunFailed, UsageError
 from monarch_nb.provision import Node
 
 RANKS = 8
@@ -41,8 +42,8 @@ class TestPlace:
     ) -> None:
         monkeypatch.syspath_prepend(project)
         write("model.py", module(1))
-        code = f"import os, sys; [path for path in [os.getcwd(), *sys.path, os.environ['PWD']] if {str(project)!r} in path]"
-        assert synced.mesh.run(code.replace("os.environ['PWD']", "os.environ.get('PWD', '')")).values == [[]] * RANKS
+        code = f"import os, sys; [path for path in [os.getcwd(), *sys.path] if {str(project)!r} in path]"
+        assert synced.mesh.run(code).values == [[]] * RANKS
         assert synced.mesh.run("import model; model.__file__").values == [
             str(copy / "model.py") for copy in copies(synced) for _ in range(2)
         ]
@@ -220,7 +221,15 @@ class TestNames:
         assert_same(synced, project)
 
     def test_names_that_are_no_text(self, synced: Reservation, project: Path) -> None:
-        for name in (b"new\nline.txt", b"caf\xe9.txt", b"\xff\xfe", "ünïcode ☃.txt".encode(), b" space ", b"-rf", b"a" * 255):
+        for name in (
+            b"new\nline.txt",
+            b"caf\xe9.txt",
+            b"\xff\xfe",
+            "ünïcode ☃.txt".encode(),
+            b" space ",
+            b"-rf",
+            b"a" * 255,
+        ):
             Path(os.fsdecode(name)).write_bytes(name)
         assert synced.sync().files == 7
         assert_same(synced, project)
@@ -315,7 +324,33 @@ class TestMore:
             synced.files.add(tmp_path / "other" / "library")
         assert synced.files.add(tmp_path / "other" / "library", "second") == "second"
 
+    def test_the_same_project_again_is_not_sent_again(self, isolated_pool: list[Node], project: Path) -> None:
+        Path("data.bin").write_bytes(os.urandom(4 << 20))
+        write("model.py", module(1))
+        dev = reserve("one", nodes=4, procs=1)
+        first = dev.sync()
+        assert 4 << 20 <= first.sent_bytes < 1.1 * (4 << 20), "once, not once per node"
+        beside = reserve("beside", nodes=4, procs=1)
+        again = beside.sync()
+        assert (again.files, again.sent_bytes) == (2, 0)
+        assert_same(beside, project)
+        dev.release()
+        beside.release()
+        later = reserve("later", nodes=4, procs=1)
+        assert later.sync().sent_bytes == 0, "the cache has it"
+        assert_same(later, project)
+        later.release()
 
+    def test_a_changed_line_of_a_big_file(self, synced: Reservation, project: Path) -> None:
+        content = bytearray(os.urandom(32 << 20))
+        Path("data.bin").write_bytes(content)
+        synced.sync()
+        content[10 << 20 : 10 << 20] = b"a new line"
+        Path("data.bin").write_bytes(content)
+        assert synced.sync().sent_bytes < 3 << 20
+        assert_same(synced, project)
+
+    @pytest.mark.slow
     def test_many_small_files(self, synced: Reservation, project: Path) -> None:
         for directory in range(100):
             Path(f"d{directory}").mkdir()
@@ -345,4 +380,59 @@ class TestMore:
         assert dev.sync().sent_bytes < 1 << 20
         code = "file = open('sparse.bin', 'rb'); file.seek(1 << 30); file.read(13)"
         assert dev.mesh.run(code).values == [b"in the middle"] * 4
+        dev.release()
+
+
+class TestShared:
+    """Nodes that see the directory itself."""
+
+    def test_nothing_is_copied(self, local_pool: list[Node], project: Path) -> None:
+        write("model.py", module("one"))
+        dev = reserve("dev", nodes=2, procs=2)
+        assert dev.mesh.run("import os; os.getcwd()").values == [str(project)] * 4
+        assert dev.mesh.run("import model; model.value()").values == ["one"] * 4
+        write("model.py", module("two"))
+        assert dev.mesh.run("model.value()").values == ["two"] * 4
+        assert not dev.sync().anything
+        assert dev.files.status() == {}
+        for node in local_pool:
+            assert not list(NodePaths(node.directory).workspaces.iterdir())
+        write("model.py", "def value(:")
+        assert dev.mesh.run("model.value()").values == ["two"] * 4
+        write("model.py", module("three"))
+        assert dev.mesh.run("model.value()").values == ["three"] * 4
+        dev.release()
+
+    def test_the_evidence_is_gone(self, local_pool: list[Node], project: Path) -> None:
+        reserve("dev", nodes=2, procs=1).release()
+        assert not list(project.iterdir())
+
+
+class TestReload:
+    def test_objects_live_on(self, synced: Reservation) -> None:
+        write("model.py", "class Model:\n    def value(self): return 'one', self.weight\n")
+        synced.mesh.run("from model import Model; model = Model(); model.weight = rank")
+        write("model.py", "class Model:\n    def value(self): return 'two', self.weight\n")
+        assert synced.mesh.run("model.value()").values == [("two", rank) for rank in range(RANKS)]
+
+    def test_a_mistake_is_told_and_the_version_before_stays(self, synced: Reservation) -> None:
+        write("model.py", module("one"))
+        synced.mesh.run("import model")
+        write("model.py", "def value(:\n")
+        recorder = Recorder()
+        assert synced.mesh.run("model.value()", listener=recorder).values == ["one"] * RANKS
+        assert "model.py could not be reloaded" in recorder.text(0, "stderr")
+        assert "SyntaxError" in recorder.text(7, "stderr")
+        write("model.py", module("two"))
+        assert synced.mesh.run("model.value()").values == ["two"] * RANKS
+
+    def test_off(self, isolated_pool: list[Node], project: Path) -> None:
+        write("model.py", module("one"))
+        dev = reserve("dev", nodes=4, procs=1, reload=False)
+        dev.mesh.run("import model")
+        write("model.py", module("two"))
+        assert dev.mesh.run("model.value()").values == ["one"] * 4
+        assert (copies(dev)[3] / "model.py").read_text() == module("two")
+        dev.mesh.restart()
+        assert dev.mesh.run("import model; model.value()").values == ["two"] * 4
         dev.release()

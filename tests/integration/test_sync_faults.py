@@ -1,11 +1,11 @@
-"""Syncs that are disturbed: by files that come and go, by nodes and clients that die, by other clients, by hostile ones."""
+"""Syncs that are disturbed: by files that come and go, by nodes and clients that die, by clients that are hostile."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import re
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -13,18 +13,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from integration.copies import Names, assert_same, copies, module, names_in
 from integration.live import client, kill
-from leaks import leaks_of
 from monarch_nb.client.bridge import call
 from monarch_nb.client.reservation import Reservation, reserve
 from monarch_nb.client.transfer import Transfer
-from monarch_nb.config import HOME_VARIABLE, NodePaths
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable, UsageError
 from monarch_nb.files.chunks import hash_of
 from monarch_nb.proto import files_pb2 as pb
-from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 from monarch_nb.rpc.status import error_from_json
 
@@ -100,13 +98,13 @@ class TestFiles:
         thread.start()
         try:
             seen = []
-            for number in range(10):
+            for number in range(5):
                 Path("model.py").write_text(module(number))
                 seen.append(_persistently(lambda: synced.mesh.run("import model; model.value()").values))
         finally:
             stop.set()
             thread.join()
-        assert seen == [[number] * RANKS for number in range(10)]
+        assert seen == [[number] * RANKS for number in range(5)]
         synced.sync()
         assert_same(synced, project)
 
@@ -155,25 +153,25 @@ class TestNodes:
         assert trees(synced) == [before if node == number else after for node in range(4)]
         up()
         assert trees(synced)[number] == before
-        listing = "import os; sorted(os.listdir()), os.path.getsize('big.bin')"
-        seen = synced.mesh.select([2 * number]).run(listing, sync=False).values[2 * number]
-        assert seen == (["__pycache__", "big.bin", "model.py"], 1000)
+        listing = "import os; sorted(set(os.listdir()) - {'__pycache__'}), os.path.getsize('big.bin')"
+        seen = synced.mesh.select([2 * number, 2 * number + 1]).run(listing, sync=False).values
+        assert seen == [(["big.bin", "model.py"], 1000)] * 2
         assert synced.mesh.run("model.value()").values == ["new"] * RANKS
         assert_same(synced, project)
 
     def test_killed_while_it_puts_files_in_place(self, synced: Reservation, project: Path) -> None:
-        for number in range(2000):
+        for number in range(500):
             Path(f"f{number}").write_text("old")
         synced.sync()
         before = trees(synced)[0]
-        for number in range(2000):
+        for number in range(500):
             Path(f"f{number}").write_text("the new one")
         watched, pid = os.open(copies(synced)[2], os.O_RDONLY), pids()["node2"]
         stop = threading.Event()
 
         def kill_at_first_sight() -> None:
             while not stop.is_set():
-                if os.stat("f0", dir_fd=watched).st_size != 3 or os.stat("f999", dir_fd=watched).st_size != 3:
+                if os.stat("f0", dir_fd=watched).st_size != 3 or os.stat("f499", dir_fd=watched).st_size != 3:
                     kill(pid)
                     return
 
@@ -253,12 +251,11 @@ class TestClients:
         program = """
 import signal
 dev = monarch_nb.attach('synced')
-stopped = int(sys.argv[1]) if len(sys.argv) > 1 else int(os.environ['STOPPED'])
 def stop_a_node(transfer):
     if transfer.sent_bytes and stop:
         os.kill(stop.pop(), signal.SIGSTOP)
         print("in the middle")
-stop = [stopped]
+stop = [STOPPED]
 try:
     dev.sync(progress=stop_a_node)
 except KeyboardInterrupt:
@@ -269,7 +266,7 @@ print("done")
 """
         pid = pids()["node3"]
         try:
-            with client(program.replace("int(sys.argv[1]) if len(sys.argv) > 1 else int(os.environ['STOPPED'])", str(pid))) as other:
+            with client(program.replace("STOPPED", str(pid))) as other:
                 assert other.line() == "in the middle"
                 other.interrupt()
                 assert other.line() == "interrupted"
@@ -307,25 +304,24 @@ for line in sys.stdin:
 os.chdir({str(mine)!r})
 dev = monarch_nb.attach('synced')
 print(dev.mesh.run("import model; model.value()").values[0])
-print(dev.files.foreign)
+print(dev.files.instead_of(os.getcwd()))
 print(dev.files.add({str(mine)!r}))
 print(dev.mesh.run("from mine import model; model.value()").values[0])
-print(dev.files.foreign)
+print(dev.files.instead_of(os.getcwd()))
 """
         with client(program) as other:
             assert other.line() == "of the first"
-            assert re.fullmatch(rf"\\S+:{re.escape(str(project))}", other.line())
+            assert other.line() == f"{socket.gethostname()}:{project}"
             assert other.line() == "mine"
             assert other.line() == "of the second"
             assert other.line() == ""
         Path("model.py").write_text(module("edited"))
         assert synced.mesh.run("import model; model.value()").values == ["edited"] * RANKS
+        assert synced.files.instead_of(str(project)) == ""
 
 
 class TestFullDisk:
-    def test_the_node_is_named_and_has_what_it_had(
-        self, one_node_is_small: None, project: Path
-    ) -> None:
+    def test_the_node_is_named_and_has_what_it_had(self, one_node_is_small: None, project: Path) -> None:
         Path("model.py").write_text(module("old"))
         dev = reserve("dev", nodes=4, procs=2)
         assert dev.mesh.run("import model; model.value()").values == ["old"] * RANKS
@@ -335,7 +331,7 @@ class TestFullDisk:
         for _ in range(2):
             with pytest.raises(FilesError, match=r"^node1: the disk is full.*its copy is as it was$") as caught:
                 dev.mesh.run("ran = True")
-            assert caught.value.nodes == ["node1"] or "node1" in str(caught.value)
+            assert caught.value.node == "node1"
         assert trees(dev)[1] == before[1]
         assert dev.mesh.run("'ran' in globals(), model.value()", sync=False).values[2:4] == [(False, "old")] * 2
         others = dev.mesh.select([0, 1, 4, 5, 6, 7])
@@ -350,52 +346,47 @@ def entry(path: bytes, **fields: object) -> pb.TreeEntry:
     return pb.TreeEntry(**{"path": path, "kind": pb.TreeEntry.KIND_FILE, "mode": 0o644, **fields})  # type: ignore[arg-type]
 
 
+def link(path: bytes, target: bytes) -> pb.TreeEntry:
+    return entry(path, kind=pb.TreeEntry.KIND_SYMLINK, target=target)
+
+
+HOSTILE = {
+    "up": pb.TreeChange(changed=[entry(b"../outside")]),
+    "up after all": pb.TreeChange(changed=[entry(b"a/../../outside")]),
+    "absolute": pb.TreeChange(changed=[entry(b"/tmp/outside")]),
+    "an empty name": pb.TreeChange(changed=[entry(b"a//b")]),
+    "NUL": pb.TreeChange(changed=[entry(b"nul\0")]),
+    "the root": pb.TreeChange(changed=[entry(b"")]),
+    "a long name": pb.TreeChange(changed=[entry(b"x" * 300)]),
+    "a link to /": pb.TreeChange(changed=[link(b"link", b"/etc")]),
+    "a link up": pb.TreeChange(changed=[link(b"link", b"a/../../..")]),
+    "through a link": pb.TreeChange(changed=[link(b"link", b"."), entry(b"link/inside")]),
+    "a size without content": pb.TreeChange(changed=[entry(b"huge", size_bytes=1 << 62)]),
+    "a huge chunk": pb.TreeChange(
+        changed=[entry(b"huge", size_bytes=1 << 31, hashes=bytes(32), sizes_bytes=[1 << 31])]
+    ),
+    "set-uid": pb.TreeChange(changed=[entry(b"set-uid", mode=0o4755)]),
+    "of no kind": pb.TreeChange(changed=[entry(b"kind", kind=77)]),
+    "below a file": pb.TreeChange(changed=[entry(b"file/child"), entry(b"file")]),
+    "removes up": pb.TreeChange(removed=[b"../model.py"]),
+    "removes elsewhere": pb.TreeChange(removed=[b"/etc/hostname"]),
+    "a mount up": pb.TreeChange(mount="..", changed=[entry(b"x")]),
+    "a mount below": pb.TreeChange(mount="a/b", changed=[entry(b"x")]),
+    "a mount elsewhere": pb.TreeChange(mount="/tmp", changed=[entry(b"x")]),
+    "of another notebook": pb.TreeChange(changed=[entry(b"theirs")], source="elsewhere:/project"),
+}
+
+
 class TestHostile:
-    @pytest.mark.parametrize(
-        "change",
-        [
-            pb.TreeChange(changed=[entry(b"../outside")]),
-            pb.TreeChange(changed=[entry(b"a/../../outside")]),
-            pb.TreeChange(changed=[entry(b"/tmp/outside")]),
-            pb.TreeChange(changed=[entry(b"a//b")]),
-            pb.TreeChange(changed=[entry(b"nul\0")]),
-            pb.TreeChange(changed=[entry(b"")]),
-            pb.TreeChange(changed=[entry(b"x" * 300)]),
-            pb.TreeChange(changed=[entry(b"link", kind=pb.TreeEntry.KIND_SYMLINK, target=b"/etc")]),
-            pb.TreeChange(changed=[entry(b"link", kind=pb.TreeEntry.KIND_SYMLINK, target=b"a/../../..")]),
-            pb.TreeChange(
-                changed=[
-                    entry(b"link", kind=pb.TreeEntry.KIND_SYMLINK, target=b"."),
-                    entry(b"link/inside"),
-                ]
-            ),
-            pb.TreeChange(changed=[entry(b"huge", size_bytes=1 << 62)]),
-            pb.TreeChange(changed=[entry(b"huge", size_bytes=1 << 31, hashes=bytes(32), sizes_bytes=[1 << 31])]),
-            pb.TreeChange(changed=[entry(b"set-uid", mode=0o4755)]),
-            pb.TreeChange(changed=[entry(b"kind", kind=77)]),
-            pb.TreeChange(changed=[entry(b"orphan/child"), entry(b"orphan")]),
-            pb.TreeChange(removed=[b"../model.py"]),
-            pb.TreeChange(removed=[b"/etc/hostname"]),
-            pb.TreeChange(mount="..", changed=[entry(b"x")]),
-            pb.TreeChange(mount="a/b", changed=[entry(b"x")]),
-            pb.TreeChange(mount="/tmp", changed=[entry(b"x")]),
-            pb.TreeChange(changed=[entry(b"theirs")], source="elsewhere:/project"),
-        ],
-        ids=str,
-    )
+    @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
     def test_refused(self, synced: Reservation, change: pb.TreeChange) -> None:
         Path("model.py").write_text(module(1))
         synced.sync()
         before = trees(synced)
         above = names_in_directory(copies(synced)[0].parent)
-        status = synced.files.status()["node0"]
-        assert isinstance(status, pb.WorkspaceReply)
-        change = pb.TreeChange.FromString(change.SerializeToString())
-        change.version, change.base = "hostile", status.mounts[0].version if not change.mount else ""
-        change.source = change.source or status.mounts[0].source
-        request = pb.SyncTreeRequest(reservation_id=synced.id, change=change)
-        reply: pb.SyncTreeReply = call(synced.files.connections[0].unary("SyncTree", request))
-        assert isinstance(error_from_json(reply.nodes[0].error_json), UsageError)
+        told = _next_change(synced, [])
+        told.MergeFrom(change)
+        assert isinstance(error_from_json(_sent(synced, told).error_json), UsageError)
         assert trees(synced) == before
         assert names_in_directory(copies(synced)[0].parent) == above
         Path("model.py").write_text(module(2))
@@ -413,29 +404,35 @@ class TestHostile:
             call(_put(synced, first))
         assert names_in_directory(copies(synced)[0].parent.parent) == before
 
-    def test_content_that_is_another(self, synced: Reservation) -> None:
+    @pytest.mark.parametrize("content", [b"evil", b"too much", bytes(1 << 30)], ids=["other", "more", "a bomb"])
+    def test_content_that_is_another(self, synced: Reservation, content: bytes) -> None:
         Path("model.py").write_text(module(1))
         synced.sync()
         before = trees(synced)
-        status = synced.files.status()["node0"]
-        assert isinstance(status, pb.WorkspaceReply)
-        evil = entry(b"evil", size_bytes=4, hashes=hash_of(b"good"), sizes_bytes=[4])
-        change = pb.TreeChange(version="2", base=status.mounts[0].version, source=status.mounts[0].source, changed=[evil])
-        reply: pb.SyncTreeReply = call(
-            synced.files.connections[0].unary("SyncTree", pb.SyncTreeRequest(reservation_id=synced.id, change=change))
-        )
-        assert reply.nodes[0].missing == hash_of(b"good")
-        import zstandard
+        name = hash_of(b"good")
+        change = _next_change(synced, [entry(b"evil", size_bytes=4, hashes=name, sizes_bytes=[4])])
+        assert _sent(synced, change).missing == name
+        batch = pb.ChunkBatch(hashes=name, sizes_bytes=[4], data=zstandard.compress(content))
+        request = pb.PutChunksRequest(reservation_id=synced.id, version=change.version, batch=batch)
+        stored = call(_put(synced, request))
+        assert isinstance(error_from_json(stored.nodes[0].error_json), MonarchNbError)
+        assert trees(synced) == before
+        Path("model.py").write_text(module(2))
+        assert synced.mesh.run("import model; model.value()").values == [2] * RANKS
 
-        batch = pb.ChunkBatch(hashes=hash_of(b"good"), sizes_bytes=[4], data=zstandard.compress(b"evil"))
-        stored = call(_put(synced, pb.PutChunksRequest(reservation_id=synced.id, version="2", batch=batch)))
-        assert isinstance(error_from_json(stored.nodes[0].error_json), MonarchNbError)
-        assert trees(synced) == before
-        bomb = pb.ChunkBatch(hashes=hash_of(b"good"), sizes_bytes=[4], data=zstandard.compress(bytes(1 << 30)))
-        stored = call(_put(synced, pb.PutChunksRequest(reservation_id=synced.id, version="2", batch=bomb)))
-        assert isinstance(error_from_json(stored.nodes[0].error_json), MonarchNbError)
-        synced.sync()
-        assert trees(synced) == before
+
+def _next_change(reservation: Reservation, changed: list[pb.TreeEntry]) -> pb.TreeChange:
+    """Return a change of what node0 has, as its client would make it."""
+    status = reservation.files.status()["node0"]
+    assert isinstance(status, pb.WorkspaceReply)
+    (mount,) = status.mounts
+    return pb.TreeChange(source=mount.source, version="hostile", base=mount.version, changed=changed)
+
+
+def _sent(reservation: Reservation, change: pb.TreeChange) -> pb.NodeSynced:
+    request = pb.SyncTreeRequest(reservation_id=reservation.id, change=change)
+    reply: pb.SyncTreeReply = call(reservation.files.connections[0].unary("SyncTree", request))
+    return reply.nodes[0]
 
 
 async def _put(reservation: Reservation, *requests: pb.PutChunksRequest) -> pb.PutChunksReply:

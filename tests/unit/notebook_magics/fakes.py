@@ -176,9 +176,12 @@ class FakeFiles:
     """Files of a reservation: none are copied until a test says so."""
 
     def __init__(self) -> None:
-        self.copies, self.root, self.foreign = False, "/project", ""
+        self.copies, self.root = False, "/project"
         self.calls: list[tuple[Any, ...]] = []
         self.reports: list[SyncReport | Exception] = []
+
+    def instead_of(self, directory: str) -> str:
+        return ""
 
     def sync(self, nodes: Iterable[int] | None = None, *, overwrite: bool = False, progress: Any) -> SyncReport:
         self.calls.append(("sync", None if nodes is None else sorted(nodes), overwrite))
