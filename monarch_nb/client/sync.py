@@ -15,7 +15,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 from weakref import WeakValueDictionary
@@ -26,12 +26,13 @@ from monarch_nb.client.files.local_tree import FileChanged, LocalTree, Report
 from monarch_nb.client.files.project import Settings, read_settings
 from monarch_nb.client.transfer import INLINE_BYTES, Sender, Transfer
 from monarch_nb.errors import FilesError, MonarchNbError, UsageError
-from monarch_nb.files.tree import check_mount, chunk_hashes, printable
+from monarch_nb.files.tree import check_mount, chunk_hashes, difference, printable
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.proto.run_pb2 import CopiedTree, Tree
 
-MAX_ATTEMPTS = 5
-"""How often a file may change while it is sent."""
+PATIENT_ATTEMPTS = 3
+"""How often files may change while they are sent; then those that do are left out."""
+MAX_ATTEMPTS = 50
 
 Progress = Callable[[Transfer], None]
 
@@ -75,6 +76,37 @@ class _Mount:
         """The last version that a node got, and its entries."""
         self.have: dict[str, str] = {}
         """By node, the version that it has."""
+        self.restless: set[bytes] = set()
+        """Files that changed each time that they were sent: `entries` has them as they were sent last."""
+
+    def refresh(self) -> tuple[list[pb.TreeEntry], list[bytes]]:
+        """See what is there now; return what changed, and what went, since the last call."""
+        version, self.version = self.version, ""  # an interrupt in here costs a whole list, never a change
+        refreshed = self.tree.refresh()
+        changed, removed = refreshed.changed, refreshed.removed
+        if self.restless:
+            changed, removed = difference(self.entries, refreshed.entries)
+        self.entries, self.restless = refreshed.entries, set()
+        self.version = uuid.uuid4().hex if changed or removed or not version else version
+        return changed, removed
+
+    def leave_out(self, restless: set[bytes]) -> None:
+        """Let nodes keep the files that they have instead of those; remove them there when b"" is among them: then
+        content was asked for that no file has any more, perhaps by a node that lacks what the others have."""
+        self.restless, entries = restless - {b""}, dict(self.entries)
+        for path in restless & entries.keys():
+            before = self.sent[1].get(path)
+            if before is not None and before.kind == pb.TreeEntry.KIND_FILE and b"" not in restless:
+                entries[path] = before
+            else:
+                del entries[path]
+        self.entries = entries
+
+    def report(self) -> Report:
+        """Return what is not synced, and why."""
+        report = self.tree.report
+        restless = [(path, "it changed each time that it was sent") for path in sorted(self.restless)]
+        return replace(report, refused=[*report.refused, *restless]) if restless else report
 
 
 class SyncedFiles:
@@ -184,7 +216,7 @@ class SyncedFiles:
             for mount in list(self._opened().values()):
                 self._check_there(mount)
                 total = _added(total, self._sync_mount(mount, nodes, overwrite, progress))
-            local = {name: mount.tree.report for name, mount in self._opened().items()}
+            local = {name: mount.report() for name, mount in self._opened().items()}
             return _with(total, seconds=time.monotonic() - began, nodes=len(self.connections), local=local)
 
     def pending(self) -> list[tuple[str, pb.TreeEntry | bytes]]:
@@ -192,7 +224,7 @@ class SyncedFiles:
         with self._lock:
             found: list[tuple[str, pb.TreeEntry | bytes]] = []
             for mount in self._opened().values():
-                self._refresh(mount)
+                mount.refresh()
                 version, before = mount.sent
                 if any(mount.have.get(connection.name) != version for connection in self.connections.values()):
                     before = {}
@@ -225,9 +257,13 @@ class SyncedFiles:
     def _sync_mount(
         self, mount: _Mount, nodes: Iterable[int] | None, overwrite: bool, progress: Progress
     ) -> SyncReport:
+        restless: set[bytes] = set()
         for attempt in range(MAX_ATTEMPTS):
             before, base = mount.entries, mount.version
-            changed, removed = self._refresh(mount)
+            changed, removed = mount.refresh()
+            if restless and attempt >= PATIENT_ATTEMPTS:
+                mount.leave_out(restless)
+                changed, removed = difference(before, mount.entries)
             if overwrite:
                 mount.version = uuid.uuid4().hex  # else a node has it already
             behind = [c for c in self.connections.values() if mount.have.get(c.name) != mount.version]
@@ -251,9 +287,8 @@ class SyncedFiles:
             )
             try:
                 transfer = call(sender.send(behind, change, new))
-            except FileChanged:
-                if attempt == MAX_ATTEMPTS - 1:
-                    raise
+            except FileChanged as error:
+                restless.add(error.path)
                 continue
             if transfer.applied:
                 mount.have |= dict.fromkeys(transfer.applied, mount.version)
@@ -261,14 +296,7 @@ class SyncedFiles:
                 self._version = uuid.uuid4().hex  # also when others fail: those that have it are to see it
             self._raise_failed(transfer, nodes)
             return _report_of(mount.name, change, transfer)
-        raise AssertionError("unreachable")
-
-    def _refresh(self, mount: _Mount) -> tuple[list[pb.TreeEntry], list[bytes]]:
-        version, mount.version = mount.version, ""  # an interrupt in here costs a whole list, never a change
-        refreshed = mount.tree.refresh()
-        mount.entries = refreshed.entries
-        mount.version = uuid.uuid4().hex if refreshed.changed or refreshed.removed or not version else version
-        return list(refreshed.changed), list(refreshed.removed)
+        raise FilesError(f"the files of {mount.tree.root} change faster than they can be sent")
 
     def _whole(self, mount: _Mount) -> pb.TreeChange:
         return pb.TreeChange(

@@ -1,4 +1,4 @@
-"""The notebook's files on nodes that share nothing with it: copied before each run, all that belongs there and no more."""
+"""The notebook's files on nodes that share nothing with it: copied before each run, all that belongs there, no more."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from integration.live import Recorder
 from monarch_nb.client.files.local_tree import Report
 from monarch_nb.client.reservation import Reservation, reserve
 from monarch_nb.client.sync import SyncReport
+from monarch_nb.config import NodePaths
 from monarch_nb.errors import RunFailed, UsageError
 from monarch_nb.provision import Node
 

@@ -265,7 +265,7 @@ class LocalTree:
     def _changed(self, path: bytes) -> FileChanged:
         with self._lock:
             self._suspects.add(path)
-        return FileChanged(f"{printable(path)} changed while it was sent")
+        return FileChanged(f"{printable(path)} changed while it was sent", path)
 
 
 def _facts(file: Path) -> tuple[int, ...] | None:

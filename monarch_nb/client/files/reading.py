@@ -25,7 +25,11 @@ _THREADS = min(8, os.cpu_count() or 1)
 
 
 class FileChanged(MonarchNbError):
-    """A file is not what it was when it was looked at: look again."""
+    """A file is not what it was when it was looked at: look again. `path` is b"" when one can not tell which."""
+
+    def __init__(self, message: str, path: bytes = b"") -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class Facts(NamedTuple):
