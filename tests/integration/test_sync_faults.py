@@ -19,6 +19,8 @@ import zstandard
 from integration.copies import Names, assert_same, copies, module, names_in
 from integration.live import client, kill
 from monarch_nb.client.bridge import call
+from monarch_nb.client.files import local_tree
+from monarch_nb.client.files.reading import open_file
 from monarch_nb.client.reservation import Reservation, reserve
 from monarch_nb.client.transfer import Transfer
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable, UsageError
@@ -107,6 +109,33 @@ class TestFiles:
             thread.join()
         assert seen == [[number] * RANKS for number in range(5)]
         synced.sync()
+        assert_same(synced, project)
+
+    def test_a_file_that_never_rests_is_left_out(
+        self, synced: Reservation, project: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("known.txt", "model.py"):
+            Path(name).write_text(module("old"))
+        synced.mesh.run("import model")
+        Path("model.py").write_text(module("new"))
+        restless = ("known.txt", "fresh.txt")
+        for name in restless:
+            Path(name).write_text("first")
+
+        def open_as_it_changes(root: bytes, path: bytes) -> int:
+            if os.fsdecode(path) in restless:
+                (project / os.fsdecode(path)).write_bytes(os.urandom(8))
+            return open_file(root, path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(local_tree, "open_file", open_as_it_changes)
+            report = synced.sync()
+        assert [path for path, _ in report.local[""].refused] == [b"fresh.txt", b"known.txt"]
+        assert synced.mesh.run("model.value()", sync=False).values == ["new"] * RANKS
+        for copy in copies(synced):
+            assert (copy / "known.txt").read_text() == module("old")
+            assert not (copy / "fresh.txt").exists()
+        assert not synced.sync().local[""].refused
         assert_same(synced, project)
 
     def test_a_file_that_grows_meanwhile(self, synced: Reservation, project: Path) -> None:
