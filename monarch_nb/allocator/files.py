@@ -8,12 +8,7 @@ import logging
 import os
 import stat
 from collections import defaultdict
-<<<<<<< HEAD
 from collections.abc import AsyncIterator, Callable, Container, Iterator
-=======
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
->>>>>>> 163a015e0c9c7603cdac488bc3d104a5c62cad1d
 from typing import TypeVar
 
 from monarch_nb import config
@@ -30,13 +25,10 @@ _log = logging.getLogger(__name__)
 SMALL_CHANGE_ENTRIES = 20
 """A change of so few entries is staged at once; others in a thread, while the node goes on with everything else."""
 CACHE_BYTES = 8 << 30
-<<<<<<< HEAD
 FINISH_S = 10.0
 """How long a node that ends waits for changes that are under way."""
-=======
 SETTLE_DELAY_S = 0.2
 """From putting files in place to tidying up: by then the run that they were sent for has begun."""
->>>>>>> 163a015e0c9c7603cdac488bc3d104a5c62cad1d
 
 T = TypeVar("T")
 
@@ -59,14 +51,11 @@ class NodeFiles:
 
     async def close(self) -> None:
         """Finish what is under way, and close the connections to other nodes."""
-<<<<<<< HEAD
+        self._closing.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FINISH_S):
                 for lock in list(self._locks.values()):
                     await lock.acquire()  # and keep it: what comes now comes too late
-=======
-        self._closing.set()
->>>>>>> 163a015e0c9c7603cdac488bc3d104a5c62cad1d
         await asyncio.gather(*self._settling, return_exceptions=True)
         await self._relay.close()
 
@@ -132,7 +121,7 @@ class NodeFiles:
         task.add_done_callback(self._settling.discard)
 
     async def _settle(self, pending: Pending) -> None:
-        with suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_DELAY_S):
                 await self._closing.wait()
         await asyncio.to_thread(pending.settle)
