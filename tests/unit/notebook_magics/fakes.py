@@ -177,6 +177,7 @@ class FakeFiles:
 
     def __init__(self) -> None:
         self.copies, self.root, self.foreign = False, "/project", ""
+        self.connections = {number: SimpleNamespace(name=f"node{number}") for number in range(2)}
         self.calls: list[tuple[Any, ...]] = []
         self.reports: list[SyncReport | Exception] = []
 
