@@ -149,7 +149,9 @@ class TestFetch:
         assert Path("elsewhere/trace.json").read_text() == "{}"
 
     def test_nothing_here_is_replaced(self, synced: Reservation) -> None:
-        synced.mesh.select([0]).run("import os; os.mkdir('out'); open('out/a', 'w').write('a'); open('out/b', 'w').write('b')")
+        synced.mesh.select([0]).run(
+            "import os; os.mkdir('out'); open('out/a', 'w').write('a'); open('out/b', 'w').write('b')"
+        )
         Path("elsewhere").mkdir()
         Path("elsewhere/b").write_text("mine")
         with pytest.raises(FilesError, match="elsewhere/b exists and differs: --overwrite"):

@@ -138,14 +138,16 @@ class TestEdits:
         write("model.py", module(1))
         write("other.py", module(1))
         synced.sync()
-        assert synced.files.pending() == []
+        assert not synced.files.pending().files
         write("model.py", module(2))
         Path("other.py").unlink()
         for _ in range(2):
-            would = [(mount, one if isinstance(one, bytes) else one.path) for mount, one in synced.files.pending()]
-            assert would == [("", b"model.py"), ("", b"other.py")]
+            pending = synced.files.pending()
+            assert [path for path, _ in pending.files] == ["model.py"]
+            assert pending.removed == ["other.py"]
+            assert not pending.unknown
         assert synced.sync().files == 1
-        assert synced.files.pending() == []
+        assert not synced.files.pending().files
 
 
 class TestNames:
@@ -220,7 +222,15 @@ class TestNames:
         assert_same(synced, project)
 
     def test_names_that_are_no_text(self, synced: Reservation, project: Path) -> None:
-        for name in (b"new\nline.txt", b"caf\xe9.txt", b"\xff\xfe", "ünïcode ☃.txt".encode(), b" space ", b"-rf", b"a" * 255):
+        for name in (
+            b"new\nline.txt",
+            b"caf\xe9.txt",
+            b"\xff\xfe",
+            "ünïcode ☃.txt".encode(),
+            b" space ",
+            b"-rf",
+            b"a" * 255,
+        ):
             Path(os.fsdecode(name)).write_bytes(name)
         assert synced.sync().files == 7
         assert_same(synced, project)
@@ -314,7 +324,6 @@ class TestMore:
         with pytest.raises(UsageError, match="--as NAME chooses another name"):
             synced.files.add(tmp_path / "other" / "library")
         assert synced.files.add(tmp_path / "other" / "library", "second") == "second"
-
 
     def test_many_small_files(self, synced: Reservation, project: Path) -> None:
         for directory in range(100):

@@ -269,7 +269,9 @@ print("done")
 """
         pid = pids()["node3"]
         try:
-            with client(program.replace("int(sys.argv[1]) if len(sys.argv) > 1 else int(os.environ['STOPPED'])", str(pid))) as other:
+            with client(
+                program.replace("int(sys.argv[1]) if len(sys.argv) > 1 else int(os.environ['STOPPED'])", str(pid))
+            ) as other:
                 assert other.line() == "in the middle"
                 other.interrupt()
                 assert other.line() == "interrupted"
@@ -323,9 +325,7 @@ print(dev.files.foreign)
 
 
 class TestFullDisk:
-    def test_the_node_is_named_and_has_what_it_had(
-        self, one_node_is_small: None, project: Path
-    ) -> None:
+    def test_the_node_is_named_and_has_what_it_had(self, one_node_is_small: None, project: Path) -> None:
         Path("model.py").write_text(module("old"))
         dev = reserve("dev", nodes=4, procs=2)
         assert dev.mesh.run("import model; model.value()").values == ["old"] * RANKS
@@ -420,7 +420,9 @@ class TestHostile:
         status = synced.files.status()["node0"]
         assert isinstance(status, pb.WorkspaceReply)
         evil = entry(b"evil", size_bytes=4, hashes=hash_of(b"good"), sizes_bytes=[4])
-        change = pb.TreeChange(version="2", base=status.mounts[0].version, source=status.mounts[0].source, changed=[evil])
+        change = pb.TreeChange(
+            version="2", base=status.mounts[0].version, source=status.mounts[0].source, changed=[evil]
+        )
         reply: pb.SyncTreeReply = call(
             synced.files.connections[0].unary("SyncTree", pb.SyncTreeRequest(reservation_id=synced.id, change=change))
         )
