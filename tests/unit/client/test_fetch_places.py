@@ -105,7 +105,7 @@ def test_a_node_that_is_lost_leaves_what_was_here(tmp_path: Path) -> None:
 
 def test_a_place_that_can_not_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
-    with pytest.raises(FilesError, match=r"file can not be written: file exists"):
+    with pytest.raises(FilesError, match=r"can not be written: File exists"):
         bring(one_file(), "last.pt", tmp_path / "file" / "last.pt")
 
 
