@@ -179,7 +179,8 @@ class NodeFiles:
             entries = list(_walk(path, b"", request.recursive))
         except OSError as error:
             shown = printable(os.fsencode(error.filename or path))
-            raise FilesError(f"{self._node_id}: {shown}: {error.strerror}", self._node_id) from error
+            what = f"there is no {shown}" if isinstance(error, FileNotFoundError) else f"{shown}: {error.strerror}"
+            raise FilesError(f"{self._node_id}: {what}", self._node_id) from error
         return pb.ListFilesReply(directory=path, entries=entries)
 
     async def read(self, path: bytes) -> AsyncIterator[pb.FilePiece]:

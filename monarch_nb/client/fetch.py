@@ -68,10 +68,14 @@ async def fetch(
     path: str,
     target: Path,
     *,
+    into: bool = False,
     overwrite: bool,
     progress: Progress,
 ) -> FetchReport:
     """Bring a file or a directory to `target`. Each file appears there when it is whole.
+
+    Args:
+        into: `target` is a directory to bring it into; so it is also for a file when that directory exists.
 
     Raises:
         FilesError: it does not exist, or something else is at `target`.
@@ -79,6 +83,7 @@ async def fetch(
     began = time.monotonic()
     listing = await list_files(connection, reservation_id, rank, path, recursive=True)
     entries, is_file = listing.entries, listing.is_file
+    target = _place(target, path, into=into, is_file=listing.is_file)
     report = FetchReport(target, total_bytes=sum(entry.size_bytes for entry in entries))
     places = {entry.path: target if is_file else target / _below(entry) for entry in entries}
     if not overwrite:
@@ -95,6 +100,12 @@ async def fetch(
             raise FilesError(f"{place} can not be written: {error.strerror}") from error
     report.seconds = time.monotonic() - began
     return report
+
+
+def _place(target: Path, path: str, *, into: bool, is_file: bool) -> Path:
+    if into or (is_file and target.is_dir()):
+        return target / os.path.basename(os.path.normpath(path))
+    return target
 
 
 def is_below(path: str) -> bool:

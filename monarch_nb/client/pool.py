@@ -13,13 +13,14 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from monarch_nb import config
 from monarch_nb.client.bridge import call
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.evidence import check_shared, nodes_seeing
+from monarch_nb.client.files.project import holds_home
 from monarch_nb.errors import (
     CapacityError,
     MonarchNbError,
@@ -230,6 +231,8 @@ class Pool:
             say(f"leasing {shape}")
             await _all(c.unary("Reserve", r) for c, r in zip(connections, requests, strict=True))
             seen = await nodes_seeing(connections, options.directory)
+            if not all(seen) and options.root and holds_home(Path(options.root)):
+                options = replace(options, root="")  # never copied whole
             say(f"starting {shape.nodes * shape.per_node} ranks")
             await spawn_mesh(connections, reservation_id, "main", shape, options, seen)
             confirm = pb.ConfirmRequest(reservation_id=reservation_id)

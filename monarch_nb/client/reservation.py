@@ -129,7 +129,7 @@ class Reservation:
 
         Args:
             overwrite: also files that ranks wrote or changed.
-            progress: called while content is sent.
+            progress: told what is done, how many bytes of it, and of how many.
 
         Raises:
             FilesError: a node could not take them; it has what it had.
@@ -159,7 +159,8 @@ class Reservation:
         Args:
             path: on the node; relative ones start in the rank's directory.
             to: where it is to be here; by default a relative path is the same here, below the current directory, and
-                an absolute one gets its last name there.
+                an absolute one gets its last name there. With a slash at its end, or for a file the name of a
+                directory that exists: into that directory.
             overwrite: also files that exist here and differ.
             progress: called while content arrives.
 
@@ -171,9 +172,14 @@ class Reservation:
             PosixPath('/home/me/project/checkpoints/last.pt')
         """
         connection = self.mesh.core.connection_of(rank)
-        target = Path.cwd() / (Path(path) if is_below(path) else Path(path).name) if to is None else Path(to)
-        work = fetch(connection, self.id, rank, path, target, overwrite=overwrite, progress=progress or _nothing)
-        return call(work)
+        into = to is not None and os.fspath(to).endswith(os.sep)
+        here = Path(to).expanduser() if to is not None else Path(path) if is_below(path) else Path(Path(path).name)
+        target = Path.cwd() / here
+        return call(
+            fetch(
+                connection, self.id, rank, path, target, into=into, overwrite=overwrite, progress=progress or _nothing
+            )
+        )
 
     def doctor(self) -> Diagnosis:
         """Compare this process with every node: Python, torch, CUDA, the packages that are imported here, clocks,
@@ -273,7 +279,9 @@ def reserve(
         env: variables to add to the ranks' environment; None takes this process's value.
         preload: modules that ranks have imported already; by default torch.
         directory: where ranks start; by default the notebook's directory, else the current one.
-        files: the directory whose files ranks work with; True for the project that `directory` is in, False for none.
+        files: the directory whose files ranks work with, and where they start when the notebook is not in it; True for
+            the project that `directory` is in, False for none. A home directory is never copied: nodes that do not
+            see it have no files then.
         reload: whether ranks reload modules that changed before each run; by default as the project says, else True.
         shared: storage that all nodes see, for data sets and checkpoints: `$MONARCH_NB_SHARED` in the ranks.
         replace: release a reservation of the same name and another shape first.
@@ -294,6 +302,10 @@ def reserve(
     chosen = pool_named(pool)
     start = pools.working_directory(directory, notebook)
     root, reloads = _project(start, files, reload)
+    if root and not Path(start).is_relative_to(root):
+        if directory is not None:
+            raise UsageError(f"ranks are to start in {start}, which is not below {root}")
+        start = root
     options = SpawnOptions(
         directory=start,
         root=root,
@@ -314,8 +326,8 @@ def _project(start: str, files: str | os.PathLike[str] | bool, reload: bool | No
     if not os.path.isdir(start):
         raise UsageError(f"there is no directory {start} for ranks to start in")
     settings = read_settings(find_root(Path(start)) if isinstance(files, bool) else Path(files).expanduser().absolute())
-    if files is not True and files is not False and not Path(start).is_relative_to(settings.root):
-        raise UsageError(f"ranks start in {start}, which is not below {settings.root}")
+    if not settings.root.is_dir():
+        raise UsageError(f"--files {settings.root}: there is no such directory")
     return str(settings.root) if files is not False else "", settings.reload if reload is None else reload
 
 
@@ -443,5 +455,5 @@ def _silent(_: str) -> None:
     pass
 
 
-def _nothing(_: object) -> None:
+def _nothing(*_: object) -> None:
     pass

@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 from monarch_nb.client.bridge import call
 from monarch_nb.client.connection import Connection
 from monarch_nb.client.files.local_tree import FileChanged, LocalTree, Report
-from monarch_nb.client.files.project import Settings, read_settings
+from monarch_nb.client.files.project import Settings, holds_home, read_settings
 from monarch_nb.client.transfer import INLINE_BYTES, Sender, Transfer
 from monarch_nb.errors import FilesError, MonarchNbError, UsageError
 from monarch_nb.files.tree import check_mount, chunk_hashes, difference, printable
@@ -34,7 +34,8 @@ PATIENT_ATTEMPTS = 3
 """How often files may change while they are sent; then those that do are left out."""
 MAX_ATTEMPTS = 50
 
-Progress = Callable[[Transfer], None]
+Progress = Callable[[str, int, int], None]
+"""Told what is done ("reading files"), how many bytes are, and of how many; 0 of 0 when nobody knows yet."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,22 @@ class SyncReport:
         return bool(self.files or self.removed or self.kept)
 
 
+@dataclass
+class Pending:
+    """What a sync would do.
+
+    Attributes:
+        files: with their sizes. removed: files that would go.
+        unknown: nodes may have some of it: this process has not sent all of it to all of them.
+        local: by mount, what is not synced and why.
+    """
+
+    files: list[tuple[str, int]] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    unknown: bool = False
+    local: dict[str, Report] = field(default_factory=dict)
+
+
 class _Mount:
     """One tree of this computer and its copies."""
 
@@ -79,10 +96,12 @@ class _Mount:
         self.restless: set[bytes] = set()
         """Files that changed each time that they were sent: `entries` has them as they were sent last."""
 
-    def refresh(self) -> tuple[list[pb.TreeEntry], list[bytes]]:
+    def refresh(self, progress: Progress) -> tuple[list[pb.TreeEntry], list[bytes]]:
         """See what is there now; return what changed, and what went, since the last call."""
         version, self.version = self.version, ""  # an interrupt in here costs a whole list, never a change
-        refreshed = self.tree.refresh()
+        if not version:
+            progress(f"looking at the files of {self.tree.root}", 0, 0)
+        refreshed = self.tree.refresh(lambda done, total: progress("reading files", done, total))
         changed, removed = refreshed.changed, refreshed.removed
         if self.restless:
             changed, removed = difference(self.entries, refreshed.entries)
@@ -157,6 +176,8 @@ class SyncedFiles:
         mounts = {name: str(mount.tree.root) for name, mount in (self._mounts or {}).items()}
         copies = [CopiedTree(directory=directory, mount=name) for name, directory in mounts.items()]
         paths = _import_paths([self.root, *mounts.values()])
+        if len(mounts) > 1 and self.root not in paths:
+            paths.append(self.root)  # for `import library` after `--add ../library`
         version = f"{self._version}:{zlib.crc32(repr((paths, mounts)).encode()):x}"
         return Tree(version=version, reload=self.reload, import_paths=paths, copies=copies)
 
@@ -169,6 +190,8 @@ class SyncedFiles:
         chosen = Path(path).expanduser().absolute()
         if not chosen.is_dir():
             raise UsageError(f"{chosen} is no directory" if chosen.exists() else f"{chosen} does not exist")
+        if chosen != Path(chosen.anchor) and holds_home(chosen):
+            raise UsageError(f"{chosen} holds your home directory, which is never copied whole: add a directory in it")
         mount = name or chosen.name
         if not mount:
             raise UsageError(f"--as NAME has to say what {chosen} is called in the workspace")
@@ -196,14 +219,14 @@ class SyncedFiles:
         nodes: Iterable[int] | None = None,
         *,
         overwrite: bool = False,
-        progress: Progress = lambda _: None,
+        progress: Progress = lambda *_: None,
     ) -> SyncReport:
         """Bring what changed to every node that has a copy; return when it is there.
 
         Args:
             nodes: those that must get it; a failure of others is no error. All by default.
             overwrite: also files that ranks changed.
-            progress: called while content is sent.
+            progress: told how far it is.
 
         Raises:
             FilesError: a node could not take the files (its disk is full, …): it has them as they were.
@@ -220,18 +243,35 @@ class SyncedFiles:
             local = {name: mount.report() for name, mount in self._opened().items()}
             return _with(total, seconds=time.monotonic() - began, nodes=len(self.connections), local=local)
 
-    def pending(self) -> list[tuple[str, pb.TreeEntry | bytes]]:
-        """Return what a sync would send: (mount, entry), or (mount, path) for what would be removed."""
+    def pending(self, progress: Progress = lambda *_: None) -> Pending:
+        """Return what a sync would do."""
+        pending = Pending()
+        if not self.copies:
+            return pending
         with self._lock:
-            found: list[tuple[str, pb.TreeEntry | bytes]] = []
-            for mount in self._opened().values():
-                mount.refresh()
+            for name, mount in self._opened().items():
+                mount.refresh(progress)
                 version, before = mount.sent
                 if any(mount.have.get(connection.name) != version for connection in self.connections.values()):
-                    before = {}
-                found += [(mount.name, e) for p, e in mount.entries.items() if before.get(p) != e]
-                found += [(mount.name, path) for path in before if path not in mount.entries]
-            return found
+                    pending.unknown, before = True, {}
+                pending.files += [
+                    (os.path.join(name, printable(path)), entry.size_bytes)
+                    for path, entry in mount.entries.items()
+                    if before.get(path) != entry and entry.kind != pb.TreeEntry.KIND_DIRECTORY
+                ]
+                pending.removed += [os.path.join(name, printable(path)) for path in before if path not in mount.entries]
+                pending.local[name] = mount.tree.report
+        return pending
+
+    def kept(self) -> dict[str, tuple[str, ...]]:
+        """Return which files nodes keep as ranks wrote them, though there is one of that name here, and which nodes."""
+        found: dict[str, tuple[str, ...]] = {}
+        for node, reply in self.status().items():
+            for mount in reply.mounts if isinstance(reply, pb.WorkspaceReply) else ():
+                for path in mount.kept:
+                    name = os.path.join(mount.mount, printable(path))
+                    found[name] = (*found.get(name, ()), node)
+        return found
 
     def status(self) -> dict[str, pb.WorkspaceReply | MonarchNbError]:
         """Return what every node with a copy has, by node."""
@@ -261,7 +301,7 @@ class SyncedFiles:
         restless: set[bytes] = set()
         for attempt in range(MAX_ATTEMPTS):
             before, base = mount.entries, mount.version
-            changed, removed = mount.refresh()
+            changed, removed = mount.refresh(progress)
             if restless and attempt >= PATIENT_ATTEMPTS:
                 mount.leave_out(restless)
                 changed, removed = difference(before, mount.entries)
@@ -284,7 +324,7 @@ class SyncedFiles:
                 lambda: self._whole(mount),
                 mount.tree.content,
                 overwrite=overwrite,
-                progress=progress,
+                progress=lambda sent: progress("sending files", sent.done_bytes, sent.total_bytes),
             )
             try:
                 transfer = call(sender.send(behind, change, new))
@@ -297,7 +337,10 @@ class SyncedFiles:
                 self._version = uuid.uuid4().hex  # also when others fail: those that have it are to see it
             self._raise_failed(transfer, nodes)
             return _report_of(mount.name, change, transfer)
-        raise FilesError(f"the files of {mount.tree.root} change faster than they can be sent")
+        raise FilesError(
+            f"the files of {mount.tree.root} change faster than they can be sent: what writes them must pause, or "
+            ".meshignore must name them"
+        )
 
     def _whole(self, mount: _Mount) -> pb.TreeChange:
         return pb.TreeChange(
@@ -396,7 +439,7 @@ def _report_of(mount: str, change: pb.TreeChange, transfer: Transfer) -> SyncRep
             name = os.path.join(mount, printable(path))
             kept[name] = (*kept.get(name, ()), node)
     return SyncReport(
-        files=written if change.whole else len(files),
+        files=written,
         size_bytes=transfer.total_bytes or sum(entry.size_bytes for entry in files if not change.whole),
         removed=max((applied.removed for applied in transfer.applied.values()), default=0),
         sent_bytes=transfer.sent_bytes,

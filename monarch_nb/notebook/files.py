@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from monarch_nb.client.diagnosis import name_nodes
 from monarch_nb.errors import MonarchNbError, TargetError, UsageError
 from monarch_nb.files.tree import printable
 from monarch_nb.notebook.command_line import Parsed
+from monarch_nb.notebook.following import RunInterrupted
 from monarch_nb.notebook.progress import Progress
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.tables import Shown, calm_line, duration, is_notebook, show, size, table
 
 if TYPE_CHECKING:
-    from monarch_nb.client.fetch import FetchReport
+    from monarch_nb.client.files.local_tree import Report
     from monarch_nb.client.reservation import Reservation
-    from monarch_nb.client.sync import SyncedFiles, SyncReport
-    from monarch_nb.client.transfer import Transfer
+    from monarch_nb.client.sync import Pending, SyncedFiles, SyncReport
 
 NAMES_SHOWN = 5
+DRY_RUN_LINES = 50
 BAR_WIDTH = 20
+PATIENCE_S = 0.5
+"""What takes less needs no progress."""
+DRAW_EVERY_S = 0.1
+LONG_S = 5.0
+"""Who waits longer may want to stop it."""
+RULES = {"defaults": ".git, caches, notebooks"}
+"""What to call rules that have no file."""
 
 
 class FileCommands:
@@ -50,52 +60,56 @@ class FileCommands:
         if not files.copies:
             return
         with _LateProgress(self._shell) as progress:
-            report = files.sync(nodes, progress=progress.sent)
-        lines = [sent_line(report)] if report.anything else []
-        fresh = [note for note in notes(report, files, self._directory) if note not in self._said]
-        self._said.update(fresh)
-        if lines or fresh:
-            show(calm_line("\n".join(lines + fresh)))
+            report = files.sync(nodes, progress=progress)
+            fresh = [note for note in notes(report, files, self._directory) if note not in self._said]
+            self._said.update(fresh)
+            lines = sent_lines(report) if report.anything or progress.shown else []
+            if lines or fresh or progress.shown:
+                progress.done("\n".join([*lines, *fresh]) or " ")
 
     def sync(self, parsed: Parsed) -> None:
         reservation = self._session.current()
         files = reservation.files
-        if (path := parsed.text("add")) is not None:
-            name = files.add(path, parsed.text("as"))
-            where = "as it is: the nodes see it" if not files.copies else f"from now on, as {name}"
-            show(calm_line(f"{Path(path).expanduser().absolute()} is synced {where}"))
-        elif parsed.text("as") is not None:
-            raise UsageError("--as NAME goes with --add PATH")
+        path, lines = parsed.text("add"), list[str]()
+        if path is None and parsed.text("as") is not None:
+            raise UsageError("--as NAME goes with --add DIR")
         if not files.copies:
-            show(calm_line(_nothing_to_copy(reservation)))
-        elif parsed.switch("status"):
+            show(calm_line(placed_line(reservation)))
+            return
+        if path is not None:
+            name = files.add(path, parsed.text("as"))
+            lines = [f"{Path(path).expanduser().absolute()} is synced from now on, as {name}"]
+        if parsed.switch("status"):
             show(status_table(files))
         elif parsed.switch("dry_run"):
-            show(calm_line(_dry_run(files)))
+            with _LateProgress(self._shell) as progress:
+                progress.done("\n".join(dry_run(files.pending(progress))))
         else:
             with _LateProgress(self._shell) as progress:
-                report = files.sync(overwrite=parsed.switch("overwrite"), progress=progress.sent)
-            line = sent_line(report) if report.anything else f"every file is on {_nodes(report.nodes)} already"
-            ignored = [f"ignored {line}" for line in _ignored(report)]
-            show(calm_line("\n".join([line, *ignored, *notes(report, files, self._directory)])))
+                report = files.sync(overwrite=parsed.switch("overwrite"), progress=progress)
+                report = replace(report, kept=files.kept())
+                lines += sent_lines(report)
+                if not path:
+                    lines += [*ignored(report.local), *notes(report, files, self._directory)]
+                progress.done("\n".join(lines))
 
     def fetch(self, parsed: Parsed) -> None:
         reservation = self._session.current()
-        rank = _rank(reservation, parsed)
+        rank, node = _place(reservation, parsed)
         with _LateProgress(self._shell) as progress:
             report = reservation.fetch(
                 parsed.words[0],
                 rank=rank,
                 to=parsed.text("to"),
                 overwrite=parsed.switch("overwrite"),
-                progress=progress.fetched,
+                progress=lambda report: progress("fetching", report.size_bytes, report.total_bytes),
             )
-        what = f"{_count(report.files, 'file')}, {size(report.size_bytes)}"
-        show(calm_line(f"brought {what}, from rank {rank} to {report.path} in {duration(report.seconds)}"))
+            what = f"{_count(report.files, 'file')}, {size(report.size_bytes)}"
+            progress.done(f"brought {what}, from {node} to {report.path} in {duration(report.seconds)}")
 
     def list(self, parsed: Parsed) -> None:
         reservation = self._session.current()
-        rank = _rank(reservation, parsed)
+        rank, node = _place(reservation, parsed)
         path = parsed.word or "."
         found = reservation.list_files(path, rank=rank)
         rows = [
@@ -106,41 +120,55 @@ class FileCommands:
             )
             for info in found
         ]
-        show(table(f"{path} on rank {rank}: {_count(len(rows), 'name')}", ("name", "size", "changed"), rows))
+        show(table(f"{path} on {node}: {_count(len(rows), 'name')}", ("name", "size", "changed"), rows))
 
 
 class _LateProgress:
-    """A bar that appears once there is something to wait for."""
+    """A line that appears once there is something to wait for, and in the end says what came of it."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._in_place = is_notebook(shell)
         self._progress: Progress | None = None
-        self._began = time.monotonic()
+        self._began = self._drawn = time.monotonic()
+        self._what = ""
 
     def __enter__(self) -> _LateProgress:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, stack: object) -> None:
         if self._progress is not None:
-            self._progress.done("stopped: the nodes have the files as they were" if error[0] else " ")
+            if kind is not None:
+                self._progress.done(f"stopped while {self._what}")
             self._progress.__exit__(None, None, None)
+        if kind is KeyboardInterrupt:
+            raise RunInterrupted("interrupted before all files had come; what has come need not come again") from None
 
-    def sent(self, transfer: Transfer) -> None:
-        """Show how much of a sync has left this computer."""
-        self._show("sending files", transfer.done_bytes, transfer.total_bytes)
+    @property
+    def shown(self) -> bool:
+        """Whether there is a line."""
+        return self._progress is not None
 
-    def fetched(self, report: FetchReport) -> None:
-        """Show how much has arrived."""
-        self._show("fetching", report.size_bytes, report.total_bytes)
-
-    def _show(self, what: str, done_bytes: int, total_bytes: int) -> None:
-        elapsed_s = time.monotonic() - self._began
+    def __call__(self, what: str, done_bytes: int, total_bytes: int) -> None:
+        """Show how far it is; what has no measure at once, as nobody knows how long it takes."""
+        now = time.monotonic()
+        if what != self._what:
+            self._what, self._began = what, now
+        if total_bytes and now - self._drawn < (DRAW_EVERY_S if self.shown else PATIENCE_S):
+            return
+        self._drawn = now
         if self._progress is None:
-            if elapsed_s < 0.5:
-                return
-            self._progress = Progress(self._in_place)
-            self._progress.__enter__()
-        self._progress(bar(what, done_bytes, total_bytes, elapsed_s))
+            self._progress = Progress(self._in_place).__enter__()
+        if total_bytes:
+            self._progress.show(bar(what, done_bytes, total_bytes, now - self._began))
+        else:
+            self._progress(what)
+
+    def done(self, text: str) -> None:
+        """Show what came of it, in place of the line."""
+        if self._progress is not None:
+            self._progress.done(text)
+        else:
+            show(calm_line(text))
 
 
 def bar(what: str, done_bytes: int, total_bytes: int, elapsed_s: float) -> str:
@@ -153,19 +181,24 @@ def bar(what: str, done_bytes: int, total_bytes: int, elapsed_s: float) -> str:
     part = min(1.0, done_bytes / total_bytes) if total_bytes else 0.0
     filled = round(part * BAR_WIDTH)
     rate = done_bytes / elapsed_s if elapsed_s else 0.0
-    left = f", {duration((total_bytes - done_bytes) / rate)} left" if rate and done_bytes < total_bytes else ""
+    left_s = (total_bytes - done_bytes) / rate if rate else 0.0
+    left = f", {duration(left_s)} left" if left_s > 0 else ""
+    left += "; ■ (Ctrl-C) stops it" if left_s > LONG_S else ""
     drawn = "█" * filled + "░" * (BAR_WIDTH - filled)
     return f"{what} {drawn} {size(done_bytes)} of {size(total_bytes)}, {size(round(rate))}/s{left}"
 
 
-def sent_line(report: SyncReport) -> str:
-    """Return `sent 3 files, 12 kB, to 16 nodes in 0.04 s`."""
+def sent_lines(report: SyncReport) -> list[str]:
+    """Return `sent 3 files, 12 kB, to 16 nodes in 0.04 s`; nothing when only files that nodes keep differ."""
     parts = []
-    if report.files or not report.removed:
-        parts.append(f"sent {_count(report.files, 'file')}, {size(report.size_bytes)}, to {_nodes(report.nodes)}")
+    if report.files:
+        how_much = f", {size(report.size_bytes)}," if report.size_bytes else ""  # nodes may have had all the content
+        parts.append(f"sent {_count(report.files, 'file')}{how_much} to {_nodes(report.nodes)}")
     if report.removed:
-        parts.append(f"removed {report.removed}" if parts else f"removed {_count(report.removed, 'file')} there")
-    return f"{', '.join(parts)} in {duration(report.seconds)}"
+        parts.append(f"removed {report.removed:,}" if parts else f"removed {_count(report.removed, 'file')} there")
+    if parts:
+        return [f"{', '.join(parts)} in {duration(report.seconds)}"]
+    return [] if report.kept else [f"the files are on {_nodes(report.nodes)} already"]
 
 
 def notes(report: SyncReport, files: SyncedFiles, directory: str) -> list[str]:
@@ -175,19 +208,44 @@ def notes(report: SyncReport, files: SyncedFiles, directory: str) -> list[str]:
         directory: the notebook's.
     """
     lines = []
+    everyone = [connection.name for connection in files.connections.values()]
+    by_nodes: dict[tuple[str, ...], list[str]] = {}
     for path, nodes in report.kept.items():
-        lines.append(f"kept {path}, which ranks wrote on {', '.join(nodes)}: %mesh sync --overwrite sends yours")
-    for local in report.local.values():
-        if local.too_large:
-            large = [f"{printable(path)} ({size(size_bytes)})" for path, size_bytes in local.too_large]
-            lines.append(f"too large: {_some(large)}; max-file-size in pyproject.toml's [tool.monarch_nb], or --add")
-        if local.refused:
-            lines.append(f"not synced: {_some([f'{printable(path)} ({why})' for path, why in local.refused])}")
-        if local.notice:
-            lines.append(local.notice)
+        by_nodes.setdefault(tuple(name for name in everyone if name in nodes), []).append(path)
+    for kept_by, paths in by_nodes.items():
+        where = name_nodes(kept_by, everyone)
+        lines.append(f"kept {_some(paths)}, which ranks wrote on {where}: %mesh sync --overwrite sends yours")
+    lines += left_out(report.local)
     if instead := files.instead_of(directory):
         lines.append(f"the ranks have the files of {instead}; not synced: {directory}. %mesh sync --add {directory}")
     return lines
+
+
+def left_out(local: Mapping[str, Report]) -> list[str]:
+    """Return what is not synced though nothing ignores it."""
+    lines = []
+    for report in local.values():
+        if report.too_large:
+            large = [f"{printable(path)} ({size(size_bytes)})" for path, size_bytes in report.too_large]
+            lines.append(f"too large: {_some(large)}; max-file-size in pyproject.toml's [tool.monarch_nb] is the limit")
+        if report.refused:
+            lines.append(f"not synced: {_some([f'{printable(path)} ({why})' for path, why in report.refused])}")
+        if report.notice:
+            lines.append(report.notice)
+    return lines
+
+
+def placed_line(reservation: Reservation) -> str:
+    """Return where the ranks have their files."""
+    files = reservation.files
+    if not files.root:
+        return "no files: it was reserved without any"
+    if not files.copies:
+        return f"files: every node sees {files.root} itself, nothing is copied"
+    names = [connection.name for connection in files.connections.values()]
+    if len(names) == reservation.nodes:
+        return f"files: {files.root}, copied to every node before each cell"
+    return f"files: {files.root}, copied to {name_nodes(names, ())} before each cell; the other nodes see it itself"
 
 
 def status_table(files: SyncedFiles) -> Shown:
@@ -205,39 +263,33 @@ def status_table(files: SyncedFiles) -> Shown:
     return table("", ("node", "name", "files", "size", "from", "written by ranks"), rows)
 
 
-def _dry_run(files: SyncedFiles) -> str:
-    would = files.pending()
-    if not would:
-        return "nothing would be sent: every file is on the nodes already"
-    lines = []
-    for mount, entry in would[:50]:
-        path = entry if isinstance(entry, bytes) else entry.path
-        shown = printable(path) if not mount else f"{mount}/{printable(path)}"
-        lines.append(f"remove  {shown}" if isinstance(entry, bytes) else f"send    {shown}  {size(entry.size_bytes)}")
-    if len(would) > len(lines):
-        lines.append(f"… and {len(would) - len(lines):,} more")
-    return "\n".join(lines)
+def dry_run(pending: Pending) -> list[str]:
+    """Return what a sync would do, and what it leaves out."""
+    lines = [f"send    {path}  {size(size_bytes)}" for path, size_bytes in pending.files]
+    lines += [f"remove  {path}" for path in pending.removed]
+    if len(lines) > DRY_RUN_LINES:
+        lines = [*lines[:DRY_RUN_LINES], f"… and {len(lines) - DRY_RUN_LINES:,} more"]
+    if pending.files:
+        all_of_it = f"{_count(len(pending.files), 'file')}, {size(sum(size_bytes for _, size_bytes in pending.files))}"
+        lines.append(f"{all_of_it}; nodes take only what they lack" if pending.unknown else all_of_it)
+    return [*(lines or ["nothing would be sent: the files are on the nodes already"]), *left_out(pending.local)]
 
 
-def _ignored(report: SyncReport) -> list[str]:
+def ignored(local: Mapping[str, Report]) -> list[str]:
+    """Return what is ignored, by what ignores it."""
     lines = []
-    for name, local in report.local.items():
-        where = f" in {name}" if name else ""
-        lines += [
-            f"{size(size_bytes)} in {_count(count, 'file')}{where} ({rule})"
-            for rule, (count, size_bytes) in local.ignored().items()
+    for name, report in local.items():
+        counted = [
+            f"{size(size_bytes)} in {_count(count, 'file')} ({RULES.get(rule, rule)})"
+            for rule, (count, size_bytes) in report.ignored().items()
         ]
+        if counted:
+            lines.append(f"ignored{f' in {name}' if name else ''}: {', '.join(counted)}")
     return lines
 
 
-def _nothing_to_copy(reservation: Reservation) -> str:
-    files = reservation.files
-    if not files.root:
-        return f"{reservation.name} was reserved without files"
-    return f"nothing is copied: every node sees {files.root} itself"
-
-
-def _rank(reservation: Reservation, parsed: Parsed) -> int:
+def _place(reservation: Reservation, parsed: Parsed) -> tuple[int, str]:
+    """Return the rank that is meant, and the name of its node."""
     rank, node = parsed.count("rank"), parsed.count("node")
     if rank is not None and node is not None:
         raise UsageError("--rank R or --node N, not both")
@@ -246,7 +298,7 @@ def _rank(reservation: Reservation, parsed: Parsed) -> int:
     if chosen not in reservation.mesh.ranks:
         what = f"rank {rank}" if rank is not None else f"node {node}"
         raise TargetError(f"{reservation.name} has no {what}: {reservation.nodes} nodes × {per_node} ranks")
-    return chosen
+    return chosen, reservation.mesh.core.connection_of(chosen).name
 
 
 def _some(names: Sequence[str]) -> str:

@@ -55,6 +55,12 @@ class Progress:
             self.messages.append(text)
         self._show(self._line())
 
+    def show(self, text: str) -> None:
+        """Say how far it is; `text` counts by itself."""
+        with self._lock:
+            self._text = ""
+        self._show(text)
+
     @property
     def elapsed_s(self) -> float:
         """Seconds since the beginning."""

@@ -22,7 +22,7 @@ from monarch_nb.notebook.command_line import (
     parse,
     wants_help,
 )
-from monarch_nb.notebook.files import FileCommands
+from monarch_nb.notebook.files import FileCommands, placed_line
 from monarch_nb.notebook.logs import folded_lines
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.progress import Progress
@@ -123,7 +123,7 @@ class Subcommands:
                 progress=progress,
             )
             self._session.hold(reservation, pool)
-            progress.done(_reserved_line(reservation, progress))
+            progress.done(f"{_reserved_line(reservation, progress)}\n{_files_line(reservation, parsed.text('files'))}")
 
     def _attach(self, parsed: Parsed) -> None:
         before = self._session.reservation
@@ -303,6 +303,17 @@ def _reserved_line(reservation: Reservation, progress: Progress) -> str:
     line = f"{reservation.name}: {shape(reservation)}, {ranks} ready in {duration(progress.elapsed_s)}"
     started_pool = any(message.startswith("local pool ready") for message in progress.messages)
     return f"{line} (started a local pool; monarch-nb down ends it)" if started_pool else line
+
+
+def _files_line(reservation: Reservation, asked: str | None) -> str:
+    """Return where ranks have their files: what they read and write is there."""
+    files = reservation.files
+    if not files.root and asked != "none":
+        return (
+            "no files: your home directory is never copied whole; put the notebook into a directory of its project, "
+            "or name one: %mesh reserve --replace --files DIR"
+        )
+    return placed_line(reservation)
 
 
 def _restarted_line(ranks: Sequence[int], everyone: Sequence[int], elapsed_s: float) -> str:

@@ -140,14 +140,16 @@ class TestEdits:
         write("model.py", module(1))
         write("other.py", module(1))
         synced.sync()
-        assert synced.files.pending() == []
+        assert not synced.files.pending().files
         write("model.py", module(2))
         Path("other.py").unlink()
         for _ in range(2):
-            would = [(mount, one if isinstance(one, bytes) else one.path) for mount, one in synced.files.pending()]
-            assert would == [("", b"model.py"), ("", b"other.py")]
+            pending = synced.files.pending()
+            assert [path for path, _ in pending.files] == ["model.py"]
+            assert pending.removed == ["other.py"]
+            assert not pending.unknown
         assert synced.sync().files == 1
-        assert synced.files.pending() == []
+        assert not synced.files.pending().files
 
 
 class TestNames:

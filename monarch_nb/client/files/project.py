@@ -39,13 +39,18 @@ def find_root(directory: Path) -> Path:
     Neither a home directory nor anything above one is a project: a `.git` there keeps dotfiles.
     """
     directory = directory.absolute()
-    home = _home()
     for parent in (directory, *directory.parents):
-        if parent == Path(parent.anchor) or (home is not None and home.is_relative_to(parent)):
+        if holds_home(parent):
             break
         if any((parent / mark).exists() for mark in _MARKS):
             return parent
     return directory
+
+
+def holds_home(directory: Path) -> bool:
+    """Return whether a directory is the home directory or above it: too much to be copied to other computers."""
+    home = _home()
+    return directory == Path(directory.anchor) or (home is not None and home.is_relative_to(directory))
 
 
 def read_settings(directory: Path) -> Settings:

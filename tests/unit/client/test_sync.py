@@ -86,8 +86,8 @@ def test_an_interrupt_while_changes_are_collected_loses_none(
     (project / "model.py").write_text("x = 2\n")
     refresh = LocalTree.refresh
 
-    def interrupted(tree: LocalTree) -> Refreshed:
-        refresh(tree)
+    def interrupted(tree: LocalTree, progress: Any) -> Refreshed:
+        refresh(tree, progress)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:

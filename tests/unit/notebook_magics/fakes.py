@@ -16,7 +16,7 @@ from monarch_nb.client.events import Event, Finished, Result, Text
 from monarch_nb.client.logs import LogRecord
 from monarch_nb.client.mesh import RankInfo, RunInfo, StackReport
 from monarch_nb.client.run import InterruptReport
-from monarch_nb.client.sync import SyncReport
+from monarch_nb.client.sync import Pending, SyncReport
 from monarch_nb.errors import RankFailure, ReservationNotFound, RunFailed, RunNotFound
 from monarch_nb.shape import Extent
 
@@ -108,7 +108,10 @@ class FakeMesh:
         self.client, self.reservation, self.extent, self.name = client, reservation, extent, "main"
         self.ranks = tuple(range(extent.size)) if ranks is None else tuple(ranks)
         per_node = extent.size // reservation.nodes
-        self.core = SimpleNamespace(by_node=lambda ranks: {rank // per_node: [rank] for rank in ranks})
+        self.core = SimpleNamespace(
+            by_node=lambda ranks: {rank // per_node: [rank] for rank in ranks},
+            connection_of=lambda rank: SimpleNamespace(name=f"node{rank // per_node}"),
+        )
 
     def select(self, ranks: Iterable[int]) -> "FakeMesh":
         return FakeMesh(self.client, self.reservation, self.extent, ranks)
@@ -177,11 +180,15 @@ class FakeFiles:
 
     def __init__(self) -> None:
         self.copies, self.root = False, "/project"
+        self.connections = {number: SimpleNamespace(name=f"node{number}") for number in range(2)}
         self.calls: list[tuple[Any, ...]] = []
         self.reports: list[SyncReport | Exception] = []
+        self.kept_files: dict[str, tuple[str, ...]] = {}
+        self.statuses: dict[str, Any] = {}
+        self.instead = ""
 
     def instead_of(self, directory: str) -> str:
-        return ""
+        return self.instead
 
     def sync(self, nodes: Iterable[int] | None = None, *, overwrite: bool = False, progress: Any) -> SyncReport:
         self.calls.append(("sync", None if nodes is None else sorted(nodes), overwrite))
@@ -189,6 +196,19 @@ class FakeFiles:
         if isinstance(report, Exception):
             raise report
         return report
+
+    def add(self, path: str, name: str | None) -> str:
+        self.calls.append(("add", path, name))
+        return name or "added"
+
+    def pending(self, progress: Any) -> Pending:
+        return Pending()
+
+    def kept(self) -> dict[str, tuple[str, ...]]:
+        return self.kept_files
+
+    def status(self) -> dict[str, Any]:
+        return self.statuses
 
 
 class FakeReservation:

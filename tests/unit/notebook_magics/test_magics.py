@@ -33,7 +33,9 @@ def test_reserve(notebook: Notebook, client: FakeClient) -> None:
         "notebook": call[4]["notebook"],
     }
     assert call[4]["notebook"].endswith("a.ipynb")
-    assert notebook.ok("%mesh reserve dev --nodes 2 --procs 2") == "dev: already held, 4 ranks alive"
+    assert notebook.ok("%mesh reserve dev --nodes 2 --procs 2") == (
+        "dev: already held, 4 ranks alive\nfiles: every node sees /project itself, nothing is copied"
+    )
     client.dead = {3}
     assert "rank 3 dead" in notebook.ok("%mesh reserve dev --nodes 2 --procs 2")
 

@@ -1,0 +1,134 @@
+"""Nodes that take files, as plain objects: what they have can be read, and how they fail is said by the test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from monarch_nb.client.connection import Connection
+from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable
+from monarch_nb.files.chunks import unpack
+from monarch_nb.files.tree import chunk_hashes
+from monarch_nb.proto import files_pb2 as pb
+from monarch_nb.rpc.status import error_to_json
+
+
+class FakeNode:
+    """A node's side of a connection, and the connection.
+
+    Attributes:
+        error: what it answers to each change. unreachable: it does not answer at all.
+        loses_chunks: how many streams of content pass it by.
+        keeps: paths that ranks wrote.
+    """
+
+    def __init__(self, name: str, everyone: dict[str, FakeNode]) -> None:
+        self.name, self.address, self._everyone = name, f"unix:/{name}", everyone
+        everyone[name] = self
+        self.error: MonarchNbError | None = None
+        self.unreachable, self.loses_chunks = False, 0
+        self.keeps: set[bytes] = set()
+        self.versions: dict[str, str] = {}
+        self.sources: dict[str, str] = {}
+        self.trees: dict[str, dict[bytes, pb.TreeEntry]] = {}
+        self.chunks: dict[bytes, bytes] = {}
+        self.asked: list[pb.SyncTreeRequest] = []
+        self._pending: dict[str, pb.TreeChange] = {}
+
+    def content(self, mount: str = "") -> dict[str, bytes]:
+        """What the files of a mount hold."""
+        return {
+            entry.path.decode(): b"".join(self.chunks[name] for name in chunk_hashes(entry))
+            for entry in self.trees.get(mount, {}).values()
+            if entry.kind == pb.TreeEntry.KIND_FILE
+        }
+
+    async def unary(self, method: str, request: Any, timeout_s: float = 0.0) -> Any:
+        self._answer()
+        if method == "Workspace":
+            mounts = [
+                pb.MountStatus(mount=mount, source=self.sources[mount], version=version, kept=sorted(self.keeps))
+                for mount, version in self.versions.items()
+            ]
+            return pb.WorkspaceReply(mounts=mounts)
+        assert method == "SyncTree"
+        nodes = [self, *(self._everyone[peer.node_id] for peer in request.peers)]
+        return pb.SyncTreeReply(nodes=[node._take(request) for node in nodes])
+
+    async def send_stream(
+        self, method: str, messages: AsyncIterator[pb.PutChunksRequest], timeout_s: float = 0.0
+    ) -> pb.PutChunksReply:
+        assert method == "PutChunks"
+        nodes = [self]
+        async for message in messages:
+            self._answer()
+            nodes += [self._everyone[peer.node_id] for peer in message.peers]
+            for node in nodes:
+                if message.HasField("batch") and not node.loses_chunks:
+                    node.chunks |= {name: bytes(data) for name, data in unpack(message.batch)}
+        for node in nodes:
+            node.loses_chunks = max(0, node.loses_chunks - 1)
+        return pb.PutChunksReply(nodes=[pb.NodeStored(node_id=node.name) for node in nodes])
+
+    def _answer(self) -> None:
+        if self.unreachable:
+            raise NodeUnreachable(f"{self.name} does not answer", self.name)
+
+    def _take(self, request: pb.SyncTreeRequest) -> pb.NodeSynced:
+        change = pb.TreeChange()
+        change.CopyFrom(request.change)
+        self.asked.append(pb.SyncTreeRequest.FromString(request.SerializeToString()))
+        answer = pb.NodeSynced(node_id=self.name)
+        if self.unreachable:
+            answer.error_json = error_to_json(NodeUnreachable(f"{self.name} does not answer", self.name))
+            return answer
+        if self.error is not None:
+            answer.error_json = error_to_json(self.error)
+            return answer
+        for batch in request.chunks:
+            self.chunks |= {name: bytes(data) for name, data in unpack(batch)}
+        if request.pending:
+            change = self._pending[change.mount]
+        elif not change.whole and change.base != self.versions.get(change.mount):
+            answer.needs_whole = True
+            return answer
+        self._pending[change.mount] = change
+        wanted = [name for entry in change.changed for name in chunk_hashes(entry)]
+        if missing := [name for name in dict.fromkeys(wanted) if name not in self.chunks]:
+            answer.missing = b"".join(missing)
+            return answer
+        answer.applied.CopyFrom(self._apply(change, overwrite=request.overwrite))
+        return answer
+
+    def _apply(self, change: pb.TreeChange, *, overwrite: bool) -> pb.TreeApplied:
+        tree = self.trees.setdefault(change.mount, {})
+        removed = list(change.removed)
+        if change.whole:
+            removed = list(tree.keys() - {entry.path for entry in change.changed})
+        for path in removed:
+            tree.pop(path)
+        kept, written = [], 0
+        for entry in change.changed:
+            if entry.path in self.keeps and not overwrite:
+                kept.append(entry.path)
+            elif tree.get(entry.path) != entry:
+                tree[entry.path] = entry
+                written += entry.kind != pb.TreeEntry.KIND_DIRECTORY
+        if overwrite:
+            self.keeps.clear()
+        self.versions[change.mount], self.sources[change.mount] = change.version, change.source
+        return pb.TreeApplied(written=written, removed=len(removed), kept=kept)
+
+
+def fake_nodes(count: int) -> list[FakeNode]:
+    everyone: dict[str, FakeNode] = {}
+    return [FakeNode(f"node{number}", everyone) for number in range(count)]
+
+
+def connections(nodes: list[FakeNode]) -> list[Connection]:
+    """The nodes as what the client takes them for."""
+    found: list[Any] = list(nodes)
+    return found
+
+
+DISK_FULL = FilesError("node1: no space left on device; its files are as they were", "node1")

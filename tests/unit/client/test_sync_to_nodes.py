@@ -1,0 +1,291 @@
+"""The files of a reservation, from a real directory to nodes that are plain objects."""
+
+import itertools
+import socket
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.client.files.local_tree import FileChanged, LocalTree
+from monarch_nb.client.sync import SyncedFiles
+from monarch_nb.errors import FilesError, NodeUnreachable, UsageError
+from unit.client.fake_nodes import DISK_FULL, FakeNode, connections, fake_nodes
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "model.py").write_text("one")
+    (root / "data.txt").write_text("data")
+    return root
+
+
+@pytest.fixture
+def nodes() -> list[FakeNode]:
+    return fake_nodes(3)
+
+
+@pytest.fixture
+def files(project: Path, nodes: list[FakeNode]) -> Iterator[SyncedFiles]:
+    opened = made(project, nodes)
+    yield opened
+    opened.close()
+
+
+def made(project: Path | str, nodes: list[FakeNode]) -> SyncedFiles:
+    return SyncedFiles(
+        f"r{next(_numbers)}", dict(enumerate(connections(nodes))), shared=False, root=str(project), reload=True
+    )
+
+
+class TestWhatGoes:
+    def test_everything_the_first_time_and_then_what_changed(
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path
+    ) -> None:
+        first = files.sync()
+        assert (first.files, first.nodes, first.size_bytes) == (2, 3, 7)
+        assert all(node.content() == {"model.py": b"one", "data.txt": b"data"} for node in nodes)
+        (project / "model.py").write_text("two")
+        (project / "data.txt").unlink()
+        second = files.sync()
+        assert (second.files, second.removed, second.size_bytes) == (1, 1, 3)
+        assert all(node.content() == {"model.py": b"two"} for node in nodes)
+        change = nodes[0].asked[-1].change
+        assert not change.whole
+        assert [entry.path for entry in change.changed] == [b"model.py"]
+
+    def test_nothing_is_asked_when_nothing_changed(self, files: SyncedFiles, nodes: list[FakeNode]) -> None:
+        files.sync()
+        before = len(nodes[0].asked)
+        report = files.sync()
+        assert not report.anything
+        assert len(nodes[0].asked) == before
+
+    def test_the_version_of_a_run_changes_with_the_files_only(self, files: SyncedFiles, project: Path) -> None:
+        files.sync()
+        first = files.tree().version
+        files.sync()
+        assert files.tree().version == first
+        (project / "model.py").write_text("two")
+        files.sync()
+        assert files.tree().version != first
+
+    def test_a_look_at_what_would_go_takes_nothing_from_the_sync(
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path
+    ) -> None:
+        pending = files.pending()
+        assert (sorted(pending.files), pending.unknown) == ([("data.txt", 4), ("model.py", 3)], True)
+        files.sync()
+        (project / "model.py").write_text("two!")
+        (project / "data.txt").unlink()
+        for _ in range(2):
+            pending = files.pending()
+            assert (pending.files, pending.removed, pending.unknown) == ([("model.py", 4)], ["data.txt"], False)
+        assert files.sync().files == 1
+        assert nodes[2].content() == {"model.py": b"two!"}
+        assert not files.pending().files
+
+    def test_progress_says_what_is_done(self, files: SyncedFiles) -> None:
+        said: list[tuple[str, int, int]] = []
+        files.sync(progress=lambda *how_far: said.append(how_far))
+        assert said[0] == (f"looking at the files of {files.root}", 0, 0)
+        assert said[1] == ("reading files", 7, 7)
+        assert said[-1] == ("sending files", 7, 7)
+
+    def test_a_reservation_without_copies_asks_nobody(self, project: Path, nodes: list[FakeNode]) -> None:
+        for files in (made("", nodes), made(project, [])):
+            assert not files.copies
+            assert not files.sync().anything
+            assert not files.pending().files
+        assert not nodes[0].asked
+
+
+class TestNodesThatFail:
+    def test_one_that_lagged_gets_everything_the_next_time(
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path
+    ) -> None:
+        files.sync()
+        nodes[1].error = DISK_FULL
+        (project / "model.py").write_text("two")
+        files.sync(nodes=[0, 2])
+        nodes[1].error = None
+        (project / "data.txt").write_text("more")
+        files.sync()
+        assert all(node.content() == {"model.py": b"two", "data.txt": b"more"} for node in nodes)
+
+    def test_one_that_lagged_gets_it_though_nothing_changed_since(
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path
+    ) -> None:
+        nodes[1].error = DISK_FULL
+        files.sync(nodes=[0])
+        nodes[1].error = None
+        before = len(nodes[0].asked)
+        files.sync()
+        assert nodes[1].content() == nodes[0].content()
+        assert len(nodes[0].asked) == before
+
+    def test_the_error_of_a_node_that_is_needed_is_raised(self, files: SyncedFiles, nodes: list[FakeNode]) -> None:
+        nodes[1].error = DISK_FULL
+        with pytest.raises(FilesError, match="node1: no space left"):
+            files.sync(nodes=[0, 1])
+
+    def test_several_are_named(self, files: SyncedFiles, nodes: list[FakeNode]) -> None:
+        nodes[1].error, nodes[2].unreachable = DISK_FULL, True
+        with pytest.raises(FilesError, match=r"(?s)node1: no space left.*node2 does not answer"):
+            files.sync()
+        assert nodes[0].content()["model.py"] == b"one"
+
+    def test_one_that_does_not_answer(self, files: SyncedFiles, nodes: list[FakeNode]) -> None:
+        nodes[0].unreachable = True
+        with pytest.raises(NodeUnreachable):
+            files.sync()
+        assert nodes[1].content() == nodes[2].content() != {}
+        assert not files.sync(nodes=[1, 2]).anything
+
+    def test_a_change_that_nobody_took_is_not_lost(
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path
+    ) -> None:
+        files.sync()
+        for node in nodes:
+            node.error = DISK_FULL
+        (project / "model.py").write_text("two")
+        with pytest.raises(FilesError):
+            files.sync()
+        for node in nodes:
+            node.error = None
+        (project / "data.txt").write_text("more")
+        assert files.sync().files == 2
+        assert nodes[0].content() == {"model.py": b"two", "data.txt": b"more"}
+
+
+class TestWhatRanksWrote:
+    def test_is_kept_and_said_until_it_is_overwritten(
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path
+    ) -> None:
+        files.sync()
+        for node in nodes[:2]:
+            node.keeps.add(b"data.txt")
+        (project / "data.txt").write_text("mine")
+        report = files.sync()
+        assert report.kept == {"data.txt": ("node0", "node1")}
+        assert files.kept() == {"data.txt": ("node0", "node1", "node2")[:2]}
+        assert nodes[0].content()["data.txt"] == b"data"
+        assert not files.sync().anything
+        assert files.sync(overwrite=True).files == 1
+        assert all(node.content()["data.txt"] == b"mine" for node in nodes)
+        assert not files.kept()
+
+
+class TestFilesThatChangeMeanwhile:
+    @pytest.fixture
+    def changes(self, monkeypatch: pytest.MonkeyPatch, project: Path) -> list[str]:
+        """What model.py holds after each time that it is read to be sent; the test fills it."""
+        texts: list[str] = []
+        content = LocalTree.content
+
+        def changing(tree: LocalTree, hashes: Iterable[bytes]) -> Any:
+            if texts:
+                (project / "model.py").write_text(texts.pop(0))
+                raise FileChanged("model.py changed while it was sent")
+            return content(tree, hashes)
+
+        monkeypatch.setattr(LocalTree, "content", changing)
+        return texts
+
+    def test_are_looked_at_again(self, files: SyncedFiles, nodes: list[FakeNode], changes: list[str]) -> None:
+        changes += ["two", "three"]
+        assert files.sync().files == 2
+        assert all(node.content()["model.py"] == b"three" for node in nodes)
+
+    def test_and_again_with_what_changed_before(
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path, changes: list[str]
+    ) -> None:
+        files.sync()
+        (project / "data.txt").write_text("more")
+        changes += ["two"]
+        files.sync()
+        assert nodes[0].content() == {"model.py": b"two", "data.txt": b"more"}
+
+
+class TestMore:
+    def test_a_directory_is_added_beside_the_others(
+        self, files: SyncedFiles, nodes: list[FakeNode], tmp_path: Path
+    ) -> None:
+        library = tmp_path / "library"
+        library.mkdir()
+        (library / "code.py").write_text("code")
+        files.sync()
+        assert files.add(library) == files.add(library) == "library"
+        assert files.sync().files == 1
+        assert nodes[2].content("library") == {"code.py": b"code"}
+        assert nodes[2].content() == {"model.py": b"one", "data.txt": b"data"}
+
+    def test_names_that_are_taken(self, files: SyncedFiles, project: Path, tmp_path: Path) -> None:
+        (project / "library").mkdir()
+        for parent in ("a", "b"):
+            (tmp_path / parent / "library").mkdir(parents=True)
+        with pytest.raises(UsageError, match="'library' is taken in the workspace: --as NAME"):
+            files.add(tmp_path / "a" / "library")
+        assert files.add(tmp_path / "a" / "library", "mine") == "mine"
+        with pytest.raises(UsageError, match="'mine' is taken"):
+            files.add(tmp_path / "b" / "library", "mine")
+
+    def test_what_can_not_be_added(
+        self, files: SyncedFiles, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(UsageError, match="does not exist"):
+            files.add(tmp_path / "nowhere")
+        with pytest.raises(UsageError, match="is no directory"):
+            files.add(project / "model.py")
+        monkeypatch.setenv("HOME", str(tmp_path / "me"))
+        with pytest.raises(UsageError, match="holds your home directory"):
+            files.add(tmp_path)
+
+    def test_a_new_kernel_goes_on_with_what_was_added(
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path, tmp_path: Path
+    ) -> None:
+        library = tmp_path / "library"
+        library.mkdir()
+        files.add(library)
+        files.sync()
+        (library / "code.py").write_text("code")
+        again = made(project, nodes)
+        again.sync()
+        again.close()
+        assert nodes[1].content("library") == {"code.py": b"code"}
+
+    def test_files_of_another_computer_are_left_alone(self, project: Path, nodes: list[FakeNode]) -> None:
+        for node in nodes:
+            node.versions[""], node.sources[""] = "v9", "elsewhere:/home/other/project"
+        files = made(project, nodes)
+        assert not files.sync().anything
+        assert files.instead_of(str(project)) == "elsewhere:/home/other/project"
+        assert not nodes[0].asked
+
+    def test_a_source_says_whose_files_these_are(
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path
+    ) -> None:
+        files.sync()
+        assert nodes[0].sources[""] == f"{socket.gethostname()}:{project}"
+
+
+class TestWhereRanksImportFrom:
+    def test_what_was_added_can_be_imported(
+        self, files: SyncedFiles, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        library = tmp_path / "library"
+        (library / "src").mkdir(parents=True)
+        monkeypatch.setattr(sys, "path", ["/usr/lib", str(library / "src")])
+        before = files.tree()
+        assert not before.import_paths
+        files.add(library)
+        tree = files.tree()
+        assert list(tree.import_paths) == [str(library / "src"), str(project)]
+        assert {(copy.directory, copy.mount) for copy in tree.copies} == {(str(project), ""), (str(library), "library")}
+        assert tree.version != before.version

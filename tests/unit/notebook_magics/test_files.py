@@ -1,0 +1,272 @@
+"""What the notebook says about files: before cells, and in `%mesh sync`, `fetch`, `ls` and `reserve`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.client.fetch import FetchReport, FileInfo
+from monarch_nb.client.files.local_tree import Report
+from monarch_nb.client.sync import Pending, SyncReport
+from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable, RunFailed
+from monarch_nb.notebook import files as notebook_files
+from monarch_nb.notebook.files import bar, dry_run, left_out, sent_lines
+from monarch_nb.notebook.following import RunInterrupted
+from monarch_nb.proto import files_pb2 as pb
+from unit.notebook_magics.fakes import FakeClient, FakeFiles, Notebook, hello
+
+
+def local(
+    *, large: dict[bytes, int] | None = None, refused: dict[bytes, str] | None = None, notice: str = ""
+) -> Report:
+    return Report(sorted((large or {}).items()), sorted((refused or {}).items()), notice, b"/project", {})
+
+
+@pytest.fixture
+def copied(held: Notebook, client: FakeClient) -> FakeFiles:
+    """The files of "dev", copied to both nodes."""
+    files = client.held["dev"].files
+    files.copies = True
+    return files
+
+
+class TestLines:
+    @pytest.mark.parametrize(
+        ("report", "lines"),
+        [
+            (SyncReport(3, 12_000, 0, 9, 16, 0.04), ["sent 3 files, 12 kB, to 16 nodes in 0.04 s"]),
+            (SyncReport(1, 26, 0, 9, 1, 1.26), ["sent 1 file, 26 B, to 1 node in 1.3 s"]),
+            (SyncReport(2, 0, 0, 0, 4, 0.02), ["sent 2 files to 4 nodes in 0.02 s"]),
+            (SyncReport(1, 26, 2, 9, 2, 0.02), ["sent 1 file, 26 B, to 2 nodes, removed 2 in 0.02 s"]),
+            (SyncReport(removed=1, nodes=2, seconds=0.02), ["removed 1 file there in 0.02 s"]),
+            (SyncReport(nodes=4), ["the files are on 4 nodes already"]),
+            (SyncReport(nodes=4, kept={"a": ("node0",)}), []),
+        ],
+    )
+    def test_what_was_sent(self, report: SyncReport, lines: list[str]) -> None:
+        assert sent_lines(report) == lines
+
+    def test_what_is_left_out_is_named_up_to_five(self) -> None:
+        large = {b"%d.bin" % number: 200_000_000 for number in range(7)}
+        lines = left_out({"": local(large=large, refused={b"x": "it is a socket"}, notice="looking at all files")})
+        assert lines[0].startswith("too large: 0.bin (200 MB), 1.bin (200 MB),")
+        assert ", 4.bin (200 MB), and 2 more; max-file-size in pyproject.toml's [tool.monarch_nb]" in lines[0]
+        assert lines[1:] == ["not synced: x (it is a socket)", "looking at all files"]
+
+    def test_a_bar_says_how_to_stop_what_takes_long(self) -> None:
+        quick = bar("sending files", 25_000_000, 100_000_000, 0.5)
+        assert quick == "sending files █████░░░░░░░░░░░░░░░ 25 MB of 100 MB, 50 MB/s, 1.5 s left"
+        long = bar("reading files", 10**9, 50 * 10**9, 1.0)
+        assert long.endswith("1.0 GB of 50 GB, 1.0 GB/s, 49 s left; ■ (Ctrl-C) stops it")
+        assert bar("fetching", 10, 10, 0.0).startswith("fetching ████████████████████ 10 B of 10 B")
+
+    def test_a_dry_run_names_files_and_counts_them(self) -> None:
+        pending = Pending([("a.py", 10), ("lib/b.py", 20)], ["old.py"], False, {"": local(large={b"big": 10**9})})
+        assert dry_run(pending)[:4] == [
+            "send    a.py  10 B",
+            "send    lib/b.py  20 B",
+            "remove  old.py",
+            "2 files, 30 B",
+        ]
+        assert dry_run(pending)[4].startswith("too large: big (1.0 GB)")
+        assert dry_run(Pending()) == ["nothing would be sent: the files are on the nodes already"]
+        many = Pending([(f"{number}.py", 1) for number in range(60)], [], unknown=True)
+        assert dry_run(many)[-2:] == ["… and 10 more", "60 files, 60 B; nodes take only what they lack"]
+
+
+class TestBeforeACell:
+    def test_says_what_went_and_the_cell_runs(self, held: Notebook, copied: FakeFiles, client: FakeClient) -> None:
+        client.on_submit = hello
+        copied.reports = [SyncReport(3, 12_000, 0, 9, 2, 0.04)]
+        shown = held.ok("%%mesh -t 2\ntrain()")
+        assert "sent 3 files, 12 kB, to 2 nodes in 0.04 s" in shown
+        assert "hello" in shown
+        assert copied.calls == [("sync", [1], False)]
+
+    def test_says_nothing_when_nothing_went(self, held: Notebook, copied: FakeFiles, client: FakeClient) -> None:
+        client.on_submit = hello
+        assert "files" not in held.ok("%%mesh\ntrain()")
+        assert len(copied.calls) == 1
+
+    def test_says_notes_once(self, held: Notebook, copied: FakeFiles) -> None:
+        large = {"": local(large={b"big.bin": 10**9})}
+        copied.reports = [SyncReport(1, 1, nodes=2, local=large), SyncReport(nodes=2, local=large)]
+        assert "too large: big.bin (1.0 GB)" in held.ok("%%mesh\n1")
+        assert "too large" not in held.ok("%%mesh\n1")
+
+    def test_says_what_ranks_keep_and_where(self, held: Notebook, copied: FakeFiles) -> None:
+        copied.reports = [SyncReport(nodes=2, kept={"a": ("node1", "node0"), "b": ("node1",), "c": ("node1",)})]
+        shown = held.ok("%%mesh\n1")
+        assert "kept a, which ranks wrote on every node: %mesh sync --overwrite sends yours" in shown
+        assert "kept b, c, which ranks wrote on node1:" in shown
+        assert "sent" not in shown
+
+    def test_does_not_sync_when_told_not_to(self, held: Notebook, copied: FakeFiles) -> None:
+        held.ok("%%mesh --no-sync\n1")
+        assert not copied.calls
+
+    def test_nodes_that_see_the_files_are_sent_nothing(self, held: Notebook, copied: FakeFiles) -> None:
+        copied.copies = False
+        held.ok("%%mesh\n1")
+        assert not copied.calls
+
+    def test_a_cell_whose_node_lacks_the_files_does_not_run(
+        self, held: Notebook, copied: FakeFiles, client: FakeClient
+    ) -> None:
+        copied.reports = [FilesError("node1: no space left on device", "node1")]
+        assert "node1: no space left" in str(held.error("%%mesh\n1"))
+        assert not client.runs
+
+    def test_another_computers_files_are_named(self, held: Notebook, copied: FakeFiles) -> None:
+        copied.instead = "laptop:/home/me/project"
+        assert "the ranks have the files of laptop:/home/me/project; not synced: " in held.ok("%%mesh\n1")
+
+
+class TestProgress:
+    @pytest.fixture
+    def slow(self, copied: FakeFiles, monkeypatch: pytest.MonkeyPatch) -> FakeFiles:
+        """A sync that takes long, says the test's clock."""
+        monkeypatch.setattr(notebook_files, "PATIENCE_S", 0.0)
+        monkeypatch.setattr(notebook_files, "DRAW_EVERY_S", 0.0)
+        return copied
+
+    def syncing(self, files: FakeFiles, monkeypatch: pytest.MonkeyPatch, end: Callable[[], SyncReport]) -> None:
+        def sync(nodes: object = None, *, overwrite: bool = False, progress: Any) -> SyncReport:
+            progress("looking at the files of /project", 0, 0)
+            progress("sending files", 5, 10)
+            return end()
+
+        monkeypatch.setattr(files, "sync", sync)
+
+    def test_becomes_what_came_of_it(self, held: Notebook, slow: FakeFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.syncing(slow, monkeypatch, lambda: SyncReport(1, 10, nodes=2, seconds=3.0))
+        held.run("%%mesh\n1")
+        texts = [output["data"]["text/plain"] for output in held.shown.outputs]
+        assert any(text.startswith("looking at the files of /project") for text in texts)
+        assert any("5 B of 10 B" in text for text in texts)
+        assert "sent 1 file, 10 B, to 2 nodes in 3.0 s" in held.text()
+        assert "sending" not in held.text()
+
+    def test_an_interrupt_is_one_line_and_the_cell_does_not_run(
+        self, held: Notebook, slow: FakeFiles, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def end() -> SyncReport:
+            raise KeyboardInterrupt
+
+        self.syncing(slow, monkeypatch, end)
+        error = held.error("%%mesh\n1")
+        assert isinstance(error, RunInterrupted)
+        assert "interrupted before all files had come" in str(error)
+        assert held.text() == "stopped while sending files"
+        assert not client.runs
+
+
+class TestSync:
+    def test_says_what_went_and_what_is_kept(self, held: Notebook, copied: FakeFiles) -> None:
+        copied.kept_files = {"mine.txt": ("node0",)}
+        shown = held.ok("%mesh sync")
+        assert shown == "kept mine.txt, which ranks wrote on node0: %mesh sync --overwrite sends yours"
+        copied.kept_files = {}
+        assert held.ok("%mesh sync --overwrite") == "the files are on 2 nodes already"
+        assert [call[2] for call in copied.calls] == [False, True]
+
+    def test_adds_a_directory(self, held: Notebook, copied: FakeFiles, tmp_path: Path) -> None:
+        copied.reports = [SyncReport(2, 9, nodes=2, seconds=0.5)]
+        assert held.ok(f"%mesh sync --add {tmp_path} --as library") == (
+            f"{tmp_path} is synced from now on, as library\nsent 2 files, 9 B, to 2 nodes in 0.5 s"
+        )
+        assert copied.calls[0] == ("add", str(tmp_path), "library")
+
+    def test_a_name_without_a_directory(self, held: Notebook, copied: FakeFiles) -> None:
+        assert "--as NAME goes with --add DIR" in str(held.error("%mesh sync --as x"))
+
+    def test_a_look_sends_nothing(self, held: Notebook, copied: FakeFiles) -> None:
+        assert "nothing would be sent" in held.ok("%mesh sync --dry-run")
+        assert not copied.calls
+
+    def test_status_names_nodes_that_do_not_answer(self, held: Notebook, copied: FakeFiles) -> None:
+        mount = pb.MountStatus(source="vm:/project", files=3, size_bytes=12_000, kept=[b"mine.txt"])
+        copied.statuses = {
+            "node0": pb.WorkspaceReply(mounts=[mount]),
+            "node1": NodeUnreachable("node1 does not answer", "node1"),
+            "node2": pb.WorkspaceReply(),
+        }
+        rows = held.ok("%mesh sync --status").splitlines()
+        assert rows[1].split() == ["node0", ".", "3", "12", "kB", "vm:/project", "mine.txt"]
+        assert rows[2].split() == ["node1", "node1", "does", "not", "answer"]
+        assert rows[3].split() == ["node2", "0", "nothing", "yet"]
+
+    @pytest.mark.parametrize("line", ["sync", "sync --status", "sync --dry-run", "sync --overwrite", "sync --add /tmp"])
+    def test_nodes_that_see_the_files_need_nothing(self, held: Notebook, client: FakeClient, line: str) -> None:
+        assert held.ok(f"%mesh {line}") == "files: every node sees /project itself, nothing is copied"
+        assert not client.held["dev"].files.calls
+
+
+class TestWhereFilesAre:
+    def test_copied_to_all_or_some(self, held: Notebook, copied: FakeFiles) -> None:
+        again = "%mesh reserve dev --nodes 2 --procs 2"
+        assert held.ok(again).endswith("\nfiles: /project, copied to every node before each cell")
+        del copied.connections[0]
+        expected = "\nfiles: /project, copied to node1 before each cell; the other nodes see it itself"
+        assert held.ok(again).endswith(expected)
+
+    def test_none(self, held: Notebook, copied: FakeFiles) -> None:
+        copied.root, copied.copies = "", False
+        again = "%mesh reserve dev --nodes 2 --procs 2"
+        assert held.ok(f"{again} --files none").endswith("\nno files: it was reserved without any")
+        assert "your home directory is never copied whole; " in held.ok(again)
+
+
+class TestFetchAndList:
+    @pytest.fixture
+    def asked(self, held: Notebook, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+        calls: list[tuple[Any, ...]] = []
+        reservation = client.held["dev"]
+
+        def fetch(path: str, *, rank: int, to: str | None, overwrite: bool, progress: Any) -> FetchReport:
+            calls.append((path, rank, to, overwrite))
+            if path == "nowhere":
+                raise FilesError("node0: there is no /workspace/nowhere", "node0")
+            return FetchReport(Path("/here/last.pt"), 1, 2000, 2000, 0.2)
+
+        def list_files(path: str, *, rank: int) -> list[FileInfo]:
+            calls.append((path, rank))
+            return [FileInfo("sub", "directory", 0, 0.0), FileInfo("a.pt", "file", 2000, 0.0)]
+
+        monkeypatch.setattr(reservation, "fetch", fetch, raising=False)
+        monkeypatch.setattr(reservation, "list_files", list_files, raising=False)
+        return calls
+
+    def test_from_a_rank_or_a_node(self, held: Notebook, asked: list[tuple[Any, ...]]) -> None:
+        shown = held.ok("%mesh fetch checkpoints/last.pt --rank 3 --to mine/ --overwrite")
+        assert shown == "brought 1 file, 2.0 kB, from node1 to /here/last.pt in 0.2 s"
+        held.ok("%mesh fetch a --node 1")
+        held.ok("%mesh fetch a")
+        assert asked == [("checkpoints/last.pt", 3, "mine/", True), ("a", 2, None, False), ("a", 0, None, False)]
+
+    def test_what_is_not_there(self, held: Notebook, asked: list[tuple[Any, ...]]) -> None:
+        assert str(held.error("%mesh fetch nowhere")) == "node0: there is no /workspace/nowhere"
+
+    def test_a_listing(self, held: Notebook, asked: list[tuple[Any, ...]]) -> None:
+        lines = held.ok("%mesh ls checkpoints --node 1").splitlines()
+        assert lines[0] == "checkpoints on node1: 2 names"
+        assert lines[2].split()[0] == "sub/"
+        assert lines[3].split()[:3] == ["a.pt", "2.0", "kB"]
+        assert held.ok("%mesh ls").splitlines()[0] == ". on node0: 2 names"
+        assert asked == [("checkpoints", 2), (".", 0)]
+
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            ("ls --node 2", "dev has no node 2: 2 nodes × 2 ranks"),
+            ("fetch a --rank 4", "dev has no rank 4"),
+            ("ls --rank 1 --node 1", "--rank R or --node N, not both"),
+        ],
+    )
+    def test_targets_that_are_none(self, held: Notebook, asked: list[tuple[Any, ...]], line: str, message: str) -> None:
+        error = held.error(f"%mesh {line}")
+        assert isinstance(error, MonarchNbError)
+        assert not isinstance(error, RunFailed)
+        assert message in str(error)
+        assert not asked
