@@ -335,12 +335,13 @@ class TestMore:
         assert 4 << 20 <= first.sent_bytes < 1.1 * (4 << 20), "once, not once per node"
         beside = reserve("beside", nodes=4, procs=1)
         again = beside.sync()
-        assert (again.files, again.sent_bytes) == (2, 0)
+        assert again.files == 2
+        assert again.sent_bytes < 64 << 10, "nodes take it from their disk; small pieces may be sent again"
         assert_same(beside, project)
         dev.release()
         beside.release()
         later = reserve("later", nodes=4, procs=1)
-        assert later.sync().sent_bytes == 0, "the cache has it"
+        assert later.sync().sent_bytes < 64 << 10, "the cache has it"
         assert_same(later, project)
         later.release()
 
