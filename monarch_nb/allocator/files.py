@@ -56,6 +56,7 @@ class NodeFiles:
             async with asyncio.timeout(FINISH_S):
                 for lock in list(self._locks.values()):
                     await lock.acquire()  # and keep it: what comes now comes too late
+        self._closing.set()
         await asyncio.gather(*self._settling, return_exceptions=True)
         await self._relay.close()
 
