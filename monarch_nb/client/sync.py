@@ -260,7 +260,7 @@ class SyncedFiles:
                     if before.get(path) != entry and entry.kind != pb.TreeEntry.KIND_DIRECTORY
                 ]
                 pending.removed += [os.path.join(name, printable(path)) for path in before if path not in mount.entries]
-                pending.local[name] = mount.tree.report
+                pending.local[name] = mount.report()
         return pending
 
     def kept(self) -> dict[str, tuple[str, ...]]:

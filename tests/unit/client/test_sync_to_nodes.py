@@ -192,7 +192,7 @@ class TestFilesThatChangeMeanwhile:
         def changing(tree: LocalTree, hashes: Iterable[bytes]) -> Any:
             if texts:
                 (project / "model.py").write_text(texts.pop(0))
-                raise FileChanged("model.py changed while it was sent")
+                raise FileChanged("model.py changed while it was sent", b"model.py")
             return content(tree, hashes)
 
         monkeypatch.setattr(LocalTree, "content", changing)
