@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import FileFinder, SourceFileLoader
 from types import ModuleType
 from typing import Any
 
@@ -74,7 +74,10 @@ class Reloader:
         if self._workspace and (tree.version, tree.reload) == self._seen:
             return
         self._set_import_paths(tree)
-        importlib.invalidate_caches()
+        if tree.version:
+            importlib.invalidate_caches()
+        else:
+            self._look_again()
         if tree.reload:
             self._reload_changed()
         self._seen = tree.version, tree.reload
@@ -95,6 +98,17 @@ class Reloader:
             if path == directory or path.startswith(os.path.join(directory, "")):
                 return os.path.normpath(os.path.join(self._workspace, mount, os.path.relpath(path, directory)))
         return path
+
+    def _look_again(self) -> None:
+        """Have the next import list the user's directories again: times of directories are too coarse to tell every
+        change. Not those of libraries: there are hundreds, and this is done before every run."""
+        directories = {*sys.path[:1], *self._import_paths, *(os.path.dirname(one.path) for one in _executed.values())}
+        for directory in directories:
+            finder = sys.path_importer_cache.get(directory)
+            if isinstance(finder, FileFinder):
+                finder.invalidate_caches()
+            else:  # it may have been no directory
+                sys.path_importer_cache.pop(directory, None)
 
     def _reload_changed(self) -> None:
         changed = self._changed()
