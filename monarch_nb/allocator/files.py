@@ -27,6 +27,8 @@ SMALL_CHANGE_ENTRIES = 20
 CACHE_BYTES = 8 << 30
 FINISH_S = 10.0
 """How long a node that ends waits for changes that are under way."""
+SETTLE_DELAY_S = 0.2
+"""From putting files in place to tidying up: by then the run that they were sent for has begun."""
 
 T = TypeVar("T")
 
@@ -44,6 +46,7 @@ class NodeFiles:
         self._node_id = node_id
         self._relay = Relay()
         self._settling: set[asyncio.Future[None]] = set()
+        self._closing = asyncio.Event()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def close(self) -> None:
@@ -52,6 +55,7 @@ class NodeFiles:
             async with asyncio.timeout(FINISH_S):
                 for lock in list(self._locks.values()):
                     await lock.acquire()  # and keep it: what comes now comes too late
+        self._closing.set()
         await asyncio.gather(*self._settling, return_exceptions=True)
         await self._relay.close()
 
@@ -112,9 +116,15 @@ class NodeFiles:
         self._settle_later(pending)
 
     def _settle_later(self, pending: Pending) -> None:
-        task = asyncio.ensure_future(asyncio.to_thread(pending.settle))
+        task = asyncio.ensure_future(self._settle(pending))
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
+
+    async def _settle(self, pending: Pending) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_DELAY_S):
+                await self._closing.wait()
+        await asyncio.to_thread(pending.settle)
 
     async def put_chunks(self, requests: AsyncIterator[pb.PutChunksRequest]) -> pb.PutChunksReply:
         """Receive the chunks of a change, and pass them on as they come."""

@@ -16,7 +16,7 @@ from tests.bench.harness import Bench, Outcome, Row
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 _ORDER = (
     *("fresh", "ipyparallel", "monarch", "reserve", "many", "memory", "restart", "hang", "flood", "push", "import"),
-    *("unchanged", "edit", "first-sync", "big-file", "client-bytes"),
+    *("first-sync", "unchanged", "edit", "big-file", "client-bytes"),
 )
 ROWS = sorted([*calls.ROWS, *files.ROWS, *flood.ROWS, *lives.ROWS], key=lambda row: _ORDER.index(row.name))
 
