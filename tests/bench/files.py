@@ -209,7 +209,8 @@ def _numbered_lines(size_bytes: int) -> bytes:
 
 
 def client_bytes(bench: Bench) -> Outcome:
-    project = _known_project(bench)
+    project = bench.directory / "noise"
+    project.mkdir()
     noise = random.Random(0).randbytes(CHANGED_BYTES)  # which can not be compressed
     with bench.reserved(*MANY[:2], isolate=True, directory=project) as reservation:
         reservation.sync()
@@ -217,8 +218,6 @@ def client_bytes(bench: Bench) -> Outcome:
         for number in range(CHANGED_FILES):
             (project / f"noise{number}.bin").write_bytes(noise[number * size_bytes : (number + 1) * size_bytes])
         report = reservation.sync()
-    for number in range(CHANGED_FILES):
-        (project / f"noise{number}.bin").unlink()
     times = report.sent_bytes / CHANGED_BYTES
     return Outcome(f"{times:.3f} times", 1 < times <= 2, f"rsync {MANY.nodes} times")
 
