@@ -20,8 +20,7 @@ MIN_CHUNK_BYTES = 64 << 10
 MAX_CHUNK_BYTES = 1 << 20
 BATCH_BYTES = 1 << 20
 """About as much content goes into one batch; one chunk may be as big."""
-_LEVEL = -1
-"""Half the time of level 1 for a sixth more bytes: local pools and lab networks wait for the processor first."""
+_LEVEL = 1
 
 _codecs = threading.local()
 """Of each thread: making one costs more than a small batch."""
