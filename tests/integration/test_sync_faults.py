@@ -22,7 +22,6 @@ from monarch_nb.client.bridge import call
 from monarch_nb.client.files import local_tree
 from monarch_nb.client.files.reading import open_file
 from monarch_nb.client.reservation import Reservation, reserve
-from monarch_nb.client.transfer import Transfer
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable, UsageError
 from monarch_nb.files.chunks import hash_of
 from monarch_nb.proto import files_pb2 as pb
@@ -32,8 +31,8 @@ from monarch_nb.rpc.status import error_from_json
 RANKS = 8
 BIG_BYTES = 24 << 20
 HALT = """
-def halt(transfer):
-    if transfer.sent_bytes:
+def halt(what, done_bytes, total_bytes):
+    if "sending" in what and done_bytes:
         print("in the middle")
         threading.Event().wait()
 """
@@ -53,12 +52,12 @@ def trees(reservation: Reservation) -> list[Names]:
     return [names_in(copy) for copy in copies(reservation)]
 
 
-def once(action: Callable[[], object]) -> Callable[[Transfer], None]:
+def once(action: Callable[[], object]) -> Callable[[str, int, int], None]:
     """Return a progress function that does something in the middle of a sync."""
     left = [action]
 
-    def progress(transfer: Transfer) -> None:
-        if transfer.sent_bytes and left:
+    def progress(what: str, done_bytes: int, total_bytes: int) -> None:
+        if "sending" in what and done_bytes and left:
             left.pop()()
 
     return progress
@@ -281,8 +280,8 @@ class TestClients:
         program = """
 import signal
 dev = monarch_nb.attach('synced')
-def stop_a_node(transfer):
-    if transfer.sent_bytes and stop:
+def stop_a_node(what, done_bytes, total_bytes):
+    if "sending" in what and done_bytes and stop:
         os.kill(stop.pop(), signal.SIGSTOP)
         print("in the middle")
 stop = [STOPPED]
