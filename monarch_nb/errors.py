@@ -174,7 +174,7 @@ class RankFailure:
     kind: str
     name: str
     message: str
-    rendered: str = ""
+    rendered: str = field(default="", repr=False)
     where: str = ""
     exit_code: int | None = None
     signal: int | None = None
@@ -251,7 +251,9 @@ class RunFailed(MonarchNbError):
             lines.append(f"%mesh restart -t {format_ranks(sorted(dead))} starts {them} again")
         total = len(self.run.ranks) if self.run is not None else None
         if total and total > len(self.failures):
-            lines.append(f"{len(self.failures)} of {total} ranks failed; results of the others are kept")
+            lines.append(
+                f"{len(self.failures)} of {total} ranks failed; results of the others are kept (-o NAME, or run.values)"
+            )
         return lines
 
 

@@ -16,7 +16,7 @@ from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.decoding import describe_death
 from monarch_nb.client.logs import LogRecord, follow_logs, read_logs
 from monarch_nb.client.packing import pack_variables
-from monarch_nb.client.run import InterruptReport, Listener, OnError, Run
+from monarch_nb.client.run import ALLOCATOR_DOWN, InterruptReport, Listener, OnError, Run
 from monarch_nb.errors import (
     MonarchNbError,
     NodeUnreachable,
@@ -469,8 +469,13 @@ class Mesh:
         groups: dict[str, list[int]] = {}
         for rank in self.ranks:
             reply = replies.get(rank)
-            groups.setdefault(reply.stack if reply else "", []).append(rank)
+            groups.setdefault(reply.stack if reply else self._why_silent(rank), []).append(rank)
         return StackReport([(tuple(ranks), stack) for stack, ranks in groups.items()])
+
+    def _why_silent(self, rank: int) -> str:
+        """Return why a rank said nothing, if that is its node's fault."""
+        node = self.core.connections.get(rank // self.core.ranks_per_node)
+        return "" if node is None or node.up else f"{node.name} {ALLOCATOR_DOWN}"
 
     def complete(self, code: str, cursor: int, rank: int | None = None) -> tuple[list[str], int]:
         """Return completions of live names on a rank, and where in the code the completed word begins."""

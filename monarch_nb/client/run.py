@@ -193,7 +193,9 @@ class Run:
                 self._values[rank] = unpack_pickle(bytearray(packed.value_inline))
             except Exception as error:
                 raise PickleError(
-                    f"the value of rank {rank} can not be unpickled here: {type(error).__name__}: {error}", ranks=[rank]
+                    f"the value of rank {rank} can not be unpickled here: {type(error).__name__}: {error}; bring plain "
+                    "data instead, such as a state_dict()",
+                    ranks=[rank],
                 ) from error
             packed.ClearField("value")
         return self._values.get(rank)

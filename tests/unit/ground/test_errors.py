@@ -120,7 +120,7 @@ class TestRunFailed:
             ranks = range(8)
 
         text = RunFailed(failures=self.failed().failures.values(), run=Run())._render_traceback_()[-1]  # type: ignore[arg-type]
-        assert text == "5 of 8 ranks failed; results of the others are kept"
+        assert text == "5 of 8 ranks failed; results of the others are kept (-o NAME, or run.values)"
 
 
 def test_a_plain_error_shows_its_message_and_no_stack() -> None:
