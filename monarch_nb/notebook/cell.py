@@ -23,9 +23,10 @@ from monarch_nb.notebook.files import FileCommands
 from monarch_nb.notebook.following import RunInterrupted, RunTimeout, wait_for
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
 from monarch_nb.notebook.session import Session
-from monarch_nb.notebook.tables import calm_line, duration, is_notebook, preformatted, run_name, show
+from monarch_nb.notebook.tables import calm_line, is_notebook, preformatted, run_name, show
 from monarch_nb.notebook.view import RunView
 from monarch_nb.shape import name_ranks
+from monarch_nb.times import duration
 
 if TYPE_CHECKING:
     from monarch_nb.client.mesh import Mesh, RunInfo

@@ -30,7 +30,6 @@ from monarch_nb.notebook.session import Session, attached_line, shape
 from monarch_nb.notebook.tables import (
     calm_line,
     diagnosis_view,
-    duration,
     is_notebook,
     preformatted,
     reservations_table,
@@ -39,6 +38,7 @@ from monarch_nb.notebook.tables import (
     status_table,
 )
 from monarch_nb.shape import name_ranks
+from monarch_nb.times import duration
 
 if TYPE_CHECKING:
     from monarch_nb.client.reservation import Reservation

@@ -14,6 +14,7 @@ from IPython.display import display
 from monarch_nb import escapes
 from monarch_nb.notebook.session import shape
 from monarch_nb.shape import format_ranks, name_ranks
+from monarch_nb.times import duration
 
 if TYPE_CHECKING:
     from monarch_nb.client.diagnosis import Diagnosis
@@ -154,21 +155,6 @@ def diagnosis_view(diagnosis: Diagnosis) -> Shown:
     return table(diagnosis.title, headers, diagnosis.rows(), diagnosis.lines())
 
 
-def duration(seconds: float) -> str:
-    """Return "0.04 s", "1.9 s", "12 s", "2 min 10 s", "2 h 10 min" or "3 d 2 h"."""
-    if seconds < 0.1:
-        return f"{seconds:.2f} s"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if seconds < 3600:
-        return _two_units(seconds, "min", 60, "s", 1)
-    if seconds < 86400:
-        return _two_units(seconds, "h", 3600, "min", 60)
-    return _two_units(seconds, "d", 86400, "h", 3600)
-
-
 def size(size_bytes: int) -> str:
     """Return "12 kB", "3.4 MB" or "1.2 GB": powers of 1000, as disks are sold and networks are measured."""
     value, units = float(size_bytes), ["TB", "GB", "MB", "kB", "B"]
@@ -191,12 +177,6 @@ def _table_html(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]
         parts.append(f'<table style="margin:4px 0;border-collapse:collapse;border:0"><tr>{head}</tr>{body}</table>')
     parts += [f'<div style="{_MUTED};font-size:90%;white-space:pre-wrap">{html.escape(note)}</div>' for note in notes]
     return "".join(parts)
-
-
-def _two_units(seconds: float, unit: str, size: int, smaller: str, smaller_size: int) -> str:
-    whole, rest = divmod(int(seconds), size)
-    rest //= smaller_size
-    return f"{whole} {unit} {rest} {smaller}" if rest else f"{whole} {unit}"
 
 
 def _state(rank: RankInfo, titles: dict[str, str]) -> str:
