@@ -17,8 +17,8 @@ _UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _TEXT = re.compile("".join(rf"(?:(?P<{unit}>\d+(?:\.\d+)?){unit})?" for unit in _UNITS_S), re.ASCII)
 
 
-def seconds_of(given: Duration, what: str) -> float:
-    """Return a duration in seconds. A text without a unit is refused: tools differ in what a bare number means.
+def seconds_of(given: object, what: str) -> float:
+    """Return a Duration in seconds. A text without a unit is refused: tools differ in what a bare number means.
 
     Args:
         what: names it in the error, as in "--time".

@@ -124,7 +124,7 @@ async def spawn(node: Node) -> None:
     reserve(node)
     await node.host_store(store_request())
     await node.spawn(spawn_request())
-    node.confirm("r")
+    node.confirm(pb.ConfirmRequest(reservation_id="r"))
 
 
 def submit(node: Node, run_id: str, session: Session | None = None, number: int = 0) -> Session:
@@ -309,7 +309,7 @@ class TestRelease:
 
         killed = start()
         reserve(killed)
-        killed.confirm("r")
+        killed.confirm(pb.ConfirmRequest(reservation_id="r"))
         for reservation_id in ("r", "gone"):
             (killed.files.workspaces.directory(reservation_id) / "result").write_text("42")
         killed._database.close()
@@ -349,7 +349,7 @@ class TestProvisionalLease:
     async def test_confirmed_it_stays(self, node: NodeWithoutProcesses) -> None:
         reserve(node)
         reserve(node, "other")
-        node.confirm("r")
+        node.confirm(pb.ConfirmRequest(reservation_id="r"))
         async with asyncio.timeout(10):
             while "other" in node.state.leases:
                 await asyncio.sleep(0.001)
@@ -366,7 +366,7 @@ class TestProvisionalLease:
         node.supervisor.warm.set()
         await starting
         await node.spawn(spawn_request())
-        node.confirm("r")
+        node.confirm(pb.ConfirmRequest(reservation_id="r"))
         assert node.state.leases["r"].confirmed
 
     async def test_a_client_that_died_after_the_store_was_forked(self, node: NodeWithoutProcesses) -> None:
