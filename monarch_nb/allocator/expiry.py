@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from monarch_nb import config
-from monarch_nb.allocator.limits import expired
+from monarch_nb.allocator.limits import how_it_ended
 from monarch_nb.allocator.processes import seconds_since_boot
 from monarch_nb.errors import MonarchNbError, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb
@@ -138,7 +138,7 @@ class Expiry:
     def end(self, reservation_id: str, why: str) -> pb.Ended:
         """A reservation ends by itself: clients learn it before their runs are refused."""
         ended = self._node.state.end(reservation_id, why, time.time())
-        _log.warning("%s", expired(ended))
+        _log.warning("%s", how_it_ended(ended))
         self._tell(reservation_id, pb.TimeLeft(reservation_id=reservation_id, ended=ended))
         return ended
 
@@ -173,7 +173,8 @@ class Expiry:
         request = pb.IdleRequest(reservation_id=reservation_id)
         replies = await asyncio.gather(*(self._idle_for_s(peer, request) for peer in others))
         if silent := [peer.node_id for peer, idle_for_s in zip(others, replies, strict=True) if idle_for_s is None]:
-            _log.info("%s is idle here, but %s may run a cell and does not answer", lease.request.name, silent)
+            away = ", ".join(silent)
+            _log.info("%s is idle here, but %s may run a cell and does not answer", lease.request.name, away)
             return
         now_s, limits = seconds_since_boot(), lease.limits
         limits.used_s = max([limits.used_s, *(now_s - idle_for_s for idle_for_s in replies if idle_for_s is not None)])

@@ -109,7 +109,12 @@ class Limits:
         return limits
 
 
+def how_it_ended(ended: pb.Ended) -> str:
+    """Return "dev was released at 14:02: its time of 8 h was up"."""
+    return f"{ended.name} was released at {time_of_day(ended.ended_at)}: {ended.why}"
+
+
 def expired(ended: pb.Ended) -> ReservationExpired:
-    """Return the error that says "dev was released at 14:02: its time of 8 h was up"."""
-    message = f"{ended.name} was released at {time_of_day(ended.ended_at)}: {ended.why}"
+    """Return the error for whoever asks for a reservation that ended by itself."""
+    message = f"{how_it_ended(ended)}; %mesh reserve makes a new one"
     return ReservationExpired(message, ended.name, ended.why, ended.ended_at)

@@ -83,11 +83,12 @@ def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], not
     return Shown("\n".join([*lines, *notes]), _table_html(title, headers, rows, notes))
 
 
-def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequence[RunInfo]) -> Shown:
+def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequence[RunInfo], left: str = "") -> Shown:
     """Return what the ranks do, and why any of them died: equal ranks once.
 
     Args:
         runs: those that go on or that nobody has seen.
+        left: how much time is left, if it is limited.
     """
     titles = {run.run_id: run_name(run) for run in runs}
     groups: dict[tuple[str, str], list[RankInfo]] = {}
@@ -113,6 +114,8 @@ def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequ
         notes.append(_away_note(away))
     alive = sum(rank.is_alive for rank in ranks)
     title = f"{reservation.name} · {shape(reservation)} · {alive} of {len(ranks)} ranks alive"
+    if left:
+        title += f" · {left} left"
     return table(title, headers, rows, notes)
 
 
@@ -127,12 +130,13 @@ def reservations_table(infos: Sequence[ReservationInfo], current: str | None) ->
             info.alive_of_all,
             "you" if info.held_by_me else info.owner,
             duration(max(0.0, time.time() - info.created_at)),
+            info.left,
             info.notebook,
         ]
         for info in sorted(infos, key=lambda info: (not info.held_by_me, info.name))
     ]
     notes = ["* this notebook's"] if any(info.reservation_id == current for info in infos) else []
-    return table("", ["name", "shape", "ranks alive", "held by", "for", "notebook"], rows, notes)
+    return table("", ["name", "shape", "ranks alive", "held by", "for", "time left", "notebook"], rows, notes)
 
 
 def stacks_view(groups: Sequence[tuple[Sequence[int], str]]) -> Shown:

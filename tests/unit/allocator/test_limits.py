@@ -108,7 +108,9 @@ class TestEnded:
         state.end("r", "its time of 1 h was up", now=1e9)
         state.release("r")
         for ask in (lambda: state.lease("r"), lambda: state.mesh("m")):
-            with pytest.raises(ReservationExpired, match=r"^dev was released at .*: its time of 1 h was up$") as caught:
+            with pytest.raises(
+                ReservationExpired, match=r"^dev was released at .*: its time of 1 h was up; "
+            ) as caught:
                 ask()
             assert (caught.value.name, caught.value.ended_at) == ("dev", 1e9)
 
