@@ -20,11 +20,13 @@ from monarch_nb.allocator.database import Database, rank_key, run_key
 from monarch_nb.allocator.describe import describe_ranks
 from monarch_nb.allocator.expiry import Expiry
 from monarch_nb.allocator.files import NodeFiles
-from monarch_nb.allocator.limits import Limits, expired
+from monarch_nb.allocator.limits import expired
 from monarch_nb.allocator.output import RankFiles, stored_outputs
+from monarch_nb.allocator.output import RankFiles, stored_outputs
+from monarch_nb.allocator.remember import read_state
 from monarch_nb.allocator.sessions import Session
 from monarch_nb.allocator.specs import plan_rank, start_directory
-from monarch_nb.allocator.state import Effect, Lease, Mesh, NodeState, RankFinished, RankSlot, Run, RunDropped, StartRun
+from monarch_nb.allocator.state import Effect, Mesh, NodeState, RankFinished, Run, RunDropped, StartRun
 from monarch_nb.allocator.supervisor import RankProcess, Supervisor
 from monarch_nb.allocator.watch import DirectoryWatch
 from monarch_nb.errors import MeshNotFound, MonarchNbError, ReservationNotFound, RunNotFound, UsageError
@@ -107,28 +109,14 @@ class Node:
         self._warming = asyncio.create_task(self._warm())
 
     def _read_state(self) -> None:
-        now_s, boot_id = processes.seconds_since_boot(), processes.boot_id()
-        for key, lease in self._database.read("lease", state_pb2.LeaseRecord):
-            limits = Limits.from_record(lease.limits, boot_id, now_s, confirmed=lease.confirmed)
-            gpus, nodes = list(lease.gpu_indices), list(lease.nodes)
-            self.state.leases[key] = Lease(lease.request, gpus, lease.confirmed, limits, nodes)
-        ended = [record for _, record in self._database.read("ended", pb.Ended)]
-        self.state.ended = {record.reservation_id: record for record in sorted(ended, key=lambda one: one.ended_at)}
-        for key, record in self._database.read("mesh", state_pb2.MeshRecord):
-            self._mesh_records[key] = record
+        read_state(self._database, self.state, self._mesh_records)
+        for mesh_id, mesh in self.state.meshes.items():
+            if mesh.runs:
+                self._newest_runs[mesh_id] = max(mesh.runs.values(), key=lambda run: run.number).run_id
+        for mesh_id, record in self._mesh_records.items():
             if record.HasField("store"):  # else another node has it
-                self.supervisor.watch_store(key, record.store.pid if processes.is_alive(record.store) else NO_PID)
-            if record.spec.ranks:  # else its ranks were never started
-                self.state.meshes[key] = Mesh(record.spec, last_number=record.last_number)
-        for _, rank in self._database.read("rank", state_pb2.RankRecord):
-            death = rank.death if rank.HasField("death") else None
-            if mesh_of_rank := self.state.meshes.get(rank.mesh_id):
-                mesh_of_rank.ranks[rank.rank] = RankSlot(list(rank.gpu_indices), death)
-        runs = [run for _, run in self._database.read("run", state_pb2.RunRecord)]
-        for run in sorted(runs, key=lambda run: run.submit.run.number):
-            if mesh_of_run := self.state.meshes.get(run.submit.mesh_id):
-                mesh_of_run.add_run(Run.from_record(run))
-                self._newest_runs[run.submit.mesh_id] = run.submit.run.run_id
+                pid = record.store.pid if processes.is_alive(record.store) else NO_PID
+                self.supervisor.watch_store(mesh_id, pid)
 
     async def _adopt(self, record: state_pb2.RankRecord) -> None:
         if record.HasField("death") or record.mesh_id not in self.state.meshes:

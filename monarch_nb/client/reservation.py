@@ -166,13 +166,16 @@ class Reservation:
     def __repr__(self) -> str:
         return f"<Reservation {self.name}: {Shape(self.nodes, self.procs, self.gpus)}>"
 
-    def status(self) -> ReservationInfo:
+    def status(self, *, memory: bool = True) -> ReservationInfo:
         """Return what its nodes say now.
+
+        Args:
+            memory: measure that of every rank too, which takes some milliseconds each.
 
         Raises:
             ReservationNotFound: it was released.
         """
-        held = call(_find_id(self._pool, self.id, self.name))
+        held = call(_find_id(self._pool, self.id, self.name, memory=memory))
         return _info(held)
 
     def extend(self, time: Duration, /) -> float:
@@ -312,8 +315,8 @@ def _synced_files(held: HeldReservation) -> SyncedFiles:
     )
 
 
-async def _find_id(pool: Pool, reservation_id: str, name: str) -> HeldReservation:
-    held = await pool.reservations(memory=True)
+async def _find_id(pool: Pool, reservation_id: str, name: str, *, memory: bool = False) -> HeldReservation:
+    held = await pool.reservations(memory=memory)
     for one in held:
         if one.reservation_id == reservation_id:
             return one

@@ -183,7 +183,7 @@ class Subcommands:
 
     def _status(self, _: Parsed) -> None:
         reservation = self._session.current()
-        left = reservation.status().left
+        left = reservation.status(memory=False).left
         show(status_table(reservation, reservation.mesh.status(), self._session.open_runs(), left))
 
     def _stacks(self, parsed: Parsed) -> None:
@@ -311,10 +311,10 @@ def _reserved_line(reservation: Reservation, progress: Progress) -> str:
         alive = (
             f"{ranks} alive" if not dead else f"{name_ranks(dead)} dead, the others alive: %mesh restart -t {dead[0]}"
         )
-        left = reservation.status().left
+        left = reservation.status(memory=False).left
         return f"{reservation.name}: already held, {alive}{f', {left} left' if left else ''}"
     line = f"{reservation.name}: {shape(reservation)}, {ranks} ready in {duration(progress.elapsed_s)}"
-    if left := reservation.status().left:
+    if left := reservation.status(memory=False).left:
         line += f", {left} left"
     started_pool = any(message.startswith("local pool ready") for message in progress.messages)
     return f"{line} (started a local pool; monarch-nb down ends it)" if started_pool else line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import pytest
 import monarch_nb
 from integration.live import TIMEOUT_S, Gate, client, eventually, kill, lives, pids_of, started
 from leaks import wait_for_end
+from monarch_nb.cli import main
 from monarch_nb.client import events
 from monarch_nb.client.bridge import call
 from monarch_nb.client.pool import pool_named
@@ -85,7 +87,7 @@ class TestTime:
             assert "its time of 3.0 s was up" in NodePaths(node.directory).allocator_log.read_text()
         reserve("short", nodes=2, procs=2)
 
-    def test_an_extension_adds_to_the_limit_everywhere(self) -> None:
+    def test_an_extension_adds_to_the_limit_everywhere(self, capsys: pytest.CaptureFixture[str]) -> None:
         dev = reserve("longer", nodes=2, procs=1, time=60)
         left_s = dev.extend("1h")
         assert 3600 < left_s <= 3660
@@ -95,6 +97,15 @@ class TestTime:
         again = reserve("longer", nodes=2, procs=1, time=60)
         assert again.status().time_s == 3660, "what is held keeps its limit"
         assert monarch_nb.attach("longer").extend(0.5) > 3600
+        capsys.readouterr()
+        assert main(["extend", "longer", "1h30m"]) == 0
+        assert capsys.readouterr().out.startswith("longer: 1 h 30 min more, 2 h 3")
+        assert main(["status", "--json"]) == 0
+        [held] = json.loads(capsys.readouterr().out)["reservations"]
+        assert (held["time_s"], held["idle_s"], held["idle_left_s"]) == (3660.5 + 5400, None, None)
+        assert 0 < held["time_left_s"] < held["time_s"]
+        assert main(["list"]) == 0
+        assert "2 h 3" in capsys.readouterr().out
 
     def test_a_warning_is_taken_back_by_an_extension(self) -> None:
         dev = reserve("warned", procs=1, time="8s")

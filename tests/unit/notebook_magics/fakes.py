@@ -230,7 +230,7 @@ class FakeReservation:
         run(self.mesh.select([0]), f"pip {arguments}")
         return PipReport((NodeEnvironment((0,), ("node0",), True),), changes=True)
 
-    def status(self) -> Any:
+    def status(self, *, memory: bool) -> Any:
         return SimpleNamespace(left=self.left)
 
     def extend(self, seconds: float) -> float:
