@@ -137,8 +137,10 @@ class Expiry:
 
     def end(self, reservation_id: str, why: str) -> pb.Ended:
         """A reservation ends by itself: clients learn it before their runs are refused."""
+        request = self._node.state.leases[reservation_id].request
         ended = self._node.state.end(reservation_id, why, time.time())
-        _log.warning("%s", how_it_ended(ended))
+        slots = f"{request.gpus} gpus" if request.gpus else f"{request.procs} procs"
+        _log.warning("%s (%s, held by %s)", how_it_ended(ended), slots, ended.owner)
         self._tell(reservation_id, pb.TimeLeft(reservation_id=reservation_id, ended=ended))
         return ended
 

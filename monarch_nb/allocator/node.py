@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
@@ -21,7 +20,6 @@ from monarch_nb.allocator.describe import describe_ranks
 from monarch_nb.allocator.expiry import Expiry
 from monarch_nb.allocator.files import NodeFiles
 from monarch_nb.allocator.limits import expired
-from monarch_nb.allocator.output import RankFiles, stored_outputs
 from monarch_nb.allocator.output import RankFiles, stored_outputs
 from monarch_nb.allocator.remember import read_state
 from monarch_nb.allocator.sessions import Session

@@ -84,7 +84,7 @@ class TestTime:
                 ask()
         assert "short was released" in next(str(ended) for ended in list_ended() if ended.reservation_id == dev.id)
         for node in local.nodes():
-            assert "its time of 3.0 s was up" in NodePaths(node.directory).allocator_log.read_text()
+            assert "its time of 3.0 s was up (2 procs, held by " in NodePaths(node.directory).allocator_log.read_text()
         reserve("short", nodes=2, procs=2)
 
     def test_an_extension_adds_to_the_limit_everywhere(self, capsys: pytest.CaptureFixture[str]) -> None:
