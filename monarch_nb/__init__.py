@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from monarch_nb.client.environments import PipReport
     from monarch_nb.client.fetch import FetchReport, FileInfo
     from monarch_nb.client.mesh import Mesh, RankInfo, RunInfo, StackReport
-    from monarch_nb.client.reservation import Reservation, ReservationInfo, attach, list_reservations, reserve
+    from monarch_nb.client.reservation import (
+        EndedReservation,
+        Reservation,
+        ReservationInfo,
+        attach,
+        list_ended,
+        list_reservations,
+        reserve,
+    )
     from monarch_nb.client.run import InterruptReport, Run
     from monarch_nb.client.sync import SyncReport
     from monarch_nb.config import VERSION as __version__
@@ -34,6 +42,7 @@ if TYPE_CHECKING:
         RankFailure,
         RankUnresponsive,
         ReservationConflict,
+        ReservationExpired,
         ReservationNotFound,
         RunFailed,
         RunNotFound,
@@ -49,6 +58,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CapacityError",
     "Diagnosis",
+    "EndedReservation",
     "Extent",
     "FetchReport",
     "FileInfo",
@@ -69,6 +79,7 @@ __all__ = [
     "RankUnresponsive",
     "Reservation",
     "ReservationConflict",
+    "ReservationExpired",
     "ReservationInfo",
     "ReservationNotFound",
     "Run",
@@ -84,6 +95,7 @@ __all__ = [
     "VersionMismatch",
     "__version__",
     "attach",
+    "list_ended",
     "list_reservations",
     "load_ipython_extension",
     "reserve",
@@ -95,7 +107,10 @@ _HOMES = {
     "monarch_nb.client.environments": ("PipReport",),
     "monarch_nb.client.fetch": ("FetchReport", "FileInfo"),
     "monarch_nb.client.mesh": ("Mesh", "RankInfo", "RunInfo", "StackReport"),
-    "monarch_nb.client.reservation": ("Reservation", "ReservationInfo", "attach", "list_reservations", "reserve"),
+    "monarch_nb.client.reservation": (
+        *("EndedReservation", "Reservation", "ReservationInfo"),
+        *("attach", "list_ended", "list_reservations", "reserve"),
+    ),
     "monarch_nb.client.run": ("InterruptReport", "Run"),
     "monarch_nb.client.sync": ("SyncReport",),
     "monarch_nb.notebook": ("load_ipython_extension", "unload_ipython_extension"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch_nb.config import DEFAULT_POOL, PROTOCOL, VERSION
 from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError
+from monarch_nb.times import duration, seconds_of
 
 if TYPE_CHECKING:
     from monarch_nb.client.logs import LogRecord
@@ -111,6 +112,10 @@ def make_parser() -> argparse.ArgumentParser:
     which = release.add_mutually_exclusive_group()
     which.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
     which.add_argument("--all", action="store_true", help="everything that you hold")
+
+    extend = command("extend", _extend, "hold a reservation for longer: add to its time limit", "extend dev 2h")
+    extend.add_argument("name", metavar="NAME", help="the reservation")
+    extend.add_argument("time", metavar="TIME", help="how much longer: 30m, 2h, 1h30m")
 
     down = command("down", _down, "end the local pool and remove its files", "down", "down --force")
     down.add_argument("--force", action="store_true", help="also when reservations are held")
@@ -280,6 +285,15 @@ def _release(options: argparse.Namespace) -> int:
     return 0
 
 
+def _extend(options: argparse.Namespace) -> int:
+    from monarch_nb import attach
+
+    by_s = seconds_of(options.time, "TIME")
+    left_s = attach(options.name, pool=options.pool).extend(by_s)
+    print(f"{options.name}: {duration(by_s)} more, {duration(left_s)} left")
+    return 0
+
+
 def _chosen(name: str | None, mine: list[str]) -> list[str]:
     if name is None and len(mine) > 1:
         raise UsageError(f"you hold {', '.join(mine)}: name one, or --all")
@@ -306,9 +320,10 @@ def _print_reservations(reservations: Sequence[ReservationInfo]) -> None:
         print("nothing is held (%mesh reserve NAME --nodes 1 --procs 4 in a notebook)")
         return
     rows = [
-        (info.name, info.owner, info.shape, info.alive_of_all, _running(info), info.notebook) for info in reservations
+        (info.name, info.owner, info.shape, info.alive_of_all, _running(info), info.left, info.notebook)
+        for info in reservations
     ]
-    _print_table(("reservation", "owner", "shape", "ranks alive", "running", "notebook"), rows)
+    _print_table(("reservation", "owner", "shape", "ranks alive", "running", "time left", "notebook"), rows)
 
 
 def _running(info: ReservationInfo) -> str:

@@ -86,6 +86,19 @@ class ReservationNotFound(MonarchNbError):
     """No reservation of that name (or none at all), or it was released."""
 
 
+class ReservationExpired(ReservationNotFound):
+    """The reservation was released by itself: its time was up, or nobody used it as long as it may be idle.
+
+    Attributes:
+        why: "its time of 8 h was up".
+        ended_at: seconds since the epoch.
+    """
+
+    def __init__(self, message: str, name: str = "", why: str = "", ended_at: float = 0.0) -> None:
+        super().__init__(message)
+        self.name, self.why, self.ended_at = name, why, ended_at
+
+
 class ReservationConflict(MonarchNbError):
     """The name is held with another shape."""
 

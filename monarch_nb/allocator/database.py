@@ -7,7 +7,7 @@ from typing import Literal, TypeVar
 
 from google.protobuf.message import Message
 
-Kind = Literal["lease", "mesh", "rank", "run", "template"]
+Kind = Literal["ended", "lease", "mesh", "rank", "run", "template"]
 _Record = TypeVar("_Record", bound=Message)
 
 

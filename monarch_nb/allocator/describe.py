@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb import config
 from monarch_nb.allocator import facts
+from monarch_nb.allocator.processes import seconds_since_boot
 from monarch_nb.allocator.state import Mesh, Run
 from monarch_nb.allocator.supervisor import python_environment
 from monarch_nb.errors import MonarchNbError
@@ -57,9 +58,11 @@ def describe_node(node: Node) -> pb.DescribeReply:
 
 def describe_status(node: Node, *, memory: bool) -> pb.StatusReply:
     """Return everything about the node; with `memory` also each rank's."""
-    reply = pb.StatusReply(node=describe_node(node))
+    reply = pb.StatusReply(node=describe_node(node), ended=node.state.ended.values())
+    now_s = seconds_since_boot()
     for reservation_id, lease in node.state.leases.items():
-        request = lease.request
+        request, limits = lease.request, lease.limits
+        busy = node.expiry.is_busy(reservation_id)
         reservation = reply.reservations.add(
             reservation_id=reservation_id,
             name=request.name,
@@ -71,6 +74,10 @@ def describe_status(node: Node, *, memory: bool) -> pb.StatusReply:
             notebook=request.notebook,
             created_at=request.created_at,
             confirmed=lease.confirmed,
+            time_s=limits.time_s,
+            idle_s=limits.idle_s,
+            time_left_s=limits.time_left_s(now_s) or 0.0,
+            idle_left_s=limits.idle_left_s(now_s, busy=busy) or 0.0,
         )
         for mesh_id, mesh in node.state.meshes.items():
             if mesh.spec.reservation_id == reservation_id:

@@ -44,7 +44,7 @@ class NodeFiles:
     def __init__(self, node_id: str, paths: config.NodePaths) -> None:
         self.workspaces = Workspaces(paths, node=node_id, cache_limit_bytes=CACHE_BYTES)
         self._node_id = node_id
-        self._relay = Relay()
+        self.relay = Relay()
         self._settling: set[asyncio.Future[None]] = set()
         self._closing = asyncio.Event()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -58,7 +58,7 @@ class NodeFiles:
                     await lock.acquire()  # and keep it: what comes now comes too late
         self._closing.set()
         await asyncio.gather(*self._settling, return_exceptions=True)
-        await self._relay.close()
+        await self.relay.close()
 
     async def release(self, reservation_id: str, name: str) -> None:
         """Remove a workspace whose ranks have ended; what they wrote stays, and the log says where."""
@@ -83,7 +83,7 @@ class NodeFiles:
 
     async def sync(self, request: pb.SyncTreeRequest) -> pb.SyncTreeReply:
         """Apply a change here and on `request.peers`; return what every node says of it."""
-        others = asyncio.ensure_future(self._relay.sync(request))
+        others = asyncio.ensure_future(self.relay.sync(request))
         try:
             here = pb.NodeSynced(node_id=self._node_id)
             async with self._locks[request.reservation_id]:
@@ -137,7 +137,7 @@ class NodeFiles:
             async for request in requests:
                 if is_first:
                     is_first = False
-                    branches = self._relay.open_streams(request)
+                    branches = self.relay.open_streams(request)
                     pending = self.workspaces.resume(request.reservation_id, request.mount, request.version)
                 if not request.HasField("batch"):
                     continue

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from monarch_nb import config
@@ -18,11 +17,14 @@ from monarch_nb.allocator import processes
 from monarch_nb.allocator.audience import Audience
 from monarch_nb.allocator.database import Database, rank_key, run_key
 from monarch_nb.allocator.describe import describe_ranks
+from monarch_nb.allocator.expiry import Expiry
 from monarch_nb.allocator.files import NodeFiles
+from monarch_nb.allocator.limits import expired
 from monarch_nb.allocator.output import RankFiles, stored_outputs
+from monarch_nb.allocator.remember import read_state
 from monarch_nb.allocator.sessions import Session
 from monarch_nb.allocator.specs import plan_rank, start_directory
-from monarch_nb.allocator.state import Effect, Lease, Mesh, NodeState, RankFinished, RankSlot, Run, RunDropped, StartRun
+from monarch_nb.allocator.state import Effect, Mesh, NodeState, RankFinished, Run, RunDropped, StartRun
 from monarch_nb.allocator.supervisor import RankProcess, Supervisor
 from monarch_nb.allocator.watch import DirectoryWatch
 from monarch_nb.errors import MeshNotFound, MonarchNbError, ReservationNotFound, RunNotFound, UsageError
@@ -39,6 +41,7 @@ and collected before they have to be."""
 NUMBERS_PER_RECORD = 1000
 NO_PID = 1 << 30
 """Above every pid that Linux gives."""
+RELEASED = "the mesh was released while the run went on"
 STDERR_TAIL_LINES = 8
 
 
@@ -79,15 +82,15 @@ class Node:
         self.watch = DirectoryWatch(self._loop)
         self._audience = Audience(self.sessions, self.watch, paths)
         self.files = NodeFiles(node_id, paths)
+        self.expiry = Expiry(self)
         self.supervisor = Supervisor(paths, self._on_result, self._on_death, self._on_store_death, self._save_template)
         self._dirty_runs: set[tuple[str, str]] = set()
         self._unacknowledged: dict[tuple[str, int], list[str]] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
-        self._expiries: dict[str, asyncio.TimerHandle] = {}
         self._spawning = asyncio.Lock()
         self._mesh_records: dict[str, state_pb2.MeshRecord] = {}
         self._newest_runs: dict[str, str] = {}
-        self._releases: dict[str, asyncio.Task[int]] = {}
+        self.releases: dict[str, asyncio.Task[int]] = {}
 
     # ---- start and end ----
 
@@ -100,28 +103,18 @@ class Node:
         await asyncio.gather(*(self._adopt(record) for record in ranks))
         await self.files.release_others(self.state.leases)
         self._flush()
+        self.expiry.resume()
         self._warming = asyncio.create_task(self._warm())
 
     def _read_state(self) -> None:
-        for key, lease in self._database.read("lease", state_pb2.LeaseRecord):
-            self.state.leases[key] = Lease(lease.request, list(lease.gpu_indices), lease.confirmed)
-            if not lease.confirmed:
-                self._expire_later(key)
-        for key, record in self._database.read("mesh", state_pb2.MeshRecord):
-            self._mesh_records[key] = record
+        read_state(self._database, self.state, self._mesh_records)
+        for mesh_id, mesh in self.state.meshes.items():
+            if mesh.runs:
+                self._newest_runs[mesh_id] = max(mesh.runs.values(), key=lambda run: run.number).run_id
+        for mesh_id, record in self._mesh_records.items():
             if record.HasField("store"):  # else another node has it
-                self.supervisor.watch_store(key, record.store.pid if processes.is_alive(record.store) else NO_PID)
-            if record.spec.ranks:  # else its ranks were never started
-                self.state.meshes[key] = Mesh(record.spec, last_number=record.last_number)
-        for _, rank in self._database.read("rank", state_pb2.RankRecord):
-            death = rank.death if rank.HasField("death") else None
-            if mesh_of_rank := self.state.meshes.get(rank.mesh_id):
-                mesh_of_rank.ranks[rank.rank] = RankSlot(list(rank.gpu_indices), death)
-        runs = [run for _, run in self._database.read("run", state_pb2.RunRecord)]
-        for run in sorted(runs, key=lambda run: run.submit.run.number):
-            if mesh_of_run := self.state.meshes.get(run.submit.mesh_id):
-                mesh_of_run.add_run(Run.from_record(run))
-                self._newest_runs[run.submit.mesh_id] = run.submit.run.run_id
+                pid = record.store.pid if processes.is_alive(record.store) else NO_PID
+                self.supervisor.watch_store(mesh_id, pid)
 
     async def _adopt(self, record: state_pb2.RankRecord) -> None:
         if record.HasField("death") or record.mesh_id not in self.state.meshes:
@@ -142,9 +135,8 @@ class Node:
     async def close(self, *, end_processes: bool) -> None:
         """Stop; with `end_processes` everything of the node ends and its files are removed."""
         self._warming.cancel()
-        for handle in self._expiries.values():
-            handle.cancel()
-        await asyncio.gather(*self._releases.values(), return_exceptions=True)
+        self.expiry.close()
+        await asyncio.gather(*self.releases.values(), return_exceptions=True)
         await self.supervisor.close(end_processes=end_processes)
         self._flush()
         if self._flush_timer is not None:
@@ -160,54 +152,54 @@ class Node:
     def reserve(self, request: pb.ReserveRequest) -> list[int]:
         """Lease slots provisionally; return the GPUs' indices."""
         lease = self.state.reserve(request)
-        if not lease.confirmed:
-            self._expire_later(request.reservation_id)
-        self._save_lease(request.reservation_id)
+        self.expiry.watch(request.reservation_id)
+        self.save_lease(request.reservation_id)
         return lease.gpu_indices
 
-    def confirm(self, reservation_id: str) -> None:
-        self.state.confirm(reservation_id)
-        if handle := self._expiries.pop(reservation_id, None):
-            handle.cancel()
-        self._save_lease(reservation_id)
+    def confirm(self, request: pb.ConfirmRequest) -> None:
+        self.state.confirm(request.reservation_id, request.nodes, processes.seconds_since_boot())
+        self.expiry.watch(request.reservation_id)
+        self.save_lease(request.reservation_id)
 
-    def _save_lease(self, reservation_id: str) -> None:
+    def save_lease(self, reservation_id: str) -> None:
+        """Write a lease down."""
         lease = self.state.leases[reservation_id]
-        record = state_pb2.LeaseRecord(request=lease.request, gpu_indices=lease.gpu_indices, confirmed=lease.confirmed)
+        record = state_pb2.LeaseRecord(
+            request=lease.request,
+            gpu_indices=lease.gpu_indices,
+            confirmed=lease.confirmed,
+            limits=lease.limits.record(processes.boot_id()),
+            nodes=lease.nodes,
+        )
         self._database.put("lease", reservation_id, record)
         self._flush()
 
-    def _expire_later(self, reservation_id: str) -> None:
-        if handle := self._expiries.pop(reservation_id, None):
-            handle.cancel()
-        expire = lambda: self._start_release(reservation_id)  # noqa: E731
-        self._expiries[reservation_id] = self._loop.call_later(config.PROVISIONAL_LEASE_S, expire)
+    async def release(self, reservation_id: str, why: str = "") -> int:
+        """End everything of a reservation and give its slots back; return how many ranks ended.
 
-    @contextlib.contextmanager
-    def _starting(self, reservation_id: str) -> Iterator[None]:
-        """A provisional lease does not expire while its ranks are being started: preloads may need minutes."""
-        if handle := self._expiries.pop(reservation_id, None):
-            handle.cancel()
-        try:
-            yield
-        finally:
-            lease = self.state.leases.get(reservation_id)
-            if lease is not None and not lease.confirmed and reservation_id not in self._releases:
-                self._expire_later(reservation_id)
+        Args:
+            why: when no person asked for it.
+        """
+        return await asyncio.shield(self.start_release(reservation_id, why))
 
-    async def release(self, reservation_id: str) -> int:
-        """End everything of a reservation and give its slots back; return how many ranks ended."""
-        return await asyncio.shield(self._start_release(reservation_id))
+    def start_release(self, reservation_id: str, why: str = "") -> asyncio.Task[int]:
+        """Begin to release, unless that is going on."""
+        if reservation_id not in self.releases:
+            if why and reservation_id in self.state.leases:
+                self._remember_end(self.expiry.end(reservation_id, why))
+            task = self.releases[reservation_id] = self._loop.create_task(self._release(reservation_id))
+            task.add_done_callback(lambda _: self.releases.pop(reservation_id))
+        return self.releases[reservation_id]
 
-    def _start_release(self, reservation_id: str) -> asyncio.Task[int]:
-        if reservation_id not in self._releases:
-            task = self._releases[reservation_id] = self._loop.create_task(self._release(reservation_id))
-            task.add_done_callback(lambda _: self._releases.pop(reservation_id))
-        return self._releases[reservation_id]
+    def _remember_end(self, ended: pb.Ended) -> None:
+        self._database.put("ended", ended.reservation_id, ended)
+        for key, _ in list(self._database.read("ended", pb.Ended)):
+            if key not in self.state.ended:
+                self._database.delete("ended", key)
+        self._flush()
 
     async def _release(self, reservation_id: str) -> int:
-        if handle := self._expiries.pop(reservation_id, None):
-            handle.cancel()
+        self.expiry.forget(reservation_id)
         meshes = [m for m, record in self._mesh_records.items() if record.spec.reservation_id == reservation_id]
         ranks = [rank for rank in self.supervisor.ranks.values() if rank.mesh_id in meshes]
         for mesh_id in meshes:
@@ -225,7 +217,8 @@ class Node:
     def _close_mesh(self, mesh_id: str) -> None:
         """From now on the mesh is not known; whoever waits for a run of it is told."""
         if mesh := self.state.meshes.pop(mesh_id, None):
-            gone = error_to_json(MeshNotFound("the mesh was released while the run went on"))
+            ended = self.state.ended.get(mesh.spec.reservation_id)
+            gone = error_to_json(expired(ended) if ended else MeshNotFound(RELEASED))
             for run in mesh.runs.values():
                 self._audience.dismiss(run, gone)
         self._dirty_runs = {key for key in self._dirty_runs if key[0] != mesh_id}
@@ -244,7 +237,7 @@ class Node:
     async def host_store(self, request: pb.HostStoreRequest) -> tuple[str, int]:
         """Host the mesh's torch.distributed store here; return where it listens."""
         self._check_held(request.reservation_id)
-        with self._starting(request.reservation_id):
+        with self.expiry.held_up(request.reservation_id):
             template = await self.supervisor.template(request.python or self.python, request.preload)
             self._check_held(request.reservation_id)
             pid, port = await self.supervisor.fork_store(request.mesh_id, template, self.store_host)
@@ -283,7 +276,7 @@ class Node:
     def _check_held(self, reservation_id: str) -> None:
         """Raise ReservationNotFound when a reservation is not held, or about to be so no longer."""
         self.state.lease(reservation_id)
-        if reservation_id in self._releases:
+        if reservation_id in self.releases:
             raise ReservationNotFound("the reservation was released while its ranks were being started")
 
     async def spawn(self, spec: pb.SpawnRequest) -> list[pb.Rank]:
@@ -294,7 +287,7 @@ class Node:
             for directory in (self.paths.runs(spec.mesh_id), self.paths.blobs(spec.mesh_id)):
                 directory.mkdir(parents=True, exist_ok=True)
             self._save_mesh(spec.mesh_id)
-            with self._starting(spec.reservation_id):
+            with self.expiry.held_up(spec.reservation_id):
                 await self._fork(mesh, sorted(mesh.ranks), dict.fromkeys(mesh.ranks, 0))
         except BaseException:
             self._close_mesh(spec.mesh_id)
@@ -410,6 +403,7 @@ class Node:
         is_new = not known and not submit.run.output and not mesh.is_running(submit.run.run_id)
         queued, effects = self.state.submit(submit, time.time())
         run = mesh.runs[submit.run.run_id]
+        self.expiry.used(mesh.spec.reservation_id)
         if not known:
             self._audience.prepare_output(mesh, run)
         others_wait = submit.give_number and len(submit.all_ranks) > len(submit.ranks)
@@ -482,7 +476,9 @@ class Node:
                 self._drop(effect)
 
     def _finish(self, effect: RankFinished) -> None:
-        run = self.state.meshes[effect.mesh_id].runs[effect.run_id]
+        mesh = self.state.meshes[effect.mesh_id]
+        run = mesh.runs[effect.run_id]
+        self.expiry.used(mesh.spec.reservation_id)
         self._dirty_runs.add((effect.mesh_id, effect.run_id))
         self._audience.rank_finished(run, effect.result)
         self._flush_soon()

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import struct
+import time
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -34,6 +35,11 @@ def become_subreaper() -> None:
 def boot_id() -> str:
     """Return what differs after every boot of this machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def seconds_since_boot() -> float:
+    """Return a time that nobody sets and that goes on while the machine sleeps; it begins anew with `boot_id`."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def identify(pid: int) -> state_pb2.ProcessIdentity:

@@ -1,4 +1,5 @@
-"""Passing files on: the client sends to one node, and each node to two others, so no one sends to all.
+"""Nodes that talk to nodes, most of all to pass files on: the client sends to one node, and each node to two others, so
+no one sends to all.
 
 The nodes that a message is still to reach travel with it. Each receiver cuts that list in two, sends the message to the
 head of each half with the rest of it, and answers for the whole half. When a head does not answer to a call, its
@@ -36,6 +37,13 @@ class Relay:
 
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def call(self, peer: pb.Peer, method: str, request: Any, timeout_s: float) -> Any:
+        """Call a method of another node; a failure raises an error of monarch_nb."""
+        try:
+            return await getattr(self._stub(peer), method)(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise translate(error, peer.node_id) from None
 
     def _stub(self, peer: pb.Peer) -> Any:
         channel = self._channels.get(peer.address)

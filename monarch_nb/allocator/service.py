@@ -58,13 +58,22 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def Confirm(self, request: pb.ConfirmRequest, context: Any) -> pb.ConfirmReply:
-        self._node.confirm(request.reservation_id)
+        self._node.confirm(request)
         return pb.ConfirmReply()
 
     @_translated
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:
-        ended = await _whole(self._node.release(request.reservation_id))
+        ended = await _whole(self._node.release(request.reservation_id, request.why))
         return pb.ReleaseReply(ranks_ended=ended)
+
+    @_translated
+    async def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.ExtendReply:
+        self._node.expiry.extend(request.reservation_id, request.time_s)
+        return pb.ExtendReply()
+
+    @_translated
+    async def Idle(self, request: pb.IdleRequest, context: Any) -> pb.IdleReply:
+        return pb.IdleReply(idle_for_s=self._node.expiry.idle_for_s(request.reservation_id))
 
     @_translated
     async def HostStore(self, request: pb.HostStoreRequest, context: Any) -> pb.HostStoreReply:
@@ -98,6 +107,8 @@ class AllocatorService(service.AllocatorServicer):
         finally:
             writer.cancel()
             self._node.sessions.discard(session)
+            for reservation_id in list(session.attached):
+                self._node.expiry.detach(session, reservation_id)
             session.close()
 
     async def _write_events(self, session: ClientSession, context: Any) -> None:
@@ -130,6 +141,10 @@ class AllocatorService(service.AllocatorServicer):
                     session.unfollow(run_id)
                 case "proceed":
                     self._node.proceed(message)
+                case "attach":
+                    self._node.expiry.attach(session, message.reservation_id)
+                case "detach":
+                    self._node.expiry.detach(session, message.reservation_id)
         except MonarchNbError as error:
             session.send(refused=pb.Refused(run_id=run_id, error_json=error_to_json(error)))
 

@@ -31,6 +31,8 @@ class Session:
         self.followers: dict[str, Follower] = {}
         self.run_ids: set[str] = set()
         """Runs whose results this client wants."""
+        self.attached: set[str] = set()
+        """Reservations that this client uses, by id."""
 
     def send(self, *, urgent: bool = True, **event: object) -> None:
         """Queue an event; one that is not urgent may wait a little for others."""

@@ -10,13 +10,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
+from monarch_nb.allocator.limits import Limits, expired
 from monarch_nb.config import RESTARTED
-from monarch_nb.errors import CapacityError, MeshNotFound, ReservationConflict, ReservationNotFound, UsageError
+from monarch_nb.errors import (
+    CapacityError,
+    MeshNotFound,
+    ReservationConflict,
+    ReservationNotFound,
+    UsageError,
+)
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.proto import run_pb2, state_pb2
+from monarch_nb.proto import files_pb2, run_pb2, state_pb2
 from monarch_nb.shape import name_ranks
 
 MAX_FINISHED_RUNS = 200
+MAX_ENDED = 50
 
 
 @dataclass(frozen=True)
@@ -134,9 +142,13 @@ class Mesh:
 
 @dataclass
 class Lease:
+    """A reservation's part of this node. `nodes` are all of the reservation, by node rank, when it is confirmed."""
+
     request: pb.ReserveRequest
     gpu_indices: list[int]
     confirmed: bool = False
+    limits: Limits = field(default_factory=Limits)
+    nodes: list[files_pb2.Peer] = field(default_factory=list)
 
 
 class NodeState:
@@ -152,6 +164,8 @@ class NodeState:
         self.gpus = list(gpus)
         self.leases: dict[str, Lease] = {}
         self.meshes: dict[str, Mesh] = {}
+        self.ended: dict[str, pb.Ended] = {}
+        """Reservations that no person released, by id, oldest first."""
 
     # ---- leases ----
 
@@ -183,7 +197,9 @@ class NodeState:
             raise CapacityError(self._shortage(request.procs, self.procs_free, self.procs, "procs"))
         if request.gpus > len(self.gpus_free):
             raise CapacityError(self._shortage(request.gpus, len(self.gpus_free), len(self.gpus), "gpus"))
-        lease = self.leases[request.reservation_id] = Lease(request, self.gpus_free[: request.gpus])
+        limits = Limits(request.time_s, request.idle_s)
+        lease = Lease(request, self.gpus_free[: request.gpus], limits=limits)
+        self.leases[request.reservation_id] = lease
         return lease
 
     def _shortage(self, wanted: int, free: int, total: int, kind: str) -> str:
@@ -196,14 +212,18 @@ class NodeState:
         ]
         return f"{wanted} {kind} per node asked for, {free} of {total} free" + (f"; {', '.join(held)}" if held else "")
 
-    def confirm(self, reservation_id: str) -> None:
-        """Keep a provisional lease."""
-        self.lease(reservation_id).confirmed = True
+    def confirm(self, reservation_id: str, nodes: Iterable[files_pb2.Peer] = (), now_s: float = 0.0) -> None:
+        """Keep a provisional lease; its limits count from now on."""
+        lease = self.lease(reservation_id)
+        lease.confirmed, lease.nodes = True, list(nodes)
+        lease.limits.confirm(now_s)
 
     def lease(self, reservation_id: str) -> Lease:
-        """Return a lease, or raise ReservationNotFound."""
+        """Return a lease, or raise ReservationNotFound (ReservationExpired when no person released it)."""
         if lease := self.leases.get(reservation_id):
             return lease
+        if ended := self.ended.get(reservation_id):
+            raise expired(ended)
         raise ReservationNotFound("the reservation is not held here (released, or never confirmed); reserve again")
 
     def release(self, reservation_id: str) -> list[str]:
@@ -214,12 +234,39 @@ class NodeState:
             del self.meshes[mesh_id]
         return gone
 
+    def is_running(self, reservation_id: str) -> bool:
+        """Whether a cell runs on a rank of a reservation."""
+        return any(
+            slot.running
+            for mesh in self.meshes.values()
+            if mesh.spec.reservation_id == reservation_id
+            for slot in mesh.ranks.values()
+        )
+
+    def end(self, reservation_id: str, why: str, now: float) -> pb.Ended:
+        """Remember that a reservation is about to end by itself, and why. The oldest such memories go."""
+        request = self.leases[reservation_id].request
+        ended = self.ended[reservation_id] = pb.Ended(
+            reservation_id=reservation_id,
+            name=request.name,
+            owner=request.owner,
+            ended_at=now,
+            why=why,
+            mesh_ids=[mesh.spec.mesh_id for mesh in self.meshes.values() if mesh.spec.reservation_id == reservation_id],
+        )
+        while len(self.ended) > MAX_ENDED:
+            del self.ended[next(iter(self.ended))]
+        return ended
+
     # ---- meshes ----
 
     def mesh(self, mesh_id: str) -> Mesh:
-        """Return a mesh, or raise MeshNotFound."""
+        """Return a mesh, or raise MeshNotFound (ReservationExpired when its reservation ended by itself)."""
         if mesh := self.meshes.get(mesh_id):
             return mesh
+        for ended in self.ended.values():
+            if mesh_id in ended.mesh_ids:
+                raise expired(ended)
         raise MeshNotFound("the mesh does not exist here any more (released?); reserve again")
 
     def add_mesh(self, spec: pb.SpawnRequest) -> Mesh:

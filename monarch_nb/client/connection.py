@@ -95,6 +95,7 @@ class Connection:
         self._collect_timer: asyncio.TimerHandle | None = None
         self.up = False
         self.mesh_deaths: dict[str, Callable[[pb.RankDied], None]] = {}
+        self._attached: dict[str, list[Callable[[pb.TimeLeft], None]]] = {}
 
     # ---- unary calls ----
 
@@ -242,6 +243,20 @@ class Connection:
         while len(self._followed) > MAX_FOLLOWED:  # late output of the newest runs is still wanted
             del self._followed[next(iter(self._followed))]
 
+    def attach(self, reservation_id: str, listener: Callable[[pb.TimeLeft], None]) -> None:
+        """Use a reservation, as far as the node is concerned, until `detach`; `listener` hears of its time."""
+        self._attached.setdefault(reservation_id, []).append(listener)
+        self._outgoing.put_nowait(pb.SessionRequest(attach=pb.Attach(reservation_id=reservation_id)))
+        self.ensure_session()
+
+    def detach(self, reservation_id: str, listener: Callable[[pb.TimeLeft], None]) -> None:
+        """Use a reservation no longer, unless others of this process do."""
+        listeners = self._attached[reservation_id]
+        listeners.remove(listener)
+        if not listeners:
+            del self._attached[reservation_id]
+            self.send(detach=pb.Detach(reservation_id=reservation_id))
+
     def forget(self, run_id: str) -> None:
         """Follow a run no longer."""
         if self._followed.pop(run_id, None):
@@ -273,6 +288,8 @@ class Connection:
         self._outgoing = asyncio.Queue()
         opening = pb.Open(protocol=config.PROTOCOL, client_id=self._client_id)
         self._outgoing.put_nowait(pb.SessionRequest(open=opening))
+        for reservation_id in self._attached:
+            self._outgoing.put_nowait(pb.SessionRequest(attach=pb.Attach(reservation_id=reservation_id)))
         for run_id, followed in self._followed.items():
             self._outgoing.put_nowait(followed.request())
             if followed.cancelled:
@@ -314,6 +331,10 @@ class Connection:
         if kind == "rank_died":
             if listener := self.mesh_deaths.get(event.rank_died.mesh_id):
                 listener(event.rank_died)
+            return
+        if kind == "time_left":
+            for told in list(self._attached.get(event.time_left.reservation_id, ())):
+                told(event.time_left)
             return
         message = getattr(event, kind or "")
         followed = self._followed.get(message.run_id)

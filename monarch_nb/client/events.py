@@ -67,4 +67,7 @@ class Finished:
     """The last event: every rank has finished."""
 
 
+TIME_NOTICE = "time"
+"""Key of the notice that the reservation ends soon, or has ended."""
+
 Event = Text | Elided | Display | Result | Notice | Finished

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakValueDictionary
 
+from monarch_nb.allocator.limits import expired
 from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.decoding import describe_death
@@ -210,6 +211,10 @@ class MeshCore:
             for reservation in reply.reservations:
                 found += [(connection, mesh) for mesh in reservation.meshes if mesh.mesh_id == self.mesh_id]
         if not found:
+            for reply in replies:
+                for ended in () if isinstance(reply, BaseException) else reply.ended:
+                    if self.mesh_id in ended.mesh_ids:
+                        raise expired(ended)
             raise MonarchNbError("the mesh does not exist any more (released?): %mesh reserve makes a new one")
         self.dead = {
             rank.rank: describe_death(rank.death)

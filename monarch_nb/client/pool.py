@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from monarch_nb import config
+from monarch_nb.allocator.limits import expired
 from monarch_nb.client.bridge import call
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.evidence import check_shared, nodes_seeing
@@ -30,6 +31,7 @@ from monarch_nb.errors import (
     VersionMismatch,
 )
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import files_pb2
 from monarch_nb.provision import Node, provisioner
 
 STATUS_TIMEOUT_S = 15.0
@@ -88,6 +90,15 @@ class SpawnOptions:
     def shared(self) -> str:
         """The storage that all nodes are to see, or an empty text."""
         return self.environment.get(config.SHARED_VARIABLE, "")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Whose a reservation is to be, and how long: seconds, 0 for no limit."""
+
+    notebook: str = ""
+    time_s: float = 0.0
+    idle_s: float = 0.0
 
 
 @dataclass
@@ -197,7 +208,13 @@ class Pool:
                 return held
         return None
 
-    async def reserve(self, name: str, shape: Shape, options: SpawnOptions, notebook: str, say: Progress) -> str:
+    async def ended(self) -> list[pb.Ended]:
+        """Return the owner's reservations that ended by themselves, as far as they are remembered, oldest first."""
+        replies = [reply for _, reply in await self.ask()]
+        ended = {one.reservation_id: one for reply in replies for one in reply.ended if one.owner == current_owner()}
+        return sorted(ended.values(), key=lambda one: one.ended_at)
+
+    async def reserve(self, name: str, shape: Shape, options: SpawnOptions, terms: Terms, say: Progress) -> str:
         """Lease slots on enough nodes and spawn the main mesh; return the reservation's id.
 
         Interrupted or failed, it gives everything back.
@@ -222,8 +239,10 @@ class Pool:
                 gpus=shape.gpus,
                 node_rank=node_rank,
                 nodes=shape.nodes,
-                notebook=notebook,
+                notebook=terms.notebook,
                 created_at=time.time(),
+                time_s=terms.time_s,
+                idle_s=terms.idle_s,
             )
             for node_rank in range(shape.nodes)
         ]
@@ -235,7 +254,8 @@ class Pool:
                 options = replace(options, root="")  # never copied whole
             say(f"starting {shape.nodes * shape.per_node} ranks")
             await spawn_mesh(connections, reservation_id, "main", shape, options, seen)
-            confirm = pb.ConfirmRequest(reservation_id=reservation_id)
+            nodes = [files_pb2.Peer(node_id=each.name, address=each.address) for each in connections]
+            confirm = pb.ConfirmRequest(reservation_id=reservation_id, nodes=nodes)
             await _all(connection.unary("Confirm", confirm) for connection in connections)
         except BaseException:
             await asyncio.shield(release(connections, reservation_id))
@@ -381,8 +401,10 @@ def pool_named(name: str | None) -> Pool:
     return _pools.setdefault(chosen, Pool(chosen))
 
 
-def not_found(name: str | None, held: list[HeldReservation]) -> ReservationNotFound:
-    """Return the error that lists what there is."""
+def not_found(name: str | None, held: Sequence[HeldReservation], ended: Sequence[pb.Ended] = ()) -> ReservationNotFound:
+    """Return the error that lists what there is, and says why that of this name is gone."""
+    if gone := [one for one in ended if one.name == name]:
+        return expired(gone[-1])
     mine = [f"{one.facts.name} ({one.shape})" for one in held if one.facts.owner == current_owner()]
     what = f"no reservation {name!r}" if name else "nothing to attach to"
     there = f"you hold {', '.join(mine)}" if mine else "you hold none: %mesh reserve NAME --nodes 1 --procs 4"

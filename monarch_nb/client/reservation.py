@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
-import time
+import time as clock
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_nb import config
+from monarch_nb.allocator.limits import how_it_ended
 from monarch_nb.client import pool as pools
+from monarch_nb.client.attachment import Attachment, TimeListener
 from monarch_nb.client.bridge import call
 from monarch_nb.client.fetch import FetchReport, FileInfo, fetch, file_info, is_below, list_files
 from monarch_nb.client.fetch import Progress as FetchProgress
 from monarch_nb.client.files.project import find_root, read_settings
 from monarch_nb.client.mesh import Mesh, RankInfo, rank_infos
-from monarch_nb.client.pool import HeldReservation, Pool, Progress, Shape, SpawnOptions, current_owner, pool_named
+from monarch_nb.client.pool import (
+    HeldReservation,
+    Pool,
+    Progress,
+    Shape,
+    SpawnOptions,
+    Terms,
+    current_owner,
+    pool_named,
+)
 from monarch_nb.client.sync import Progress as SyncProgress
 from monarch_nb.client.sync import SyncedFiles, SyncReport
 from monarch_nb.errors import CapacityError, NodeUnreachable, ReservationConflict, UsageError
+from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import provisioner
 from monarch_nb.shape import Extent
+from monarch_nb.times import Duration, duration, seconds_of
 
 if TYPE_CHECKING:
     from monarch_nb.client.diagnosis import Diagnosis
@@ -42,6 +57,8 @@ class ReservationInfo:
         nodes_answering: how many of its nodes answer.
         size: how many ranks it has when all of them live.
         created_at: seconds since the epoch.
+        time_s, idle_s: its limits: how long it is held, and how long nobody may use it; None without.
+        time_left_s, idle_left_s: what is left of them; idle time counts while no cell runs and no client is attached.
     """
 
     name: str
@@ -54,6 +71,10 @@ class ReservationInfo:
     created_at: float
     ranks: tuple[RankInfo, ...]
     nodes_answering: int
+    time_s: float | None = None
+    time_left_s: float | None = None
+    idle_s: float | None = None
+    idle_left_s: float | None = None
 
     @property
     def held_by_me(self) -> bool:
@@ -80,6 +101,33 @@ class ReservationInfo:
     def shape(self) -> str:
         """`2 nodes × 4 procs`."""
         return str(Shape(self.nodes, self.procs, self.gpus))
+
+    @property
+    def left(self) -> str:
+        """`3 h 10 min`, `3 h 10 min, idle 50 min`, or empty when nothing limits it."""
+        parts = [duration(self.time_left_s)] if self.time_left_s is not None else []
+        if self.idle_left_s is not None:
+            parts.append(f"idle {duration(self.idle_left_s)}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class EndedReservation:
+    """A reservation that was released by itself; as text "dev was released at 14:02: its time of 8 h was up".
+
+    Attributes:
+        ended_at: seconds since the epoch.
+        why: "its time of 8 h was up".
+    """
+
+    name: str
+    reservation_id: str
+    ended_at: float
+    why: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class Reservation:
@@ -111,18 +159,46 @@ class Reservation:
         }
         self.mesh = Mesh(status.mesh_id, "main", extent, self, self._connections, dead)
         self.files = _synced_files(held)
+        self._attachment = Attachment(self._connections[0], self.id, self.name, self.mesh.core)
+        self._detach = weakref.finalize(self, self._attachment.close)
+        self._detach.atexit = False  # the session ends with the process
 
     def __repr__(self) -> str:
         return f"<Reservation {self.name}: {Shape(self.nodes, self.procs, self.gpus)}>"
 
-    def status(self) -> ReservationInfo:
+    def status(self, *, memory: bool = True) -> ReservationInfo:
         """Return what its nodes say now.
+
+        Args:
+            memory: measure that of every rank too, which takes some milliseconds each.
 
         Raises:
             ReservationNotFound: it was released.
         """
-        held = call(_find_id(self._pool, self.id, self.name))
+        held = call(_find_id(self._pool, self.id, self.name, memory=memory))
         return _info(held)
+
+    def extend(self, time: Duration, /) -> float:
+        """Add to its time limit, as if it had been reserved for longer; return how many seconds are left now.
+
+        Args:
+            time: "2h", "1h30m", a timedelta or seconds.
+
+        Raises:
+            UsageError: it has no time limit.
+            NodeUnreachable: a node does not answer: nothing is changed, for all must agree.
+            ReservationNotFound: it was released.
+        """
+        return call(_extend(self._pool, self.id, self.name, seconds_of(time, "time")))
+
+    def add_time_listener(self, listener: TimeListener) -> None:
+        """Call `listener` on a background thread with one line when the time is nearly up and when it was; with an
+        empty text when the line before does not hold any more (somebody extended the time)."""
+        self._attachment.add_listener(listener)
+
+    def detach(self) -> None:
+        """Use it no longer from this process, as far as its idle limit is concerned; it is held on."""
+        self._detach()
 
     def sync(self, *, overwrite: bool = False, progress: SyncProgress | None = None) -> SyncReport:
         """Bring files that changed to the nodes that have copies of them; `Mesh.run` does so by itself.
@@ -239,12 +315,25 @@ def _synced_files(held: HeldReservation) -> SyncedFiles:
     )
 
 
-async def _find_id(pool: Pool, reservation_id: str, name: str) -> HeldReservation:
-    held = await pool.reservations(memory=True)
+async def _find_id(pool: Pool, reservation_id: str, name: str, *, memory: bool = False) -> HeldReservation:
+    held = await pool.reservations(memory=memory)
     for one in held:
         if one.reservation_id == reservation_id:
             return one
-    raise pools.not_found(name, held)
+    raise pools.not_found(name, held, [one for one in await pool.ended() if one.reservation_id == reservation_id])
+
+
+async def _extend(pool: Pool, reservation_id: str, name: str, by_s: float) -> float:
+    held = await _find_id(pool, reservation_id, name)
+    statuses = [status for _, status in held.nodes.values()]
+    limit_s = max(status.time_s for status in statuses)
+    if not limit_s:
+        raise UsageError(f"{name} has no time limit: it is held until it is released")
+    if held.missing:
+        raise pools.not_whole(held)
+    request = pb.ExtendRequest(reservation_id=reservation_id, time_s=limit_s + by_s)
+    await asyncio.gather(*(connection.unary("Extend", request) for connection, _ in held.nodes.values()))
+    return min(status.time_left_s + limit_s - status.time_s for status in statuses) + by_s
 
 
 def reserve(
@@ -262,6 +351,8 @@ def reserve(
     files: str | os.PathLike[str] | bool = True,
     reload: bool | None = None,
     shared: str | os.PathLike[str] | None = None,
+    time: Duration | None = None,
+    idle: Duration | None = None,
     replace: bool = False,
     notebook: str | None = None,
     progress: Progress | None = None,
@@ -284,6 +375,9 @@ def reserve(
             see it have no files then.
         reload: whether ranks reload modules that changed before each run; by default as the project says, else True.
         shared: storage that all nodes see, for data sets and checkpoints: `$MONARCH_NB_SHARED` in the ranks.
+        time: how long it is held ("8h", a timedelta, seconds): then it is released, also while a cell runs, as Slurm
+            does. By default until it is released. A reservation that is held already keeps its limits.
+        idle: how long it is held while no cell runs and no client is attached.
         replace: release a reservation of the same name and another shape first.
         notebook: path of the notebook that holds it, which finds it again.
         progress: told what is being done.
@@ -298,6 +392,7 @@ def reserve(
     """
     name = _checked_name(name or DEFAULT_NAME)
     shape = _checked_shape(nodes, procs, gpus)
+    terms = Terms(notebook or "", _limit(time, "time"), _limit(idle, "idle"))
     say = progress or _silent
     chosen = pool_named(pool)
     start = pools.working_directory(directory, notebook)
@@ -317,7 +412,7 @@ def reserve(
     chosen.revive(say)
     if not chosen.is_up:
         _start_pool(chosen, shape, say)
-    held = call(_reserve(chosen, name, shape, options, notebook or "", replace, say))
+    held = call(_reserve(chosen, name, shape, options, terms, replace, say))
     return Reservation(chosen, held)
 
 
@@ -332,7 +427,7 @@ def _project(start: str, files: str | os.PathLike[str] | bool, reload: bool | No
 
 
 async def _reserve(
-    pool: Pool, name: str, shape: Shape, options: SpawnOptions, notebook: str, replace: bool, say: Progress
+    pool: Pool, name: str, shape: Shape, options: SpawnOptions, terms: Terms, replace: bool, say: Progress
 ) -> HeldReservation:
     held = await pool.find(name, current_owner())
     if held is not None:
@@ -349,7 +444,7 @@ async def _reserve(
         if held.complete or replace:
             say(f"releasing {name}")
         await pools.release([connection for connection, _ in held.nodes.values()], held.reservation_id)
-    reservation_id = await pool.reserve(name, shape, options, notebook, say)
+    reservation_id = await pool.reserve(name, shape, options, terms, say)
     return await _find_id(pool, reservation_id, name)
 
 
@@ -374,10 +469,10 @@ def _start_pool(pool: Pool, shape: Shape, say: Progress) -> None:
             raise CapacityError("this machine has no GPU (NVML finds none); --procs N asks for CPU ranks")
         if shape.nodes > 1 or shape.gpus > len(found):
             raise CapacityError(f"{shape} asked for; this machine is 1 node with {len(found)} GPUs")
-    began = time.monotonic()
+    began = clock.monotonic()
     say(f"no pool is up: starting a local one, {shape}")
     provisioner().up(shape.nodes, shape.procs or None, pool=pool.name, progress=say)
-    say(f"local pool ready in {time.monotonic() - began:.1f} s")
+    say(f"local pool ready in {clock.monotonic() - began:.1f} s")
 
 
 def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str | None = None) -> Reservation:
@@ -401,7 +496,7 @@ def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str
     if not matching and not name and len(mine) == 1:
         matching = mine
     if not matching:
-        raise pools.not_found(name, held)
+        raise pools.not_found(name, held, call(chosen.ended()))
     if not matching[-1].complete:
         raise pools.not_whole(matching[-1])
     return Reservation(chosen, matching[-1])
@@ -419,8 +514,24 @@ def list_reservations(pool: str | None = None, *, memory: bool = False) -> list[
     return [_info(held) for held in call(chosen.reservations(memory=memory))]
 
 
+def list_ended(pool: str | None = None) -> list[EndedReservation]:
+    """Return the reservations of yours that were released by themselves, as far as nodes remember, oldest first."""
+    chosen = pool_named(pool)
+    if not chosen.is_up:
+        return []
+    return [
+        EndedReservation(one.name, one.reservation_id, one.ended_at, one.why, how_it_ended(one))
+        for one in call(chosen.ended())
+    ]
+
+
+def _limit(given: Duration | None, what: str) -> float:
+    return 0.0 if given is None else seconds_of(given, what)
+
+
 def _info(held: HeldReservation) -> ReservationInfo:
     facts = held.facts
+    statuses = [status for _, status in held.nodes.values()]
     main = next((mesh for mesh in facts.meshes if mesh.name == "main"), None)
     return ReservationInfo(
         name=facts.name,
@@ -433,6 +544,10 @@ def _info(held: HeldReservation) -> ReservationInfo:
         created_at=facts.created_at,
         ranks=tuple(rank_infos(held, main.mesh_id)) if main else (),
         nodes_answering=len(held.nodes),
+        time_s=max(status.time_s for status in statuses) or None,
+        time_left_s=min(status.time_left_s for status in statuses) if facts.time_s else None,
+        idle_s=facts.idle_s or None,
+        idle_left_s=max(status.idle_left_s for status in statuses) if facts.idle_s else None,  # who used it last
     )
 
 

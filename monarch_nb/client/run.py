@@ -17,7 +17,7 @@ from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import Connection
 from monarch_nb.client.decoding import display_event, result_event
 from monarch_nb.client.waits import explain_waits
-from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, RunFailed
+from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, ReservationExpired, RunFailed
 from monarch_nb.frames import unpack_pickle
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -280,7 +280,8 @@ class Run:
                 if self.done:
                     self._replaying.add(connection)
 
-    def _emit(self, event: events.Event) -> None:
+    def emit(self, event: events.Event) -> None:
+        """Tell every listener."""
         for listener in self._listeners:
             _tell(listener, event)
 
@@ -328,7 +329,7 @@ class Run:
             self.number = queued.number
             self._submit_to_others(queued)
         if queued.ahead:
-            self._emit(events.Notice(f"waits for: {'; '.join(queued.ahead)}", key="queue"))
+            self.emit(events.Notice(f"waits for: {'; '.join(queued.ahead)}", key="queue"))
 
     def _submit_to_others(self, queued: pb.Queued) -> None:
         core = self.mesh.core
@@ -341,7 +342,7 @@ class Run:
                     core.connections[node].cancel(self.id)
 
     def on_started(self, connection: Connection) -> None:
-        self._emit(events.Notice("", key="queue"))
+        self.emit(events.Notice("", key="queue"))
 
     async def _proceed_later(self) -> None:
         """A run before this one may never reach a node because its client died half-way: do not wait for it."""
@@ -354,7 +355,7 @@ class Run:
         for rank_output in output.ranks:
             for item in rank_output.items:
                 for event in self._events_of(rank_output.rank, item):
-                    self._emit(event)
+                    self.emit(event)
 
     def _events_of(self, rank: int, item: pb.OutputItem) -> Iterator[events.Event]:
         match item.WhichOneof("item"):
@@ -392,11 +393,11 @@ class Run:
             if packed.rank not in self.results and packed.rank in self.ranks:
                 self._packed[packed.rank] = packed
                 result = self.results[packed.rank] = result_event(packed, connection.name)
-                self._emit(result)
+                self.emit(result)
                 if packed.notice:
                     self._lossy.setdefault(packed.notice, []).append(packed.rank)
                     text = "; ".join(f"{name_ranks(ranks)}: {why}" for why, ranks in self._lossy.items())
-                    self._emit(events.Notice(text, key="loss"))
+                    self.emit(events.Notice(text, key="loss"))
         if len(self.results) == len(self.ranks):
             self._complete()
         elif self.results and not self._watching_waits:
@@ -407,20 +408,21 @@ class Run:
         if connection in self._replaying:
             self._replaying.discard(connection)
             if not self._replaying:
-                self._emit(events.Finished())
+                self.emit(events.Finished())
 
     def on_refused(self, connection: Connection, error: MonarchNbError) -> None:
         if self.done:
             self._end_replay(connection)
             return
         self._refusal = self._refusal or error
-        self._emit(events.Notice(str(error), key="refused"))
+        key = events.TIME_NOTICE if isinstance(error, ReservationExpired) else "refused"
+        self.emit(events.Notice(str(error), key=key))
         self._finish()
 
     def on_link(self, connection: Connection, up: bool) -> None:
         if not self.done:
             text = "" if up else f"{connection.name} {ALLOCATOR_DOWN}"
-            self._emit(events.Notice(text, key=f"link {connection.name}"))
+            self.emit(events.Notice(text, key=f"link {connection.name}"))
         if up and len(self._submits) > 1 and not self.done:
             self._spawn(
                 self._proceed_later()
@@ -458,10 +460,10 @@ class Run:
         if not self._done.is_set():
             for rank, stream in list(self._decoders):
                 for text in self._rest(rank, stream):
-                    self._emit(text)
+                    self.emit(text)
             for key in ("waits", "queue", "stuck", *(f"link {c.name}" for c in self._connections())):
-                self._emit(events.Notice("", key=key))
-            self._emit(events.Finished())
+                self.emit(events.Notice("", key=key))
+            self.emit(events.Finished())
             self._done.set()
             for task in self._tasks:
                 if task is not asyncio.current_task():
@@ -478,11 +480,11 @@ class Run:
             where = await self.mesh.core.where(left)
             waiting = [rank for rank, at in where.items() if at.state == run_pb2.Where.STATE_COLLECTIVE]
             if abort and self.failures and waiting:
-                self._emit(events.Notice(f"{name_ranks(waiting)} interrupted: another rank failed", key="abort"))
+                self.emit(events.Notice(f"{name_ranks(waiting)} interrupted: another rank failed", key="abort"))
                 self._send_interrupt()
                 abort = False
                 continue
-            self._emit(events.Notice(explain_waits(self.results, where, self.mesh.reservation.name), key="waits"))
+            self.emit(events.Notice(explain_waits(self.results, where, self.mesh.reservation.name), key="waits"))
 
     def _send_interrupt(self) -> None:
         self._interrupting = True
@@ -521,7 +523,7 @@ class Run:
             connection = self.mesh.core.connection_of(rank)
             lines[rank] = _place(where.get(rank)) if connection.up else f"{connection.name} {ALLOCATOR_DOWN}"
         self._is_stuck = True
-        self._emit(events.Notice("; ".join(_stuck_lines(lines)), key="stuck"))
+        self.emit(events.Notice("; ".join(_stuck_lines(lines)), key="stuck"))
         return lines
 
     def _spawn(self, work: Any) -> None:

@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import publish_display_data
 
 from monarch_nb.client.bridge import background_loop
-from monarch_nb.client.events import Event, Finished
+from monarch_nb.client.events import TIME_NOTICE, Event, Finished, Notice
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure
 from monarch_nb.notebook.command_line import checked_name, help_text, parse, wants_help
@@ -23,9 +23,10 @@ from monarch_nb.notebook.files import FileCommands
 from monarch_nb.notebook.following import RunInterrupted, RunTimeout, wait_for
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
 from monarch_nb.notebook.session import Session
-from monarch_nb.notebook.tables import calm_line, duration, is_notebook, preformatted, run_name, show
+from monarch_nb.notebook.tables import calm_line, is_notebook, preformatted, run_name, show
 from monarch_nb.notebook.view import RunView
 from monarch_nb.shape import name_ranks
+from monarch_nb.times import duration
 
 if TYPE_CHECKING:
     from monarch_nb.client.mesh import Mesh, RunInfo
@@ -46,6 +47,9 @@ class CellRunner:
     def __init__(self, shell: InteractiveShell, session: Session, mode: MeshMode, files: FileCommands) -> None:
         self._shell, self._session, self._mode, self._files = shell, session, mode, files
         self._stuck: set[str] = set()
+        self._last_view: RunView | None = None
+        self._time_view: RunView | None = None  # below which the time was spoken of
+        session.show_time = self._show_time
 
     def run(self, line: str, code: str) -> None:
         """Do what a `%%mesh` cell says.
@@ -225,7 +229,7 @@ class CellRunner:
             loop = background_loop()
             loop.call_soon_threadsafe(loop.call_later, delay_s, callback)
 
-        return RunView(
+        view = self._last_view = RunView(
             ranks,
             publish,
             call_later,
@@ -234,6 +238,17 @@ class CellRunner:
             stream=stream and not os.environ.get(NONINTERACTIVE_VARIABLE),
             terminal=terminal,
         )
+        return view
+
+    def _show_time(self, text: str) -> bool:
+        """Say below the last cell that the time of the reservation is nearly up, if that cell can show it."""
+        if self._time_view is not None:
+            self._time_view.on_event(Notice("", key=TIME_NOTICE))  # a cell has run since
+        view = self._time_view = self._last_view
+        if view is None or not view.can_add:
+            return False
+        view.on_event(Notice(text, key=TIME_NOTICE))
+        return True
 
     def _failed_in_kernel(self, code: str, silent: bool = False) -> KernelCellFailed | None:
         run_cell: Any = self._shell.run_cell  # IPython's has no types

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from monarch_nb.errors import UsageError
+from monarch_nb.times import seconds_of
 
 Value = str | int | float | bool | tuple[str, ...]
 Source = Literal["", "subcommand", "reservation", "target", "kernel_name", "rank_name"]
@@ -32,7 +33,7 @@ class Flag:
         short: its short form, "-t"; empty when there is none.
         value: what stands after it, as help calls it ("N"); empty for a switch.
         kind: how the value is read: "count" is a whole number of at least 1, "number" one of at least 0, "seconds" is
-            more than 0.
+            more than 0, "duration" is "8h" or "1h30m" and comes as seconds.
         choices: the only values allowed.
         repeat: may be given more than once; its value is then a tuple.
         negatable: a switch that also has a "--no-" form.
@@ -43,7 +44,7 @@ class Flag:
     help: str
     short: str = ""
     value: str = ""
-    kind: Literal["text", "count", "number", "seconds"] = "text"
+    kind: Literal["text", "count", "number", "seconds", "duration"] = "text"
     choices: tuple[str, ...] = ()
     repeat: bool = False
     negatable: bool = False
@@ -396,6 +397,8 @@ def _read_value(flag: Flag, text: str) -> Value:
         return int(text)
     if flag.kind == "seconds":
         return _read_seconds(flag, text)
+    if flag.kind == "duration":
+        return seconds_of(text, flag.name)
     if not text:
         raise UsageError(f"{flag.name} needs a value: {flag.name} {flag.value}")
     return text

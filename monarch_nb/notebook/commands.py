@@ -44,12 +44,20 @@ RESERVE = Command(
         Flag(
             "--shared", "storage that all nodes see, for data and checkpoints: $MONARCH_NB_SHARED in ranks", value="DIR"
         ),
+        Flag("--time", "release it after this time, also while a cell runs: 90m, 8h, 2d", value="T", kind="duration"),
+        Flag(
+            "--idle",
+            "release it when no cell ran and no kernel was attached for this time",
+            value="T",
+            kind="duration",
+        ),
         Flag("--replace", "when the name is held with another shape: release that first"),
     ),
     notes="Ranks stay until they are released: they survive this kernel, the browser and the Jupyter server.",
     examples=(
         ("%mesh reserve dev --nodes 2 --gpus 8", "16 ranks with a GPU each"),
         ("%mesh reserve dev --nodes 2 --procs 4", "8 CPU ranks"),
+        ("%mesh reserve dev --gpus 8 --time 8h --idle 2h", "given back in the evening, or when it is forgotten"),
         ("%mesh reserve dev --procs {n} --env WANDB_MODE=offline", "{x} and $x are this kernel's variables"),
     ),
 )
@@ -87,6 +95,15 @@ RELEASE = Command(
     flags=(Flag("--all", "every reservation of yours"),),
     notes="Never asks. Variables on the ranks are lost.",
     examples=(("%mesh release dev", ""),),
+)
+EXTEND = Command(
+    "extend",
+    "hold the mesh for longer: adds to its time limit",
+    usage="TIME",
+    magic="%mesh ",
+    section="Hold",
+    words=Words("TIME", "how much longer: 30m, 2h, 1h30m", least=1),
+    examples=(("%mesh extend 2h", "released two hours later than it would have been"),),
 )
 LIST = Command("list", "every reservation in the pool", magic="%mesh ", section="Hold")
 STATUS = Command("status", "the ranks, what they do, and why any of them died", magic="%mesh ", section="Look")
@@ -258,7 +275,7 @@ MESH = CommandSet(
     "%mesh",
     "live ranks for this notebook",
     commands=(
-        *(RESERVE, ATTACH, DETACH, RELEASE, LIST),
+        *(RESERVE, ATTACH, DETACH, RELEASE, EXTEND, LIST),
         *(STATUS, STACKS, LOGS, DOCTOR),
         *(PUSH, PULL),
         *(SYNC, FETCH, LS),

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.client.events import Notice
-from monarch_nb.notebook.tables import duration
 from monarch_nb.shape import name_ranks
+from monarch_nb.times import duration
 
 if TYPE_CHECKING:
     from monarch_nb.client.run import InterruptReport, Run

@@ -13,6 +13,7 @@ from monarch_nb.notebook.files import FileCommands
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.subcommands import Subcommands
+from monarch_nb.notebook.tables import calm_line, show
 
 _USER_FRAME = 2
 """How far above `mesh` the frame is in which the magic was typed."""
@@ -26,6 +27,7 @@ class MeshMagics(Magics):
         super().__init__(shell)
         self._shell = shell
         files = FileCommands(shell, session)
+        self._session = session
         self._cells = CellRunner(shell, session, mode, files)
         self._subcommands = Subcommands(shell, session, mode, self._cells, files)
 
@@ -40,6 +42,8 @@ class MeshMagics(Magics):
         # Only the line is expanded: the body belongs to the ranks, braces and all.
         expand: Any = self._shell.var_expand  # IPython's has no types
         line = expand(line, _USER_FRAME)
+        if unsaid := self._session.take_unsaid():
+            show(calm_line(unsaid))
         if cell is None:
             return self._subcommands.run(line)
         self._cells.run(line, cell)

@@ -8,7 +8,8 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from monarch_nb.notebook.tables import calm_line, duration, show, show_updatable
+from monarch_nb.notebook.tables import calm_line, show, show_updatable
+from monarch_nb.times import duration
 
 _TICK_S = 0.25
 

@@ -21,7 +21,7 @@ from monarch_nb.shape import parse_targets
 
 if TYPE_CHECKING:
     from monarch_nb.client.mesh import Mesh, RunInfo
-    from monarch_nb.client.reservation import Reservation, ReservationInfo
+    from monarch_nb.client.reservation import EndedReservation, Reservation, ReservationInfo
     from monarch_nb.client.run import Run
 
 T = TypeVar("T")
@@ -35,6 +35,7 @@ class Client(Protocol):
     reserve: Callable[..., Reservation]
     attach: Callable[..., Reservation]
     list_reservations: Callable[..., list[ReservationInfo]]
+    list_ended: Callable[..., list[EndedReservation]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Session:
         reservation: the current one, or None.
         runs: runs that go on and that this kernel follows, by id.
         seen: ids of runs that this kernel has shown to the end: allocators learn that a moment later.
+        show_time: shows below the last cell that the time of the reservation is nearly up, or was; False if it can not.
     """
 
     def __init__(self, client: Client, notebook: str | None = None) -> None:
@@ -63,10 +65,15 @@ class Session:
         self.pool: str | None = None
         self.runs: dict[str, Run] = {}
         self.seen: set[str] = set()
+        self.show_time: Callable[[str], bool] = lambda _: False
+        self._unsaid = ""
 
     def hold(self, reservation: Reservation, pool: str | None = None) -> None:
         """Make `reservation` the current one, for later kernels of this notebook too."""
+        if self.reservation is not None and self.reservation is not reservation:
+            self.reservation.detach()
         self.reservation, self.pool = reservation, pool
+        reservation.add_time_listener(lambda text: self._on_time(reservation.id, text))
         if self.notebook:
             remember(Memory(self.notebook, reservation.id, pool))
 
@@ -82,8 +89,19 @@ class Session:
         if self.notebook:
             forget(self.notebook)
 
+    def _on_time(self, reservation_id: str, text: str) -> None:
+        if self.reservation is not None and self.reservation.id == reservation_id:
+            self._unsaid = "" if self.show_time(text) else text
+
+    def take_unsaid(self) -> str:
+        """Return what is to be said about the time of the reservation and could not be shown below a cell."""
+        text, self._unsaid = self._unsaid, ""
+        return text
+
     def _let_go(self) -> None:
-        self.reservation = None
+        if self.reservation is not None:
+            self.reservation.detach()
+        self.reservation, self._unsaid = None, ""
         self.runs.clear()
 
     def current(self) -> Reservation:
@@ -166,6 +184,9 @@ class Session:
         if found is None:
             if memory is not None and memory.reservation_id:
                 forget(memory.notebook)
+                for ended in self.client.list_ended(self.pool):
+                    if ended.reservation_id == memory.reservation_id:
+                        return None, f"{ended}: %mesh reserve takes nodes again"
             return None, _held_line(sorted(info.name for info in infos if info.held_by_me))
         reservation = self.client.attach(found.name, pool=self.pool)
         return reservation, attached_line(reservation, _open_runs(reservation, self.seen))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,6 @@ from monarch_nb.notebook.session import Session, attached_line, shape
 from monarch_nb.notebook.tables import (
     calm_line,
     diagnosis_view,
-    duration,
     is_notebook,
     preformatted,
     reservations_table,
@@ -39,6 +39,7 @@ from monarch_nb.notebook.tables import (
     status_table,
 )
 from monarch_nb.shape import name_ranks
+from monarch_nb.times import duration, seconds_of, time_of_day
 
 if TYPE_CHECKING:
     from monarch_nb.client.reservation import Reservation
@@ -56,6 +57,7 @@ class Subcommands:
             commands.ATTACH: self._attach,
             commands.DETACH: self._detach,
             commands.RELEASE: self._release,
+            commands.EXTEND: self._extend,
             commands.LIST: self._list,
             commands.STATUS: self._status,
             commands.STACKS: self._stacks,
@@ -118,6 +120,8 @@ class Subcommands:
                 files=_files_option(parsed.text("files")),
                 reload={"auto": True, "off": False}.get(parsed.text("reload") or ""),
                 shared=parsed.text("shared"),
+                time=parsed.seconds("time"),
+                idle=parsed.seconds("idle"),
                 replace=parsed.switch("replace"),
                 notebook=self._session.notebook,
                 progress=progress,
@@ -165,6 +169,13 @@ class Subcommands:
             self._session.released()
             self._mode.stop()
 
+    def _extend(self, parsed: Parsed) -> None:
+        reservation = self._session.current()
+        by_s = seconds_of(parsed.words[0], "TIME")
+        left_s = reservation.extend(by_s)
+        at = time_of_day(time.time() + left_s)
+        show(calm_line(f"{reservation.name}: {duration(by_s)} more, {duration(left_s)} left: released at {at}"))
+
     def _list(self, _: Parsed) -> None:
         current = self._session.reservation
         infos = self._session.client.list_reservations(self._session.pool)
@@ -172,7 +183,8 @@ class Subcommands:
 
     def _status(self, _: Parsed) -> None:
         reservation = self._session.current()
-        show(status_table(reservation, reservation.mesh.status(), self._session.open_runs()))
+        left = reservation.status(memory=False).left
+        show(status_table(reservation, reservation.mesh.status(), self._session.open_runs(), left))
 
     def _stacks(self, parsed: Parsed) -> None:
         show(stacks_view(self._session.mesh(parsed.text("targets")).stacks().groups))
@@ -299,8 +311,11 @@ def _reserved_line(reservation: Reservation, progress: Progress) -> str:
         alive = (
             f"{ranks} alive" if not dead else f"{name_ranks(dead)} dead, the others alive: %mesh restart -t {dead[0]}"
         )
-        return f"{reservation.name}: already held, {alive}"
+        left = reservation.status(memory=False).left
+        return f"{reservation.name}: already held, {alive}{f', {left} left' if left else ''}"
     line = f"{reservation.name}: {shape(reservation)}, {ranks} ready in {duration(progress.elapsed_s)}"
+    if left := reservation.status(memory=False).left:
+        line += f", {left} left"
     started_pool = any(message.startswith("local pool ready") for message in progress.messages)
     return f"{line} (started a local pool; monarch-nb down ends it)" if started_pool else line
 

@@ -14,6 +14,7 @@ from IPython.display import display
 from monarch_nb import escapes
 from monarch_nb.notebook.session import shape
 from monarch_nb.shape import format_ranks, name_ranks
+from monarch_nb.times import duration
 
 if TYPE_CHECKING:
     from monarch_nb.client.diagnosis import Diagnosis
@@ -82,11 +83,12 @@ def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], not
     return Shown("\n".join([*lines, *notes]), _table_html(title, headers, rows, notes))
 
 
-def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequence[RunInfo]) -> Shown:
+def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequence[RunInfo], left: str = "") -> Shown:
     """Return what the ranks do, and why any of them died: equal ranks once.
 
     Args:
         runs: those that go on or that nobody has seen.
+        left: how much time is left, if it is limited.
     """
     titles = {run.run_id: run_name(run) for run in runs}
     groups: dict[tuple[str, str], list[RankInfo]] = {}
@@ -112,6 +114,8 @@ def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequ
         notes.append(_away_note(away))
     alive = sum(rank.is_alive for rank in ranks)
     title = f"{reservation.name} · {shape(reservation)} · {alive} of {len(ranks)} ranks alive"
+    if left:
+        title += f" · {left} left"
     return table(title, headers, rows, notes)
 
 
@@ -126,12 +130,13 @@ def reservations_table(infos: Sequence[ReservationInfo], current: str | None) ->
             info.alive_of_all,
             "you" if info.held_by_me else info.owner,
             duration(max(0.0, time.time() - info.created_at)),
+            info.left,
             info.notebook,
         ]
         for info in sorted(infos, key=lambda info: (not info.held_by_me, info.name))
     ]
     notes = ["* this notebook's"] if any(info.reservation_id == current for info in infos) else []
-    return table("", ["name", "shape", "ranks alive", "held by", "for", "notebook"], rows, notes)
+    return table("", ["name", "shape", "ranks alive", "held by", "for", "time left", "notebook"], rows, notes)
 
 
 def stacks_view(groups: Sequence[tuple[Sequence[int], str]]) -> Shown:
@@ -152,21 +157,6 @@ def diagnosis_view(diagnosis: Diagnosis) -> Shown:
     """Return what differs between the kernel and the nodes, in detail, and what is fine in one line."""
     headers = ["differs", "here", "there", "what to do"]
     return table(diagnosis.title, headers, diagnosis.rows(), diagnosis.lines())
-
-
-def duration(seconds: float) -> str:
-    """Return "0.04 s", "1.9 s", "12 s", "2 min 10 s", "2 h 10 min" or "3 d 2 h"."""
-    if seconds < 0.1:
-        return f"{seconds:.2f} s"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if seconds < 3600:
-        return _two_units(seconds, "min", 60, "s", 1)
-    if seconds < 86400:
-        return _two_units(seconds, "h", 3600, "min", 60)
-    return _two_units(seconds, "d", 86400, "h", 3600)
 
 
 def size(size_bytes: int) -> str:
@@ -191,12 +181,6 @@ def _table_html(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]
         parts.append(f'<table style="margin:4px 0;border-collapse:collapse;border:0"><tr>{head}</tr>{body}</table>')
     parts += [f'<div style="{_MUTED};font-size:90%;white-space:pre-wrap">{html.escape(note)}</div>' for note in notes]
     return "".join(parts)
-
-
-def _two_units(seconds: float, unit: str, size: int, smaller: str, smaller_size: int) -> str:
-    whole, rest = divmod(int(seconds), size)
-    rest //= smaller_size
-    return f"{whole} {unit} {rest} {smaller}" if rest else f"{whole} {unit}"
 
 
 def _state(rank: RankInfo, titles: dict[str, str]) -> str:

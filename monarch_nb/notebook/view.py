@@ -120,6 +120,11 @@ class RunView:
                     self._show(now_s)
             self._schedule(now_s)
 
+    @property
+    def can_add(self) -> bool:
+        """Whether what comes now is shown in its cell: that goes on, or has an output to be updated."""
+        return not self._left or self._shown is not None or self._terminal
+
     def keep_open(self) -> None:
         """Show the run now, on the thread of the cell: it returns, and the run goes on. Failures will be shown here,
         because the cell can not raise them any more."""

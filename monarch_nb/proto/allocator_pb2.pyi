@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from monarch_nb.proto import files_pb2 as _files_pb2
 from monarch_nb.proto import run_pb2 as _run_pb2
 import builtins as _builtins
 import sys
@@ -179,6 +180,8 @@ class ReserveRequest(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     NOTEBOOK_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
+    TIME_S_FIELD_NUMBER: _builtins.int
+    IDLE_S_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     name: _builtins.str
     owner: _builtins.str
@@ -190,6 +193,10 @@ class ReserveRequest(_message.Message):
     """path of the notebook that holds it; may be empty"""
     created_at: _builtins.float
     """seconds since the epoch, same on all nodes"""
+    time_s: _builtins.float
+    """how long it is held from its confirmation on; 0: until it is released"""
+    idle_s: _builtins.float
+    """how long nobody may use it; 0: for ever"""
     def __init__(
         self,
         *,
@@ -202,10 +209,12 @@ class ReserveRequest(_message.Message):
         nodes: _builtins.int = ...,
         notebook: _builtins.str = ...,
         created_at: _builtins.float = ...,
+        time_s: _builtins.float = ...,
+        idle_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "gpus", b"gpus", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "gpus", b"gpus", "idle_s", b"idle_s", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "time_s", b"time_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -236,15 +245,21 @@ class ConfirmRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_files_pb2.Peer]:
+        """all of the reservation, by node rank"""
+
     def __init__(
         self,
         *,
         reservation_id: _builtins.str = ...,
+        nodes: _abc.Iterable[_files_pb2.Peer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "reservation_id", b"reservation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -270,15 +285,19 @@ class ReleaseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
+    why: _builtins.str
+    """no person asked for it: what was up (see Ended)"""
     def __init__(
         self,
         *,
         reservation_id: _builtins.str = ...,
+        why: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reservation_id", b"reservation_id", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -302,6 +321,83 @@ class ReleaseReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseReply: _TypeAlias = ReleaseReply  # noqa: Y015
+
+@_typing.final
+class ExtendRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    TIME_S_FIELD_NUMBER: _builtins.int
+    reservation_id: _builtins.str
+    time_s: _builtins.float
+    """the whole limit, so that asking twice extends once"""
+    def __init__(
+        self,
+        *,
+        reservation_id: _builtins.str = ...,
+        time_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reservation_id", b"reservation_id", "time_s", b"time_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExtendRequest: _TypeAlias = ExtendRequest  # noqa: Y015
+
+@_typing.final
+class ExtendReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExtendReply: _TypeAlias = ExtendReply  # noqa: Y015
+
+@_typing.final
+class IdleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    reservation_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        reservation_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reservation_id", b"reservation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IdleRequest: _TypeAlias = IdleRequest  # noqa: Y015
+
+@_typing.final
+class IdleReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDLE_FOR_S_FIELD_NUMBER: _builtins.int
+    idle_for_s: _builtins.float
+    """0 while it is used"""
+    def __init__(
+        self,
+        *,
+        idle_for_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idle_for_s", b"idle_for_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IdleReply: _TypeAlias = IdleReply  # noqa: Y015
 
 @_typing.final
 class HostStoreRequest(_message.Message):
@@ -624,23 +720,66 @@ class StatusReply(_message.Message):
 
     NODE_FIELD_NUMBER: _builtins.int
     RESERVATIONS_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def node(self) -> Global___DescribeReply: ...
     @_builtins.property
     def reservations(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReservationStatus]: ...
+    @_builtins.property
+    def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___Ended]: ...
     def __init__(
         self,
         *,
         node: Global___DescribeReply | None = ...,
         reservations: _abc.Iterable[Global___ReservationStatus] | None = ...,
+        ended: _abc.Iterable[Global___Ended] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "reservations", b"reservations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "node", b"node", "reservations", b"reservations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusReply: _TypeAlias = StatusReply  # noqa: Y015
+
+@_typing.final
+class Ended(_message.Message):
+    """A reservation that no person released, kept for a while so that its owner learns why it is gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    ENDED_AT_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    MESH_IDS_FIELD_NUMBER: _builtins.int
+    reservation_id: _builtins.str
+    name: _builtins.str
+    owner: _builtins.str
+    ended_at: _builtins.float
+    """seconds since the epoch"""
+    why: _builtins.str
+    """"its time of 8 h was up" """
+    @_builtins.property
+    def mesh_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        reservation_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        owner: _builtins.str = ...,
+        ended_at: _builtins.float = ...,
+        why: _builtins.str = ...,
+        mesh_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_at", b"ended_at", "mesh_ids", b"mesh_ids", "name", b"name", "owner", b"owner", "reservation_id", b"reservation_id", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Ended: _TypeAlias = Ended  # noqa: Y015
 
 @_typing.final
 class ReservationStatus(_message.Message):
@@ -657,6 +796,10 @@ class ReservationStatus(_message.Message):
     CREATED_AT_FIELD_NUMBER: _builtins.int
     CONFIRMED_FIELD_NUMBER: _builtins.int
     MESHES_FIELD_NUMBER: _builtins.int
+    TIME_S_FIELD_NUMBER: _builtins.int
+    IDLE_S_FIELD_NUMBER: _builtins.int
+    TIME_LEFT_S_FIELD_NUMBER: _builtins.int
+    IDLE_LEFT_S_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     name: _builtins.str
     owner: _builtins.str
@@ -667,6 +810,12 @@ class ReservationStatus(_message.Message):
     notebook: _builtins.str
     created_at: _builtins.float
     confirmed: _builtins.bool
+    time_s: _builtins.float
+    """the limits; 0: none"""
+    idle_s: _builtins.float
+    time_left_s: _builtins.float
+    idle_left_s: _builtins.float
+    """as far as this node knows"""
     @_builtins.property
     def meshes(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeshStatus]: ...
     def __init__(
@@ -683,10 +832,14 @@ class ReservationStatus(_message.Message):
         created_at: _builtins.float = ...,
         confirmed: _builtins.bool = ...,
         meshes: _abc.Iterable[Global___MeshStatus] | None = ...,
+        time_s: _builtins.float = ...,
+        idle_s: _builtins.float = ...,
+        time_left_s: _builtins.float = ...,
+        idle_left_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "created_at", b"created_at", "gpus", b"gpus", "meshes", b"meshes", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "created_at", b"created_at", "gpus", b"gpus", "idle_left_s", b"idle_left_s", "idle_s", b"idle_s", "meshes", b"meshes", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "time_left_s", b"time_left_s", "time_s", b"time_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -923,6 +1076,8 @@ class SessionRequest(_message.Message):
     SHOWN_FIELD_NUMBER: _builtins.int
     UNFOLLOW_FIELD_NUMBER: _builtins.int
     PROCEED_FIELD_NUMBER: _builtins.int
+    ATTACH_FIELD_NUMBER: _builtins.int
+    DETACH_FIELD_NUMBER: _builtins.int
     COLLECTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___Open:
@@ -941,6 +1096,10 @@ class SessionRequest(_message.Message):
     @_builtins.property
     def proceed(self) -> Global___Proceed: ...
     @_builtins.property
+    def attach(self) -> Global___Attach: ...
+    @_builtins.property
+    def detach(self) -> Global___Detach: ...
+    @_builtins.property
     def collected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """With any message, or none: the client has the results of these runs, which need not be kept for a later kernel."""
 
@@ -954,13 +1113,15 @@ class SessionRequest(_message.Message):
         shown: Global___Shown | None = ...,
         unfollow: Global___Unfollow | None = ...,
         proceed: Global___Proceed | None = ...,
+        attach: Global___Attach | None = ...,
+        detach: Global___Detach | None = ...,
         collected: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "follow", b"follow", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "detach", b"detach", "follow", b"follow", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "collected", b"collected", "follow", b"follow", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "collected", b"collected", "detach", b"detach", "follow", b"follow", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "submit", "follow", "cancel", "shown", "unfollow", "proceed"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "submit", "follow", "cancel", "shown", "unfollow", "proceed", "attach", "detach"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -987,6 +1148,46 @@ class Open(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Open: _TypeAlias = Open  # noqa: Y015
+
+@_typing.final
+class Attach(_message.Message):
+    """The client uses a reservation (told to its first node): it is not idle until the client detaches or its stream ends."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    reservation_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        reservation_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reservation_id", b"reservation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Attach: _TypeAlias = Attach  # noqa: Y015
+
+@_typing.final
+class Detach(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    reservation_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        reservation_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reservation_id", b"reservation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Detach: _TypeAlias = Detach  # noqa: Y015
 
 @_typing.final
 class Submit(_message.Message):
@@ -1261,6 +1462,7 @@ class SessionEvent(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     RANK_DIED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    TIME_LEFT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___Opened: ...
     @_builtins.property
@@ -1275,6 +1477,8 @@ class SessionEvent(_message.Message):
     def rank_died(self) -> Global___RankDied: ...
     @_builtins.property
     def refused(self) -> Global___Refused: ...
+    @_builtins.property
+    def time_left(self) -> Global___TimeLeft: ...
     def __init__(
         self,
         *,
@@ -1285,12 +1489,13 @@ class SessionEvent(_message.Message):
         finished: Global___Finished | None = ...,
         rank_died: Global___RankDied | None = ...,
         refused: Global___Refused | None = ...,
+        time_left: Global___TimeLeft | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "message", b"message", "opened", b"opened", "output", b"output", "queued", b"queued", "rank_died", b"rank_died", "refused", b"refused", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "message", b"message", "opened", b"opened", "output", b"output", "queued", b"queued", "rank_died", b"rank_died", "refused", b"refused", "started", b"started", "time_left", b"time_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "message", b"message", "opened", b"opened", "output", b"output", "queued", b"queued", "rank_died", b"rank_died", "refused", b"refused", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "message", b"message", "opened", b"opened", "output", b"output", "queued", b"queued", "rank_died", b"rank_died", "refused", b"refused", "started", b"started", "time_left", b"time_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "queued", "started", "output", "finished", "rank_died", "refused"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "queued", "started", "output", "finished", "rank_died", "refused", "time_left"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -1590,6 +1795,41 @@ class Refused(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Refused: _TypeAlias = Refused  # noqa: Y015
+
+@_typing.final
+class TimeLeft(_message.Message):
+    """To attached clients: when a reservation's time is nearly up, when it is extended after that, and when it has ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    TIME_S_FIELD_NUMBER: _builtins.int
+    LEFT_S_FIELD_NUMBER: _builtins.int
+    NEARLY_UP_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    reservation_id: _builtins.str
+    time_s: _builtins.float
+    """the limit"""
+    left_s: _builtins.float
+    nearly_up: _builtins.bool
+    @_builtins.property
+    def ended(self) -> Global___Ended: ...
+    def __init__(
+        self,
+        *,
+        reservation_id: _builtins.str = ...,
+        time_s: _builtins.float = ...,
+        left_s: _builtins.float = ...,
+        nearly_up: _builtins.bool = ...,
+        ended: Global___Ended | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "left_s", b"left_s", "nearly_up", b"nearly_up", "reservation_id", b"reservation_id", "time_s", b"time_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimeLeft: _TypeAlias = TimeLeft  # noqa: Y015
 
 @_typing.final
 class ReadLogsRequest(_message.Message):

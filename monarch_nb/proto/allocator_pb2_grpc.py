@@ -55,6 +55,16 @@ class AllocatorStub(object):
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ReleaseReply.FromString,
                 _registered_method=True)
+        self.Extend = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/Extend',
+                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ExtendRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ExtendReply.FromString,
+                _registered_method=True)
+        self.Idle = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/Idle',
+                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.IdleRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.IdleReply.FromString,
+                _registered_method=True)
         self.HostStore = channel.unary_unary(
                 '/monarch_nb.v1.Allocator/HostStore',
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.HostStoreRequest.SerializeToString,
@@ -167,6 +177,20 @@ class AllocatorServicer(object):
 
     def Release(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Extend(self, request, context):
+        """Set a reservation's time limit, counted from its confirmation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Idle(self, request, context):
+        """How long nobody has used a reservation on this node: asked by its first node, which decides for all.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -302,6 +326,16 @@ def add_AllocatorServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ReleaseRequest.FromString,
                     response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ReleaseReply.SerializeToString,
+            ),
+            'Extend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Extend,
+                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ExtendRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ExtendReply.SerializeToString,
+            ),
+            'Idle': grpc.unary_unary_rpc_method_handler(
+                    servicer.Idle,
+                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.IdleRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.IdleReply.SerializeToString,
             ),
             'HostStore': grpc.unary_unary_rpc_method_handler(
                     servicer.HostStore,
@@ -497,6 +531,60 @@ class Allocator(object):
             '/monarch_nb.v1.Allocator/Release',
             monarch__nb_dot_proto_dot_allocator__pb2.ReleaseRequest.SerializeToString,
             monarch__nb_dot_proto_dot_allocator__pb2.ReleaseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Extend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/Extend',
+            monarch__nb_dot_proto_dot_allocator__pb2.ExtendRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_allocator__pb2.ExtendReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Idle(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/Idle',
+            monarch__nb_dot_proto_dot_allocator__pb2.IdleRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_allocator__pb2.IdleReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,10 @@ class AllocatorStub:
     """Lease slots. Provisional until Confirm: a client that dies half-way leaves nothing leased."""
     Confirm: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ConfirmRequest, _allocator_pb2.ConfirmReply]
     Release: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ReleaseRequest, _allocator_pb2.ReleaseReply]
+    Extend: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ExtendRequest, _allocator_pb2.ExtendReply]
+    """Set a reservation's time limit, counted from its confirmation."""
+    Idle: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.IdleRequest, _allocator_pb2.IdleReply]
+    """How long nobody has used a reservation on this node: asked by its first node, which decides for all."""
     HostStore: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.HostStoreRequest, _allocator_pb2.HostStoreReply]
     """Host the torch.distributed store of a mesh (first node only)."""
     Spawn: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.SpawnRequest, _allocator_pb2.SpawnReply]
@@ -72,6 +76,10 @@ class AllocatorAsyncStub(AllocatorStub):
     """Lease slots. Provisional until Confirm: a client that dies half-way leaves nothing leased."""
     Confirm: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ConfirmRequest, _allocator_pb2.ConfirmReply]  # type: ignore[assignment]
     Release: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ReleaseRequest, _allocator_pb2.ReleaseReply]  # type: ignore[assignment]
+    Extend: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ExtendRequest, _allocator_pb2.ExtendReply]  # type: ignore[assignment]
+    """Set a reservation's time limit, counted from its confirmation."""
+    Idle: _aio.UnaryUnaryMultiCallable[_allocator_pb2.IdleRequest, _allocator_pb2.IdleReply]  # type: ignore[assignment]
+    """How long nobody has used a reservation on this node: asked by its first node, which decides for all."""
     HostStore: _aio.UnaryUnaryMultiCallable[_allocator_pb2.HostStoreRequest, _allocator_pb2.HostStoreReply]  # type: ignore[assignment]
     """Host the torch.distributed store of a mesh (first node only)."""
     Spawn: _aio.UnaryUnaryMultiCallable[_allocator_pb2.SpawnRequest, _allocator_pb2.SpawnReply]  # type: ignore[assignment]
@@ -127,6 +135,22 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         request: _allocator_pb2.ReleaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_allocator_pb2.ReleaseReply, _abc.Awaitable[_allocator_pb2.ReleaseReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Extend(
+        self,
+        request: _allocator_pb2.ExtendRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.ExtendReply, _abc.Awaitable[_allocator_pb2.ExtendReply]]:
+        """Set a reservation's time limit, counted from its confirmation."""
+
+    @_abc_1.abstractmethod
+    def Idle(
+        self,
+        request: _allocator_pb2.IdleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.IdleReply, _abc.Awaitable[_allocator_pb2.IdleReply]]:
+        """How long nobody has used a reservation on this node: asked by its first node, which decides for all."""
 
     @_abc_1.abstractmethod
     def HostStore(

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from monarch_nb.proto import allocator_pb2 as _allocator_pb2
+from monarch_nb.proto import files_pb2 as _files_pb2
 from monarch_nb.proto import run_pb2 as _run_pb2
 import builtins as _builtins
 import sys
@@ -85,25 +86,70 @@ class LeaseRecord(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     GPU_INDICES_FIELD_NUMBER: _builtins.int
     CONFIRMED_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
     confirmed: _builtins.bool
     @_builtins.property
     def request(self) -> _allocator_pb2.ReserveRequest: ...
     @_builtins.property
     def gpu_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def limits(self) -> Global___LimitsRecord: ...
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_files_pb2.Peer]:
+        """ConfirmRequest.nodes"""
+
     def __init__(
         self,
         *,
         request: _allocator_pb2.ReserveRequest | None = ...,
         gpu_indices: _abc.Iterable[_builtins.int] | None = ...,
         confirmed: _builtins.bool = ...,
+        limits: Global___LimitsRecord | None = ...,
+        nodes: _abc.Iterable[_files_pb2.Peer] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "gpu_indices", b"gpu_indices", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "gpu_indices", b"gpu_indices", "limits", b"limits", "nodes", b"nodes", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeaseRecord: _TypeAlias = LeaseRecord  # noqa: Y015
+
+@_typing.final
+class LimitsRecord(_message.Message):
+    """Seconds since boot count while the machine sleeps, and while no allocator runs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_S_FIELD_NUMBER: _builtins.int
+    IDLE_S_FIELD_NUMBER: _builtins.int
+    CONFIRMED_S_FIELD_NUMBER: _builtins.int
+    USED_S_FIELD_NUMBER: _builtins.int
+    BOOT_ID_FIELD_NUMBER: _builtins.int
+    time_s: _builtins.float
+    idle_s: _builtins.float
+    confirmed_s: _builtins.float
+    """since boot"""
+    used_s: _builtins.float
+    """since boot"""
+    boot_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        time_s: _builtins.float = ...,
+        idle_s: _builtins.float = ...,
+        confirmed_s: _builtins.float = ...,
+        used_s: _builtins.float = ...,
+        boot_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "confirmed_s", b"confirmed_s", "idle_s", b"idle_s", "time_s", b"time_s", "used_s", b"used_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LimitsRecord: _TypeAlias = LimitsRecord  # noqa: Y015
 
 @_typing.final
 class MeshRecord(_message.Message):

@@ -169,6 +169,23 @@ def test_a_lost_kernel_gets_everything_back(kernel: Kernel, open_kernel: Callabl
     assert again.run("%mesh pull i") == "[59, 59, 59, 59]"
 
 
+def test_time_that_runs_out(open_kernel: Callable[[], Kernel]) -> None:
+    kernel = open_kernel()
+    shown = kernel.run("%load_ext monarch_nb\n%mesh reserve brief --procs 2 --time 8s")
+    assert "2 ranks ready in" in shown
+    finished = kernel.start("%%mesh\nprint('hello')")
+    assert "hello" in kernel.wait(finished)
+    kernel.wait(finished, "brief will be released at")
+    endless = kernel.start("%%mesh\nimport threading\nthreading.Event().wait()")
+    shown = kernel.wait(endless)
+    assert "ReservationExpired\x1b[39m: brief was released at" in shown
+    assert "Traceback" not in shown
+    assert "its time of 8.0 s was up; %mesh reserve makes a new one" in kernel.run("%%mesh\nrank")
+    kernel.kill()
+    again = open_kernel()
+    assert again.run("%load_ext monarch_nb").startswith("brief was released at ")
+
+
 def test_environments(kernel: Kernel) -> None:
     shown = kernel.run("import numpy\n%mesh doctor")
     assert shown.startswith("dev: 2 nodes × 2 procs")

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from monarch_nb import config
-from monarch_nb.allocator import processes
+from monarch_nb.allocator import expiry, processes
 from monarch_nb.allocator.control import interrupt
 from monarch_nb.allocator.files import SMALL_CHANGE_ENTRIES
 from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.sessions import Session
 from monarch_nb.allocator.workspace.pending import Pending
 from monarch_nb.config import NodePaths
-from monarch_nb.errors import MonarchNbError, ReservationNotFound
+from monarch_nb.errors import MonarchNbError, ReservationExpired, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
@@ -124,7 +124,7 @@ async def spawn(node: Node) -> None:
     reserve(node)
     await node.host_store(store_request())
     await node.spawn(spawn_request())
-    node.confirm("r")
+    node.confirm(pb.ConfirmRequest(reservation_id="r"))
 
 
 def submit(node: Node, run_id: str, session: Session | None = None, number: int = 0) -> Session:
@@ -309,7 +309,7 @@ class TestRelease:
 
         killed = start()
         reserve(killed)
-        killed.confirm("r")
+        killed.confirm(pb.ConfirmRequest(reservation_id="r"))
         for reservation_id in ("r", "gone"):
             (killed.files.workspaces.directory(reservation_id) / "result").write_text("42")
         killed._database.close()
@@ -331,6 +331,95 @@ class TestRelease:
         assert (node.state.leases, node.state.meshes) == ({}, {})
 
 
+class TestLimits:
+    @staticmethod
+    def start(tmp_path: Path) -> NodeWithoutProcesses:
+        made = NodeWithoutProcesses(NodePaths(tmp_path), "node0", procs=4, gpus=[], python="python", preload=[])
+        made.supervisor = FakeSupervisor()
+        return made
+
+    async def test_an_allocator_that_starts_again_remembers(self, tmp_path: Path) -> None:
+        killed = self.start(tmp_path)
+        killed.reserve(
+            pb.ReserveRequest(reservation_id="r", name="r", owner="me", procs=2, time_s=3600.0, idle_s=7200.0)
+        )
+        peers = [files_pb2.Peer(node_id="node0"), files_pb2.Peer(node_id="node1", address="unix:there")]
+        killed.confirm(pb.ConfirmRequest(reservation_id="r", nodes=peers))
+        killed.expiry.extend("r", 5400.0)
+        reserve(killed, "ended")
+        await killed.release("ended", "nobody used it for 2 h")
+        before = killed.state.leases["r"]
+        killed.expiry.close()
+        killed._database.close()
+        node = self.start(tmp_path)
+        await node.start()
+        try:
+            lease = node.state.leases["r"]
+            assert (lease.limits.time_s, lease.limits.idle_s) == (5400.0, 7200.0)
+            assert lease.limits.confirmed_s == before.limits.confirmed_s
+            assert lease.nodes == peers
+            with pytest.raises(ReservationExpired, match="nobody used it for 2 h"):
+                node.state.lease("ended")
+        finally:
+            await node.close(end_processes=False)
+
+    async def test_time_that_was_up_while_no_allocator_ran(self, tmp_path: Path) -> None:
+        killed = self.start(tmp_path)
+        killed.reserve(pb.ReserveRequest(reservation_id="r", name="r", owner="me", procs=2, time_s=1e-6))
+        killed.confirm(pb.ConfirmRequest(reservation_id="r"))
+        killed.expiry.close()
+        killed._database.close()
+        node = self.start(tmp_path)
+        await node.start()
+        try:
+            async with asyncio.timeout(10):
+                while node.state.leases:
+                    await asyncio.sleep(0.001)
+            assert node.state.procs_free == 4
+            assert [ended.name for ended in node.state.ended.values()] == ["r"]
+        finally:
+            await node.close(end_processes=False)
+
+    async def test_a_client_that_is_attached_or_a_cell_that_runs_is_use(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        session = Session()
+        node.sessions.add(session)
+        assert node.expiry.idle_for_s("r") > 0
+        node.expiry.attach(session, "r")
+        assert node.expiry.idle_for_s("r") == 0
+        node.expiry.detach(session, "r")
+        assert node.expiry.idle_for_s("r") > 0
+        submit(node, "run")
+        assert node.expiry.idle_for_s("r") == 0
+        for rank in (0, 1):
+            node._on_result(MESH, run_pb2.RankResult(run_id="run", rank=rank))
+        assert 0 < node.expiry.idle_for_s("r") < 60
+
+    async def test_attached_clients_are_warned_and_told_of_the_end(
+        self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        session, stranger = Session(), Session()
+        node.sessions |= {session, stranger}
+        node.reserve(pb.ReserveRequest(reservation_id="r", name="r", owner="me", procs=2, time_s=3600.0))
+        node.confirm(pb.ConfirmRequest(reservation_id="r"))
+        node.expiry.attach(session, "r")
+        assert not events(session, "time_left")
+        now_s = processes.seconds_since_boot() + 3500
+        monkeypatch.setattr(expiry, "seconds_since_boot", lambda: now_s)
+        node.expiry._look("r")
+        [warning] = events(session, "time_left")
+        assert warning.nearly_up
+        assert 90 < warning.left_s < 101
+        late = Session()
+        node.expiry.attach(late, "r")
+        assert events(late, "time_left") == [warning]
+        node.expiry.extend("r", 7200.0)
+        assert not events(session, "time_left")[-1].nearly_up
+        await node.release("r", "its time was up")
+        assert events(session, "time_left")[-1].ended.why == "its time was up"
+        assert not events(stranger, "time_left")
+
+
 class TestProvisionalLease:
     @pytest.fixture(autouse=True)
     def short(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +438,7 @@ class TestProvisionalLease:
     async def test_confirmed_it_stays(self, node: NodeWithoutProcesses) -> None:
         reserve(node)
         reserve(node, "other")
-        node.confirm("r")
+        node.confirm(pb.ConfirmRequest(reservation_id="r"))
         async with asyncio.timeout(10):
             while "other" in node.state.leases:
                 await asyncio.sleep(0.001)
@@ -366,7 +455,7 @@ class TestProvisionalLease:
         node.supervisor.warm.set()
         await starting
         await node.spawn(spawn_request())
-        node.confirm("r")
+        node.confirm(pb.ConfirmRequest(reservation_id="r"))
         assert node.state.leases["r"].confirmed
 
     async def test_a_client_that_died_after_the_store_was_forked(self, node: NodeWithoutProcesses) -> None:

@@ -15,6 +15,7 @@ from monarch_nb.client.environments import NodeEnvironment, PipReport
 from monarch_nb.client.events import Event, Finished, Result, Text
 from monarch_nb.client.logs import LogRecord
 from monarch_nb.client.mesh import RankInfo, RunInfo, StackReport
+from monarch_nb.client.reservation import EndedReservation
 from monarch_nb.client.run import InterruptReport
 from monarch_nb.client.sync import Pending, SyncReport
 from monarch_nb.errors import RankFailure, ReservationNotFound, RunFailed, RunNotFound
@@ -219,6 +220,7 @@ class FakeReservation:
         self.nodes, self.procs, self.gpus, self.owner = nodes, procs, 0, "me"
         self.mesh = FakeMesh(client, self, Extent({"hosts": nodes, "procs": procs}))
         self.files = FakeFiles()
+        self.left = ""
 
     def doctor(self) -> Diagnosis:
         differs = Difference("numpy", "2.4.0", (("1.26.4", ("node1",)),))
@@ -227,6 +229,19 @@ class FakeReservation:
     def pip(self, *arguments: str, run: Callable[["FakeMesh", str], None]) -> PipReport:
         run(self.mesh.select([0]), f"pip {arguments}")
         return PipReport((NodeEnvironment((0,), ("node0",), True),), changes=True)
+
+    def status(self, *, memory: bool) -> Any:
+        return SimpleNamespace(left=self.left)
+
+    def extend(self, seconds: float) -> float:
+        self.client.calls.append(("extend", self.name, seconds))
+        return seconds + 3600
+
+    def add_time_listener(self, listener: Callable[[str], None]) -> None:
+        self.tell_time = listener
+
+    def detach(self) -> None:
+        self.client.calls.append(("detach", self.name))
 
     def release(self) -> None:
         del self.client.held[self.name]
@@ -242,6 +257,7 @@ class FakeReservation:
             gpus=0,
             notebook=self.notebook,
             created_at=time.time() - 90,
+            left=self.left,
             alive=self.mesh.ranks,
             alive_of_all=f"{len(self.mesh.ranks)} of {len(self.mesh.ranks)}",
         )
@@ -255,6 +271,7 @@ class FakeClient:
         self.calls: list[tuple[Any, ...]] = []
         self.runs: list[FakeRun] = []
         self.dead: set[int] = set()
+        self.ended: list[EndedReservation] = []
         self.ctrl_c = 0
         self.on_submit: Callable[[FakeRun], None] = FakeRun.finish
         self.on_attach: Callable[[FakeRun], None] = lambda run: None
@@ -275,13 +292,29 @@ class FakeClient:
     def list_reservations(self, pool: str | None = None) -> list[Any]:
         return [reservation.info() for reservation in self.held.values()]
 
+    def list_ended(self, pool: str | None = None) -> list[EndedReservation]:
+        return self.ended
+
+
+class Displays(CapturingDisplayPublisher):
+    """What cells show; views show more from another thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changed = threading.Condition()
+
+    def publish(self, *arguments: Any, **options: Any) -> None:
+        with self.changed:
+            super().publish(*arguments, **options)  # type: ignore[no-untyped-call]
+            self.changed.notify_all()
+
 
 class Notebook:
     """Runs cells in a shell and reads what they show."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self.shell = shell
-        self.shown = CapturingDisplayPublisher()
+        self.shown = Displays()
         shell.display_pub = self.shown
         shell.kernel = SimpleNamespace()  # a front end that updates displays
 
@@ -310,6 +343,11 @@ class Notebook:
             display_id = (output.get("transient") or {}).get("display_id")
             latest[display_id or number] = output["data"]["text/plain"]
         return "\n".join(latest.values())
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until what is displayed fulfils a condition."""
+        with self.shown.changed:
+            assert self.shown.changed.wait_for(condition, 10.0), self.text()
 
     def complete(self, cell: str) -> list[str]:
         """What Tab offers at the end of a cell: the cell's last line as it would be."""

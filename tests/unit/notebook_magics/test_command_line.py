@@ -148,11 +148,16 @@ def test_what_is_another_programs_is_left_to_it() -> None:
         parse(commands.PIP, "")
 
 
+def test_durations_have_units() -> None:
+    parsed = parse(commands.RESERVE, "dev --procs 4 --time 1h30m --idle=90m")
+    assert (parsed.seconds("time"), parsed.seconds("idle")) == (5400.0, 5400.0)
+    with pytest.raises(UsageError, match=r"^--time is a time such as 90m, 8h, .*, not '8'$"):
+        parse(commands.RESERVE, "dev --procs 4 --time 8")
+
+
 def test_what_comes_later_is_not_offered() -> None:
     offered = {command.name for command in commands.MESH.commands}
-    assert not offered & {"run", "extend", "debug", "panel"}
-    flags = {flag.name for command in commands.MESH.commands for flag in command.flags}
-    assert not flags & {"--time", "--idle"}
+    assert not offered & {"run", "debug", "panel"}
 
 
 def test_help_names_everything_and_is_aligned() -> None:

@@ -7,6 +7,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.events import Text
+from monarch_nb.client.reservation import EndedReservation
 from monarch_nb.errors import RankFailure, RunFailed, TargetError, UsageError
 from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
 from monarch_nb.notebook.cell import KernelCellFailed
@@ -491,3 +492,63 @@ def test_loading_never_fails(client: FakeClient, shell: InteractiveShell, monkey
     load_ipython_extension(shell)
     assert opened.text() == "the pool does not answer yet: %mesh attach tries again"
     unload_ipython_extension(shell)
+
+
+class TestTime:
+    """The time of a reservation, as the notebook tells it."""
+
+    def test_limits_are_asked_for_and_what_is_left_is_said(self, notebook: Notebook, client: FakeClient) -> None:
+        notebook.ok("%mesh reserve dev --nodes 2 --procs 2 --time 8h --idle 2h")
+        options = client.calls[0][-1]
+        assert (options["time"], options["idle"]) == (28800.0, 7200.0)
+        client.held["dev"].left = "7 h, idle 2 h"
+        assert notebook.ok("%mesh status").startswith(
+            "dev · 2 nodes × 2 procs · 4 of 4 ranks alive · 7 h, idle 2 h left"
+        )
+        assert "7 h, idle 2 h" in notebook.ok("%mesh list")
+        assert "already held, 4 ranks alive, 7 h, idle 2 h left" in notebook.ok("%mesh reserve dev --nodes 2 --procs 2")
+
+    def test_extend(self, held: Notebook, client: FakeClient) -> None:
+        assert held.ok("%mesh extend 2h").startswith("dev: 2 h more, 3 h left: released at ")
+        assert ("extend", "dev", 7200.0) in client.calls
+        assert "TIME is a time such as 90m" in str(held.error("%mesh extend 2"))
+        assert "%mesh extend needs TIME" in str(held.error("%mesh extend"))
+
+    def test_the_warning_comes_below_the_last_cell(self, held: Notebook, client: FakeClient) -> None:
+        client.on_submit = hello
+        held.ok("%%mesh\nhello()")
+        before = len(held.shown.outputs)
+        client.held["dev"].tell_time("dev will be released at 14:02")
+        held.wait_until(lambda: len(held.shown.outputs) > before)
+        update = held.shown.outputs[-1]
+        assert update["update"]
+        assert update["data"]["text/plain"].endswith("dev will be released at 14:02")
+        client.held["dev"].tell_time("")
+        held.wait_until(lambda: "14:02" not in held.text())
+        assert "14:02" not in held.ok("%mesh status"), "it is said once"
+
+    def test_the_next_command_says_it_when_no_cell_can(self, held: Notebook, client: FakeClient) -> None:
+        client.held["dev"].tell_time("dev will be released at 14:02")
+        assert held.ok("%mesh list").startswith("dev will be released at 14:02\n")
+        assert "14:02" not in held.ok("%mesh list")
+        client.held["dev"].tell_time("dev will be released at 15:02")
+        client.held["dev"].tell_time("")
+        assert "15:02" not in held.ok("%mesh list")
+
+    def test_a_kernel_that_detaches_does_not_keep_it_from_being_idle(self, held: Notebook, client: FakeClient) -> None:
+        dev = client.held["dev"]
+        held.ok("%mesh detach")
+        assert ("detach", "dev") in client.calls
+        dev.tell_time("dev will be released at 14:02")
+        assert "14:02" not in held.ok("%mesh list")
+
+    def test_the_next_kernel_learns_why_nothing_is_held(self, held: Notebook, client: FakeClient) -> None:
+        client.held.clear()
+        text = "dev was released at 14:02: its time of 8 h was up"
+        client.ended = [EndedReservation("dev", "id-dev", 0.0, "its time of 8 h was up", text)]
+        held.shown.outputs.clear()
+        load_ipython_extension(held.shell)
+        assert held.text() == f"{text}: %mesh reserve takes nodes again"
+        held.shown.outputs.clear()
+        load_ipython_extension(held.shell)
+        assert held.text() == "", "it is said once"

@@ -16,7 +16,7 @@ from monarch_nb.notebook.logs import folded_lines
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
 from monarch_nb.notebook.session import Memory, bounded, choose, notebook_path, recall, remember
 from monarch_nb.notebook.subcommands import push_items, read_environment
-from monarch_nb.notebook.tables import duration, stacks_view, status_table, table
+from monarch_nb.notebook.tables import stacks_view, status_table, table
 from monarch_nb.shape import Extent
 
 
@@ -215,22 +215,6 @@ def test_read_environment() -> None:
     for wrong in ("=1", "A-B=1", "1A"):
         with pytest.raises(UsageError, match="--env is NAME or NAME=VALUE"):
             read_environment([wrong])
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.04, "0.04 s"),
-        (0.1, "0.1 s"),
-        (1.94, "1.9 s"),
-        (59.2, "59 s"),
-        (130, "2 min 10 s"),
-        (7800, "2 h 10 min"),
-        (180000, "2 d 2 h"),
-    ],
-)
-def test_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_tables_leave_out_empty_columns_and_escape() -> None:

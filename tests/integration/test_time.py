@@ -1,0 +1,192 @@
+"""Reservations that end by themselves: out of time, or used by nobody."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+
+import pytest
+
+import monarch_nb
+from integration.live import TIMEOUT_S, Gate, client, eventually, kill, lives, pids_of, started
+from leaks import wait_for_end
+from monarch_nb.cli import main
+from monarch_nb.client import events
+from monarch_nb.client.bridge import call
+from monarch_nb.client.pool import pool_named
+from monarch_nb.client.reservation import Reservation, attach, list_ended, list_reservations, reserve
+from monarch_nb.config import NodePaths
+from monarch_nb.errors import ReservationExpired, UsageError
+from monarch_nb.provision import Node
+from monarch_nb.provision.local import LocalProvisioner
+
+local = LocalProvisioner()
+WHY_TIME = r"was released at \d\d:\d\d: its time of {} was up; %mesh reserve makes a new one$"
+
+
+@pytest.fixture(scope="module")
+def pool(module_pool: list[Node]) -> list[Node]:
+    return module_pool
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(pool: list[Node]) -> object:
+    """Every test begins and ends with a whole pool on which nothing is held."""
+    yield
+    local.up(2, 4)
+    for info in list_reservations():
+        attach(info.name).release()
+
+
+def wait_for_release(pids: dict[int, int]) -> None:
+    for pid in pids.values():
+        wait_for_end(pid, TIMEOUT_S)
+    eventually(lambda: not list_reservations())
+
+
+def first_word(dev: Reservation) -> tuple[list[str], Callable[[str], None]]:
+    """Return what a reservation says about its time, and a function that waits until it says something."""
+    said: list[str] = []
+    changed = threading.Condition()
+
+    def listen(text: str) -> None:
+        with changed:
+            said.append(text)
+            changed.notify_all()
+
+    def wait_for(part: str) -> None:
+        with changed:
+            assert changed.wait_for(lambda: any(part in text for text in said), TIMEOUT_S), said
+
+    dev.add_time_listener(listen)
+    return said, wait_for
+
+
+class TestTime:
+    def test_all_nodes_release_when_the_time_is_up(self, gate: Gate) -> None:
+        dev = reserve("short", nodes=2, procs=2, time="3s")
+        info = dev.status()
+        assert info.time_s == 3
+        assert info.time_left_s is not None
+        assert 0 < info.time_left_s <= 3
+        _, wait_for = first_word(dev)
+        pids = pids_of(dev.mesh)
+        run, recorder = started(dev.mesh, gate.wait)
+        recorder.wait_for(lambda recorder: any(notice.key == "time" for notice in recorder.of(events.Notice)))
+        assert "short will be released at" in next(n.text for n in recorder.of(events.Notice) if n.key == "time")
+        with pytest.raises(ReservationExpired, match=WHY_TIME.format("3.0 s")):
+            run.result(timeout_s=TIMEOUT_S)
+        wait_for("was released")
+        wait_for_release(pids)
+        for ask in (dev.status, dev.mesh.status, lambda: dev.mesh.run("rank"), lambda: attach("short")):
+            with pytest.raises(ReservationExpired, match=WHY_TIME.format("3.0 s")):
+                ask()
+        assert "short was released" in next(str(ended) for ended in list_ended() if ended.reservation_id == dev.id)
+        for node in local.nodes():
+            assert "its time of 3.0 s was up (2 procs, held by " in NodePaths(node.directory).allocator_log.read_text()
+        reserve("short", nodes=2, procs=2)
+
+    def test_an_extension_adds_to_the_limit_everywhere(self, capsys: pytest.CaptureFixture[str]) -> None:
+        dev = reserve("longer", nodes=2, procs=1, time=60)
+        left_s = dev.extend("1h")
+        assert 3600 < left_s <= 3660
+        info = dev.status()
+        assert info.time_s == 3660
+        assert info.left.startswith(("1 h", "60 min"))
+        again = reserve("longer", nodes=2, procs=1, time=60)
+        assert again.status().time_s == 3660, "what is held keeps its limit"
+        assert monarch_nb.attach("longer").extend(0.5) > 3600
+        capsys.readouterr()
+        assert main(["extend", "longer", "1h30m"]) == 0
+        assert capsys.readouterr().out.startswith("longer: 1 h 30 min more, 2 h 3")
+        assert main(["status", "--json"]) == 0
+        [held] = json.loads(capsys.readouterr().out)["reservations"]
+        assert (held["time_s"], held["idle_s"], held["idle_left_s"]) == (3660.5 + 5400, None, None)
+        assert 0 < held["time_left_s"] < held["time_s"]
+        assert main(["list"]) == 0
+        assert "2 h 3" in capsys.readouterr().out
+
+    def test_a_warning_is_taken_back_by_an_extension(self) -> None:
+        dev = reserve("warned", procs=1, time="8s")
+        said, wait_for = first_word(dev)
+        wait_for("warned will be released at")
+        dev.extend("2h")
+        eventually(lambda: said[-1] == "")
+        assert dev.mesh.run("rank").values == [0]
+
+    def test_what_can_not_be_extended(self) -> None:
+        dev = reserve("free", procs=1)
+        assert dev.status().left == ""
+        with pytest.raises(UsageError, match="free has no time limit"):
+            dev.extend("2h")
+        for wrong in ("2", "-1h", 0):
+            with pytest.raises(UsageError, match="time is a time such as"):
+                dev.extend(wrong)
+            with pytest.raises(UsageError, match="idle is a time such as"):
+                reserve("other", procs=1, idle=wrong)
+
+    def test_time_goes_on_while_an_allocator_is_down(self, pool: list[Node]) -> None:
+        dev = reserve("down", nodes=2, procs=1, time="4s")
+        pids = pids_of(dev.mesh)
+        first = local.nodes()[0]
+        assert first.pid is not None
+        kill(first.pid)
+        wait_for_end(pids[1], TIMEOUT_S)  # the other node's time is up
+        assert lives(pids[0])
+        local.up(2, 4)
+        wait_for_release({0: pids[0]})
+        assert [ended.why for ended in list_ended() if ended.reservation_id == dev.id] == ["its time of 4.0 s was up"]
+
+
+class TestIdle:
+    def test_nobody_uses_it(self) -> None:
+        dev = reserve("idle", nodes=2, procs=2, idle="1s")
+        pids = pids_of(dev.mesh)
+        assert dev.status().left == "idle 1.0 s", "an attached client uses it"
+        dev.detach()
+        wait_for_release(pids)
+        with pytest.raises(ReservationExpired, match=r"nobody used it for 1\.0 s; %mesh reserve makes"):
+            attach("idle")
+
+    def test_a_cell_on_another_node_keeps_it(self, gate: Gate) -> None:
+        program = f"""
+dev = monarch_nb.reserve("busy", nodes=2, procs=1, idle="1s")
+pids = {{info.rank: info.pid for info in dev.mesh.status()}}
+run = dev.mesh.slice(hosts=1).submit({gate.wait!r})
+while not dev.mesh.status()[1].run_id: pass
+print(pids[0], pids[1], flush=True)
+"""
+        with client(program) as other:
+            pids = dict(enumerate(map(int, other.line().split())))
+            other.finish()
+        left_s = [1.0]
+
+        def began_anew() -> bool:
+            """The first node's own clock ran out, and then the other node said that it is busy."""
+            left_s.append(idle_left_on_first_node())
+            return left_s[-1] > left_s[-2]
+
+        eventually(began_anew)
+        assert all(map(lives, pids.values()))
+        assert [info.idle_left_s for info in list_reservations()] == [1.0]
+        gate.open()
+        wait_for_release(pids)
+
+    def test_a_node_that_does_not_answer_may_be_busy(self) -> None:
+        dev = reserve("away", nodes=2, procs=1, idle="1s")
+        pids = pids_of(dev.mesh)
+        first, second = local.nodes()
+        assert second.pid is not None
+        kill(second.pid)
+        dev.detach()
+        log = NodePaths(first.directory).allocator_log
+        eventually(lambda: "away is idle here, but node1 may run a cell and does not answer" in log.read_text())
+        assert all(map(lives, pids.values()))
+        local.up(2, 4)
+        wait_for_release(pids)
+
+
+def idle_left_on_first_node() -> float:
+    replies = call(pool_named(None).ask())
+    return next(reply.reservations[0].idle_left_s for node, reply in replies if node.name == "node0")

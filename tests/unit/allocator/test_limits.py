@@ -1,0 +1,124 @@
+"""When a reservation ends by itself: on a clock that the test moves."""
+
+import pytest
+
+from monarch_nb.allocator.limits import LOOK_EVERY_S, Limits
+from monarch_nb.allocator.state import MAX_ENDED, NodeState
+from monarch_nb.errors import ReservationExpired
+from monarch_nb.proto import allocator_pb2 as pb
+
+HOUR_S = 3600.0
+
+
+def confirmed(time_s: float = 0.0, idle_s: float = 0.0, at_s: float = 100.0) -> Limits:
+    limits = Limits(time_s, idle_s)
+    limits.confirm(at_s)
+    return limits
+
+
+class TestTime:
+    def test_it_counts_from_the_first_confirmation(self) -> None:
+        limits = Limits(8 * HOUR_S)
+        assert limits.time_left_s(50.0) is None
+        limits.confirm(100.0)
+        limits.confirm(200.0)
+        assert limits.time_left_s(100.0 + HOUR_S) == 7 * HOUR_S
+        assert limits.time_left_s(100.0 + 9 * HOUR_S) == 0
+        assert limits.time_is_up == "its time of 8 h was up"
+
+    def test_without_limits_nobody_looks(self) -> None:
+        limits = confirmed()
+        assert limits.time_left_s(1e9) is None
+        assert limits.idle_left_s(1e9, busy=False) is None
+        assert limits.look_in_s(1e9, busy=False) is None
+        assert not limits.is_nearly_up(1e9)
+
+    @pytest.mark.parametrize(("time_s", "before_s"), [(8 * HOUR_S, 600), (20 * 60, 600), (60, 30)])
+    def test_the_warning_comes_ten_minutes_before_or_half_way(self, time_s: float, before_s: float) -> None:
+        limits = confirmed(time_s, at_s=0.0)
+        assert not limits.is_nearly_up(time_s - before_s - 1)
+        assert limits.is_nearly_up(time_s - before_s)
+
+    def test_looks_come_for_the_warning_and_for_the_end_and_now_and_then(self) -> None:
+        limits = confirmed(HOUR_S, at_s=0.0)
+        assert limits.look_in_s(0.0, busy=False) == LOOK_EVERY_S
+        assert limits.look_in_s(HOUR_S - 610, busy=False) == 10
+        limits.warned = True
+        assert limits.look_in_s(HOUR_S - 7, busy=True) == 7
+        assert limits.look_in_s(HOUR_S + 7, busy=True) == 0
+
+    def test_an_extension_adds_and_warns_again(self) -> None:
+        limits = confirmed(HOUR_S, at_s=0.0)
+        limits.warned = True
+        limits.extend(HOUR_S + 60, HOUR_S - 60)
+        assert limits.warned, "two minutes are nearly up, too"
+        limits.extend(3 * HOUR_S, HOUR_S - 60)
+        assert not limits.warned
+        assert limits.time_left_s(HOUR_S) == 2 * HOUR_S
+
+
+class TestIdle:
+    def test_only_time_without_use_counts(self) -> None:
+        limits = confirmed(idle_s=2 * HOUR_S, at_s=0.0)
+        assert limits.idle_left_s(HOUR_S, busy=False) == HOUR_S
+        assert limits.idle_left_s(9 * HOUR_S, busy=True) == 2 * HOUR_S
+        limits.used_s = 9 * HOUR_S
+        assert limits.idle_left_s(10 * HOUR_S, busy=False) == HOUR_S
+        assert limits.idle_left_s(11 * HOUR_S, busy=False) == 0
+        assert limits.was_idle == "nobody used it for 2 h"
+
+    def test_looks_come_when_it_may_be_over_and_later_when_it_was_not(self) -> None:
+        limits = confirmed(idle_s=8.0, at_s=0.0)
+        assert limits.look_in_s(5.0, busy=False) == 3
+        assert limits.look_in_s(5.0, busy=True) == 8
+        assert limits.look_in_s(9.0, busy=False) == 2
+
+
+class TestRestart:
+    def test_time_goes_on_while_no_allocator_runs(self) -> None:
+        record = confirmed(HOUR_S, at_s=100.0).record("boot")
+        limits = Limits.from_record(record, "boot", 100.0 + HOUR_S + 1, confirmed=True)
+        assert limits.time_left_s(100.0 + HOUR_S + 1) == 0
+
+    def test_clients_have_time_to_come_back(self) -> None:
+        record = confirmed(idle_s=HOUR_S, at_s=100.0).record("boot")
+        limits = Limits.from_record(record, "boot", 100.0 + 3 * HOUR_S, confirmed=True)
+        assert limits.idle_left_s(100.0 + 3 * HOUR_S, busy=False) == 30
+
+    def test_idle_time_is_not_given_again(self) -> None:
+        record = confirmed(idle_s=HOUR_S, at_s=100.0).record("boot")
+        limits = Limits.from_record(record, "boot", 100.0 + HOUR_S / 2, confirmed=True)
+        assert limits.idle_left_s(100.0 + HOUR_S / 2, busy=False) == HOUR_S / 2
+
+    def test_after_a_boot_it_counts_anew(self) -> None:
+        record = confirmed(HOUR_S, HOUR_S, at_s=1e6).record("boot")
+        limits = Limits.from_record(record, "another", 20.0, confirmed=True)
+        assert limits.time_left_s(20.0) == limits.idle_left_s(20.0, busy=False) == HOUR_S
+
+    def test_what_was_not_confirmed_does_not_count(self) -> None:
+        limits = Limits.from_record(Limits(HOUR_S).record("boot"), "boot", 1e6, confirmed=False)
+        assert limits.time_left_s(1e6) is None
+
+
+class TestEnded:
+    def test_whoever_asks_later_learns_why(self) -> None:
+        state = NodeState(4)
+        state.reserve(pb.ReserveRequest(reservation_id="r", name="dev", owner="me", procs=2, time_s=HOUR_S))
+        state.add_mesh(pb.SpawnRequest(mesh_id="m", reservation_id="r", ranks=2))
+        state.end("r", "its time of 1 h was up", now=1e9)
+        state.release("r")
+        for ask in (lambda: state.lease("r"), lambda: state.mesh("m")):
+            with pytest.raises(
+                ReservationExpired, match=r"^dev was released at .*: its time of 1 h was up; "
+            ) as caught:
+                ask()
+            assert (caught.value.name, caught.value.ended_at) == ("dev", 1e9)
+
+    def test_only_the_newest_are_remembered(self) -> None:
+        state = NodeState(1)
+        for number in range(MAX_ENDED + 1):
+            state.reserve(pb.ReserveRequest(reservation_id=f"r{number}", name="dev", owner="me", procs=1))
+            state.end(f"r{number}", "nobody used it for 2 h", now=1e9)
+            state.release(f"r{number}")
+        assert len(state.ended) == MAX_ENDED
+        assert "r0" not in state.ended
