@@ -145,9 +145,9 @@ class TestAllocator:
         )
         recorder = Recorder()
         run = mesh.submit(code, listener=recorder)
-        for pid in doomed:
+        for pid in doomed:  # the second node may hear of the run only when the first is back to number it
             wait_for_end(pid, TIMEOUT_S)
-        local.up(2, 4)
+            local.up(2, 4)
         assert run.result() == list(range(8))
         assert [(tmp_path / str(rank)).read_text() for rank in range(8)] == ["once"] * 8
         assert {rank: recorder.text(rank) for rank in range(8)} == {rank: f"printed {rank}\n" for rank in range(8)}
