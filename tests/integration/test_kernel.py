@@ -156,7 +156,7 @@ def test_an_interrupt_frees_the_ranks(kernel: Kernel) -> None:
 
 def test_a_lost_kernel_gets_everything_back(kernel: Kernel, open_kernel: Callable[[], Kernel]) -> None:
     cell = kernel.start("%%mesh --noblock\nimport time\nfor i in range(60):\n    print('step', i)\n    time.sleep(0.1)")
-    kernel.wait(cell, "step 5")
+    kernel.wait(cell, "step 15")  # nodes hear every half second what was shown
     kernel.kill()
     again = open_kernel()
     shown = again.run("%load_ext monarch_nb")

@@ -132,12 +132,12 @@ class TestAllocator:
         assert failure.signal in (None, signal.SIGKILL)
         assert failure.signal or "unknown" in failure.message
 
-    def test_killed_by_the_very_cell_that_it_just_started(self, mesh: Mesh, tmp_path: Path) -> None:
+    def test_killed_by_the_very_cell_that_it_just_started(self, mesh: Mesh, gate: Gate, tmp_path: Path) -> None:
         """It had no time to write the run down. The run is executed once, and nothing of it is lost."""
         mesh.run("print('so that the next run has files of its own')")
         doomed = allocators()
         code = (
-            "import os\n"
+            f"import os\n{gate.wait}\n"
             f"if rank in (0, 4): os.kill({doomed}[rank // 4], 9)\n"
             f"with open(f'{tmp_path}/{{rank}}', 'a') as file: file.write('once')\n"
             "print('printed', rank)\n"
@@ -145,9 +145,11 @@ class TestAllocator:
         )
         recorder = Recorder()
         run = mesh.submit(code, listener=recorder)
-        for pid in doomed:  # the second node may hear of the run only when the first is back to number it
+        eventually(lambda: run.number)
+        gate.open(8)
+        for pid in doomed:
             wait_for_end(pid, TIMEOUT_S)
-            local.up(2, 4)
+        local.up(2, 4)
         assert run.result() == list(range(8))
         assert [(tmp_path / str(rank)).read_text() for rank in range(8)] == ["once"] * 8
         assert {rank: recorder.text(rank) for rank in range(8)} == {rank: f"printed {rank}\n" for rank in range(8)}
