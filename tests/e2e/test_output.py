@@ -20,7 +20,7 @@ def test_output_folds_by_ranks(open_notebook: OpenNotebook) -> None:
     notebook = open_notebook(
         "%%mesh\nprint('hello')\nprint('I am', rank)", "%%mesh\nrank % 2", f"%%mesh\n{figure}", "%%mesh\n1 / (rank - 1)"
     )
-    assert re.match(r"dev: 2 nodes × 2 procs, 4 ranks ready in [\d.]+ s$", notebook.text(0))
+    assert re.match(r"dev: 2 nodes × 2 procs, 4 ranks ready in [\d.]+ s\nfiles: every node sees ", notebook.text(0))
     lines = ["[0-3] hello", "[0] I am 0", "[1] I am 1", "[2] I am 2", "[3] I am 3"]
     assert [line.strip() for line in notebook.run(1).splitlines()] == lines
     assert notebook.run(2).splitlines() == ["Out[0,2]: 0", "Out[1,3]: 1"]
