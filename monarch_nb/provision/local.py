@@ -27,6 +27,8 @@ from monarch_nb.errors import PoolError, UsageError
 from monarch_nb.provision import Node, Progress
 
 SERVE_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 30.0
+"""Removing copies of big projects takes a while, and an allocator that is killed meanwhile leaves its templates."""
 WARM_TIMEOUT_S = 180.0
 """All templates of a pool: sixteen that import torch at once need 22 s on two cores."""
 
@@ -257,7 +259,7 @@ def _end(nodes: Iterable[Node], say: Progress) -> None:
             watched.append((node, process))
         with ThreadPoolExecutor(max_workers=16) as threads:
             list(threads.map(shut_down, [node.address for node, _ in watched]))
-        stubborn = [node.node_id for node, process in watched if not process.end(timeout_s=10.0)]
+        stubborn = [node.node_id for node, process in watched if not process.end(END_TIMEOUT_S)]
     if stubborn:
         raise PoolError(f"killed {', '.join(stubborn)}, which did not end when asked; run monarch-nb down again")
 
