@@ -67,6 +67,7 @@ class Reloader:
         self._workspace = workspace
         self._seen = ("", False)
         self._import_paths: list[str] = []
+        self._set_paths: tuple[list[str], list[str]] = [], []  # what the kernel imported from, and sys.path after that
         self._told: dict[str, tuple[Signature | None, str]] = {}  # modules that failed -> what was said, of which file
 
     def follow(self, tree: Tree) -> None:
@@ -74,7 +75,7 @@ class Reloader:
         if self._workspace and (tree.version, tree.reload) == self._seen:
             return
         self._set_import_paths(tree)
-        if tree.version:
+        if self._workspace:
             importlib.invalidate_caches()
         else:
             self._look_again()
@@ -84,13 +85,17 @@ class Reloader:
 
     def _set_import_paths(self, tree: Tree) -> None:
         """Import from where the kernel does; in a workspace from the copies, and last from the workspace itself."""
+        asked = list(tree.import_paths)
+        if not self._workspace and self._set_paths == (asked, sys.path):
+            return  # before every run
         copies = {copy.directory: copy.mount for copy in tree.copies} if self._workspace else {}
-        wanted = [self._copied(path, copies) for path in tree.import_paths]
+        wanted = [self._copied(path, copies) for path in asked]
         last = [self._workspace] if self._workspace else []
         ours = {*self._import_paths, *wanted, *last}
         others = [path for path in sys.path[1:] if path not in ours and not _is_below(path, copies)]
         self._import_paths = list(dict.fromkeys(path for path in wanted if path not in sys.path[:1]))
         sys.path[1:] = [*self._import_paths, *others, *(path for path in last if path not in sys.path[:1])]
+        self._set_paths = asked, list(sys.path)
 
     def _copied(self, path: str, copies: Mapping[str, str]) -> str:
         """Return where the copy of one of the client's paths lies."""
