@@ -6,7 +6,6 @@ version of the files, each is compared with what its file is now.
 
 import ast
 import functools
-import importlib
 import importlib.util
 import linecache
 import os
@@ -75,10 +74,7 @@ class Reloader:
         if self._workspace and (tree.version, tree.reload) == self._seen:
             return
         self._set_import_paths(tree)
-        if self._workspace:
-            importlib.invalidate_caches()
-        else:
-            self._look_again()
+        self._look_again()
         if tree.reload:
             self._reload_changed()
         self._seen = tree.version, tree.reload
@@ -106,8 +102,10 @@ class Reloader:
 
     def _look_again(self) -> None:
         """Have the next import list the user's directories again: times of directories are too coarse to tell every
-        change. Not those of libraries: there are hundreds, and this is done before every run."""
+        change. Not those of libraries: there are hundreds, and this may be done before every run."""
         directories = {*sys.path[:1], *self._import_paths, *(os.path.dirname(one.path) for one in _executed.values())}
+        if self._workspace:
+            directories.update(path for path in sys.path_importer_cache if path.startswith(self._workspace))
         for directory in directories:
             finder = sys.path_importer_cache.get(directory)
             if isinstance(finder, FileFinder):
@@ -119,7 +117,9 @@ class Reloader:
         changed = self._changed()
         if not changed:
             return
-        places = {name: place for place, name in enumerate(sys.modules)}  # a module comes after what it imports
+        places = dict.fromkeys(changed, 0)
+        if len(changed) > 1:  # a module comes after what it imports; a rank has 2 ms of work to look at them all
+            places = {name: place for place, name in enumerate(sys.modules)}
         pending = sorted(changed, key=places.__getitem__)
         while pending:
             errors: dict[str, BaseException] = {}

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from integration.worker.harness import RankProcess, TemplateProcess, run_all
-from monarch_nb.proto.run_pb2 import OUTCOME_INTERRUPTED, OUTCOME_OK, CopiedTree, Pull, RankResult, Tree
+from monarch_nb.proto.run_pb2 import OUTCOME_INTERRUPTED, CopiedTree, Pull, Tree
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 NET = """
@@ -427,25 +427,3 @@ def test_an_import_that_fails_shows_no_frames_of_the_loader(rank: RankProcess, p
     assert failure.where == "model.py:1"
     assert "importlib" not in failure.traceback
     assert "path_stats" not in failure.traceback
-
-
-def test_fifty_modules_cost_milliseconds(project: Project, rank: RankProcess) -> None:
-    for number in range(50):
-        project.write(f"pack/m{number}.py", f"N = {number}\n")
-    names = ", ".join(f"pack.m{number}" for number in range(50))
-    rank.ok(f"import {names}", tree=project.tree())
-
-    def best_of(results: list[RankResult]) -> float:
-        assert all(result.outcome == OUTCOME_OK for result in results)
-        return min(result.duration_s for result in results)
-
-    def after_edit() -> RankResult:
-        project.write("README", "another version\n")
-        return rank.run("None", tree=project.tree())
-
-    plain_s = best_of([rank.run("None") for _ in range(20)])
-    same_s = best_of([rank.run("None", tree=project.tree()) for _ in range(20)])
-    other_s = best_of([after_edit() for _ in range(20)])
-    print(f"plain {plain_s * 1e3:.2f} ms, same version {same_s * 1e3:.2f} ms, other version {other_s * 1e3:.2f} ms")
-    assert same_s - plain_s < 0.001
-    assert other_s - plain_s < 0.005
