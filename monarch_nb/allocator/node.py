@@ -25,7 +25,7 @@ from monarch_nb.allocator.remember import read_state
 from monarch_nb.allocator.sessions import Session
 from monarch_nb.allocator.specs import plan_rank, start_directory
 from monarch_nb.allocator.state import Effect, Mesh, NodeState, RankFinished, Run, RunDropped, StartRun
-from monarch_nb.allocator.supervisor import RankProcess, Supervisor
+from monarch_nb.allocator.supervisor import ADOPT_WAIT_S, RankProcess, Supervisor
 from monarch_nb.allocator.watch import DirectoryWatch
 from monarch_nb.errors import MeshNotFound, MonarchNbError, ReservationNotFound, RunNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
@@ -91,6 +91,7 @@ class Node:
         self._mesh_records: dict[str, state_pb2.MeshRecord] = {}
         self._newest_runs: dict[str, str] = {}
         self.releases: dict[str, asyncio.Task[int]] = {}
+        self._adopting: list[asyncio.Task[None]] = []
 
     # ---- start and end ----
 
@@ -100,7 +101,11 @@ class Node:
         for _, record in list(self._database.read("template", state_pb2.TemplateRecord)):
             await self.supervisor.adopt_template(record)
         ranks = [record for _, record in self._database.read("rank", state_pb2.RankRecord)]
-        await asyncio.gather(*(self._adopt(record) for record in ranks))
+        self._adopting = [self._loop.create_task(self._adopt(record)) for record in ranks]
+        if self._adopting:
+            done, _ = await asyncio.wait(self._adopting, timeout=ADOPT_WAIT_S)
+            for task in done:
+                task.result()
         await self.files.release_others(self.state.leases)
         self._flush()
         self.expiry.resume()
@@ -120,7 +125,7 @@ class Node:
         if record.HasField("death") or record.mesh_id not in self.state.meshes:
             return
         hello = await self.supervisor.adopt_rank(record)
-        if hello is not None:
+        if hello is not None and record.mesh_id in self.state.meshes:  # else it was released meanwhile
             for result in hello.results:
                 self._on_result(record.mesh_id, result)
             self._apply(self.state.rank_adopted(record.mesh_id, record.rank, hello.running, hello.done))
@@ -134,7 +139,8 @@ class Node:
 
     async def close(self, *, end_processes: bool) -> None:
         """Stop; with `end_processes` everything of the node ends and its files are removed."""
-        self._warming.cancel()
+        for task in (self._warming, *self._adopting):
+            task.cancel()
         self.expiry.close()
         await asyncio.gather(*self.releases.values(), return_exceptions=True)
         await self.supervisor.close(end_processes=end_processes)

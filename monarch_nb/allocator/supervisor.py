@@ -26,6 +26,8 @@ from monarch_nb.proto import worker_pb2 as wire
 EXIT_STATUS_WAIT_S = 1.0
 GRACEFUL_EXIT_S = 2.0
 READY_WAIT_S = 60.0
+ADOPT_WAIT_S = 3.0
+"""A restarted allocator serves after this time, also when a rank or template is too busy to say hello so soon."""
 TEMPLATE_WAIT_S = 300.0
 
 _TEMPLATE_ENVIRONMENT = {
@@ -205,7 +207,7 @@ class Supervisor:
 
         task = asyncio.create_task(adopted())
         self._templates[record.key] = task
-        await asyncio.wait({task}, timeout=READY_WAIT_S)
+        await asyncio.wait({task}, timeout=ADOPT_WAIT_S)
 
     def _note_exit(self, pid: int, wait_status: int) -> None:
         self._exits[pid] = wait_status
@@ -248,7 +250,10 @@ class Supervisor:
         return RankProcess(mesh_id, record.rank, record, link, ProcessWatch(pid), oom_kills_before)
 
     async def adopt_rank(self, record: state_pb2.RankRecord) -> wire.RankHello | None:
-        """Connect to a rank that outlived the allocator before us; None when it is gone (its death is reported)."""
+        """Connect to a rank that outlived the allocator before us; None when it is gone (its death is reported).
+
+        It takes as long as C code of the user's holds the interpreter: the rank's memory is worth any wait.
+        """
         path = self.paths.rank_socket(record.mesh_id, record.rank, record.incarnation)
         rank = self._make_rank(record, path, record.process.pid, processes.oom_kills())
         if not processes.is_alive(record.process):
@@ -257,9 +262,8 @@ class Supervisor:
             return None
         self._supervise(rank)
         try:
-            async with asyncio.timeout(READY_WAIT_S):
-                return await rank.link.connect()
-        except (SpawnError, TimeoutError):
+            return await rank.link.connect()
+        except SpawnError:  # it does not listen any more
             self.kill([rank])
             return None
 

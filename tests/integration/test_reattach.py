@@ -116,6 +116,24 @@ class TestAllocator:
         assert sorted(failures) == [1, 6]
         assert run.values == [0, None, 2, 3, 4, 5, None, 7]
 
+    def test_a_rank_too_busy_to_say_hello_is_waited_for(self, mesh: Mesh, gate: Gate) -> None:
+        holds_the_interpreter = f"""
+kept = 'in memory'
+import ctypes, os
+end = os.open({str(gate.path)!r}, os.O_RDONLY)
+ctypes.PyDLL(None).read(end, ctypes.create_string_buffer(1), 1)
+rank"""
+        run, _ = started(mesh.select([1]), holds_the_interpreter)
+        before = pids_of(mesh)
+        kill(allocators()[0])
+        local.up(2, 4)
+        assert mesh.select([0, 2, 3, 4]).run("rank").values == [0, 2, 3, 4], "the node serves meanwhile"
+        assert not run.done
+        gate.open()
+        assert run.result() == [1]
+        assert mesh.select([1]).pull("kept") == ["in memory"]
+        assert pids_of(mesh) == before
+
     def test_what_nobody_saw_is_not_guessed(self, mesh: Mesh, gate: Gate) -> None:
         run, _ = started(mesh, gate.wait)
         victim = pids_of(mesh)[2]
