@@ -124,11 +124,14 @@ class Node:
     async def _adopt(self, record: state_pb2.RankRecord) -> None:
         if record.HasField("death") or record.mesh_id not in self.state.meshes:
             return
-        hello = await self.supervisor.adopt_rank(record)
-        if hello is not None and record.mesh_id in self.state.meshes:  # else it was released meanwhile
-            for result in hello.results:
-                self._on_result(record.mesh_id, result)
-            self._apply(self.state.rank_adopted(record.mesh_id, record.rank, hello.running, hello.done))
+
+        def adopted(hello: wire.RankHello) -> None:
+            if record.mesh_id in self.state.meshes:  # else it was released meanwhile
+                for result in hello.results:
+                    self._on_result(record.mesh_id, result)
+                self._apply(self.state.rank_adopted(record.mesh_id, record.rank, hello.running, hello.done))
+
+        await self.supervisor.adopt_rank(record, adopted)
 
     async def _warm(self) -> None:
         try:
