@@ -20,6 +20,7 @@ from monarch_nb.allocator.describe import describe_ranks
 from monarch_nb.allocator.expiry import Expiry
 from monarch_nb.allocator.files import NodeFiles
 from monarch_nb.allocator.limits import expired
+from monarch_nb.allocator.log_lines import LogLines
 from monarch_nb.allocator.output import RankFiles, stored_outputs
 from monarch_nb.allocator.remember import read_state
 from monarch_nb.allocator.sessions import Session
@@ -83,6 +84,7 @@ class Node:
         self._audience = Audience(self.sessions, self.watch, paths)
         self.files = NodeFiles(node_id, paths)
         self.expiry = Expiry(self)
+        self.log_lines = LogLines(self)
         self.supervisor = Supervisor(paths, self._on_result, self._on_death, self._on_store_death, self._save_template)
         self._dirty_runs: set[tuple[str, str]] = set()
         self._unacknowledged: dict[tuple[str, int], list[str]] = {}
@@ -149,6 +151,7 @@ class Node:
             self._flush_timer.cancel()
         self._database.close()
         self.watch.close()
+        await self.log_lines.close()
         await self.files.close()
         if end_processes:
             shutil.rmtree(self.paths.directory, ignore_errors=True)

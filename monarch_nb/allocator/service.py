@@ -156,6 +156,22 @@ class AllocatorService(service.AllocatorServicer):
         except MonarchNbError as error:
             await refuse(context, error)
 
+    async def WatchLog(self, request: pb.WatchLogRequest, context: Any) -> AsyncIterator[pb.LogChange]:
+        try:
+            async with contextlib.aclosing(self._node.log_lines.watch(request)) as changes:
+                async for change in changes:
+                    yield change
+        except MonarchNbError as error:
+            await refuse(context, error)
+
+    @_translated
+    async def ReadLines(self, request: pb.ReadLinesRequest, context: Any) -> pb.ReadLinesReply:
+        return await self._node.log_lines.read(request)
+
+    @_translated
+    async def SearchLog(self, request: pb.SearchLogRequest, context: Any) -> pb.SearchLogReply:
+        return await self._node.log_lines.search(request)
+
     @_translated
     async def PutBlob(self, request_iterator: Any, context: Any) -> pb.PutBlobReply:
         size_bytes, file, path = 0, None, None

@@ -2286,7 +2286,7 @@ class ReadLinesReply(_message.Message):
     WINDOWS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogLines]:
-        """As the windows; a window that ends early has reached the end of the log, or the reply was full."""
+        """as asked; shorter at the end of the log"""
 
     def __init__(
         self,
@@ -2307,8 +2307,11 @@ class LogLines(_message.Message):
 
     LINES_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
     digests: _builtins.bytes
     """8 bytes a line, little-endian: equal where stream and text are equal, on any node"""
+    cut: _builtins.bool
+    """the reply was full: ask for the rest"""
     @_builtins.property
     def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogLine]: ...
     def __init__(
@@ -2316,10 +2319,11 @@ class LogLines(_message.Message):
         *,
         lines: _abc.Iterable[Global___LogLine] | None = ...,
         digests: _builtins.bytes = ...,
+        cut: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "lines", b"lines"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "digests", b"digests", "lines", b"lines"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
