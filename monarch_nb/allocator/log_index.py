@@ -228,17 +228,17 @@ class RankIndex:
             yield self._kind_of(piece), end - first
             first, piece = end, piece + 1
 
-    def number_both(self, kind: str, lines: Sequence[int]) -> list[int]:
+    def number_both(self, kind: str, lines: array[int]) -> array[int]:
         """Return the numbers among lines of both streams of some lines of one, which are in order."""
         own, others = (self._outs, self._errs) if kind == "out" else (self._errs, self._outs)
-        numbered: list[int] = []
+        numbered = array("Q")
         position = 0
         while position < len(lines):
             # Of pieces with as many lines of this stream before them the last one is of this stream.
             piece = bisect_right(own, lines[position]) - 1
             end = bisect_left(lines, own[piece + 1], position) if piece + 1 < len(own) else len(lines)
-            added = others[piece]
-            numbered += [line + added for line in lines[position:end]]
+            some, added = lines[position:end], others[piece]
+            numbered.extend((line + added for line in some) if added else some)
             position = end
         return numbered
 

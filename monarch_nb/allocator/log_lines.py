@@ -28,7 +28,7 @@ _FOLLOWED_OUTPUTS = 16
 _REPLY_BYTES = 4 << 20
 _LINE_BYTES = 64
 """What a line costs in a reply besides its text."""
-_DIGESTS_STEP_BYTES = 1 << 20
+_DIGESTS_STEP_BYTES = 256 << 10
 
 
 class LogLines:
@@ -200,7 +200,11 @@ class LogLines:
             windows.append(searched)
         options = {"regex": request.regex, "ignore_case": request.ignore_case}
         found = iter(await self._searcher.search(request.text, wanted, **options))
-        return pb.SearchLogReply(windows=[_numbered(searched, request.stream, found) for searched in windows])
+        reply = pb.SearchLogReply()
+        for searched in windows:
+            reply.windows.append(_numbered(searched, request.stream, found))
+            await asyncio.sleep(0)
+        return reply
 
     async def close(self) -> None:
         """End what goes on."""
@@ -243,14 +247,18 @@ def _numbered(
     searched: list[tuple[RankIndex, str]], stream: pb.LogStream.ValueType, found: Iterator[array[int]]
 ) -> bytes:
     """Return the numbers of lines that were found in a window, in order."""
-    numbers: list[int] = []
+    numbers = array("Q")
     for index, kind in searched:
         of_stream = next(found)
-        numbers += of_stream if stream else index.number_both(kind, of_stream)
-    packed = array("Q", sorted(numbers))
+        if not stream:
+            of_stream = index.number_both(kind, of_stream)
+        is_between = numbers and of_stream and numbers[-1] > of_stream[0]
+        numbers.extend(of_stream)
+        if is_between:
+            numbers = array("Q", sorted(numbers))
     if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+        numbers.byteswap()
+    return numbers.tobytes()
 
 
 def _cut(text: bytes, most_bytes: int) -> bytes:

@@ -10,7 +10,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from monarch_nb.config import run_file
-from monarch_nb.frames import FrameError, FrameSplitter
+from monarch_nb.frames import FrameError, split_frames
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
@@ -86,9 +86,9 @@ class RankFiles:
             limit = min(unread, 4 * limit)  # a display is bigger, or the rest can not be read
         if limit < unread:
             end.stdout_bytes, end.stderr_bytes = cursor.stdout_bytes, cursor.stderr_bytes
-        for mark in marks:  # what a mark knows was written before it
-            end.stdout_bytes = max(end.stdout_bytes, mark.stdout_bytes)
-            end.stderr_bytes = max(end.stderr_bytes, mark.stderr_bytes)
+        if marks:  # what a mark knows was written before it
+            end.stdout_bytes = max(end.stdout_bytes, marks[-1].stdout_bytes)
+            end.stderr_bytes = max(end.stderr_bytes, marks[-1].stderr_bytes)
         end.marks_bytes = cursor.marks_bytes + marks_bytes
         return marks, end
 
@@ -175,7 +175,7 @@ def _parse_marks(data: bytes) -> tuple[list[run_pb2.Mark], int]:
     """Return the whole marks at the beginning of `data` and their size."""
     marks, size_bytes = [], 0
     try:
-        for frame in FrameSplitter().feed(data):
+        for frame in split_frames(data):
             marks.append(run_pb2.Mark.FromString(frame))
             size_bytes += len(frame) + 4
     except (FrameError, DecodeError):  # a torn file (disk full): what follows can not be read

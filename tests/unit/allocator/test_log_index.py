@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,7 @@ async def check(index: RankIndex, stream: pb.LogStream.ValueType, expected: list
             of_kind = [number for number, line in enumerate(expected) if line[0] == kind]
             assert of_kind[begin:end] == [n for n in range(first, min(last, len(expected))) if expected[n][0] == kind]
             if stream == BOTH:
-                found += index.number_both(kind, range(begin, end))
+                found += index.number_both(kind, array("Q", range(begin, end)))
         if stream == BOTH:
             assert sorted(found) == list(range(min(first, len(expected)), min(last, len(expected))))
 
