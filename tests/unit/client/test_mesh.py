@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.mesh import Mesh, RankInfo, RunInfo, StackReport, _title, run_infos
+from monarch_nb.client.infos import RankInfo, RunInfo, run_infos
+from monarch_nb.client.mesh import Mesh, StackReport, _title
 from monarch_nb.client.packing import pack_variables
 from monarch_nb.client.reservation import ReservationInfo
 from monarch_nb.client.run import InterruptReport
