@@ -8,13 +8,12 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from monarch_nb import config
-from monarch_nb.allocator import facts
 from monarch_nb.allocator.processes import seconds_since_boot
-from monarch_nb.allocator.readings import NodeReading, RankReading
+from monarch_nb.allocator.readings import RankReading, measure
 from monarch_nb.allocator.state import Mesh, Run
 from monarch_nb.allocator.supervisor import python_environment
 from monarch_nb.errors import MonarchNbError
@@ -60,13 +59,17 @@ def describe_node(node: Node) -> pb.DescribeReply:
 
 async def describe_status(node: Node, *, memory: bool, readings: bool) -> pb.StatusReply:
     """Return everything about the node; with `memory` also each rank's, with `readings` also how busy all are."""
-    reading = None
+    taken: Mapping[int, RankReading] = {}
+    reply = pb.StatusReply()
+    pids = [process.record.process.pid for process in node.supervisor.ranks.values()]
     if readings:
-        pids = {process.record.process.pid for process in node.supervisor.ranks.values()}
         reading, _ = await asyncio.gather(node.readings.read(pids), node.whereabouts.refresh())
-    reply = pb.StatusReply(node=describe_node(node), ended=node.state.ended.values())
-    if reading is not None:
         reply.readings.CopyFrom(reading.node)
+        taken = reading.ranks
+    elif memory:
+        taken = await asyncio.to_thread(measure, pids)
+    reply.node.CopyFrom(describe_node(node))
+    reply.ended.extend(node.state.ended.values())
     now_s = seconds_since_boot()
     for reservation_id, lease in node.state.leases.items():
         request, limits = lease.request, lease.limits
@@ -93,7 +96,7 @@ async def describe_status(node: Node, *, memory: bool, readings: bool) -> pb.Sta
                     mesh_id=mesh_id,
                     name=mesh.spec.name,
                     spec=mesh.spec,
-                    ranks=describe_ranks(node, mesh, mesh.ranks, memory=memory, reading=reading),
+                    ranks=describe_ranks(node, mesh, mesh.ranks, taken),
                     runs=[_run_status(run) for run in mesh.runs.values() if not (run.finished and run.collected)],
                     last_number=mesh.last_number,
                 )
@@ -101,9 +104,13 @@ async def describe_status(node: Node, *, memory: bool, readings: bool) -> pb.Sta
 
 
 def describe_ranks(
-    node: Node, mesh: Mesh, ranks: Iterable[int], *, memory: bool = False, reading: NodeReading | None = None
+    node: Node, mesh: Mesh, ranks: Iterable[int], taken: Mapping[int, RankReading] | None = None
 ) -> list[pb.Rank]:
-    """Return what the node knows of some ranks of a mesh."""
+    """Return what the node knows of some ranks of a mesh.
+
+    Args:
+        taken: what they take, by pid.
+    """
     described = []
     for rank in sorted(ranks):
         slot = mesh.ranks[rank]
@@ -123,20 +130,14 @@ def describe_ranks(
             message.state = pb.Rank.STATE_IDLE
         if slot.failure is not None:
             message.failure.CopyFrom(slot.failure)
-        if reading is not None and pid in reading.ranks:
-            _add_reading(message, reading.ranks[pid])
-            if where := node.whereabouts.of(pid, slot):
-                message.where.CopyFrom(where)
-        elif memory and pid:
-            message.memory_bytes = facts.proportional_memory_bytes(pid)
+        if where := node.whereabouts.of(pid, slot):
+            message.where.CopyFrom(where)
+        if reading := (taken or {}).get(pid):
+            message.memory_bytes = reading.memory_bytes
+            if reading.cpu is not None:
+                message.cpu = reading.cpu
         described.append(message)
     return described
-
-
-def _add_reading(message: pb.Rank, reading: RankReading) -> None:
-    message.memory_bytes = reading.memory_bytes
-    if reading.cpu is not None:
-        message.cpu = reading.cpu
 
 
 async def describe_environment(

@@ -21,6 +21,7 @@ INTERVAL_S = 0.9
 WAIT_S = 0.2
 """How long to wait for answers; later ones are told the next time."""
 _PATIENCE_S = 5.0
+_FORGOTTEN_S = 10.0
 
 
 @dataclass
@@ -70,5 +71,6 @@ class Whereabouts:
     def of(self, pid: int, slot: RankSlot) -> run_pb2.Where | None:
         """Return where a rank is in what it runs now, if that is known."""
         asked = self._asked.get(pid)
-        where = asked.where if asked else None
-        return where if where is not None and where.run_id == slot.running else None
+        if asked is None or asked.where is None or time.monotonic() - asked.asked_s > _FORGOTTEN_S:
+            return None
+        return asked.where if asked.where.run_id == slot.running else None
