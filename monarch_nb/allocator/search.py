@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from array import array
@@ -89,7 +90,7 @@ class Searcher:
     async def _start() -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "monarch_nb.allocator.search_worker"),
+            *("-m", "monarch_nb.allocator.search_worker", str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=python_environment(),

@@ -1,4 +1,4 @@
-"""`python -m monarch_nb.allocator.search_worker`: find lines in files, on behalf of an allocator.
+"""`python -m monarch_nb.allocator.search_worker PID`: find lines in files, on behalf of the allocator PID.
 
 A process of its own, because a regular expression may take for ever and nothing but the end of its process stops it.
 Requests come on stdin, answers go to stdout, each with its length before it; the end of stdin is the end.
@@ -6,6 +6,7 @@ Requests come on stdin, answers go to stdout, each with its length before it; th
 
 import ctypes
 import json
+import os
 import re
 import signal
 import struct
@@ -91,6 +92,8 @@ def answer(request: bytes) -> bytes:
 def main() -> None:
     """Answer until the allocator has gone."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(sys.argv[1]):  # it has gone already
+        return
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     while header := requests.read(LENGTH.size):
         answered = answer(requests.read(LENGTH.unpack(header)[0]))

@@ -6,7 +6,7 @@ of effects, which the node carries out (monarch_nb.allocator.node).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -359,6 +359,7 @@ class NodeState:
         slot = mesh.ranks.get(result.rank) if mesh else None
         if mesh is None or slot is None:
             return []
+        slot.failure = _failure_of(result)
         if slot.running == result.run_id:
             slot.running = ""
         run = mesh.runs.get(result.run_id)
@@ -366,7 +367,6 @@ class NodeState:
             return self._advance(mesh)
         is_last = not any(result.rank in queued.ranks for queued in mesh.queue if queued is not run)
         slot.untouched = run.output if result.untouched and is_last else 0
-        slot.failure = _failure_of(result)
         return [*self._finish(mesh, run, result), *([] if is_last else self._advance(mesh))]
 
     def rank_ready(self, mesh_id: str, rank: int) -> list[Effect]:
@@ -376,14 +376,18 @@ class NodeState:
         slot.ready, slot.death, slot.running, slot.untouched, slot.failure = True, None, "", 0, None
         return self._advance(mesh)
 
-    def rank_adopted(self, mesh_id: str, rank: int, running: str, done: Iterable[str]) -> list[Effect]:
-        """A living rank answered a restarted allocator; its kept results are given to `result` before this."""
+    def rank_adopted(self, mesh_id: str, rank: int, running: str, done: Sequence[str]) -> list[Effect]:
+        """A living rank answered a restarted allocator; its kept results are given to `result` before this.
+
+        Args:
+            running: the run that goes on there. done: those that it has finished, oldest first.
+        """
         mesh = self.mesh(mesh_id)
         slot = mesh.ranks[rank]
         slot.ready, slot.running = True, running
-        finished = [run for run in mesh.runs.values() if run.run_id in done and rank in run.results]
-        if finished:
-            slot.failure = _failure_of(max(finished, key=lambda run: run.number).results[rank])
+        newest = mesh.runs.get(done[-1]) if done else None
+        if newest and rank in newest.results:
+            slot.failure = _failure_of(newest.results[rank])
         for run in mesh.runs.values():
             if rank in run.ranks and run.run_id == running:
                 run.started.add(rank)

@@ -1,6 +1,6 @@
 """The order of runs on a node: every rank gets them by number, one at a time, whatever dies or arrives late."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import settings
@@ -353,6 +353,13 @@ class TestFailure:
         state.rank_adopted("m", 0, "", done)
         assert (mesh(state).ranks[0].failure is not None) == expected
 
+    def test_also_of_a_run_that_was_not_written_down(self) -> None:
+        state = node(ready=[])
+        failure = {"name": "ValueError", "message": "bad"}
+        state.result("m", run_pb2.RankResult(run_id="lost", rank=0, outcome=run_pb2.OUTCOME_ERROR, failure=failure))
+        state.rank_adopted("m", 0, "", ["lost"])
+        assert mesh(state).ranks[0].failure == run_pb2.Failure(**failure)
+
 
 def test_a_run_began_when_its_first_rank_did() -> None:
     state = node()
@@ -365,7 +372,7 @@ def test_a_run_began_when_its_first_rank_did() -> None:
 class TestAdoption:
     """A restarted allocator learns from each living rank what it runs and has done."""
 
-    def adopted(self, running: str = "", done: Iterable[str] = ()) -> tuple[NodeState, list[Effect]]:
+    def adopted(self, running: str = "", done: Sequence[str] = ()) -> tuple[NodeState, list[Effect]]:
         state = node(ready=[])
         record = Run(pb.Submit(mesh_id="m", run={"run_id": "a", "number": 1}, ranks=[0]), 1.0).record()
         record.started.append(0)
