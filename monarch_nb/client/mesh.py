@@ -15,6 +15,7 @@ from monarch_nb.allocator.limits import expired
 from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.decoding import describe_death
+from monarch_nb.client.infos import RankInfo, RunInfo, infos_of_node, run_infos
 from monarch_nb.client.logs import LogRecord, follow_logs, read_logs
 from monarch_nb.client.packing import pack_variables
 from monarch_nb.client.run import ALLOCATOR_DOWN, InterruptReport, Listener, OnError, Run
@@ -31,65 +32,10 @@ from monarch_nb.proto import run_pb2
 from monarch_nb.shape import Extent, format_ranks, name_ranks
 
 if TYPE_CHECKING:
-    from monarch_nb.client.pool import HeldReservation
     from monarch_nb.client.reservation import Reservation
 
 CONTROL_TIMEOUT_S = 5.0
 TITLE_CHARACTERS = 60
-
-_STATES = {
-    pb.Rank.STATE_STARTING: "starting",
-    pb.Rank.STATE_IDLE: "idle",
-    pb.Rank.STATE_RUNNING: "running",
-    pb.Rank.STATE_DEAD: "dead",
-}
-
-
-@dataclass(frozen=True)
-class RankInfo:
-    """What an allocator knows of a rank.
-
-    Attributes:
-        state: starting, idle, running, dead, or unreachable when its allocator does not answer.
-        memory_bytes: its proportional set size (PSS).
-        run_id, running_s: what it runs, and for how long; empty and 0 when it is idle.
-        death: how a dead one ended and the likely cause.
-        stderr_tail: what a dead one said last: the end of its stderr or, after a crash, where its cell was.
-    """
-
-    rank: int
-    host: str
-    pid: int
-    state: str
-    gpu_indices: tuple[int, ...]
-    memory_bytes: int
-    run_id: str
-    running_s: float
-    death: str | None
-    stderr_tail: tuple[str, ...] = ()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it is known to live."""
-        return self.state in _STATES.values() and self.state != "dead"
-
-
-@dataclass(frozen=True)
-class RunInfo:
-    """A run that is unfinished, or whose results nobody has collected."""
-
-    run_id: str
-    number: int
-    title: str
-    ranks: tuple[int, ...]
-    finished: tuple[int, ...]
-    collected: bool
-    submitted_at: float
-    cell_number: int
-
-    @property
-    def done(self) -> bool:
-        return len(self.finished) == len(self.ranks)
 
 
 @dataclass(frozen=True)
@@ -457,12 +403,12 @@ class Mesh:
     def status(self) -> list[RankInfo]:
         """Return what the allocators know of the ranks."""
         told = call(self.core.status(memory=True))
-        infos = {info.rank: info for connection, mesh in told for info in _infos(connection, mesh)}
+        infos = {info.rank: info for connection, mesh in told for info in infos_of_node(connection.name, mesh)}
         return [infos.get(rank) or self._unreachable(rank) for rank in self.ranks]
 
     def _unreachable(self, rank: int) -> RankInfo:
         host = self.core.connection_of(rank).name
-        return RankInfo(rank, host, 0, "unreachable", (), 0, "", 0.0, None)
+        return RankInfo(rank, host, 0, "unreachable")
 
     def where(self) -> dict[int, run_pb2.Where]:
         """Return where each rank's main thread is; ranks that do not answer are missing."""
@@ -548,66 +494,6 @@ class Mesh:
             newest = max((record.run for record in self.logs(lines=1)), default=0)
             there = f"the newest that printed is run {newest}" if newest else "nothing was printed yet"
             raise RunNotFound(f"there is no run {number}; {there}")
-
-
-def rank_infos(held: HeldReservation, mesh_id: str) -> list[RankInfo]:
-    """Return the ranks of a mesh as its nodes told them."""
-    infos = [
-        info
-        for connection, status in held.nodes.values()
-        for mesh in status.meshes
-        if mesh.mesh_id == mesh_id
-        for info in _infos(connection, mesh)
-    ]
-    return sorted(infos, key=lambda info: info.rank)
-
-
-def _infos(connection: Connection, mesh: pb.MeshStatus) -> Iterator[RankInfo]:
-    for rank in mesh.ranks:
-        yield RankInfo(
-            rank=rank.rank,
-            host=connection.name,
-            pid=rank.pid,
-            state=_STATES.get(rank.state, "starting"),
-            gpu_indices=tuple(rank.gpu_indices),
-            memory_bytes=rank.memory_bytes,
-            run_id=rank.run_id,
-            running_s=rank.running_s,
-            death=describe_death(rank.death) if rank.state == pb.Rank.STATE_DEAD else None,
-            stderr_tail=tuple(rank.death.stderr_tail),
-        )
-
-
-def run_infos(meshes: Iterable[pb.MeshStatus]) -> list[RunInfo]:
-    """Put the nodes' parts of each run together, oldest first.
-
-    A node does not tell of runs that are over and collected, and nodes learn of that one after the other.
-    """
-    parts: dict[str, list[pb.RunStatus]] = {}
-    newest: dict[int, int] = {}
-    for mesh in meshes:
-        newest |= {rank.rank: mesh.last_number for rank in mesh.ranks}
-        for run in mesh.runs:
-            if run.ranks:
-                parts.setdefault(run.run_id, []).append(run)
-    infos = []
-    for run_id, runs in parts.items():
-        run = runs[0]
-        untold = set(run.all_ranks).difference(*(part.ranks for part in runs))
-        collected = {rank for rank in untold if newest.get(rank, 0) >= run.number}
-        info = RunInfo(
-            run_id=run_id,
-            number=run.number,
-            title=run.title,
-            ranks=tuple(sorted(run.all_ranks)),
-            finished=tuple(sorted(collected.union(*(part.finished for part in runs)))),
-            collected=bool(collected) or any(part.collected for part in runs),
-            submitted_at=run.submitted_at,
-            cell_number=run.cell_number,
-        )
-        if not (info.done and info.collected):
-            infos.append(info)
-    return sorted(infos, key=lambda info: info.number)
 
 
 def _title(code: str) -> str:

@@ -165,8 +165,12 @@ class Pool:
             found.append(connection)
         return found
 
-    async def ask(self, *, memory: bool = False) -> list[tuple[Connection, pb.StatusReply]]:
+    async def ask(self, *, memory: bool = False, readings: bool = False) -> list[tuple[Connection, pb.StatusReply]]:
         """Return what every living node says.
+
+        Args:
+            memory: of every rank, which takes some milliseconds each.
+            readings: how busy nodes, GPUs and ranks are, where these are, and their memory (estimated).
 
         Raises:
             PoolError: the pool has no living node.
@@ -174,7 +178,7 @@ class Pool:
         connections = self.discover()
         if not connections:
             raise PoolError(f"no pool {self.name!r} is up: monarch-nb up starts one, and so does %mesh reserve")
-        request = pb.StatusRequest(memory=memory)
+        request = pb.StatusRequest(memory=memory, readings=readings)
         replies = await asyncio.gather(
             *(connection.unary("Status", request, STATUS_TIMEOUT_S) for connection in connections),
             return_exceptions=True,
@@ -192,10 +196,10 @@ class Pool:
             raise NodeUnreachable(f"no node of the pool {self.name!r} answers ({names}); monarch-nb status says more")
         return answers
 
-    async def reservations(self, *, memory: bool = False) -> list[HeldReservation]:
-        """Return every reservation that the living nodes hold, oldest first."""
+    async def reservations(self, *, memory: bool = False, readings: bool = False) -> list[HeldReservation]:
+        """Return every reservation that the living nodes hold, oldest first. Arguments as of `ask`."""
         held: dict[str, HeldReservation] = {}
-        for connection, reply in await self.ask(memory=memory):
+        for connection, reply in await self.ask(memory=memory, readings=readings):
             for status in reply.reservations:
                 one = held.setdefault(status.reservation_id, HeldReservation(status.reservation_id, {}))
                 one.nodes[status.node_rank] = (connection, status)

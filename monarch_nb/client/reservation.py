@@ -20,7 +20,8 @@ from monarch_nb.client.bridge import call
 from monarch_nb.client.fetch import FetchReport, FileInfo, fetch, file_info, is_below, list_files
 from monarch_nb.client.fetch import Progress as FetchProgress
 from monarch_nb.client.files.project import find_root, read_settings
-from monarch_nb.client.mesh import Mesh, RankInfo, rank_infos
+from monarch_nb.client.infos import RankInfo, rank_infos
+from monarch_nb.client.mesh import Mesh
 from monarch_nb.client.pool import (
     HeldReservation,
     Pool,
@@ -463,7 +464,7 @@ def _shared(held: HeldReservation) -> str:
 
 def _start_pool(pool: Pool, shape: Shape, say: Progress) -> None:
     if shape.gpus:
-        from monarch_nb.allocator.facts import discover_gpus
+        from monarch_nb.allocator.gpus import discover_gpus
 
         if not (found := discover_gpus()):
             raise CapacityError("this machine has no GPU (NVML finds none); --procs N asks for CPU ranks")

@@ -29,7 +29,8 @@ from monarch_nb.shape import name_ranks
 from monarch_nb.times import duration
 
 if TYPE_CHECKING:
-    from monarch_nb.client.mesh import Mesh, RunInfo
+    from monarch_nb.client.infos import RunInfo
+    from monarch_nb.client.mesh import Mesh
     from monarch_nb.client.run import InterruptReport, Run
 
 

@@ -20,7 +20,8 @@ from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, Us
 from monarch_nb.shape import parse_targets
 
 if TYPE_CHECKING:
-    from monarch_nb.client.mesh import Mesh, RunInfo
+    from monarch_nb.client.infos import RunInfo
+    from monarch_nb.client.mesh import Mesh
     from monarch_nb.client.reservation import EndedReservation, Reservation, ReservationInfo
     from monarch_nb.client.run import Run
 

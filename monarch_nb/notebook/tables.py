@@ -18,7 +18,7 @@ from monarch_nb.times import duration
 
 if TYPE_CHECKING:
     from monarch_nb.client.diagnosis import Diagnosis
-    from monarch_nb.client.mesh import RankInfo, RunInfo
+    from monarch_nb.client.infos import RankInfo, RunInfo
     from monarch_nb.client.reservation import Reservation, ReservationInfo
 
 _MUTED = "color:var(--jp-ui-font-color2,#666)"

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.mesh import Mesh, RankInfo, RunInfo, StackReport, _title, run_infos
+from monarch_nb.client.infos import RankInfo, RunInfo, infos_of_node, run_infos, waits_in
+from monarch_nb.client.mesh import Mesh, StackReport, _title
 from monarch_nb.client.packing import pack_variables
 from monarch_nb.client.reservation import ReservationInfo
 from monarch_nb.client.run import InterruptReport
 from monarch_nb.errors import PickleError, RunNotFound
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
 
 
 def part(
@@ -66,6 +68,35 @@ class TestRunInfos:
 
     def test_one_that_was_called_collected_too_early_is_told(self) -> None:
         assert merged([part("a", FIRST, [0], collected=True)], []) == [("a", False, (0, 4, 5, 6, 7))]
+
+
+def test_of_a_run_what_each_node_knows_of_its_ranks() -> None:
+    parts = [part("a", FIRST, [0, 1]), part("a", SECOND, [4])]
+    parts[0].failed[:], parts[0].running[:], parts[0].running_s = [1], [2], 3.5
+    parts[1].failed[:], parts[1].running[:], parts[1].running_s = [4], [5, 6, 7], 3.0
+    [info] = run_infos([pb.MeshStatus(runs=[each]) for each in parts])
+    assert (info.failed, info.running, info.running_s) == ((1, 4), (2, 5, 6, 7), 3.5)
+
+
+def test_of_a_rank_where_it_waits_and_what_it_raised() -> None:
+    where = {"state": run_pb2.Where.STATE_COLLECTIVE, "collective": "all_reduce", "line": "train.py:41"}
+    failure = {"name": "ValueError", "message": "bad batch\nof 8", "where": "Cell In[7]:3"}
+    mesh = pb.MeshStatus(ranks=[pb.Rank(rank=0, where=where, cpu=0.0), pb.Rank(rank=1, failure=failure)])
+    waits, failed = infos_of_node("node0", mesh)
+    assert (waits.waits_in, waits.failure, waits.cpu) == ("all_reduce (train.py:41)", "", 0.0)
+    assert (failed.waits_in, failed.failure, failed.cpu) == ("", "ValueError: bad batch … (Cell In[7]:3)", None)
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ({}, ""),
+        ({"state": run_pb2.Where.STATE_RUNNING, "line": "train.py:41"}, ""),
+        ({"state": run_pb2.Where.STATE_COLLECTIVE, "collective": "recv"}, "recv"),
+    ],
+)
+def test_what_a_rank_waits_in(where: dict[str, Any], expected: str) -> None:
+    assert waits_in(run_pb2.Where(**where)) == expected
 
 
 class TestTitle:

@@ -13,8 +13,9 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from monarch_nb.client.diagnosis import Diagnosis, Difference
 from monarch_nb.client.environments import NodeEnvironment, PipReport
 from monarch_nb.client.events import Event, Finished, Result, Text
+from monarch_nb.client.infos import RankInfo, RunInfo
 from monarch_nb.client.logs import LogRecord
-from monarch_nb.client.mesh import RankInfo, RunInfo, StackReport
+from monarch_nb.client.mesh import StackReport
 from monarch_nb.client.reservation import EndedReservation
 from monarch_nb.client.run import InterruptReport
 from monarch_nb.client.sync import Pending, SyncReport

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from monarch_nb import config
+from monarch_nb.client.infos import RankInfo, RunInfo
 from monarch_nb.client.logs import LogRecord
-from monarch_nb.client.mesh import RankInfo, RunInfo
 from monarch_nb.errors import UsageError
 from monarch_nb.notebook.commands import CELL, MESH
 from monarch_nb.notebook.completion import InBody, InLine, locate, target_words
