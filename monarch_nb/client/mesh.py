@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -409,8 +408,7 @@ class Mesh:
         """Yield the runs that go on on these ranks, whoever submitted them."""
         for info in self.runs():
             if not info.done and set(info.ranks) & set(self.ranks):
-                with contextlib.suppress(RunNotFound):  # it is over by now
-                    yield self.attach_run(info.run_id)
+                yield self.core.runs.get(info.run_id) or self._follow(info)
 
     def runs(self) -> list[RunInfo]:
         """Return the runs that are unfinished or whose results nobody has collected, oldest first."""
@@ -435,8 +433,18 @@ class Mesh:
             if listener is not None:
                 known.add_listener(listener)
             return known
-        run = Run(self, run_id, info.ranks, info.title, listener=listener, own_connections=known is not None)
-        self.core.runs.setdefault(run_id, run)
+        return self._follow(info, from_start=from_start, listener=listener, own_connections=known is not None)
+
+    def _follow(
+        self,
+        info: RunInfo,
+        *,
+        from_start: bool = False,
+        listener: Listener | None = None,
+        own_connections: bool = False,
+    ) -> Run:
+        run = Run(self, info.run_id, info.ranks, info.title, listener=listener, own_connections=own_connections)
+        self.core.runs.setdefault(info.run_id, run)
         run.number, run.submitted_at = info.number, info.submitted_at
         run.finished_before = frozenset(info.finished)
         follow = lambda: run.follow(from_shown=not from_start)  # noqa: E731

@@ -46,12 +46,14 @@ class InterruptReport:
 
     Attributes:
         stopped: ranks that are free now.
+        free: ranks that had finished before.
         stuck: ranks that did not stop in a few seconds, and the line where each hangs.
         aborted: ranks whose process group had to be aborted; the whole mesh needs `init_process_group()` again.
         restarted: ranks that were killed and started again.
     """
 
     stopped: tuple[int, ...] = ()
+    free: tuple[int, ...] = ()
     stuck: dict[int, str] = field(default_factory=dict)
     aborted: tuple[int, ...] = ()
     restarted: tuple[int, ...] = ()
@@ -62,6 +64,7 @@ class InterruptReport:
         reports = list(reports)
         return cls(
             stopped=tuple(sorted({rank for report in reports for rank in report.stopped})),
+            free=tuple(sorted({rank for report in reports for rank in report.free})),
             stuck={rank: line for report in reports for rank, line in report.stuck.items()},
             aborted=tuple(sorted({rank for report in reports for rank in report.aborted})),
             restarted=tuple(sorted({rank for report in reports for rank in report.restarted})),
@@ -74,6 +77,8 @@ class InterruptReport:
         parts += _stuck_lines(self.stuck)
         if self.restarted:
             parts.append(f"killed and restarted {name_ranks(self.restarted)}: their variables are lost")
+        if self.stuck and self.free:
+            parts.append(f"{name_ranks(self.free)} had finished before")
         return "; ".join(parts) or "nothing was running"
 
 
@@ -121,6 +126,8 @@ class Run:
         self._is_stuck = False
         self._is_collected = False
         self._replaying: set[Connection] = set()
+        self._away: set[int] = set()  # nodes that do not answer
+        self._news = asyncio.Event()  # a rank has finished, or a node answers no more
         self._own_connections: dict[int, Connection] | None = {} if own_connections else None
         self._listening = threading.Lock()
 
@@ -398,6 +405,7 @@ class Run:
                     self._lossy.setdefault(packed.notice, []).append(packed.rank)
                     text = "; ".join(f"{name_ranks(ranks)}: {why}" for why, ranks in self._lossy.items())
                     self.emit(events.Notice(text, key="loss"))
+        self._news.set()
         if len(self.results) == len(self.ranks):
             self._complete()
         elif self.results and not self._watching_waits:
@@ -420,6 +428,9 @@ class Run:
         self._finish()
 
     def on_link(self, connection: Connection, up: bool) -> None:
+        nodes = {node for node in self._by_node(self.ranks) if self.mesh.core.connections[node].name == connection.name}
+        self._away = self._away - nodes if up else self._away | nodes
+        self._news.set()
         if not self.done:
             text = "" if up else f"{connection.name} {ALLOCATOR_DOWN}"
             self.emit(events.Notice(text, key=f"link {connection.name}"))
@@ -465,6 +476,7 @@ class Run:
                 self.emit(events.Notice("", key=key))
             self.emit(events.Finished())
             self._done.set()
+            self._news.set()
             for task in self._tasks:
                 if task is not asyncio.current_task():
                     task.cancel()
@@ -497,31 +509,41 @@ class Run:
         left = [rank for rank in self.ranks if rank not in before]
         restarted: tuple[int, ...] = ()
         if kill_stuck:
-            await self.mesh.core.restart(left)
-            restarted = tuple(left)
-            await self._wait_done(STOP_WAIT_S)
+            restarted = tuple(self._reachable(left))
+            if restarted:
+                await self.mesh.core.restart(restarted)
         else:
             self._send_interrupt()
-            await self._wait_done(STOP_WAIT_S)
+        await self._wait_stopped(left)
         stuck = await self._describe_stuck([rank for rank in left if rank not in self.results and not self._refusal])
         return InterruptReport(
             stopped=tuple(rank for rank in left if rank in self.results and rank not in restarted),
+            free=tuple(sorted(before)),
             stuck=stuck,
             aborted=tuple(rank for rank, result in self.results.items() if result.group_aborted),
             restarted=restarted,
         )
 
-    async def _wait_done(self, timeout_s: float) -> None:
-        await asyncio.to_thread(self._done.wait, timeout_s)
+    def _reachable(self, ranks: Iterable[int]) -> list[int]:
+        return [rank for node, on_node in self._by_node(ranks).items() if node not in self._away for rank in on_node]
+
+    async def _wait_stopped(self, ranks: list[int]) -> None:
+        """Wait a few seconds for ranks to finish. Those whose node does not answer are not waited for."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_WAIT_S):
+                while not self.done and (self._completing or self._reachable(set(ranks) - self.results.keys())):
+                    self._news.clear()
+                    await self._news.wait()
 
     async def _describe_stuck(self, ranks: list[int]) -> dict[int, str]:
         if not ranks:
             return {}
-        where = await self.mesh.core.where(ranks)
+        reachable = self._reachable(ranks)
+        where = await self.mesh.core.where(reachable) if reachable else {}
         lines = {}
         for rank in ranks:
-            connection = self.mesh.core.connection_of(rank)
-            lines[rank] = _place(where.get(rank)) if connection.up else f"{connection.name} {ALLOCATOR_DOWN}"
+            name = self.mesh.core.connection_of(rank).name
+            lines[rank] = _place(where.get(rank)) if rank in reachable else f"{name} {ALLOCATOR_DOWN}"
         self._is_stuck = True
         self.emit(events.Notice("; ".join(_stuck_lines(lines)), key="stuck"))
         return lines

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from monarch_nb.client.mesh import Mesh, RankInfo, RunInfo, StackReport, _title, run_infos
+from monarch_nb.client.mesh import Mesh, MeshCore, RankInfo, RunInfo, StackReport, _title, run_infos
 from monarch_nb.client.packing import pack_variables
 from monarch_nb.client.reservation import ReservationInfo
 from monarch_nb.client.run import InterruptReport
-from monarch_nb.errors import PickleError, RunNotFound
+from monarch_nb.errors import PickleError
 from monarch_nb.proto import allocator_pb2 as pb
 
 
@@ -97,27 +97,36 @@ def test_stacks_read_well() -> None:
     assert str(report).splitlines()[0].startswith("── ranks 0-2 ─")
 
 
-def test_interrupting_a_run_that_ends_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_go_on_here_are_interrupted_and_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = object.__new__(Mesh)
     mesh.ranks = (0, 1)
+    known = SimpleNamespace(id="known", interrupt=lambda: InterruptReport(stopped=(0,)))
+    mesh.core = cast(MeshCore, SimpleNamespace(runs={"known": known}))
     facts: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = [
         ("over", (0,), (0,)),
+        ("known", (0,), ()),
         ("ends now", (0,), ()),
         ("goes on", (1, 2), ()),
         ("not here", (3,), ()),
     ]
     infos = [RunInfo(run_id, 1, "", ranks, finished, False, 0.0, 0) for run_id, ranks, finished in facts]
+    asked = 0
 
-    def attach_run(_: Mesh, run_id: str) -> Any:
-        if run_id == "ends now":
-            raise RunNotFound("no run ends now is going on or uncollected")
-        return SimpleNamespace(id=run_id, interrupt=lambda: InterruptReport(stopped=(1,)))
+    def runs(_: Mesh) -> list[RunInfo]:
+        nonlocal asked
+        asked += 1  # a second each while a node does not answer
+        return infos
 
-    monkeypatch.setattr(Mesh, "runs", lambda _: infos)
-    monkeypatch.setattr(Mesh, "attach_run", attach_run)
-    assert [run.id for run in mesh.running()] == ["goes on"]
-    assert str(mesh.interrupt()) == "interrupted rank 1"
-    infos = infos[:2]
+    def follow(_: Mesh, info: RunInfo) -> Any:
+        stopped = () if info.run_id == "ends now" else (1,)
+        return SimpleNamespace(id=info.run_id, interrupt=lambda: InterruptReport(stopped=stopped))
+
+    monkeypatch.setattr(Mesh, "runs", runs)
+    monkeypatch.setattr(Mesh, "_follow", follow)
+    assert [run.id for run in mesh.running()] == ["known", "ends now", "goes on"]
+    assert asked == 1
+    assert str(mesh.interrupt()) == "interrupted ranks 0-1"
+    infos = infos[:1]
     assert str(mesh.interrupt()) == "nothing was running"
 
 

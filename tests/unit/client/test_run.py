@@ -13,6 +13,7 @@ import cloudpickle
 import pytest
 
 from monarch_nb.client import events
+from monarch_nb.client import run as run_module
 from monarch_nb.client.decoding import signal_name
 from monarch_nb.client.run import InterruptReport, Run
 from monarch_nb.errors import MeshNotFound, PickleError, RunFailed, RunNotFound
@@ -59,6 +60,8 @@ class FakeCore:
     def __init__(self) -> None:
         self.connections: dict[int, Any] = {0: FakeConnection("node0"), 1: FakeConnection("node1")}
         self.aborted: list[str] = []
+        self.asked_where: list[list[int]] = []
+        self.restarted: list[tuple[int, ...]] = []
 
     def by_node(self, ranks: Iterable[int]) -> dict[int, list[int]]:
         nodes: dict[int, list[int]] = {}
@@ -76,7 +79,11 @@ class FakeCore:
         return {}
 
     async def where(self, ranks: list[int]) -> dict[int, run_pb2.Where]:
+        self.asked_where.append(ranks)
         return {}
+
+    async def restart(self, ranks: Iterable[int]) -> None:
+        self.restarted.append(tuple(ranks))
 
 
 class Harness:
@@ -417,6 +424,40 @@ class TestResults:
         harness.finished(*range(4))
         harness.run._send_interrupt()
         assert [node.sent for node in harness.nodes] == [[], [("cancel", "run-id")]]
+
+    async def test_an_interrupt_does_not_wait_for_a_node_that_does_not_answer(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(run_module, "STOP_WAIT_S", 60.0)
+        harness.finished(0)
+        harness.run.on_link(harness.nodes[1], up=False)
+        interrupt = asyncio.ensure_future(harness.run._interrupt(kill_stuck=False))
+        await asyncio.sleep(0)
+        harness.finished(1, 2, 3, outcome=run_pb2.OUTCOME_INTERRUPTED)
+        report = await asyncio.wait_for(interrupt, 10.0)
+        assert (report.stopped, report.free, list(report.stuck)) == ((1, 2, 3), (0,), [4, 5, 6, 7])
+        assert "ranks 4-7 can not be reached: node1 does not answer" in str(report)
+        assert str(report).endswith("rank 0 had finished before")
+        assert harness.core.asked_where == []
+
+    async def test_a_node_that_goes_away_meanwhile_is_waited_for_no_longer(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(run_module, "STOP_WAIT_S", 60.0)
+        harness.finished(*range(4))
+        interrupt = asyncio.ensure_future(harness.run._interrupt(kill_stuck=False))
+        await asyncio.sleep(0)
+        harness.run.on_link(harness.nodes[1], up=False)
+        assert list((await asyncio.wait_for(interrupt, 10.0)).stuck) == [4, 5, 6, 7]
+
+    async def test_only_ranks_that_can_be_reached_are_killed(self, harness: Harness) -> None:
+        harness.finished(0)
+        harness.run.on_link(harness.nodes[1], up=False)
+        interrupt = asyncio.ensure_future(harness.run._interrupt(kill_stuck=True))
+        await asyncio.sleep(0)
+        harness.finished(1, 2, 3, outcome=run_pb2.OUTCOME_DIED)
+        assert (await asyncio.wait_for(interrupt, 10.0)).restarted == (1, 2, 3)
+        assert harness.core.restarted == [(1, 2, 3)]
 
     async def test_collected_is_told_to_every_node(self, harness: Harness) -> None:
         harness.run._tell_collected()
