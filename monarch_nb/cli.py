@@ -96,12 +96,14 @@ def make_parser() -> argparse.ArgumentParser:
     logs = command("logs", _logs, "show what ranks printed", "logs dev -t 0,2-3 -n 20", "logs dev --follow")
     logs.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
     logs.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
-    logs.add_argument("-n", "--lines", type=int, metavar="N", help="only the last N lines of each rank")
-    logs.add_argument("--run", type=int, metavar="N", dest="number", help="only run number N")
+    lines = "the last N lines of each rank (50 when not said; 0: all)"
+    logs.add_argument("-n", "--lines", type=int, metavar="N", help=lines)
+    run = "only run number N; if it failed, with the traceback"
+    logs.add_argument("--run", type=int, metavar="N", dest="number", help=run)
     logs.add_argument(
         "-f", "--follow", action="store_true", help="go on with what comes, until Ctrl-C or the end of --run"
     )
-    logs.add_argument("--raw", action="store_true", help="every line of every rank, not equal ones once")
+    logs.add_argument("--raw", action="store_true", help="lines of every rank by themselves, not equal ones once")
 
     doctor = command("doctor", _doctor, "compare this environment with every node's", "doctor dev")
     doctor.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
@@ -229,20 +231,24 @@ def _list(options: argparse.Namespace) -> int:
 
 def _logs(options: argparse.Namespace) -> int:
     from monarch_nb import attach
-    from monarch_nb.notebook.logs import folded_lines
+    from monarch_nb.notebook.logs import LOG_LINES, nothing_line, shown_logs
     from monarch_nb.shape import parse_targets
 
-    for flag, number in (("-n", options.lines), ("--run", options.number)):
-        if number is not None and number < 1:
-            raise UsageError(f"{flag} must be at least 1, not {number}")
+    for flag, number, least in (("-n", options.lines, 0), ("--run", options.number, 1)):
+        if number is not None and number < least:
+            raise UsageError(f"{flag} must be at least {least}, not {number}")
     mesh = attach(options.name, pool=options.pool).mesh
-    ranks = parse_targets(options.targets, mesh.extent)
-    batches = mesh.log_batches(ranks, options.lines, options.number, follow=options.follow)
+    mesh = mesh.select(parse_targets(options.targets, mesh.extent))
+    if options.raw:
+        lines = LOG_LINES if options.lines is None else options.lines
+        shown = _raw_lines(mesh.log_batches(lines=lines or None, run=options.number, follow=options.follow))
+    else:
+        shown = shown_logs(mesh, options.lines, options.number, follow=options.follow)
     line = ""
-    for line in _raw_lines(batches) if options.raw else folded_lines(batches):
+    for line in shown:
         print(line, flush=options.follow)
     if not line:
-        _say(f"run {options.number} printed nothing" if options.number else "nothing was printed yet")
+        _say(nothing_line(mesh, options.number))
     return 0
 
 

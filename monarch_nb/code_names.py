@@ -6,6 +6,8 @@ import hashlib
 import re
 from typing import Literal
 
+MAX_TITLE_CHARACTERS = 48
+
 Kind = Literal["cell", "run", "pull"]
 
 _PREFIXES: dict[Kind, str] = {"cell": "ipython-input", "run": "mesh-run", "pull": "mesh-pull"}
@@ -37,3 +39,15 @@ def code_label(name: str) -> tuple[str, str] | None:
     if match[1] == _PREFIXES["cell"]:
         return "Cell", f"In[{match[2]}]"
     return ("Run", match[2]) if match[1] == _PREFIXES["run"] else ("Pulled", "expression")
+
+
+def run_name(number: int, cell_number: int = 0, title: str = "") -> str:
+    """Return what a run is called: by its number, as logs and `--run` have it, and by its cell's, as the notebook does.
+
+    Example:
+        >>> run_name(46, 12, "train()")
+        'run 46, cell [12] (train())'
+    """
+    name = f"run {number}, cell [{cell_number}]" if cell_number else f"run {number}"
+    title = title if len(title) <= MAX_TITLE_CHARACTERS else f"{title[: MAX_TITLE_CHARACTERS - 1]}…"
+    return f"{name} ({title})" if title else name

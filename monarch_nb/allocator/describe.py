@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from monarch_nb import config
@@ -18,11 +18,13 @@ from monarch_nb.allocator.state import Mesh, Run
 from monarch_nb.allocator.supervisor import python_environment
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.proto import files_pb2
+from monarch_nb.proto import files_pb2, run_pb2
 
 if TYPE_CHECKING:
     from monarch_nb.allocator.node import Node
 
+FAILURE_CHARACTERS = 500
+"""Of a failure's message, where its traceback is not asked for."""
 ENVIRONMENT_REPORT_S = 20.0
 """How long a python may take to say what is installed; on a cold network file system it reads for seconds."""
 
@@ -56,8 +58,8 @@ def describe_node(node: Node) -> pb.DescribeReply:
     )
 
 
-def describe_status(node: Node, *, memory: bool) -> pb.StatusReply:
-    """Return everything about the node; with `memory` also each rank's."""
+def describe_status(node: Node, *, memory: bool, past_runs: pb.PastRuns) -> pb.StatusReply:
+    """Return everything about the node; with `memory` also each rank's, and of one mesh also its `past_runs`."""
     reply = pb.StatusReply(node=describe_node(node), ended=node.state.ended.values())
     now_s = seconds_since_boot()
     for reservation_id, lease in node.state.leases.items():
@@ -86,7 +88,7 @@ def describe_status(node: Node, *, memory: bool) -> pb.StatusReply:
                     name=mesh.spec.name,
                     spec=mesh.spec,
                     ranks=describe_ranks(node, mesh, mesh.ranks, memory=memory),
-                    runs=[_run_status(run) for run in mesh.runs.values() if not (run.finished and run.collected)],
+                    runs=_run_statuses(mesh, past_runs),
                     last_number=mesh.last_number,
                 )
     return reply
@@ -159,8 +161,26 @@ async def _report(python: str, question: bytes) -> bytes:
     return answer
 
 
-def _run_status(run: Run) -> pb.RunStatus:
+def _run_statuses(mesh: Mesh, past: pb.PastRuns) -> list[pb.RunStatus]:
+    if past.mesh_id != mesh.spec.mesh_id:
+        return [_run_status(run) for run in mesh.runs.values() if not (run.finished and run.collected)]
+    return [_run_status(run, _failures(run, past.tracebacks_of == run.number)) for run in mesh.runs.values()]
+
+
+def _failures(run: Run, with_tracebacks: bool) -> Iterator[run_pb2.RankResult]:
+    for result in run.results.values():
+        if result.outcome != run_pb2.OUTCOME_OK:
+            failure = run_pb2.Failure()
+            failure.CopyFrom(result.failure)
+            if not with_tracebacks:
+                failure.traceback = ""
+                failure.message = failure.message[:FAILURE_CHARACTERS]
+            yield run_pb2.RankResult(rank=result.rank, outcome=result.outcome, failure=failure, death=result.death)
+
+
+def _run_status(run: Run, failures: Iterable[run_pb2.RankResult] = ()) -> pb.RunStatus:
     return pb.RunStatus(
+        failures=failures,
         run_id=run.run_id,
         number=run.number,
         title=run.submit.title,

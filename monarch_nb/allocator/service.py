@@ -90,7 +90,7 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
-        return describe_status(self._node, memory=request.memory)
+        return describe_status(self._node, memory=request.memory, past_runs=request.past_runs)
 
     @_translated
     async def Control(self, request: pb.ControlRanksRequest, context: Any) -> pb.ControlRanksReply:

@@ -13,14 +13,16 @@ from weakref import WeakValueDictionary
 from monarch_nb.allocator.limits import expired
 from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
-from monarch_nb.client.decoding import describe_death
+from monarch_nb.client.decoding import describe_death, result_event
 from monarch_nb.client.logs import LogRecord, follow_logs, read_logs
 from monarch_nb.client.packing import pack_variables
 from monarch_nb.client.run import ALLOCATOR_DOWN, InterruptReport, Listener, OnError, Run
+from monarch_nb.code_names import run_name
 from monarch_nb.errors import (
     MonarchNbError,
     NodeUnreachable,
     RankDead,
+    RankFailure,
     RankUnresponsive,
     RunNotFound,
     TargetError,
@@ -75,7 +77,12 @@ class RankInfo:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run that is unfinished, or whose results nobody has collected."""
+    """What the allocators know of a run.
+
+    Attributes:
+        collected: a client has its results.
+        failures: why it failed, by rank, told only by `Mesh.past_runs`.
+    """
 
     run_id: str
     number: int
@@ -85,10 +92,14 @@ class RunInfo:
     collected: bool
     submitted_at: float
     cell_number: int
+    failures: tuple[RankFailure, ...] = ()
 
     @property
     def done(self) -> bool:
         return len(self.finished) == len(self.ranks)
+
+    def __str__(self) -> str:
+        return run_name(self.number, self.cell_number, self.title)
 
 
 @dataclass(frozen=True)
@@ -194,9 +205,11 @@ class MeshCore:
         if survivors:
             await self.abort_groups(f"{name_ranks(chosen)} restarted", survivors)
 
-    async def status(self, *, memory: bool = False) -> list[tuple[Connection, pb.MeshStatus]]:
+    async def status(
+        self, *, memory: bool = False, past_runs: pb.PastRuns | None = None
+    ) -> list[tuple[Connection, pb.MeshStatus]]:
         """Return what every node says of the mesh."""
-        request = pb.StatusRequest(memory=memory)
+        request = pb.StatusRequest(memory=memory, past_runs=past_runs)
         calls = (connection.unary("Status", request) for connection in self.connections.values())
         replies = await asyncio.gather(*calls, return_exceptions=True)
         if away := [reply for reply in replies if isinstance(reply, BaseException)]:
@@ -346,7 +359,13 @@ class Mesh:
         self._check_alive()
         spec.run_id = uuid.uuid4().hex
         run = self.core.runs[spec.run_id] = Run(
-            self, spec.run_id, self.ranks, title, on_error=on_error, listener=listener
+            self,
+            spec.run_id,
+            self.ranks,
+            title,
+            on_error=on_error,
+            cell_number=spec.cell.cell_number,
+            listener=listener,
         )
         post(run.submit, spec)
         return run
@@ -412,7 +431,15 @@ class Mesh:
 
     def runs(self) -> list[RunInfo]:
         """Return the runs that are unfinished or whose results nobody has collected, oldest first."""
-        return run_infos([mesh for _, mesh in call(self.core.status())])
+        return [info for info in run_infos(call(self.core.status())) if not (info.done and info.collected)]
+
+    def past_runs(self, tracebacks_of: int = 0) -> list[RunInfo]:
+        """Return the newest few hundred runs, also those that are over, oldest first, each with what failed.
+
+        Args:
+            tracebacks_of: the number of the run whose failures come with their tracebacks.
+        """
+        return run_infos(call(self.core.status(past_runs=pb.PastRuns(mesh_id=self.id, tracebacks_of=tracebacks_of))))
 
     def attach_run(self, run_id: str, *, from_start: bool = False, listener: Listener | None = None) -> Run:
         """Follow a run that another client submitted; one that this process follows already is returned as it is.
@@ -443,7 +470,15 @@ class Mesh:
         listener: Listener | None = None,
         own_connections: bool = False,
     ) -> Run:
-        run = Run(self, info.run_id, info.ranks, info.title, listener=listener, own_connections=own_connections)
+        run = Run(
+            self,
+            info.run_id,
+            info.ranks,
+            info.title,
+            cell_number=info.cell_number,
+            listener=listener,
+            own_connections=own_connections,
+        )
         self.core.runs.setdefault(info.run_id, run)
         run.number, run.submitted_at = info.number, info.submitted_at
         run.finished_before = frozenset(info.finished)
@@ -586,18 +621,22 @@ def _infos(connection: Connection, mesh: pb.MeshStatus) -> Iterator[RankInfo]:
         )
 
 
-def run_infos(meshes: Iterable[pb.MeshStatus]) -> list[RunInfo]:
+def run_infos(told: Iterable[tuple[Connection, pb.MeshStatus]]) -> list[RunInfo]:
     """Put the nodes' parts of each run together, oldest first.
 
-    A node does not tell of runs that are over and collected, and nodes learn of that one after the other.
+    A node does not tell of runs that are over and collected, unless it is asked to, and nodes learn of that one after
+    the other.
     """
     parts: dict[str, list[pb.RunStatus]] = {}
+    failures: dict[str, list[RankFailure]] = {}
     newest: dict[int, int] = {}
-    for mesh in meshes:
+    for connection, mesh in told:
         newest |= {rank.rank: mesh.last_number for rank in mesh.ranks}
         for run in mesh.runs:
             if run.ranks:
                 parts.setdefault(run.run_id, []).append(run)
+                results = (result_event(packed, connection.name) for packed in run.failures)
+                failures.setdefault(run.run_id, []).extend(filter(None, (each.failure for each in results)))
     infos = []
     for run_id, runs in parts.items():
         run = runs[0]
@@ -612,9 +651,9 @@ def run_infos(meshes: Iterable[pb.MeshStatus]) -> list[RunInfo]:
             collected=bool(collected) or any(part.collected for part in runs),
             submitted_at=run.submitted_at,
             cell_number=run.cell_number,
+            failures=tuple(sorted(failures[run_id], key=lambda failure: failure.rank)),
         )
-        if not (info.done and info.collected):
-            infos.append(info)
+        infos.append(info)
     return sorted(infos, key=lambda info: info.number)
 
 

@@ -17,6 +17,7 @@ from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import Connection
 from monarch_nb.client.decoding import display_event, result_event
 from monarch_nb.client.waits import explain_waits
+from monarch_nb.code_names import run_name
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, ReservationExpired, RunFailed
 from monarch_nb.frames import unpack_pickle
 from monarch_nb.proto import allocator_pb2 as pb
@@ -88,6 +89,7 @@ class Run:
     Attributes:
         id: made by the client, so that a retry can not run twice.
         ranks: those it runs on. title: the first line of its code.
+        number: counts the runs of a mesh; logs have it. cell_number: of the notebook's cell, or 0.
         results: by rank, of those that have finished.
     """
 
@@ -99,10 +101,12 @@ class Run:
         title: str,
         *,
         on_error: OnError = "wait",
+        cell_number: int = 0,
         listener: Listener | None = None,
         own_connections: bool = False,
     ) -> None:
         self.mesh, self.id, self.ranks, self.title = mesh, run_id, tuple(ranks), title
+        self.cell_number = cell_number
         self.number = 0
         self.finished_before: frozenset[int] = frozenset()
         """Ranks that had finished when this process began to follow it."""
@@ -133,9 +137,14 @@ class Run:
 
     def __repr__(self) -> str:
         state = "done" if self.done else f"{len(self.results)} of {len(self.ranks)} ranks finished"
-        return f"<Run {self.number or self.id[:8]} on {name_ranks(self.ranks)}: {state}>"
+        return f"<Run {self.name if self.number else self.id[:8]} on {name_ranks(self.ranks)}: {state}>"
 
     # ---- for callers, from any thread ----
+
+    @property
+    def name(self) -> str:
+        """What it is called: "run 46, cell [12]"."""
+        return run_name(self.number, self.cell_number)
 
     @property
     def done(self) -> bool:
@@ -163,7 +172,10 @@ class Run:
     def timed_out(self, timeout_s: float) -> TimeoutError:
         """Return the error that says that the run goes on, and where."""
         left = [rank for rank in self.ranks if rank not in self.results]
-        return TimeoutError(f"run {self.number} goes on after {timeout_s:g} s on {name_ranks(left)}")
+        return TimeoutError(
+            f"{self.name} goes on after {timeout_s:g} s on {name_ranks(left)}: run.result() waits for it "
+            "(mesh.running() yields the Run), mesh.interrupt() stops it; variables stay"
+        )
 
     def raise_failures(self) -> None:
         """Raise what the run failed with, if it did."""

@@ -23,7 +23,7 @@ from monarch_nb.notebook.files import FileCommands
 from monarch_nb.notebook.following import RunInterrupted, RunTimeout, wait_for
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
 from monarch_nb.notebook.session import Session
-from monarch_nb.notebook.tables import calm_line, is_notebook, preformatted, run_name, show
+from monarch_nb.notebook.tables import calm_line, is_notebook, preformatted, show
 from monarch_nb.notebook.view import RunView
 from monarch_nb.shape import name_ranks
 from monarch_nb.times import duration
@@ -270,4 +270,4 @@ def _how_many(mesh: Mesh) -> str:
 
 def _followed_line(info: RunInfo) -> str:
     ago = duration(max(0.0, time.time() - info.submitted_at))
-    return f"{run_name(info)} · {name_ranks(info.ranks)} · submitted {ago} ago{' · finished' if info.done else ''}"
+    return f"{info} · {name_ranks(info.ranks)} · submitted {ago} ago{' · finished' if info.done else ''}"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from monarch_nb.notebook.command_line import Command, CommandSet, Flag, Words
-
-LOG_LINES = 50
-"""How many of the last lines of each rank `%mesh logs` shows."""
+from monarch_nb.notebook.logs import LOG_LINES
 
 _TARGETS = Flag(
     "--targets", "ranks: 0 | 0,2-3 | ::2 | all | hosts=0,procs=0:2", short="-t", value="T", completes="target"
@@ -132,7 +130,7 @@ LOGS = Command(
             value="LINES",
             kind="number",
         ),
-        Flag("--run", "only run number N", value="N", kind="count"),
+        Flag("--run", "only run number N; if it failed, with the traceback", value="N", kind="count"),
         Flag("--follow", "go on with what comes, until ■ (Ctrl-C) or the end of the run named", short="-f"),
     ),
     examples=(

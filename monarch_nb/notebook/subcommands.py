@@ -24,7 +24,7 @@ from monarch_nb.notebook.command_line import (
     wants_help,
 )
 from monarch_nb.notebook.files import FileCommands, placed_line
-from monarch_nb.notebook.logs import folded_lines
+from monarch_nb.notebook.logs import nothing_line, shown_logs
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.progress import Progress
 from monarch_nb.notebook.session import Session, attached_line, shape
@@ -191,15 +191,13 @@ class Subcommands:
 
     def _logs(self, parsed: Parsed) -> None:
         mesh = self._session.mesh(parsed.text("targets"))
-        lines = parsed.count("lines")
-        lines = commands.LOG_LINES if lines is None else lines
-        run, follow = parsed.count("run"), parsed.switch("follow")
-        line = ""
+        follow = parsed.switch("follow")
         with contextlib.suppress(KeyboardInterrupt) if follow else contextlib.nullcontext():
-            for line in folded_lines(mesh.log_batches(lines=lines or None, run=run, follow=follow)):
+            line = ""
+            for line in shown_logs(mesh, parsed.count("lines"), parsed.count("run"), follow=follow):
                 sys.stdout.write(f"{line}\n")
             if not line:
-                show(calm_line(f"run {run} printed nothing" if run else "nothing was printed yet"))
+                show(calm_line(nothing_line(mesh, parsed.count("run"))))
 
     def _doctor(self, _: Parsed) -> None:
         show(diagnosis_view(self._session.current().doctor()))

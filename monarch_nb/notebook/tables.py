@@ -90,7 +90,7 @@ def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequ
         runs: those that go on or that nobody has seen.
         left: how much time is left, if it is limited.
     """
-    titles = {run.run_id: run_name(run) for run in runs}
+    titles = {run.run_id: str(run) for run in runs}
     groups: dict[tuple[str, str], list[RankInfo]] = {}
     for rank in sorted(ranks, key=lambda rank: rank.rank):
         groups.setdefault((rank.host, _state(rank, titles)), []).append(rank)
@@ -109,7 +109,7 @@ def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequ
     dead = [rank.rank for rank in ranks if rank.state == "dead"]
     notes = _last_words([rank for rank in ranks if rank.state == "dead"])
     notes += [f"%mesh restart -t {format_ranks(dead)} gives {name_ranks(dead)} anew"] if dead else []
-    notes += [f"{run_name(run)} finished and nobody has seen it: %mesh attach shows it" for run in runs if run.done]
+    notes += [f"{run} finished and nobody has seen it: %mesh attach shows it" for run in runs if run.done]
     if away := sorted({rank.host for rank in ranks if rank.state == "unreachable"}):
         notes.append(_away_note(away))
     alive = sum(rank.is_alive for rank in ranks)
@@ -189,13 +189,6 @@ def _state(rank: RankInfo, titles: dict[str, str]) -> str:
     if rank.run_id:
         return f"running {titles.get(rank.run_id, '')}".rstrip()
     return rank.state
-
-
-def run_name(run: RunInfo) -> str:
-    """Return "cell 7 (train())", or "run 12 (train())" for a run of no cell."""
-    name = f"cell {run.cell_number}" if run.cell_number else f"run {run.number}"
-    title = run.title if len(run.title) <= 48 else f"{run.title[:47]}…"
-    return f"{name} ({title})" if title else name
 
 
 def _longest(running_s: Sequence[float]) -> str:

@@ -700,19 +700,48 @@ class StatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MEMORY_FIELD_NUMBER: _builtins.int
+    PAST_RUNS_FIELD_NUMBER: _builtins.int
     memory: _builtins.bool
+    @_builtins.property
+    def past_runs(self) -> Global___PastRuns: ...
     def __init__(
         self,
         *,
         memory: _builtins.bool = ...,
+        past_runs: Global___PastRuns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["past_runs", b"past_runs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "past_runs", b"past_runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusRequest: _TypeAlias = StatusRequest  # noqa: Y015
+
+@_typing.final
+class PastRuns(_message.Message):
+    """Also the runs of a mesh that are over and collected, as far as the node remembers them, and why runs failed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESH_ID_FIELD_NUMBER: _builtins.int
+    TRACEBACKS_OF_FIELD_NUMBER: _builtins.int
+    mesh_id: _builtins.str
+    tracebacks_of: _builtins.int
+    """number of the run whose failures come with their tracebacks; 0: none"""
+    def __init__(
+        self,
+        *,
+        mesh_id: _builtins.str = ...,
+        tracebacks_of: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mesh_id", b"mesh_id", "tracebacks_of", b"tracebacks_of"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PastRuns: _TypeAlias = PastRuns  # noqa: Y015
 
 @_typing.final
 class StatusReply(_message.Message):
@@ -901,6 +930,7 @@ class RunStatus(_message.Message):
     COLLECTED_FIELD_NUMBER: _builtins.int
     SUBMITTED_AT_FIELD_NUMBER: _builtins.int
     CELL_NUMBER_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
     title: _builtins.str
@@ -918,6 +948,10 @@ class RunStatus(_message.Message):
 
     @_builtins.property
     def finished(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.RankResult]:
+        """with StatusRequest.past_runs"""
+
     def __init__(
         self,
         *,
@@ -930,10 +964,11 @@ class RunStatus(_message.Message):
         collected: _builtins.bool = ...,
         submitted_at: _builtins.float = ...,
         cell_number: _builtins.int = ...,
+        failures: _abc.Iterable[_run_pb2.RankResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_ranks", b"all_ranks", "cell_number", b"cell_number", "collected", b"collected", "finished", b"finished", "number", b"number", "ranks", b"ranks", "run_id", b"run_id", "submitted_at", b"submitted_at", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_ranks", b"all_ranks", "cell_number", b"cell_number", "collected", b"collected", "failures", b"failures", "finished", b"finished", "number", b"number", "ranks", b"ranks", "run_id", b"run_id", "submitted_at", b"submitted_at", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

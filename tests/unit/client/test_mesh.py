@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from monarch_nb.client.connection import Connection
 from monarch_nb.client.mesh import Mesh, MeshCore, RankInfo, RunInfo, StackReport, _title, run_infos
 from monarch_nb.client.packing import pack_variables
 from monarch_nb.client.reservation import ReservationInfo
@@ -30,10 +31,14 @@ def merged(
 ) -> list[tuple[str, bool, tuple[int, ...]]]:
     """Return what is told of runs; `last_number` is the second node's."""
     nodes = [
-        pb.MeshStatus(runs=runs, ranks=[pb.Rank(rank=rank) for rank in ranks], last_number=number)
-        for runs, ranks, number in ((first, FIRST, 10), (second, SECOND, last_number))
+        (
+            cast(Connection, SimpleNamespace(name=name)),
+            pb.MeshStatus(runs=runs, ranks=[pb.Rank(rank=rank) for rank in ranks], last_number=number),
+        )
+        for name, runs, ranks, number in (("node0", first, FIRST, 10), ("node1", second, SECOND, last_number))
     ]
-    return [(info.run_id, info.done, info.finished) for info in run_infos(nodes)]
+    open_runs = [info for info in run_infos(nodes) if not (info.done and info.collected)]
+    return [(info.run_id, info.done, info.finished) for info in open_runs]
 
 
 class TestRunInfos:

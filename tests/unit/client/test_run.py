@@ -329,9 +329,12 @@ class TestResults:
         assert len(harness.of(events.Finished)) == 1
         assert len(harness.of(events.Result)) == 8
 
-    async def test_a_timeout_says_how_long(self, harness: Harness) -> None:
-        harness.run.number = 12
-        assert str(harness.run.timed_out(1.5)) == "run 12 goes on after 1.5 s on ranks 0-7"
+    async def test_a_timeout_says_how_long_and_what_to_do(self, harness: Harness) -> None:
+        harness.run.number, harness.run.cell_number = 12, 4
+        assert str(harness.run.timed_out(1.5)) == (
+            "run 12, cell [4] goes on after 1.5 s on ranks 0-7: run.result() waits for it (mesh.running() yields the "
+            "Run), mesh.interrupt() stops it; variables stay"
+        )
 
     async def test_failures_are_grouped_and_good_values_kept(self, harness: Harness) -> None:
         harness.finished(0, 1, 2, value_inline=packed("good"))

@@ -140,6 +140,9 @@ class FakeMesh:
     def runs(self) -> list[RunInfo]:
         return [run.info() for run in self.client.runs if not (run.done and run.seen)]
 
+    def past_runs(self, tracebacks_of: int = 0) -> list[RunInfo]:
+        return [run.info() for run in self.client.runs]
+
     def running(self) -> Iterator[FakeRun]:
         return (run for run in self.client.runs if not run.done)
 

@@ -321,7 +321,7 @@ def test_attach_follows_to_the_end(held: Notebook, client: FakeClient) -> None:
     first, second = client.runs
     client.on_attach = hello
     load_ipython_extension(held.shell)  # a new kernel
-    assert held.text().endswith("cell 2 and cell 3 still running: %mesh attach follows them")
+    assert held.text().endswith("run 1, cell [2]; run 2, cell [3] still running: %mesh attach follows them")
     shown = held.ok("%mesh attach")
     assert shown.index("first()") < shown.index("second()")
     assert shown.count("hello") == 4  # the cells of the first kernel show it too
@@ -453,12 +453,13 @@ def test_a_new_kernel_of_the_notebook_attaches(held: Notebook, client: FakeClien
     held.shown.outputs.clear()
     load_ipython_extension(held.shell)
     assert held.text() == (
-        f"attached to dev: 2 nodes × 2 procs, 4 ranks alive, cell {cell} still running: %mesh attach follows it"
+        f"attached to dev: 2 nodes × 2 procs, 4 ranks alive, run 1, cell [{cell}] still running: "
+        "%mesh attach follows it"
     )
     client.runs[0].lose_kernel()
     client.runs[0].finish()
     load_ipython_extension(held.shell)
-    assert held.text().endswith(f"cell {cell} finished meanwhile: %mesh attach shows it")
+    assert held.text().endswith(f"run 1, cell [{cell}] finished meanwhile: %mesh attach shows it")
     client.runs[0].collected()
     held.ok("%mesh detach")
     held.shown.outputs.clear()

@@ -1,7 +1,6 @@
 """Sources of what ranks ran: named for people, kept for tracebacks, bounded."""
 
 import linecache
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,11 +10,9 @@ from monarch_nb.worker.compiler import BoundedCompiler
 
 
 @pytest.fixture
-def compiler() -> Iterator[BoundedCompiler]:
-    before = dict(linecache.cache)
-    yield BoundedCompiler()
-    linecache.cache.clear()
-    linecache.cache.update(before)
+def compiler(monkeypatch: pytest.MonkeyPatch) -> BoundedCompiler:
+    monkeypatch.setattr(linecache, "cache", {})
+    return BoundedCompiler()
 
 
 def sources() -> list[str]:
