@@ -16,7 +16,7 @@ from monarch_nb.client import events
 from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import Connection
 from monarch_nb.client.decoding import display_event, result_event
-from monarch_nb.client.waits import explain_waits
+from monarch_nb.client.waits import explain_past_waits, explain_waits
 from monarch_nb.code_names import run_name
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, ReservationExpired, RunFailed
 from monarch_nb.frames import unpack_pickle
@@ -125,6 +125,7 @@ class Run:
         self._tasks: set[asyncio.Task[None]] = set()
         self._started_on_first = False
         self._watching_waits = False
+        self._waited = ""  # who waited for whom when it was looked at last
         self._completing = False
         self._interrupting = False
         self._is_stuck = False
@@ -484,7 +485,9 @@ class Run:
             for rank, stream in list(self._decoders):
                 for text in self._rest(rank, stream):
                     self.emit(text)
-            for key in ("waits", "queue", "stuck", *(f"link {c.name}" for c in self._connections())):
+            freed = any(result.outcome == "interrupted" for result in self.results.values())
+            self.emit(events.Notice(self._waited if freed else "", key="waits"))  # what the interrupt was for stays
+            for key in ("queue", "stuck", *(f"link {c.name}" for c in self._connections())):
                 self.emit(events.Notice("", key=key))
             self.emit(events.Finished())
             self._done.set()
@@ -508,7 +511,9 @@ class Run:
                 self._send_interrupt()
                 abort = False
                 continue
-            self.emit(events.Notice(explain_waits(self.results, where, self.mesh.reservation.name), key="waits"))
+            self.emit(events.Notice(explain_waits(self.results, where), key="waits"))
+            if not self._interrupting:
+                self._waited = explain_past_waits(self.results, where)
 
     def _send_interrupt(self) -> None:
         self._interrupting = True

@@ -61,6 +61,7 @@ class FakeCore:
         self.connections: dict[int, Any] = {0: FakeConnection("node0"), 1: FakeConnection("node1")}
         self.aborted: list[str] = []
         self.asked_where: list[list[int]] = []
+        self.places: dict[int, run_pb2.Where] = {}
         self.restarted: list[tuple[int, ...]] = []
 
     def by_node(self, ranks: Iterable[int]) -> dict[int, list[int]]:
@@ -80,7 +81,7 @@ class FakeCore:
 
     async def where(self, ranks: list[int]) -> dict[int, run_pb2.Where]:
         self.asked_where.append(ranks)
-        return {}
+        return self.places
 
     async def restart(self, ranks: Iterable[int]) -> None:
         self.restarted.append(tuple(ranks))
@@ -461,6 +462,21 @@ class TestResults:
         harness.finished(1, 2, 3, outcome=run_pb2.OUTCOME_DIED)
         assert (await asyncio.wait_for(interrupt, 10.0)).restarted == (1, 2, 3)
         assert harness.core.restarted == [(1, 2, 3)]
+
+    @pytest.mark.parametrize(("outcome", "stays"), [("INTERRUPTED", "ranks 0-6 waited in all_reduce"), ("OK", "")])
+    async def test_who_waited_for_whom_stays_when_they_had_to_be_freed(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch, outcome: str, stays: str
+    ) -> None:
+        monkeypatch.setattr(run_module, "WAITS_INTERVAL_S", 0.0)
+        at = run_pb2.Where(state=run_pb2.Where.STATE_COLLECTIVE, collective="all_reduce")
+        harness.core.places = dict.fromkeys(range(7), at)
+        harness.finished(7, outcome=run_pb2.OUTCOME_ERROR, failure=run_pb2.Failure(name="KeyError"))
+        while not harness.of(events.Notice):
+            await asyncio.sleep(0)
+        assert harness.of(events.Notice)[0].text.startswith("ranks 0-6 wait in all_reduce; rank 7 raised KeyError:")
+        harness.finished(*range(7), outcome=run_pb2.Outcome.Value(f"OUTCOME_{outcome}"))
+        [*_, last] = [notice.text for notice in harness.of(events.Notice) if notice.key == "waits"]
+        assert last.partition(";")[0] == stays
 
     async def test_collected_is_told_to_every_node(self, harness: Harness) -> None:
         harness.run._tell_collected()
