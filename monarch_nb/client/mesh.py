@@ -277,13 +277,13 @@ class Mesh:
         """Return the part with the given coordinates, e.g. `mesh.slice(hosts=0, procs=slice(0, 2))`."""
         return self.select(self.extent.ranks(**dimensions))
 
-    def select(self, ranks: Iterable[int]) -> Mesh:
-        """Return the part of exactly these ranks.
+    def select(self, ranks: int | Iterable[int]) -> Mesh:
+        """Return the part of exactly these ranks (or this one).
 
         Raises:
             TargetError: a rank that is not in this mesh, or none at all.
         """
-        chosen = tuple(sorted(set(ranks)))
+        chosen = (ranks,) if isinstance(ranks, int) else tuple(sorted(set(ranks)))
         if missing := [rank for rank in chosen if rank not in self.ranks]:
             raise TargetError(f"{name_ranks(missing)} not in {self!r}")
         if not chosen:
@@ -488,10 +488,10 @@ class Mesh:
 
     # ---- ranks ----
 
-    def restart(self, ranks: Iterable[int] | None = None) -> None:
+    def restart(self, ranks: int | Iterable[int] | None = None) -> None:
         """Replace ranks (all of this object's by default) by fresh ones under the same coordinates.
 
-        Their variables are lost. The others keep theirs; their process groups are aborted, so that an
+        Their variables and imports are lost. The others keep theirs; their process groups are aborted, so that an
         `init_process_group()` by all forms a new one. Returns when the new ranks are ready.
         """
         chosen = self.ranks if ranks is None else self.select(ranks).ranks
@@ -539,7 +539,7 @@ class Mesh:
 
     def logs(
         self,
-        ranks: Iterable[int] | None = None,
+        ranks: int | Iterable[int] | None = None,
         lines: int | None = None,
         run: Run | RunInfo | int | None = None,
         *,
@@ -561,7 +561,7 @@ class Mesh:
 
     def log_batches(
         self,
-        ranks: Iterable[int] | None = None,
+        ranks: int | Iterable[int] | None = None,
         lines: int | None = None,
         run: Run | RunInfo | int | None = None,
         *,

@@ -206,8 +206,21 @@ class Run:
             raise PickleError(text, next(iter(errors)), [rank for ranks in errors.values() for rank in ranks])
         return [self._value(rank) for rank in self.ranks]
 
+    @property
+    def kept_values(self) -> list[Any]:
+        """As `values`, with a PickleError in place of each value that could not be brought here."""
+        return [self._value_or_error(rank) for rank in self.ranks]
+
+    def _value_or_error(self, rank: int) -> Any:
+        try:
+            return self._value(rank)
+        except PickleError as error:
+            return error
+
     def _value(self, rank: int) -> Any:
         packed = self._packed.get(rank)
+        if packed is not None and packed.WhichOneof("value") == "value_error":
+            raise PickleError(packed.value_error, packed.value_error, [rank])
         if rank not in self._values and packed is not None and packed.WhichOneof("value") == "value_inline":
             try:
                 self._values[rank] = unpack_pickle(bytearray(packed.value_inline))

@@ -172,10 +172,12 @@ class CellRunner:
     def _finish(self, run: Run, view: RunView, timeout_s: float | None, out: str | None) -> None:
         failed = self._wait(run, view, timeout_s)
         if out is not None:
+            self._shell.user_ns[out] = run.kept_values
             try:
-                self._shell.user_ns[out] = run.values
+                _ = run.values
             except PickleError as error:
-                failed = failed or error
+                kept = f"{error}\n{out} has the other ranks' values, and an error in place of these"
+                failed = failed or PickleError(kept, error.name, error.ranks)
         if failed is not None:
             raise failed
 

@@ -248,7 +248,7 @@ RESTART = Command(
     magic="%mesh ",
     section="Steer",
     flags=(_TARGETS,),
-    notes="Variables of restarted ranks are lost; the others keep theirs.",
+    notes="Variables and imports of restarted ranks are lost; the others keep theirs.",
     examples=(("%mesh restart -t 3", "rank 3 alone"),),
 )
 ON = Command(

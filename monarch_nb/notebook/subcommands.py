@@ -330,7 +330,7 @@ def _files_line(reservation: Reservation, asked: str | None) -> str:
 
 
 def _restarted_line(ranks: Sequence[int], everyone: Sequence[int], elapsed_s: float) -> str:
-    lost = f"{name_ranks(ranks)} restarted in {duration(elapsed_s)}: variables are gone"
+    lost = f"{name_ranks(ranks)} restarted in {duration(elapsed_s)}: variables and imports are gone"
     if len(ranks) == len(everyone):
         return lost
     return f"{lost} there, the others keep theirs; call dist.init_process_group() on all ranks again"

@@ -10,10 +10,11 @@ import pytest
 from monarch_nb.client.connection import Connection
 from monarch_nb.client.mesh import Mesh, MeshCore, RankInfo, RunInfo, StackReport, _title, run_infos
 from monarch_nb.client.packing import pack_variables
-from monarch_nb.client.reservation import ReservationInfo
+from monarch_nb.client.reservation import Reservation, ReservationInfo
 from monarch_nb.client.run import InterruptReport
-from monarch_nb.errors import PickleError
+from monarch_nb.errors import PickleError, TargetError
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.shape import Extent
 
 
 def part(
@@ -94,6 +95,16 @@ class TestPack:
         with pytest.raises(PickleError, match=r"^b \(generator\) can not be pickled.*build it on the ranks") as raised:
             pack_variables({"a": 1, "b": (n for n in []), "c": 2})
         assert raised.value.name == "b"
+
+
+def test_one_rank_may_be_named_by_its_number() -> None:
+    mesh = object.__new__(Mesh)
+    mesh.id, mesh.name, mesh.extent, mesh.ranks = "one rank", "main", Extent({"hosts": 1, "procs": 4}), (0, 1, 2, 3)
+    mesh.reservation = cast(Reservation, SimpleNamespace(name="dev"))
+    mesh.core = MeshCore("one rank", {}, 4)
+    assert (mesh.select(3).ranks, mesh.select([3, 1]).ranks) == ((3,), (1, 3))
+    with pytest.raises(TargetError, match="rank 4 not in"):
+        mesh.select(4)
 
 
 def test_stacks_read_well() -> None:

@@ -385,6 +385,9 @@ class TestResults:
         ) as raised:
             harness.run.result(0)
         assert raised.value.ranks == list(range(6))
+        *lost, good, same = harness.run.kept_values
+        assert (good, same) == (1, 1)
+        assert [(type(each), each.ranks) for each in lost] == [(PickleError, [rank]) for rank in range(6)]
 
     async def test_a_value_that_can_not_be_unpickled_here(self) -> None:
         harness = Harness([0])

@@ -18,7 +18,7 @@ from monarch_nb.client.mesh import RankInfo, RunInfo, StackReport
 from monarch_nb.client.reservation import EndedReservation
 from monarch_nb.client.run import InterruptReport
 from monarch_nb.client.sync import Pending, SyncReport
-from monarch_nb.errors import RankFailure, ReservationNotFound, RunFailed, RunNotFound
+from monarch_nb.errors import PickleError, RankFailure, ReservationNotFound, RunFailed, RunNotFound
 from monarch_nb.shape import Extent
 
 
@@ -28,7 +28,7 @@ class FakeRun:
     def __init__(self, mesh: "FakeMesh", number: int, code: str, cell_number: int) -> None:
         self.mesh, self.id, self.number, self.title, self.cell_number = mesh, f"run{number}", number, code, cell_number
         self.ranks = mesh.ranks
-        self.values: list[Any] = [None] * len(self.ranks)
+        self.kept_values: list[Any] = [None] * len(self.ranks)
         self.failures: list[RankFailure] = []
         self.seen = False
         self.submitted_at = time.time()
@@ -46,13 +46,20 @@ class FakeRun:
     def finish(self, values: Iterable[Any] | None = None, failures: Iterable[RankFailure] = ()) -> None:
         self.failures = list(failures)
         failed = {failure.rank: failure for failure in self.failures}
-        self.values = list(values) if values is not None else self.values
+        self.kept_values = list(values) if values is not None else self.kept_values
         for rank in self.ranks:
             failure = failed.get(rank)
             outcome: Any = "ok" if failure is None else failure.kind
             self.say(Result(rank, outcome, 0.1, failure=failure))
         self.say(Finished())
         self._done.set()
+
+    @property
+    def values(self) -> list[Any]:
+        for value in self.kept_values:
+            if isinstance(value, PickleError):
+                raise value
+        return self.kept_values
 
     def add_listener(self, listener: Callable[[Event], None]) -> None:
         self._listeners.append(listener)

@@ -8,7 +8,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.events import Text
 from monarch_nb.client.reservation import EndedReservation
-from monarch_nb.errors import RankFailure, RunFailed, TargetError, UsageError
+from monarch_nb.errors import PickleError, RankFailure, RunFailed, TargetError, UsageError
 from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
 from monarch_nb.notebook.cell import KernelCellFailed
 from monarch_nb.notebook.following import RunInterrupted, RunTimeout
@@ -179,8 +179,17 @@ def test_a_pip_that_is_interrupted_says_nothing_of_success(held: Notebook, clien
     assert "pip ran" not in held.text()
 
 
+def test_values_that_can_not_come_leave_the_others(held: Notebook, client: FakeClient) -> None:
+    lost = PickleError("can not pickle the result, a generator", ranks=[1])
+    client.on_submit = lambda run: run.finish(values=[10, lost, 12, 13])
+    error = held.error("%%mesh -o r\nx")
+    assert isinstance(error, PickleError)
+    assert "r has the other ranks' values" in str(error)
+    assert held.shell.user_ns["r"] == [10, lost, 12, 13]
+
+
 def test_restart(held: Notebook, client: FakeClient) -> None:
-    assert "variables are gone there, the others keep theirs" in held.ok("%mesh restart -t 3")
+    assert "variables and imports are gone there, the others keep theirs" in held.ok("%mesh restart -t 3")
     assert client.calls[-1] == ("restart", (3,))
     assert held.ok("%mesh restart").startswith("ranks 0-3 restarted in ")
     assert isinstance(held.error("%mesh restart -t 4"), TargetError)
