@@ -290,7 +290,17 @@ class Run:
         """
         post(self._add_listener, listener)
 
+    def replace_listener(self, old: Listener, new: Listener | None) -> None:
+        """Tell `new` (or nobody) what would have been told to `old` from now on, after the results so far."""
+        post(self._replace_listener, old, new)
+
     # ---- on the background loop ----
+
+    def _replace_listener(self, old: Listener, new: Listener | None) -> None:
+        if new is not None:
+            self._add_listener(new)
+        if old in self._listeners:
+            self._listeners.remove(old)
 
     def _add_listener(self, listener: Listener) -> None:
         is_first = not self._listeners

@@ -95,6 +95,7 @@ class RunView:
         self._kept_open = False
         self._shown: dict[str, str] | None = None
         self._status_shown = False
+        self._moved_to = ""
         self._told: set[str] = set()  # notices, in terminals
         self._ending_told = False
         self._dirty = False
@@ -141,6 +142,15 @@ class RunView:
             self._end(now_s)
             self._left = True
             self._show(now_s)
+
+    def leave(self, text: str) -> None:
+        """Show no more of the run, which goes on: `text` says where."""
+        with self._lock:
+            self._moved_to = text
+            self._fold.add(Finished(), self._clock())
+            self._end(self._clock())
+            if self._left:
+                self._show(self._clock())
 
     # ---- when; all below under the lock ----
 
@@ -240,6 +250,8 @@ class RunView:
         on = f"{ranks} rank{'' if ranks == 1 else 's'}"
         kinds = Counter(failure.kind if failure.kind in _NO_FAULT else "failed" for failure in failures)
         failed = "".join(f" · {kinds[kind]} {kind}" for kind in ("failed", *_NO_FAULT) if kinds[kind])
+        if self._moved_to:
+            return f"{on} · {self._moved_to}"
         if self._over:
             return f"{on} · {_duration(elapsed_s)}{failed}"
         step_s = _status_step_s(elapsed_s)

@@ -66,6 +66,11 @@ class FakeRun:
         if self.done:
             listener(Finished())
 
+    def replace_listener(self, old: Callable[[Event], None], new: Callable[[Event], None] | None) -> None:
+        if new is not None:
+            self.add_listener(new)
+        self._listeners.remove(old)
+
     def lose_kernel(self) -> None:
         """The kernel that follows it dies: its view ends, and nobody hears of what comes."""
         view, *_ = self._listeners

@@ -362,8 +362,8 @@ def test_attach_elsewhere_says_once_what_it_shows(held: Notebook, client: FakeCl
     load_ipython_extension(held.shell)
     shown = held.ok("%mesh attach dev")
     assert shown.splitlines()[0] == "attached to dev: 2 nodes × 2 procs, 4 ranks alive"
-    assert "%mesh attach" not in shown
-    assert "· finished" in shown
+    assert "%mesh attach shows" not in shown
+    assert "· finished; what it printed before is in its cell: %mesh attach --from-start shows all of it" in shown
     assert held.ok("%mesh attach --from-start").splitlines()[1:] == [
         "every run was shown to the end: %mesh logs --run N shows one again"
     ]
@@ -384,6 +384,26 @@ def test_attach_in_the_kernel_that_follows_already(held: Notebook, client: FakeC
     client.ctrl_c = 1
     assert isinstance(held.error("%mesh attach"), RunInterrupted)
     assert not [call for call in client.calls if call[0] == "attach_run"]
+
+
+@pytest.mark.parametrize("flag", ["", " --from-start"])
+def test_attach_takes_the_output_over_from_the_cell_that_showed_it(
+    held: Notebook, client: FakeClient, flag: str
+) -> None:
+    client.on_submit = nothing
+    held.error("%%mesh --timeout 0.05\ntrain()")
+    (run,) = client.runs
+    left = {output["transient"]["display_id"] for output in held.shown.outputs}
+    held.ok(f"%mesh attach --noblock{flag}")
+    moved = [output["data"]["text/html"] for output in held.shown.outputs if _id(output) in left]
+    assert "goes on in cell [3]" in moved[-1]
+    hello(run)
+    held.wait_until(lambda: "hello" in held.text())
+    assert not any("hello" in str(output) for output in held.shown.outputs if _id(output) in left)
+
+
+def _id(output: dict[str, Any]) -> str | None:
+    return (output.get("transient") or {}).get("display_id")
 
 
 # ---- %mesh on ----
