@@ -53,7 +53,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
     return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}"
 
 

@@ -458,6 +458,14 @@ def test_tab(held: Notebook, client: FakeClient) -> None:
     assert held.complete("%%mesh -t hosts=0,") == ["%%mesh -t hosts=0,hosts=", "%%mesh -t hosts=0,procs="]
     assert held.complete("%%mesh -t 2\nx = loss_") == ["x = loss_mask"]
     assert client.calls[-1] == ("complete", "x = loss_", 9, 2)
+    held.ok("losses = 1")
+    assert held.complete("%%mesh -o lo") == ["%%mesh -o losses"]
+    held.ok("%%mesh\nx")
+    held.ok("%%mesh\ny")
+    assert held.complete("%mesh logs --run ") == ["%mesh logs --run 2", "%mesh logs --run 1"]
+    assert held.complete("%mesh reserve d") == ["%mesh reserve dev"]
+    assert held.complete("%mesh reserve dev --nodes ") == [], "nothing that IPython knows makes sense there"
+    assert held.complete("%mesh logs -n l") == []
     held.ok("%mesh on -t 1")
     assert held.complete("los") == ["losses", "loss_mask"]
     assert client.calls[-1][-1] == 1
