@@ -26,7 +26,7 @@ from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.tables import calm_line, is_notebook, preformatted, show
 from monarch_nb.notebook.view import RunView
-from monarch_nb.shape import name_ranks
+from monarch_nb.shape import counted, name_ranks
 from monarch_nb.times import duration
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def _is_own(failure: RankFailure, report: InterruptReport) -> bool:
 def _how_many(mesh: Mesh) -> str:
     if len(mesh.ranks) < mesh.extent.size:
         return name_ranks(mesh.ranks)
-    return f"{len(mesh.ranks)} rank{'' if len(mesh.ranks) == 1 else 's'}"
+    return counted(len(mesh.ranks), "rank")
 
 
 def _followed_line(info: RunInfo, from_start: bool) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from monarch_nb import config
 from monarch_nb.code_names import run_name
 from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, UsageError
-from monarch_nb.shape import parse_targets
+from monarch_nb.shape import counted, parse_targets
 
 if TYPE_CHECKING:
     from monarch_nb.client.mesh import Mesh, RunInfo
@@ -230,7 +230,7 @@ def attached_line(reservation: Reservation, runs: Sequence[RunInfo] = ()) -> str
     """
     ranks = reservation.mesh.status()
     alive = sum(rank.is_alive for rank in ranks)
-    count = f"{alive} rank{'' if alive == 1 else 's'}" if alive == len(ranks) else f"{alive} of {len(ranks)} ranks"
+    count = counted(alive, "rank") if alive == len(ranks) else f"{alive} of {len(ranks)} ranks"
     line = f"attached to {reservation.name}: {shape(reservation)}, {count} alive"
     if going := [run for run in runs if not run.done]:
         return f"{line}, {_names(going)} still running: %mesh attach follows {'it' if len(going) == 1 else 'them'}"
@@ -241,8 +241,8 @@ def attached_line(reservation: Reservation, runs: Sequence[RunInfo] = ()) -> str
 
 def shape(held: Reservation | ReservationInfo) -> str:
     """Return "2 nodes × 4 procs"."""
-    kind, per_node = ("gpu", held.gpus) if held.gpus else ("proc", held.procs)
-    return f"{held.nodes} node{'' if held.nodes == 1 else 's'} × {per_node} {kind}{'' if per_node == 1 else 's'}"
+    per_node = counted(held.gpus or held.procs, "gpu" if held.gpus else "proc")
+    return f"{counted(held.nodes, 'node')} × {per_node}"
 
 
 def remember(memory: Memory) -> None:

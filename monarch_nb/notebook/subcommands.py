@@ -38,7 +38,7 @@ from monarch_nb.notebook.tables import (
     stacks_view,
     status_table,
 )
-from monarch_nb.shape import name_ranks
+from monarch_nb.shape import counted, name_ranks
 from monarch_nb.times import duration, seconds_of, time_of_day
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ def push_items(words: Sequence[str]) -> list[tuple[str, str | None]]:
 
 def _reserved_line(reservation: Reservation, progress: Progress) -> str:
     mesh = reservation.mesh
-    ranks = f"{len(mesh.ranks)} rank{'' if len(mesh.ranks) == 1 else 's'}"
+    ranks = counted(len(mesh.ranks), "rank")
     if not progress.messages:  # nothing had to be done
         dead = [info.rank for info in mesh.status() if info.state == "dead"]
         alive = (

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from monarch_nb.client.events import Event, Finished, Result
 from monarch_nb.notebook.fold import Fold
 from monarch_nb.notebook.render import Group, arranged, plain_ending, plain_lines, render
+from monarch_nb.shape import counted
 
 FIRST_UPDATE_S = 0.02
 """The first output is shown so much after it came: a short cell is shown once, whole."""
@@ -247,7 +248,7 @@ class RunView:
         self._status_shown |= elapsed_s >= STATUS_AFTER_S or self._kept_open
         if not self._status_shown:
             return ""
-        on = f"{ranks} rank{'' if ranks == 1 else 's'}"
+        on = counted(ranks, "rank")
         kinds = Counter(failure.kind if failure.kind in _NO_FAULT else "failed" for failure in failures)
         failed = "".join(f" · {kinds[kind]} {kind}" for kind in ("failed", *_NO_FAULT) if kinds[kind])
         if self._moved_to:
