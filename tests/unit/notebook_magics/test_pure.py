@@ -260,6 +260,16 @@ class Held:
     name, nodes, procs, gpus = "dev", 2, 4, 0
 
 
+def test_a_long_death_stands_below_the_table() -> None:
+    death = "killed by signal 9 (SIGKILL): killed by another process or, with a memory limit, by its OOM killer"
+    odd = "could not be restarted because of something that nobody could have thought of before"
+    ranks = [rank_info(rank, state="dead", death=death) for rank in (0, 1)] + [rank_info(2, state="dead", death=odd)]
+    _, _, first, second, *notes = status_table(Held(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
+    assert first.split(maxsplit=2)[2] == "dead: killed by signal 9 (SIGKILL)"
+    assert second.endswith("dead: could not be restarted because of something tha…")
+    assert notes[:2] == [f"ranks 0-1: {death}", f"rank 2: {odd}"]
+
+
 def test_status_folds_equal_ranks() -> None:
     running: dict[str, Any] = {"state": "running", "run_id": "r", "running_s": 12.3}
     ranks = [rank_info(rank, **running) for rank in range(7)] + [rank_info(7, state="dead", death="killed by SIGKILL")]
