@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch_nb.config import DEFAULT_POOL, PROTOCOL, VERSION
-from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError
+from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, UsageError
 from monarch_nb.times import duration, seconds_of
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def make_parser() -> argparse.ArgumentParser:
     status = command("status", _status, "show the nodes and what is held", "status", "status --json | jq .reservations")
     status.add_argument("--json", action="store_true", help="for programs")
 
-    command("list", _list, "show what is held, one line each", "list")
+    held = command("list", _list, "show what is held, one line each", "list", "list --json | jq .[].name")
+    held.add_argument("--json", action="store_true", help="for programs")
 
     logs = command("logs", _logs, "show what ranks printed", "logs dev -t 0,2-3 -n 20", "logs dev --follow")
     logs.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
@@ -182,11 +183,12 @@ def _status(options: argparse.Namespace) -> int:
     from monarch_nb.provision import provisioner
 
     nodes = provisioner("local").nodes(pool=options.pool)
+    _check_named_pool(options.pool)
     described = [_describe(node) for node in nodes]
     reservations = list_reservations(options.pool, memory=options.json)
     if options.json:
         held = [asdict(reservation) for reservation in reservations]
-        print(json.dumps({"pool": options.pool, "nodes": described, "reservations": held}, indent=2, default=str))
+        _print_json({"pool": options.pool, "nodes": described, "reservations": held})
         return 0
     if not nodes:
         print(f"no pool {options.pool!r} is up (monarch-nb up starts one)")
@@ -225,8 +227,25 @@ def _describe(node: Node) -> dict[str, Any]:
 def _list(options: argparse.Namespace) -> int:
     from monarch_nb import list_reservations
 
-    _print_reservations(list_reservations(options.pool))
+    _check_named_pool(options.pool)
+    reservations = list_reservations(options.pool, memory=options.json)
+    if options.json:
+        _print_json([asdict(reservation) for reservation in reservations])
+    else:
+        _print_reservations(reservations)
     return 0
+
+
+def _check_named_pool(pool: str) -> None:
+    """No pool at all is nothing to show; one that somebody names is meant to be there."""
+    from monarch_nb.provision import provisioner
+
+    if pool != DEFAULT_POOL and not provisioner("local").nodes(pool=pool):
+        raise PoolError(f"no pool {pool!r} is up (monarch-nb up --pool {pool} starts one)")
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, default=str))
 
 
 def _logs(options: argparse.Namespace) -> int:
