@@ -126,7 +126,7 @@ class CellRunner:
                 sys.stderr.write("\n".join([*failed._render_traceback_(), ""]))
                 failed = None
             show(calm_line(_followed_line(info, from_start)))
-            view = self._view(info.ranks, background=not block)
+            view = self._view(info.ranks, background=not block, resumed=not from_start)
             run = self._session.runs.get(info.run_id)
             before = self._views.get(info.run_id)
             if run is not None and before is not None:
@@ -220,7 +220,13 @@ class CellRunner:
         run.add_listener(on_event)
 
     def _view(
-        self, ranks: Sequence[int], *, background: bool, group: str | None = None, stream: bool = True
+        self,
+        ranks: Sequence[int],
+        *,
+        background: bool,
+        group: str | None = None,
+        stream: bool = True,
+        resumed: bool = False,
     ) -> RunView:
         """Return the output of a run in the cell that executes now."""
         terminal = not is_notebook(self._shell)
@@ -250,6 +256,7 @@ class CellRunner:
             show_failures=background,
             stream=stream and not os.environ.get(NONINTERACTIVE_VARIABLE),
             terminal=terminal,
+            resumed=resumed,
         )
         return view
 
