@@ -56,7 +56,7 @@ def test_a_day_with_the_local_pool(pool_home: Path, capsys: pytest.CaptureFixtur
 
     assert "held by dev" in said(capsys, "down", status=1)
     assert dev.mesh.run("rank").values == [0, 1], "a refused `down` changes nothing"
-    assert said(capsys, "release") == "released dev (2 nodes × 1 procs)\n"
+    assert said(capsys, "release") == "released dev (2 nodes × 1 proc)\n"
     assert said(capsys, "release", "dev", status=1) == "monarch-nb: no reservation 'dev'; you hold none\n"
     assert said(capsys, "release") == "nothing is held\n"
 
@@ -72,7 +72,7 @@ def test_release_needs_a_choice(pool_home: Path, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         main(["release"])
     assert "you hold one, two: name one, or --all" in capsys.readouterr().err
-    assert said(capsys, "release", "--all") == "released one (1 node × 1 procs)\nreleased two (1 node × 1 procs)\n"
+    assert said(capsys, "release", "--all") == "released one (1 node × 1 proc)\nreleased two (1 node × 1 proc)\n"
 
 
 def test_down_force_ends_what_is_held(pool_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
