@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from monarch_nb import config
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from monarch_nb.allocator.node import Node
 
 _FAILED = (run_pb2.OUTCOME_ERROR, run_pb2.OUTCOME_DIED)
+FAILURE_CHARACTERS = 500
+"""Of a failure's message, where its traceback is not asked for."""
 ENVIRONMENT_REPORT_S = 20.0
 """How long a python may take to say what is installed; on a cold network file system it reads for seconds."""
 
@@ -57,8 +59,14 @@ def describe_node(node: Node) -> pb.DescribeReply:
     )
 
 
-async def describe_status(node: Node, *, memory: bool, readings: bool) -> pb.StatusReply:
-    """Return everything about the node; with `memory` also each rank's, with `readings` also how busy all are."""
+async def describe_status(node: Node, *, memory: bool, readings: bool, past_runs: pb.PastRuns) -> pb.StatusReply:
+    """Return everything about the node.
+
+    Args:
+        memory: also each rank's.
+        readings: also how busy all are.
+        past_runs: also of one mesh.
+    """
     taken: Mapping[int, RankReading] = {}
     reply = pb.StatusReply()
     pids = [process.record.process.pid for process in node.supervisor.ranks.values()]
@@ -97,7 +105,7 @@ async def describe_status(node: Node, *, memory: bool, readings: bool) -> pb.Sta
                     name=mesh.spec.name,
                     spec=mesh.spec,
                     ranks=describe_ranks(node, mesh, mesh.ranks, taken),
-                    runs=[_run_status(run) for run in mesh.runs.values() if not (run.finished and run.collected)],
+                    runs=_run_statuses(mesh, past_runs),
                     last_number=mesh.last_number,
                 )
     return reply
@@ -182,13 +190,31 @@ async def _report(python: str, question: bytes) -> bytes:
     return answer
 
 
-def _run_status(run: Run) -> pb.RunStatus:
+def _run_statuses(mesh: Mesh, past: pb.PastRuns) -> list[pb.RunStatus]:
+    if past.mesh_id != mesh.spec.mesh_id:
+        return [_run_status(run) for run in mesh.runs.values() if not (run.finished and run.collected)]
+    return [_run_status(run, _failures(run, past.tracebacks_of == run.number)) for run in mesh.runs.values()]
+
+
+def _failures(run: Run, with_tracebacks: bool) -> Iterator[run_pb2.RankResult]:
+    for result in run.results.values():
+        if result.outcome != run_pb2.OUTCOME_OK:
+            failure = run_pb2.Failure()
+            failure.CopyFrom(result.failure)
+            if not with_tracebacks:
+                failure.traceback = ""
+                failure.message = failure.message[:FAILURE_CHARACTERS]
+            yield run_pb2.RankResult(rank=result.rank, outcome=result.outcome, failure=failure, death=result.death)
+
+
+def _run_status(run: Run, failures: Iterable[run_pb2.RankResult] = ()) -> pb.RunStatus:
     failed = {rank for rank, result in run.results.items() if result.outcome in _FAILED}
     if run.finished:
         running_s = max((result.duration_s for result in run.results.values()), default=0.0)
     else:
         running_s = time.time() - run.started_at if run.started_at else 0.0
     return pb.RunStatus(
+        failures=failures,
         run_id=run.run_id,
         number=run.number,
         title=run.submit.title,

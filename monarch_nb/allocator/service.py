@@ -90,7 +90,9 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
-        return await describe_status(self._node, memory=request.memory, readings=request.readings)
+        return await describe_status(
+            self._node, memory=request.memory, readings=request.readings, past_runs=request.past_runs
+        )
 
     @_translated
     async def Control(self, request: pb.ControlRanksRequest, context: Any) -> pb.ControlRanksReply:

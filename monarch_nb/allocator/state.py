@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from monarch_nb.allocator.limits import Limits, expired
+from monarch_nb.code_names import run_name
 from monarch_nb.config import RESTARTED
 from monarch_nb.errors import (
     CapacityError,
@@ -337,7 +338,11 @@ class NodeState:
 
     def _ahead(self, mesh: Mesh, ranks: Iterable[int]) -> list[str]:
         wanted = set(ranks)
-        return [run.submit.title for run in mesh.queue if wanted & (set(run.ranks) - run.results.keys())]
+        return [
+            run_name(run.number, run.submit.run.cell.cell_number, run.submit.title)
+            for run in mesh.queue
+            if wanted & (set(run.ranks) - run.results.keys())
+        ]
 
     def begun(self, mesh_id: str, run_id: str, now: float) -> None:
         """A run begins on a rank."""

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from monarch_nb.client.decoding import describe_death
+from monarch_nb.client.decoding import describe_death, result_event
+from monarch_nb.code_names import run_name
+from monarch_nb.errors import RankFailure
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
@@ -60,9 +62,11 @@ class RankInfo:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run that is unfinished, or whose results nobody has collected.
+    """What the allocators know of a run.
 
     Attributes:
+        collected: a client has its results.
+        failures: why it failed, by rank, told only by `Mesh.past_runs`.
         failed: ranks where it raised, or that died in it.
         running: ranks where it has begun and goes on.
         running_s: since it began; of a finished one how long it took.
@@ -79,10 +83,14 @@ class RunInfo:
     failed: tuple[int, ...] = ()
     running: tuple[int, ...] = ()
     running_s: float = 0.0
+    failures: tuple[RankFailure, ...] = ()
 
     @property
     def done(self) -> bool:
         return len(self.finished) == len(self.ranks)
+
+    def __str__(self) -> str:
+        return run_name(self.number, self.cell_number, self.title)
 
 
 def rank_infos(held: HeldReservation, mesh_id: str) -> list[RankInfo]:
@@ -130,18 +138,25 @@ def _failure(failure: run_pb2.Failure) -> str:
     return f"{text} ({failure.where})" if failure.where else text
 
 
-def run_infos(meshes: Iterable[pb.MeshStatus]) -> list[RunInfo]:
+def run_infos(told: Iterable[tuple[str, pb.MeshStatus]]) -> list[RunInfo]:
     """Put the nodes' parts of each run together, oldest first.
 
-    A node does not tell of runs that are over and collected, and nodes learn of that one after the other.
+    Args:
+        told: node names and what each said.
+
+    A node does not tell of runs that are over and collected, unless it is asked to, and nodes learn of that one after
+    the other.
     """
     parts: dict[str, list[pb.RunStatus]] = {}
+    failures: dict[str, list[RankFailure]] = {}
     newest: dict[int, int] = {}
-    for mesh in meshes:
+    for node, mesh in told:
         newest |= {rank.rank: mesh.last_number for rank in mesh.ranks}
         for run in mesh.runs:
             if run.ranks:
                 parts.setdefault(run.run_id, []).append(run)
+                results = (result_event(packed, node) for packed in run.failures)
+                failures.setdefault(run.run_id, []).extend(filter(None, (each.failure for each in results)))
     infos = []
     for run_id, runs in parts.items():
         run = runs[0]
@@ -159,7 +174,7 @@ def run_infos(meshes: Iterable[pb.MeshStatus]) -> list[RunInfo]:
             failed=tuple(sorted({rank for part in runs for rank in part.failed})),
             running=tuple(sorted({rank for part in runs for rank in part.running})),
             running_s=max(part.running_s for part in runs),
+            failures=tuple(sorted(failures[run_id], key=lambda failure: failure.rank)),
         )
-        if not (info.done and info.collected):
-            infos.append(info)
+        infos.append(info)
     return sorted(infos, key=lambda info: info.number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -141,9 +140,11 @@ class MeshCore:
         if survivors:
             await self.abort_groups(f"{name_ranks(chosen)} restarted", survivors)
 
-    async def status(self, *, memory: bool = False) -> list[tuple[Connection, pb.MeshStatus]]:
+    async def status(
+        self, *, memory: bool = False, past_runs: pb.PastRuns | None = None
+    ) -> list[tuple[Connection, pb.MeshStatus]]:
         """Return what every node says of the mesh."""
-        request = pb.StatusRequest(memory=memory)
+        request = pb.StatusRequest(memory=memory, past_runs=past_runs)
         calls = (connection.unary("Status", request) for connection in self.connections.values())
         replies = await asyncio.gather(*calls, return_exceptions=True)
         if away := [reply for reply in replies if isinstance(reply, BaseException)]:
@@ -211,13 +212,13 @@ class Mesh:
         """Return the part with the given coordinates, e.g. `mesh.slice(hosts=0, procs=slice(0, 2))`."""
         return self.select(self.extent.ranks(**dimensions))
 
-    def select(self, ranks: Iterable[int]) -> Mesh:
-        """Return the part of exactly these ranks.
+    def select(self, ranks: int | Iterable[int]) -> Mesh:
+        """Return the part of exactly these ranks (or this one).
 
         Raises:
             TargetError: a rank that is not in this mesh, or none at all.
         """
-        chosen = tuple(sorted(set(ranks)))
+        chosen = (ranks,) if isinstance(ranks, int) else tuple(sorted(set(ranks)))
         if missing := [rank for rank in chosen if rank not in self.ranks]:
             raise TargetError(f"{name_ranks(missing)} not in {self!r}")
         if not chosen:
@@ -242,7 +243,7 @@ class Mesh:
         Args:
             timeout_s: give up waiting after this time; the run goes on.
             on_error: "abort" interrupts ranks that wait in a collective for one that failed.
-            cell_number: shown in tracebacks as `Cell In[…]`.
+            cell_number: shown in tracebacks as `Cell In[…]`; without one it is `Run …`, the run's number.
             want_value: bring the last expression's values back.
             sync: first bring files that changed to nodes that have copies of them.
             listener: called with the run's events on a background thread.
@@ -293,7 +294,13 @@ class Mesh:
         self._check_alive()
         spec.run_id = uuid.uuid4().hex
         run = self.core.runs[spec.run_id] = Run(
-            self, spec.run_id, self.ranks, title, on_error=on_error, listener=listener
+            self,
+            spec.run_id,
+            self.ranks,
+            title,
+            on_error=on_error,
+            cell_number=spec.cell.cell_number,
+            listener=listener,
         )
         post(run.submit, spec)
         return run
@@ -355,12 +362,23 @@ class Mesh:
         """Yield the runs that go on on these ranks, whoever submitted them."""
         for info in self.runs():
             if not info.done and set(info.ranks) & set(self.ranks):
-                with contextlib.suppress(RunNotFound):  # it is over by now
-                    yield self.attach_run(info.run_id)
+                yield self.core.runs.get(info.run_id) or self._follow(info)
 
     def runs(self) -> list[RunInfo]:
         """Return the runs that are unfinished or whose results nobody has collected, oldest first."""
-        return run_infos([mesh for _, mesh in call(self.core.status())])
+        return [info for info in self._run_infos() if not (info.done and info.collected)]
+
+    def past_runs(self, tracebacks_of: int = 0) -> list[RunInfo]:
+        """Return the newest few hundred runs, also those that are over, oldest first, each with what failed.
+
+        Args:
+            tracebacks_of: the number of the run whose failures come with their tracebacks.
+        """
+        return self._run_infos(pb.PastRuns(mesh_id=self.id, tracebacks_of=tracebacks_of))
+
+    def _run_infos(self, past_runs: pb.PastRuns | None = None) -> list[RunInfo]:
+        told = call(self.core.status(past_runs=past_runs))
+        return run_infos((connection.name, mesh) for connection, mesh in told)
 
     def attach_run(self, run_id: str, *, from_start: bool = False, listener: Listener | None = None) -> Run:
         """Follow a run that another client submitted; one that this process follows already is returned as it is.
@@ -381,8 +399,26 @@ class Mesh:
             if listener is not None:
                 known.add_listener(listener)
             return known
-        run = Run(self, run_id, info.ranks, info.title, listener=listener, own_connections=known is not None)
-        self.core.runs.setdefault(run_id, run)
+        return self._follow(info, from_start=from_start, listener=listener, own_connections=known is not None)
+
+    def _follow(
+        self,
+        info: RunInfo,
+        *,
+        from_start: bool = False,
+        listener: Listener | None = None,
+        own_connections: bool = False,
+    ) -> Run:
+        run = Run(
+            self,
+            info.run_id,
+            info.ranks,
+            info.title,
+            cell_number=info.cell_number,
+            listener=listener,
+            own_connections=own_connections,
+        )
+        self.core.runs.setdefault(info.run_id, run)
         run.number, run.submitted_at = info.number, info.submitted_at
         run.finished_before = frozenset(info.finished)
         follow = lambda: run.follow(from_shown=not from_start)  # noqa: E731
@@ -391,10 +427,10 @@ class Mesh:
 
     # ---- ranks ----
 
-    def restart(self, ranks: Iterable[int] | None = None) -> None:
+    def restart(self, ranks: int | Iterable[int] | None = None) -> None:
         """Replace ranks (all of this object's by default) by fresh ones under the same coordinates.
 
-        Their variables are lost. The others keep theirs; their process groups are aborted, so that an
+        Their variables and imports are lost. The others keep theirs; their process groups are aborted, so that an
         `init_process_group()` by all forms a new one. Returns when the new ranks are ready.
         """
         chosen = self.ranks if ranks is None else self.select(ranks).ranks
@@ -442,7 +478,7 @@ class Mesh:
 
     def logs(
         self,
-        ranks: Iterable[int] | None = None,
+        ranks: int | Iterable[int] | None = None,
         lines: int | None = None,
         run: Run | RunInfo | int | None = None,
         *,
@@ -464,7 +500,7 @@ class Mesh:
 
     def log_batches(
         self,
-        ranks: Iterable[int] | None = None,
+        ranks: int | Iterable[int] | None = None,
         lines: int | None = None,
         run: Run | RunInfo | int | None = None,
         *,

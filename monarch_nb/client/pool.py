@@ -33,6 +33,7 @@ from monarch_nb.errors import (
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.provision import Node, provisioner
+from monarch_nb.shape import counted
 
 STATUS_TIMEOUT_S = 15.0
 FLUSH_AT_EXIT_S = 1.0
@@ -58,10 +59,10 @@ class Shape:
 
     @property
     def kind(self) -> str:
-        return "gpus" if self.gpus else "procs"
+        return "gpu" if self.gpus else "proc"
 
     def __str__(self) -> str:
-        return f"{self.nodes} node{'' if self.nodes == 1 else 's'} × {self.per_node} {self.kind}"
+        return f"{counted(self.nodes, 'node')} × {counted(self.per_node, self.kind)}"
 
 
 @dataclass(frozen=True)
@@ -297,11 +298,11 @@ def choose_nodes(shape: Shape, nodes: list[pb.DescribeReply]) -> list[int]:
     fitting = [index for index, count in enumerate(free) if count >= shape.per_node]
     if len(fitting) >= shape.nodes:
         return fitting[: shape.nodes]
-    fit = f"only {len(fitting)} of {len(nodes)} nodes can take {shape.per_node} {shape.kind}"
+    fit = f"only {len(fitting)} of {counted(len(nodes), 'node')} can take {counted(shape.per_node, shape.kind)}"
     lines = [f"{shape} asked for, but {fit}:"]
     for node, count, most in zip(nodes, free, total, strict=True):
         held = "".join(f"; {_holds(holder)}" for holder in node.holders)
-        lines.append(f"  {node.node_id}: {count} of {most} {shape.kind} free{held}")
+        lines.append(f"  {node.node_id}: {count} of {counted(most, shape.kind)} free{held}")
     if len(nodes) < shape.nodes:
         lines.append(f"monarch-nb up --nodes {shape.nodes} adds nodes to a local pool")
     elif max(total, default=0) < shape.per_node:
@@ -314,8 +315,8 @@ def choose_nodes(shape: Shape, nodes: list[pb.DescribeReply]) -> list[int]:
 
 
 def _holds(holder: pb.Holder) -> str:
-    kind = "gpus" if holder.gpus else "procs"
-    return f"{holder.reservation} ({holder.owner}) holds {holder.gpus or holder.procs} {kind}"
+    slots = counted(holder.gpus or holder.procs, "gpu" if holder.gpus else "proc")
+    return f"{holder.reservation} ({holder.owner}) holds {slots}"
 
 
 async def spawn_mesh(
@@ -354,7 +355,7 @@ async def spawn_mesh(
             python=options.python,
             preload=options.preload,
             environment=options.environment,
-            extent=[pb.Axis(name="hosts", size=shape.nodes), pb.Axis(name=shape.kind, size=shape.per_node)],
+            extent=[pb.Axis(name="hosts", size=shape.nodes), pb.Axis(name=f"{shape.kind}s", size=shape.per_node)],
         )
         for node_rank, sees in zip(range(shape.nodes), seen, strict=True)
     ]

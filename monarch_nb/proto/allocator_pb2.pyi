@@ -743,22 +743,51 @@ class StatusRequest(_message.Message):
 
     MEMORY_FIELD_NUMBER: _builtins.int
     READINGS_FIELD_NUMBER: _builtins.int
+    PAST_RUNS_FIELD_NUMBER: _builtins.int
     memory: _builtins.bool
     readings: _builtins.bool
     """and memory, measured now and then and estimated in between"""
+    @_builtins.property
+    def past_runs(self) -> Global___PastRuns: ...
     def __init__(
         self,
         *,
         memory: _builtins.bool = ...,
         readings: _builtins.bool = ...,
+        past_runs: Global___PastRuns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["past_runs", b"past_runs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "readings", b"readings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "past_runs", b"past_runs", "readings", b"readings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusRequest: _TypeAlias = StatusRequest  # noqa: Y015
+
+@_typing.final
+class PastRuns(_message.Message):
+    """Also the runs of a mesh that are over and collected, as far as the node remembers them, and why runs failed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESH_ID_FIELD_NUMBER: _builtins.int
+    TRACEBACKS_OF_FIELD_NUMBER: _builtins.int
+    mesh_id: _builtins.str
+    tracebacks_of: _builtins.int
+    """number of the run whose failures come with their tracebacks; 0: none"""
+    def __init__(
+        self,
+        *,
+        mesh_id: _builtins.str = ...,
+        tracebacks_of: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mesh_id", b"mesh_id", "tracebacks_of", b"tracebacks_of"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PastRuns: _TypeAlias = PastRuns  # noqa: Y015
 
 @_typing.final
 class StatusReply(_message.Message):
@@ -1064,6 +1093,7 @@ class RunStatus(_message.Message):
     FAILED_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     RUNNING_S_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
     title: _builtins.str
@@ -1091,6 +1121,10 @@ class RunStatus(_message.Message):
     def running(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """begun, and not finished"""
 
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.RankResult]:
+        """with StatusRequest.past_runs"""
+
     def __init__(
         self,
         *,
@@ -1106,10 +1140,11 @@ class RunStatus(_message.Message):
         failed: _abc.Iterable[_builtins.int] | None = ...,
         running: _abc.Iterable[_builtins.int] | None = ...,
         running_s: _builtins.float = ...,
+        failures: _abc.Iterable[_run_pb2.RankResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_ranks", b"all_ranks", "cell_number", b"cell_number", "collected", b"collected", "failed", b"failed", "finished", b"finished", "number", b"number", "ranks", b"ranks", "run_id", b"run_id", "running", b"running", "running_s", b"running_s", "submitted_at", b"submitted_at", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_ranks", b"all_ranks", "cell_number", b"cell_number", "collected", b"collected", "failed", b"failed", "failures", b"failures", "finished", b"finished", "number", b"number", "ranks", b"ranks", "run_id", b"run_id", "running", b"running", "running_s", b"running_s", "submitted_at", b"submitted_at", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,6 +25,7 @@ from monarch_nb.config import (
 )
 from monarch_nb.errors import PoolError, UsageError
 from monarch_nb.provision import Node, Progress
+from monarch_nb.shape import counted
 
 SERVE_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 30.0
@@ -51,7 +52,7 @@ class PoolShape:
     isolate: bool = False
 
     def __str__(self) -> str:
-        text = f"{self.procs} procs" + (", no GPUs" if self.gpus == "none" else "")
+        text = counted(self.procs, "proc") + (", no GPUs" if self.gpus == "none" else "")
         return text + (", isolated" if self.isolate else "")
 
 
@@ -101,7 +102,7 @@ class LocalProvisioner:
             if missing:
                 if died := [node.node_id for node in before if not node.alive]:
                     say(f"the allocator of {', '.join(died)} died; a new one adopts its ranks")
-                say(f"starting {_count(len(missing), 'local node')} × {shape}")
+                say(f"starting {counted(len(missing), 'local node')} × {shape}")
                 _write_shape(private_directory(directory), shape)
                 _start(directory, missing, shape, say, until_warm=True)
             return self.nodes(pool=pool)
@@ -130,7 +131,7 @@ class LocalProvisioner:
             if not force:
                 _refuse_if_held(nodes)
             if nodes:
-                say(f"ending {_count(len(nodes), 'node')}")
+                say(f"ending {counted(len(nodes), 'node')}")
             _end(nodes, say)
             for node in nodes:
                 shutil.rmtree(NodePaths(node.directory).sockets, ignore_errors=True)
@@ -168,8 +169,8 @@ def _agree_on_shape(
     wanted = PoolShape(procs or shape.procs, gpus or shape.gpus, isolate or shape.isolate)
     if wanted != shape or (nodes or len(before)) < len(before):
         raise PoolError(
-            f"the pool {directory.name!r} is up with {_count(len(before), 'node')} × {shape}; to have "
-            f"{_count(nodes or len(before), 'node')} × {wanted}, end it first (monarch-nb down)"
+            f"the pool {directory.name!r} is up with {counted(len(before), 'node')} × {shape}; to have "
+            f"{counted(nodes or len(before), 'node')} × {wanted}, end it first (monarch-nb down)"
         )
     return shape
 
@@ -277,10 +278,6 @@ def _exclusive(say: Progress) -> Iterator[None]:
         yield
     finally:
         os.close(home)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _silent(_: str) -> None:

@@ -34,7 +34,12 @@ def ranks(mesh: Mesh) -> list[RankInfo]:
 
 
 def info_of(run: Run) -> RunInfo:
-    meshes = [mesh for reply in asked() for reservation in reply.reservations for mesh in reservation.meshes]
+    meshes = [
+        (reply.node.node_id, mesh)
+        for reply in asked()
+        for reservation in reply.reservations
+        for mesh in reservation.meshes
+    ]
     [info] = [info for info in run_infos(meshes) if info.run_id == run.id]
     return info
 

@@ -92,7 +92,7 @@ class TestOrder:
         submit(state, "a")
         queued, effects = submit(state, "b")
         assert started(effects) == {}
-        assert queued.ahead == ["title of a"]
+        assert queued.ahead == ["run 1 (title of a)"]
         assert started(finish(state, "a", 2)) == {2: "b"}
         assert started(finish(state, "a", 0)) == {0: "b"}
 
