@@ -1,0 +1,163 @@
+"""The one entry: requests by name, with JSON in and JSON out, over HTTP as in a widget's messages."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from monarch_nb.client.bridge import background_loop
+from monarch_nb.client.pool import pool_named
+from monarch_nb.errors import MonarchNbError
+from monarch_nb.panel.actions import Actions, Place
+from monarch_nb.panel.jobs import Jobs
+from monarch_nb.panel.live import Deliver, Live, Subscription
+from monarch_nb.panel.refusal import Refused
+from monarch_nb.panel.view import Json
+
+_log = logging.getLogger(__name__)
+
+READING = ("view", "forms", "log_rows", "log_find")
+"""Requests that change nothing."""
+
+
+class Panel:
+    """Everything that a panel shows and does, on one pool. Safe to use from any thread.
+
+    Args:
+        pool: its name; by default the local one.
+        refresh_s, notice_s: see Live.
+
+    Example:
+        >>> Panel().handle("view", {}).result()["result"]["pool"]["state"]  # doctest: +SKIP
+        'up'
+    """
+
+    def __init__(self, pool: str | None = None, *, refresh_s: float = 1.0, notice_s: float = 10.0) -> None:
+        self.live = Live(pool_named(pool), refresh_s=refresh_s, notice_s=notice_s)
+        self._jobs = Jobs(self.live.publish)
+        self._actions = Actions(self.live, self._jobs)
+        self._handlers: dict[str, Callable[[Json], Awaitable[Any]]] = {
+            "view": self._view,
+            "forms": self._forms,
+            "check": self._check,
+            "reserve": self._reserve,
+            "up": self._up,
+            "down": self._down,
+            "release": self._release,
+            "extend": self._extend,
+            "restart": self._ranks_action(self._actions.restart),
+            "interrupt": self._ranks_action(self._actions.interrupt),
+            "stacks": self._ranks_action(self._actions.stacks),
+            "lost": self._lost,
+            "cancel": self._cancel,
+            "attach_lines": self._attach_lines,
+        }
+
+    def handle(self, name: str, body: object) -> concurrent.futures.Future[Json]:
+        """Do what is asked; the answer is {"result": …} or {"error": {"status", "message", "errors"}}."""
+        return _in_own_context(self._answer(name, body))
+
+    def subscribe(self, deliver: Deliver, *, looking: bool = True) -> concurrent.futures.Future[Subscription]:
+        """Have events delivered, on the background loop, until the subscription is closed (there)."""
+
+        async def subscribe() -> Subscription:
+            subscription = self.live.subscribe(deliver, looking=looking)
+            for job in self._jobs.running():
+                subscription.put({"type": "job", "job": job})
+            return subscription
+
+        return _in_own_context(subscribe())
+
+    async def _answer(self, name: str, body: object) -> Json:
+        try:
+            if name not in self._handlers:
+                raise Refused(404, f"there is no request {name!r}")
+            if not isinstance(body, dict):
+                raise Refused(400, "the body is not a JSON object")
+            return {"result": await self._handlers[name](body)}
+        except MonarchNbError as error:
+            refused = Refused.of(error)
+        except Refused as error:
+            refused = error
+        except Exception as error:  # noqa: BLE001 (told, in the answer)
+            _log.exception("the request %s failed", name)
+            refused = Refused(500, f"{type(error).__name__}: {error}")
+        return {"error": {"status": refused.status, "message": refused.message, "errors": refused.errors}}
+
+    # ---- requests ----
+
+    async def _view(self, _: Json) -> Json:
+        return await self.live.fresh()
+
+    async def _forms(self, _: Json) -> Json:
+        forms = self._actions.forms(await self.live.fresh())
+        return {action: form.to_json() for action, form in forms.items()}
+
+    async def _check(self, body: Json) -> Json:
+        return self._actions.check(await self.live.fresh(), _text(body, "action"), body.get("values"))
+
+    async def _reserve(self, body: Json) -> Json:
+        place = Place(_text(body, "notebook", ""), _text(body, "python", "") or None)
+        return {"job": self._actions.reserve(await self.live.fresh(), body.get("values"), place)}
+
+    async def _up(self, body: Json) -> Json:
+        return {"job": self._actions.up(await self.live.fresh(), body.get("values"))}
+
+    async def _down(self, body: Json) -> Json:
+        values = body.get("values", {})
+        if not isinstance(values, Mapping):
+            raise Refused(400, "values are not a JSON object")
+        return {"job": self._actions.down(values)}
+
+    async def _release(self, body: Json) -> Json:
+        return {"job": self._actions.release(await self._held(body))}
+
+    async def _extend(self, body: Json) -> Json:
+        return {"job": self._actions.extend(await self._held(body), {"by": body.get("by")})}
+
+    def _ranks_action(self, action: Callable[[Json, Json, tuple[int, ...]], Json]) -> Callable[[Json], Awaitable[Json]]:
+        async def handle(body: Json) -> Json:
+            held = await self._held(body)
+            mesh = self._actions.mesh(held, body.get("mesh"))
+            return {"job": action(held, mesh, self._actions.ranks(mesh, body.get("ranks")))}
+
+        return handle
+
+    async def _lost(self, body: Json) -> Json:
+        held, ranks = await self._held(body), None
+        if body.get("ranks") is not None:
+            ranks = self._actions.ranks(self._actions.mesh(held, body.get("mesh")), body["ranks"])
+        return {"text": self._actions.lost(held, ranks)}
+
+    async def _attach_lines(self, body: Json) -> Json:
+        return {"code": self._actions.attach_lines(await self._held(body))}
+
+    async def _cancel(self, body: Json) -> Json:
+        if not self._jobs.cancel(_text(body, "job")):
+            raise Refused(404, "there is no such job (any more)")
+        return {}
+
+    async def _held(self, body: Json) -> Json:
+        reservation_id = _text(body, "reservation")
+        view = await self.live.fresh()
+        if reservation_id not in view["reservations"]:
+            await self.live.refresh()  # it may be new
+        return self._actions.held(self.live.view or view, reservation_id)
+
+
+def _text(body: Json, key: str, default: str | None = None) -> str:
+    value = body.get(key, default)
+    if value is None:
+        value = default
+    if not isinstance(value, str):
+        raise Refused(400, f"{key} is missing" if value is None else f"{key} is a text, not {value!r}", {key: "a text"})
+    return value
+
+
+def _in_own_context(work: Any) -> concurrent.futures.Future[Any]:
+    """Start a coroutine on the background loop, in a context of its own (see monarch_nb.client.bridge.post)."""
+    return contextvars.Context().run(asyncio.run_coroutine_threadsafe, work, background_loop())
