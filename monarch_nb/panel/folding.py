@@ -10,13 +10,13 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 OPEN_LINES = 64
 """The newest lines of a rank may still change while the run goes on."""
-BEHIND_LINES = 5_000
+BEHIND_LINES = 2_000
 """A rank that is so far behind the others is not waited for."""
 REACH_LINES = 64
 """How many lines of one's own a rank may print between lines that it shares."""
@@ -59,6 +59,7 @@ class RunTable:
     """The rows of one run.
 
     Args:
+        ranks: that may print something; others' lines wait for theirs.
         fold: whether equal lines are one row; if not, nobody needs to put digests in.
 
     Example:
@@ -70,10 +71,10 @@ class RunTable:
         [(0, 1), (0,), (1,), (0, 1)]
     """
 
-    def __init__(self, *, fold: bool = True) -> None:
+    def __init__(self, ranks: Iterable[int] = (), *, fold: bool = True) -> None:
         self._fold = fold
         self._digests: dict[int, array[int]] = {}
-        self._counts: dict[int, int] = {}
+        self._counts = dict.fromkeys(ranks, 0)
         self._segments: list[_Segment] = []
         self._first_rows: list[int] = [0]
         self._begins: dict[int, tuple[list[int], list[int]]] = {}

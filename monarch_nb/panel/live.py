@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from monarch_nb.client.bridge import background_loop, post
 from monarch_nb.client.connection import Connection
-from monarch_nb.client.pool import STATUS_TIMEOUT_S, Pool, current_owner
+from monarch_nb.client.pool import STATUS_TIMEOUT_S, HeldReservation, Pool, current_owner
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.panel.notices import notices
@@ -27,6 +27,7 @@ ANSWER_S = 0.5
 SILENT_AFTER_S = 3.0
 BETWEEN_DELIVERIES_S = 0.1
 MAX_NOTICES = 100
+_REQUEST = pb.StatusRequest(readings=True)
 
 Deliver = Callable[[list[Json]], Awaitable[None]]
 """Takes events, in order; the next ones come when it has returned."""
@@ -239,6 +240,21 @@ class Live:
             if node.answer.answers and node.answer.reply is not None
         ]
 
+    def held(self, reservation_id: str) -> HeldReservation:
+        """Return a reservation as all nodes told of it, also those that do not answer now."""
+        nodes = {
+            status.node_rank: (node.connection, status)
+            for node in self._nodes.values()
+            for status in (node.answer.reply.reservations if node.answer.reply else ())
+            if status.reservation_id == reservation_id
+        }
+        return HeldReservation(reservation_id, nodes)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether anybody has subscribed."""
+        return bool(self._subscriptions)
+
     async def _ask(self) -> None:
         now = time.monotonic()
         known, self._nodes = self._nodes, {}
@@ -262,7 +278,7 @@ class Live:
 
     async def _ask_one(self, node: _Node) -> None:
         try:
-            node.answer.reply = await node.connection.unary("Status", pb.StatusRequest(memory=True), STATUS_TIMEOUT_S)
+            node.answer.reply = await node.connection.unary("Status", _REQUEST, STATUS_TIMEOUT_S)
             node.answer.error = ""
         except MonarchNbError as error:
             node.answer.error = str(error)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from monarch_nb.client.log_lines import LogChange, LogLine, LogLines, LogWindow, Streams
-from monarch_nb.errors import MonarchNbError
+from monarch_nb.errors import MonarchNbError, NodeUnreachable
 from monarch_nb.panel.folding import OPEN_LINES, Row, RunTable
 from monarch_nb.panel.view import Json
 from monarch_nb.shape import format_ranks
@@ -21,6 +21,8 @@ from monarch_nb.shape import format_ranks
 OPEN_WAIT_S = 0.8
 """How long opening a log waits for all of it; more comes afterwards."""
 LINES_AT_ONCE = 20_000
+BETWEEN_LINES = 32
+"""So many lines that nobody wants are read rather than asking twice."""
 MAX_ROWS = 1_000
 MAX_LINE_BYTES = 8_192
 MAX_OPEN = 32
@@ -70,15 +72,23 @@ class Log:
     def __init__(self, lines: LogLines, request: LogRequest, changed: Callable[[Log], None]) -> None:
         self.id = uuid.uuid4().hex
         self.used_at = time.monotonic()
-        self.complete = False
         self.error: MonarchNbError | None = None
         self.silent: tuple[str, ...] = ()
         self._lines, self._request, self._changed = lines, request, changed
         self._runs: dict[int, _Run] = {}
         self._folds = request.fold and len(request.ranks) > 1
+        self._counted = False
+        """Whether the nodes have counted all that there was."""
+        self._untaken: set[int] = set()
+        """Runs that have more than is in their tables."""
         self._ready = asyncio.Event()
         self._found: tuple[object, dict[tuple[int, int], array[int]]] | None = None
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that there was when it was opened is here."""
+        return self._ready.is_set()
 
     def close(self) -> None:
         """Follow it no longer."""
@@ -109,7 +119,7 @@ class Log:
 
     async def _apply(self, change: LogChange) -> None:
         self.silent = change.silent
-        changed = set()
+        changed: set[int] = set()
         for told in change.runs:
             run = self._run(told.number)
             if told.finished and not run.finished:
@@ -118,16 +128,21 @@ class Log:
         for part in change.parts:
             self._run(part.run).counts[part.rank] = part.lines(self._request.streams)
             changed.add(part.run)
-        for number in sorted(changed):
-            await self._take(number, self._runs[number])
-        if change.complete and not self.complete:
-            self.complete = True
+        self._untaken |= changed
+        self._counted = self._counted or change.complete
+        for number in sorted(self._untaken) if self._counted else ():  # else some ranks would be out of step
+            try:
+                await self._take(number, self._runs[number])
+            except NodeUnreachable:
+                continue  # it is tried again when something comes, from the node that is back, say
+            self._untaken.discard(number)
+        if self._counted:
             self._ready.set()
         self._changed(self)
 
     def _run(self, number: int) -> _Run:
         if number not in self._runs:
-            self._runs[number] = _Run(RunTable(fold=self._folds))
+            self._runs[number] = _Run(RunTable(self._request.ranks, fold=self._folds))
             self._runs = dict(sorted(self._runs.items()))
         return self._runs[number]
 
@@ -139,7 +154,7 @@ class Log:
             digests = await self._digests(run, windows)
             for window, found in zip(windows, digests, strict=True):
                 run.table.put(window.rank, window.first, found)
-            if all(run.table.count(window.rank) >= self._count(run, window.rank) for window in windows):
+            if not any(len(found) == LINES_AT_ONCE for found in digests):
                 break
             await self._lay_out(run, finished=False, caught_up=False)
             self._changed(self)
@@ -294,6 +309,32 @@ class _Rows:
     base: int
 
     def _row(self, line: int) -> int:
+        return self.base + self.table.row_of(self.rank, line)
+
+    def at_or_after(self, row: int) -> int | None:
+        place = bisect_left(self.lines, row, key=self._row)
+        return self._row(self.lines[place]) if place < len(self.lines) else None
+
+    def at_or_before(self, row: int) -> int | None:
+        place = bisect_right(self.lines, row, key=self._row)
+        return self._row(self.lines[place - 1]) if place else None
+
+
+def _joined(places: Iterable[LogWindow]) -> list[LogWindow]:
+    """Return windows that have all of these lines: few, although they have some more."""
+    windows: list[LogWindow] = []
+    for place in sorted(places, key=lambda place: (place.run, place.rank, place.first)):
+        last = windows[-1] if windows else None
+        if last and last.run == place.run and last.rank == place.rank:
+            count = place.first + 1 - last.first
+            if count - last.count <= BETWEEN_LINES:
+                windows[-1] = LogWindow(last.run, last.rank, last.first, count)
+                continue
+        windows.append(place)
+    return windows
+
+
+def _row(self, line: int) -> int:
         return self.base + self.table.row_of(self.rank, line)
 
     def at_or_after(self, row: int) -> int | None:

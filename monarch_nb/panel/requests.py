@@ -7,18 +7,22 @@ import concurrent.futures
 import contextvars
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from monarch_nb.client.bridge import background_loop
+from monarch_nb.client.log_lines import LogLines
 from monarch_nb.client.pool import pool_named
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.panel.actions import Actions, Place
 from monarch_nb.panel.jobs import Jobs
 from monarch_nb.panel.live import Deliver, Live, Subscription
+from monarch_nb.panel.logs import MAX_ROWS, Log, LogRequest, Logs
 from monarch_nb.panel.refusal import Refused
 from monarch_nb.panel.view import Json
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=str)
 
 READING = ("view", "forms", "log_rows", "log_find")
 """Requests that change nothing."""
@@ -39,6 +43,7 @@ class Panel:
     def __init__(self, pool: str | None = None, *, refresh_s: float = 1.0, notice_s: float = 10.0) -> None:
         self.live = Live(pool_named(pool), refresh_s=refresh_s, notice_s=notice_s)
         self._jobs = Jobs(self.live.publish)
+        self._logs = Logs(self.live.publish, lambda: self.live.is_watched)
         self._actions = Actions(self.live, self._jobs)
         self._handlers: dict[str, Callable[[Json], Awaitable[Any]]] = {
             "view": self._view,
@@ -55,6 +60,10 @@ class Panel:
             "lost": self._lost,
             "cancel": self._cancel,
             "attach_lines": self._attach_lines,
+            "log_open": self._log_open,
+            "log_rows": self._log_rows,
+            "log_find": self._log_find,
+            "log_close": self._log_close,
         }
 
     def handle(self, name: str, body: object) -> concurrent.futures.Future[Json]:
@@ -141,6 +150,49 @@ class Panel:
             raise Refused(404, "there is no such job (any more)")
         return {}
 
+    # ---- logs ----
+
+    async def _log_open(self, body: Json) -> Json:
+        view, mesh_id = await self.live.fresh(), _text(body, "mesh")
+        holder = next(
+            (each for each in view["reservations"].values() if mesh_id in [mesh["id"] for mesh in each["meshes"]]), None
+        )
+        if holder is None:
+            raise Refused(404, "there is no such mesh (any more): its logs went with its reservation")
+        held = self._actions.held(view, holder["id"])
+        request = LogRequest(
+            ranks=self._actions.ranks(self._actions.mesh(held, mesh_id), body.get("ranks")),
+            streams=_choice(body, "streams", ("both", "stdout", "stderr")),
+            run=None if body.get("run") is None else _integer(body, "run", 1),
+            search=_text(body, "search", ""),
+            regex=_flag(body, "regex", False),
+            fold=_flag(body, "fold", True),
+        )
+        return await self._logs.open(LogLines.of(self.live.held(held["id"]), mesh_id), request)
+
+    async def _log_rows(self, body: Json) -> Json:
+        first, count = _integer(body, "first", 0), _integer(body, "count", 0, MAX_ROWS)
+        return await self._log(body).read(first, count)
+
+    async def _log_find(self, body: Json) -> Json:
+        log, text = self._log(body), _text(body, "text")
+        if not text:
+            return {"row": None}
+        start, backwards = _integer(body, "from", 0), _flag(body, "backwards", False)
+        return {"row": await log.find(text, regex=_flag(body, "regex", False), start=start, backwards=backwards)}
+
+    async def _log_close(self, body: Json) -> Json:
+        self._logs.close(_text(body, "log"))
+        return {}
+
+    def _log(self, body: Json) -> Log:
+        log = self._logs.get(_text(body, "log"))
+        if log is None:
+            raise Refused(404, "this log is not open (any more): open it again")
+        return log
+
+    # ---- helpers ----
+
     async def _held(self, body: Json) -> Json:
         reservation_id = _text(body, "reservation")
         view = await self.live.fresh()
@@ -156,6 +208,29 @@ def _text(body: Json, key: str, default: str | None = None) -> str:
     if not isinstance(value, str):
         raise Refused(400, f"{key} is missing" if value is None else f"{key} is a text, not {value!r}", {key: "a text"})
     return value
+
+
+def _integer(body: Json, key: str, minimum: int, maximum: int | None = None) -> int:
+    value = body.get(key)
+    if type(value) is not int or value < minimum or (maximum is not None and value > maximum):
+        limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        raise Refused(400, f"{key} is a whole number {limits}, not {value!r}", {key: "a whole number"})
+    return value
+
+
+def _flag(body: Json, key: str, default: bool) -> bool:
+    value = body.get(key, default)
+    if not isinstance(value, bool):
+        raise Refused(400, f"{key} is true or false, not {value!r}", {key: "true or false"})
+    return value
+
+
+def _choice(body: Json, key: str, choices: tuple[T, ...]) -> T:
+    """Return what was chosen, the first of the choices by default."""
+    value = body.get(key, choices[0])
+    if value not in choices:
+        raise Refused(400, f"{key} is one of {', '.join(map(str, choices))}, not {value!r}", {key: "unknown"})
+    return cast(T, value)
 
 
 def _in_own_context(work: Any) -> concurrent.futures.Future[Any]:

@@ -10,6 +10,7 @@ from monarch_nb.allocator.limits import Limits, how_it_ended
 from monarch_nb.client.decoding import describe_death
 from monarch_nb.client.mesh import run_infos
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
 from monarch_nb.shape import format_ranks
 
 Json = dict[str, Any]
@@ -18,7 +19,7 @@ DRIFT_S = 1.5
 """How far a running time may be from what a browser counted to before it is sent again."""
 _RUNNING = {"running_s": 1.0, "time_left_s": -1.0, "idle_left_s": -1.0}
 """What browsers count on by themselves, and which way."""
-_MEMORY_STEP_BYTES = 1_000_000
+_MEMORY_STEP_BYTES, _NODE_MEMORY_STEP_BYTES = 1_000_000, 50_000_000
 
 _STATES = {
     pb.Rank.STATE_STARTING: "starting",
@@ -121,7 +122,8 @@ def _pool(name: str, answers: list[NodeAnswer]) -> Json:
 
 def _node(answer: NodeAnswer, reservations: Mapping[str, Json], slots: CpuSlots) -> Json:
     state, message = _node_state(answer)
-    node = answer.reply.node if answer.reply else pb.DescribeReply()
+    reply = answer.reply or pb.StatusReply()
+    node, readings = reply.node, reply.readings if answer.answers else pb.NodeReadings()
     return {
         "id": answer.node_id,
         "hostname": node.hostname,
@@ -129,9 +131,9 @@ def _node(answer: NodeAnswer, reservations: Mapping[str, Json], slots: CpuSlots)
         "message": message,
         "procs": {"total": node.procs, "free": node.procs_free},
         "gpus": {"total": len(node.gpus), "free": node.gpus_free},
-        "memory": None,
-        "cpu": None,
-        "slots": [*_gpu_slots(answer, reservations), *_cpu_slots(answer, reservations, slots)],
+        "memory": _memory(readings, _NODE_MEMORY_STEP_BYTES),
+        "cpu": round(readings.cpu, 2) if readings.HasField("cpu") else None,
+        "slots": [*_gpu_slots(answer, readings, reservations), *_cpu_slots(answer, reservations, slots)],
     }
 
 
@@ -158,12 +160,13 @@ def _slot(kind: str, index: int, name: str, reservation: str | None, rank: int |
         "temperature_c": None,
         "power_w": None,
         "power_limit_w": None,
+        "error": None,
         "reservation": reservation,
         "rank": rank,
     }
 
 
-def _gpu_slots(answer: NodeAnswer, reservations: Mapping[str, Json]) -> Iterator[Json]:
+def _gpu_slots(answer: NodeAnswer, readings: pb.NodeReadings, reservations: Mapping[str, Json]) -> Iterator[Json]:
     if answer.reply is None:
         return
     holders = {
@@ -174,11 +177,25 @@ def _gpu_slots(answer: NodeAnswer, reservations: Mapping[str, Json]) -> Iterator
         for rank in mesh.ranks
         for index in rank.gpu_indices
     }
+    read = {reading.index: reading for reading in readings.gpus}
     for gpu in answer.reply.node.gpus:
-        reservation, rank = holders.get(gpu.index, (None, None))
-        slot = _slot("gpu", gpu.index, gpu.name, reservation, rank)
-        slot["memory"] = {"used": None, "total": gpu.memory_bytes} if gpu.memory_bytes else None
+        slot = _slot("gpu", gpu.index, gpu.name, *holders.get(gpu.index, (None, None)))
+        if reading := read.get(gpu.index):
+            slot["utilisation"] = round(reading.utilisation, 2) if reading.HasField("utilisation") else None
+            slot["memory"] = _memory(reading, _MEMORY_STEP_BYTES)
+            for key in ("temperature_c", "power_w", "power_limit_w"):
+                slot[key] = round(getattr(reading, key)) if reading.HasField(key) else None
+            slot["error"] = reading.error or None
+        if slot["memory"] is None and gpu.memory_bytes:
+            slot["memory"] = {"used": None, "total": gpu.memory_bytes}
         yield slot
+
+
+def _memory(reading: pb.NodeReadings | pb.GpuReading, step_bytes: int) -> Json | None:
+    if not reading.HasField("memory_total_bytes"):
+        return None
+    used = _rounded(reading.memory_used_bytes, step_bytes) if reading.HasField("memory_used_bytes") else None
+    return {"used": used, "total": reading.memory_total_bytes}
 
 
 def _cpu_slots(answer: NodeAnswer, reservations: Mapping[str, Json], slots: CpuSlots) -> Iterator[Json]:
@@ -271,20 +288,35 @@ def _mesh(mesh_id: str, nodes: list[tuple[NodeAnswer, pb.ReservationStatus]]) ->
 
 
 def _rank(answer: NodeAnswer, rank: pb.Rank) -> Json:
-    state = _STATES.get(rank.state, "starting") if answer.answers else "unreachable"
+    state, detail = _rank_state(answer, rank)
     return {
         "rank": rank.rank,
         "node": answer.node_id,
         "state": state,
-        "detail": describe_death(rank.death) if rank.state == pb.Rank.STATE_DEAD else "",
+        "detail": detail,
         "pid": rank.pid,
         "run": rank.run_id or None,
         "running_s": rank.running_s if rank.run_id else None,
-        "memory": _rounded(rank.memory_bytes),
-        "cpu": None,
+        "memory": _rounded(rank.memory_bytes, _MEMORY_STEP_BYTES) if rank.memory_bytes else None,
+        "cpu": round(rank.cpu, 2) if rank.HasField("cpu") else None,
         "gpu": rank.gpu_indices[0] if rank.gpu_indices else None,
         "stderr_tail": list(rank.death.stderr_tail),
     }
+
+
+def _rank_state(answer: NodeAnswer, rank: pb.Rank) -> tuple[str, str]:
+    if rank.state == pb.Rank.STATE_DEAD:
+        return "dead", describe_death(rank.death)
+    if not answer.answers:
+        return "unreachable", "its node does not answer"
+    if rank.where.state == run_pb2.Where.STATE_COLLECTIVE:
+        line = f" ({rank.where.line})" if rank.where.line else ""
+        return "waiting", f"waits in {rank.where.collective}{line}"
+    if rank.state == pb.Rank.STATE_IDLE and rank.HasField("failure"):
+        failure = rank.failure
+        line = f" ({failure.where})" if failure.where else ""
+        return "failed", f"{failure.name}: {failure.message}".rstrip(": ") + line
+    return _STATES.get(rank.state, "starting"), ""
 
 
 def _rank_without_node(rank: int) -> Json:
@@ -304,22 +336,27 @@ def _rank_without_node(rank: int) -> Json:
 
 
 def _runs(meshes: list[pb.MeshStatus], ranks: Mapping[int, Json]) -> list[Json]:
-    running: dict[str, float] = {}
-    for rank in ranks.values():
-        if rank["run"] is not None and rank["state"] != "unreachable":
-            running[rank["run"]] = max(running.get(rank["run"], 0.0), rank["running_s"])
+    begun = {rank["run"] for rank in ranks.values() if rank["run"] is not None}
+    failed: dict[str, set[int]] = {}
+    running_s: dict[str, float] = {}
+    for mesh in meshes:
+        for run in mesh.runs:
+            failed.setdefault(run.run_id, set()).update(run.failed)
+            running_s[run.run_id] = max(running_s.get(run.run_id, 0.0), run.running_s)
+            if run.running or run.finished:
+                begun.add(run.run_id)
     return [
         {
             "id": info.run_id,
             "number": info.number,
             "title": info.title,
             "cell_number": info.cell_number,
-            "state": "finished" if info.done else "running" if info.run_id in running else "queued",
+            "state": "finished" if info.done else "running" if info.run_id in begun else "queued",
             "ranks": format_ranks(info.ranks),
             "submitted_at": info.submitted_at,
-            "running_s": running.get(info.run_id),
+            "running_s": running_s[info.run_id],
             "finished": format_ranks(info.finished),
-            "failed": "",
+            "failed": format_ranks(failed[info.run_id]),
         }
         for info in run_infos(meshes)
     ]
@@ -344,9 +381,9 @@ def _ended(answers: Iterable[NodeAnswer], owner: str) -> list[Json]:
     ]
 
 
-def _rounded(count_bytes: int) -> int | None:
-    """A rank's memory to the megabyte: what stands still should not look as if it moved."""
-    return round(count_bytes / _MEMORY_STEP_BYTES) * _MEMORY_STEP_BYTES or None
+def _rounded(count_bytes: int, step_bytes: int) -> int:
+    """What stands still should not look as if it moved."""
+    return round(count_bytes / step_bytes) * step_bytes
 
 
 # ---- what changed ----
@@ -384,6 +421,9 @@ def _drifted_little(key: str, entity: Json, new: float | None, passed_s: float) 
     old: float | None = entity[key]
     if old is None or new is None:
         return old is new
-    stands_still = key == "idle_left_s" and old == entity["idle_s"]  # it is in use
+    if key == "idle_left_s":
+        stands_still = old == entity["idle_s"]  # it is in use
+    else:
+        stands_still = key == "running_s" and entity["state"] not in ("running", "waiting")
     expected = old if stands_still else old + _RUNNING[key] * passed_s
     return abs(max(0.0, expected) - new) <= DRIFT_S
