@@ -334,30 +334,6 @@ def _joined(places: Iterable[LogWindow]) -> list[LogWindow]:
     return windows
 
 
-def _row(self, line: int) -> int:
-        return self.base + self.table.row_of(self.rank, line)
-
-    def at_or_after(self, row: int) -> int | None:
-        place = bisect_left(self.lines, row, key=self._row)
-        return self._row(self.lines[place]) if place < len(self.lines) else None
-
-    def at_or_before(self, row: int) -> int | None:
-        place = bisect_right(self.lines, row, key=self._row)
-        return self._row(self.lines[place - 1]) if place else None
-
-
-def _joined(places: Iterable[LogWindow]) -> list[LogWindow]:
-    """Return windows of the same lines: as few as possible."""
-    windows: list[LogWindow] = []
-    for place in sorted(places, key=lambda place: (place.run, place.rank, place.first)):
-        last = windows[-1] if windows else None
-        if last and (last.run, last.rank, last.first + last.count) == (place.run, place.rank, place.first):
-            windows[-1] = LogWindow(last.run, last.rank, last.first, last.count + 1)
-        else:
-            windows.append(place)
-    return windows
-
-
 def _row(number: int, run: int, row: Row, line: LogLine) -> Json:
     told: Json = {
         "row": number,
