@@ -152,12 +152,13 @@ class Live:
     """What a pool shows now. Made anywhere; everything else happens on the client's background loop.
 
     Args:
+        root: see build_view.
         refresh_s: how often nodes are asked while somebody looks.
         notice_s: how often while subscribers do not look, to notice deaths and what ends.
     """
 
-    def __init__(self, pool: Pool, *, refresh_s: float = 1.0, notice_s: float = 10.0) -> None:
-        self.pool, self._refresh_s, self._notice_s = pool, refresh_s, notice_s
+    def __init__(self, pool: Pool, *, root: str = "", refresh_s: float = 1.0, notice_s: float = 10.0) -> None:
+        self.pool, self._root, self._refresh_s, self._notice_s = pool, root, refresh_s, notice_s
         self.view: Json | None = None
         self._viewed_at = -float("inf")
         self._nodes: dict[str, _Node] = {}
@@ -190,6 +191,7 @@ class Live:
 
     def wake(self) -> None:
         """Look at once, not when it is time: something was just done, or somebody just began to look."""
+        self._viewed_at = -float("inf")
         self._wake.set()
 
     def publish(self, event: Json) -> None:
@@ -221,7 +223,7 @@ class Live:
             try:
                 await self._ask()
                 answers = [node.answer for node in self._nodes.values()]
-                view = build_view(self.pool.name, answers, current_owner(), time.time(), self._slots)
+                view = build_view(self.pool.name, answers, current_owner(), time.time(), self._slots, self._root)
             except MonarchNbError as error:
                 view = no_view(self.pool.name, current_owner(), time.time(), str(error))
             before, self.view, self._viewed_at = self.view, view, time.monotonic()

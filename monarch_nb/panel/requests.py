@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextvars
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -33,6 +34,7 @@ class Panel:
 
     Args:
         pool: its name; by default the local one.
+        root: the directory below which notebooks are named as Jupyter's contents API names them; "" for nowhere.
         refresh_s, notice_s: see Live.
 
     Example:
@@ -40,8 +42,11 @@ class Panel:
         'up'
     """
 
-    def __init__(self, pool: str | None = None, *, refresh_s: float = 1.0, notice_s: float = 10.0) -> None:
-        self.live = Live(pool_named(pool), refresh_s=refresh_s, notice_s=notice_s)
+    def __init__(
+        self, pool: str | None = None, *, root: str = "", refresh_s: float = 1.0, notice_s: float = 10.0
+    ) -> None:
+        self._root = os.path.abspath(root) if root else ""
+        self.live = Live(pool_named(pool), root=self._root, refresh_s=refresh_s, notice_s=notice_s)
         self._jobs = Jobs(self.live.publish)
         self._logs = Logs(self.live.publish, lambda: self.live.is_watched)
         self._actions = Actions(self.live, self._jobs)
@@ -110,7 +115,10 @@ class Panel:
         return self._actions.check(await self.live.fresh(), _text(body, "action"), body.get("values"))
 
     async def _reserve(self, body: Json) -> Json:
-        place = Place(_text(body, "notebook", ""), _text(body, "python", "") or None)
+        notebook = _text(body, "notebook", "")
+        if notebook and self._root:
+            notebook = os.path.join(self._root, notebook)
+        place = Place(notebook, _text(body, "python", "") or None)
         return {"job": self._actions.reserve(await self.live.fresh(), body.get("values"), place)}
 
     async def _up(self, body: Json) -> Json:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from monarch_nb.allocator.limits import Limits, how_it_ended
@@ -81,15 +83,18 @@ class CpuSlots:
         return slots
 
 
-def build_view(pool: str, answers: Iterable[NodeAnswer], owner: str, now: float, slots: CpuSlots) -> Json:
+def build_view(
+    pool: str, answers: Iterable[NodeAnswer], owner: str, now: float, slots: CpuSlots, root: str = ""
+) -> Json:
     """Return the View.
 
     Args:
+        root: below which notebooks are named as Jupyter's contents API names them; "" for nowhere.
         now: seconds since the epoch.
         slots: of the view before; kept up to date.
     """
     answers = list(answers)
-    reservations = _reservations(answers, owner)
+    reservations = _reservations(answers, owner, root)
     return {
         "pool": _pool(pool, answers),
         "owner": owner,
@@ -228,7 +233,7 @@ def _cpu_slots(answer: NodeAnswer, reservations: Mapping[str, Json], slots: CpuS
 # ---- reservations ----
 
 
-def _reservations(answers: Iterable[NodeAnswer], owner: str) -> dict[str, Json]:
+def _reservations(answers: Iterable[NodeAnswer], owner: str, root: str) -> dict[str, Json]:
     parts: dict[str, list[tuple[NodeAnswer, pb.ReservationStatus]]] = {}
     for answer in answers:
         for status in answer.reply.reservations if answer.reply else ():
@@ -236,11 +241,13 @@ def _reservations(answers: Iterable[NodeAnswer], owner: str) -> dict[str, Json]:
     told = {}
     for reservation_id, nodes in parts.items():
         nodes.sort(key=lambda part: part[1].node_rank)
-        told[reservation_id] = _reservation(reservation_id, nodes, owner)
+        told[reservation_id] = _reservation(reservation_id, nodes, owner, root)
     return dict(sorted(told.items(), key=lambda item: item[1]["created_at"]))
 
 
-def _reservation(reservation_id: str, nodes: list[tuple[NodeAnswer, pb.ReservationStatus]], owner: str) -> Json:
+def _reservation(
+    reservation_id: str, nodes: list[tuple[NodeAnswer, pb.ReservationStatus]], owner: str, root: str
+) -> Json:
     facts = nodes[0][1]
     statuses = [status for answer, status in nodes if answer.answers] or [facts]
     limits = Limits(max(status.time_s for status in statuses))
@@ -256,6 +263,7 @@ def _reservation(reservation_id: str, nodes: list[tuple[NodeAnswer, pb.Reservati
         "node_ids": [answer.node_id for answer, _ in nodes],
         "nodes_answering": sum(answer.answers for answer, _ in nodes),
         "notebook": facts.notebook,
+        "notebook_path": _below(root, facts.notebook),
         "created_at": facts.created_at,
         "time_s": limits.time_s or None,
         "time_left_s": time_left_s,
@@ -265,6 +273,13 @@ def _reservation(reservation_id: str, nodes: list[tuple[NodeAnswer, pb.Reservati
         "confirmed": all(status.confirmed for status in statuses),
         "meshes": [_mesh(mesh_id, nodes) for mesh_id in _mesh_ids(nodes)],
     }
+
+
+def _below(root: str, path: str) -> str:
+    """Return a notebook's path below the root, with "/" between names; "" when it is not there."""
+    if not root or not path or os.path.commonpath([root, path]) != root:
+        return ""
+    return Path(path).relative_to(root).as_posix()
 
 
 def _mesh_ids(nodes: list[tuple[NodeAnswer, pb.ReservationStatus]]) -> list[str]:

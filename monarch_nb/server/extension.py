@@ -35,13 +35,18 @@ class MonarchNB(Configurable):
         """Made at the first request: gRPC need not be imported before somebody looks."""
         from monarch_nb.panel.requests import Panel
 
-        return Panel(self.pool, refresh_s=self.refresh_s, notice_s=self.notice_s)
+        return Panel(self.pool, root=self._root, refresh_s=self.refresh_s, notice_s=self.notice_s)
+
+    _root = ""
 
     def add_handlers(self, server_app: ServerApp) -> None:
         """Serve `monarch-nb/…` below the server's base URL."""
         app = server_app.web_app
         base = url_path_join(app.settings["base_url"], "monarch-nb")
         app.settings["monarch_nb"] = self
+        self._root = getattr(
+            server_app.contents_manager, "root_dir", ""
+        )  # it may keep notebooks elsewhere than in files
         app.add_handlers(  # type: ignore[no-untyped-call]
             ".*$",
             [

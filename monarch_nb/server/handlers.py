@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
+from jupyter_client.kernelspec import NoSuchKernel
 from jupyter_core.utils import ensure_async
 from jupyter_server.auth.decorator import authorized, ws_authenticated
 from jupyter_server.base.handlers import APIHandler, JupyterHandler
@@ -45,7 +47,22 @@ class RequestHandler(APIHandler):
         except ValueError as error:
             self._answer({"error": {"status": 400, "message": f"the body is not JSON: {error}", "errors": {}}})
             return
+        if name == "reserve" and isinstance(body, dict) and body.get("notebook"):
+            body.setdefault("python", await self._python_of(str(body["notebook"])))
         await self._handle(name, body)
+
+    async def _python_of(self, notebook: str) -> str | None:
+        """Return the python of a notebook's kernel, which its ranks are to run as well; None for the server's own."""
+        for session in await ensure_async(self.session_manager.list_sessions()):
+            if session["path"] != notebook:
+                continue
+            try:
+                spec = self.kernel_spec_manager.get_kernel_spec(session["kernel"]["name"])
+            except NoSuchKernel:
+                return None
+            python = spec.argv[0] if spec.argv and spec.language == "python" else ""
+            return python if os.path.isabs(python) and os.access(python, os.X_OK) else None
+        return None
 
     async def _handle(self, name: str, body: object) -> None:
         extension: MonarchNB = self.settings["monarch_nb"]
