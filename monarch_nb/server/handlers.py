@@ -53,7 +53,7 @@ class RequestHandler(APIHandler):
 
     async def _python_of(self, notebook: str) -> str | None:
         """Return the python of a notebook's kernel, which its ranks are to run as well; None for the server's own."""
-        for session in await ensure_async(self.session_manager.list_sessions()):
+        for session in await self.session_manager.list_sessions():  # type: ignore[no-untyped-call]
             if session["path"] != notebook:
                 continue
             try:
