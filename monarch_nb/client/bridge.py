@@ -56,13 +56,22 @@ def call(work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
             result.set_exception(error)
 
+    def start() -> None:
+        tasks.append(loop.create_task(run()))
+        tasks[0].add_done_callback(ended)
+
+    def ended(_: asyncio.Task[None]) -> None:
+        if not result.done():  # it was cancelled before it began
+            work.close()
+            result.set_exception(asyncio.CancelledError())
+
     def cancel() -> None:
         for task in tasks:
             task.cancel()
 
     interrupt = interrupting.current()
     try:
-        post(lambda: tasks.append(loop.create_task(run())))
+        post(start)
         with interrupt.waking(lambda: post(cancel)) if interrupt else contextlib.nullcontext():
             return result.result(timeout_s)
     except asyncio.CancelledError:

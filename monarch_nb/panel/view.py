@@ -419,8 +419,6 @@ def is_as_sent(sent: Sent, value: Json, at_s: float) -> bool:
 
 def _same(old: Any, new: Any, passed_s: float) -> bool:
     if isinstance(old, dict) and isinstance(new, dict):
-        if old == new:
-            return True
         if old.keys() != new.keys():
             return False
         return all(
