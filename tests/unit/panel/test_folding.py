@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_nb.panel.folding import BEHIND_LINES, OPEN_LINES, Row, RunTable
+from monarch_nb.panel.folding import BEHIND_LINES, OPEN_LINES, RunTable
 
 
 def table_of(*texts: str, fold: bool = True, finished: bool = True) -> RunTable:

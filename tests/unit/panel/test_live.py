@@ -210,7 +210,7 @@ def test_a_node_that_died_is_told_and_comes_back(live: Live, pool: FakePool, mon
 class Served:
     """Paths of a node that has served."""
 
-    class facts:  # noqa: N801
+    class facts:
         exists = staticmethod(lambda: True)
 
 
