@@ -80,7 +80,7 @@ class Actions:
         try:
             chosen = choose_nodes(shape, nodes)
         except CapacityError as error:
-            raise Refused(409, str(error), {_short_of(shape, nodes_have(view, shape)): str(error)}) from None
+            raise Refused(409, str(error), {_short_of(view, shape): str(error)}) from None
         left = sum(node.gpus_free if shape.gpus else node.procs_free for node in nodes) - shape.nodes * shape.per_node
         return f"fits: {', '.join(nodes[index].node_id for index in chosen)}; {left} {shape.kind} stay free"
 
@@ -202,7 +202,7 @@ class Actions:
         parts = [f"{'1 rank with its' if count == 1 else f'{count} ranks with their'} variables"] if alive else []
         running = {rank["run"]: rank["running_s"] for rank in alive if rank["run"]}
         parts += [f"a cell that has run for {duration(running_s)}" for running_s in running.values()]
-        return "; ".join(parts) or "nothing: none of its ranks lives"
+        return "; ".join(parts) or f"nothing: none of {'its' if ranks is None else 'these'} ranks lives"
 
     def attach_lines(self, held: Json) -> str:
         """Return the code that attaches a notebook."""
@@ -263,18 +263,10 @@ class Actions:
             reservation.detach()
 
 
-def nodes_have(view: Json, shape: Shape) -> list[int]:
-    """Return how many slots of the shape's kind each node has."""
-    return [node[shape.kind]["total"] for node in view["nodes"].values()]
-
-
-def _short_of(shape: Shape, has: list[int]) -> str:
-    """Return the field that asks for too much."""
-    return (
-        "nodes"
-        if sum(count >= shape.per_node for count in has) < shape.nodes <= len(has) or shape.nodes > len(has)
-        else "per_node"
-    )
+def _short_of(view: Json, shape: Shape) -> str:
+    """Return the field that asks for too much: more than any node has, or more nodes than can take that."""
+    most = max((node[shape.kind]["total"] for node in view["nodes"].values()), default=0)
+    return "per_node" if shape.per_node > most else "nodes"
 
 
 def _shape(values: Json) -> Shape:

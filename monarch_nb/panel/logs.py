@@ -110,8 +110,9 @@ class Log:
 
     async def _keep(self) -> None:
         try:
-            async for change in self._lines.watch(self._request.ranks, self._request.run):
-                await self._apply(change)
+            async with contextlib.aclosing(self._lines.watch(self._request.ranks, self._request.run)) as changes:
+                async for change in changes:
+                    await self._apply(change)
         except MonarchNbError as error:
             self.error = error
         self._ready.set()

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.allocator.limits import Limits, how_it_ended
-from monarch_nb.client.decoding import describe_death
-from monarch_nb.client.mesh import run_infos
+from monarch_nb.client.infos import RankInfo, infos_of_node, run_infos
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.proto import run_pb2
 from monarch_nb.shape import format_ranks
 
 Json = dict[str, Any]
@@ -22,13 +20,6 @@ DRIFT_S = 1.5
 _RUNNING = {"running_s": 1.0, "time_left_s": -1.0, "idle_left_s": -1.0}
 """What browsers count on by themselves, and which way."""
 _MEMORY_STEP_BYTES, _NODE_MEMORY_STEP_BYTES = 1_000_000, 50_000_000
-
-_STATES = {
-    pb.Rank.STATE_STARTING: "starting",
-    pb.Rank.STATE_IDLE: "idle",
-    pb.Rank.STATE_RUNNING: "running",
-    pb.Rank.STATE_DEAD: "dead",
-}
 
 
 @dataclass
@@ -289,10 +280,12 @@ def _mesh_ids(nodes: list[tuple[NodeAnswer, pb.ReservationStatus]]) -> list[str]
 def _mesh(mesh_id: str, nodes: list[tuple[NodeAnswer, pb.ReservationStatus]]) -> Json:
     parts = [(answer, mesh) for answer, status in nodes for mesh in status.meshes if mesh.mesh_id == mesh_id]
     spec = parts[0][1].spec
-    ranks = {rank.rank: _rank(answer, rank) for answer, mesh in parts for rank in mesh.ranks}
+    ranks = {
+        info.rank: _rank(info, answer.answers) for answer, mesh in parts for info in infos_of_node(answer.node_id, mesh)
+    }
     for rank in range(spec.world_size):
         if rank not in ranks:
-            ranks[rank] = _rank_without_node(rank)
+            ranks[rank] = _rank(RankInfo(rank, "", 0, "unreachable"), answers=False)
     return {
         "id": mesh_id,
         "name": parts[0][1].name,
@@ -302,76 +295,49 @@ def _mesh(mesh_id: str, nodes: list[tuple[NodeAnswer, pb.ReservationStatus]]) ->
     }
 
 
-def _rank(answer: NodeAnswer, rank: pb.Rank) -> Json:
-    state, detail = _rank_state(answer, rank)
+def _rank(info: RankInfo, answers: bool) -> Json:
+    state, detail = _rank_state(info, answers)
     return {
-        "rank": rank.rank,
-        "node": answer.node_id,
+        "rank": info.rank,
+        "node": info.host,
         "state": state,
         "detail": detail,
-        "pid": rank.pid,
-        "run": rank.run_id or None,
-        "running_s": rank.running_s if rank.run_id else None,
-        "memory": _rounded(rank.memory_bytes, _MEMORY_STEP_BYTES) if rank.memory_bytes else None,
-        "cpu": round(rank.cpu, 2) if rank.HasField("cpu") else None,
-        "gpu": rank.gpu_indices[0] if rank.gpu_indices else None,
-        "stderr_tail": list(rank.death.stderr_tail),
+        "pid": info.pid,
+        "run": info.run_id or None,
+        "running_s": info.running_s if info.run_id else None,
+        "memory": _rounded(info.memory_bytes, _MEMORY_STEP_BYTES) if info.memory_bytes else None,
+        "cpu": None if info.cpu is None else round(info.cpu, 2),
+        "gpu": info.gpu_indices[0] if info.gpu_indices else None,
+        "stderr_tail": list(info.stderr_tail),
     }
 
 
-def _rank_state(answer: NodeAnswer, rank: pb.Rank) -> tuple[str, str]:
-    if rank.state == pb.Rank.STATE_DEAD:
-        return "dead", describe_death(rank.death)
-    if not answer.answers:
+def _rank_state(info: RankInfo, answers: bool) -> tuple[str, str]:
+    if info.state == "dead":
+        return "dead", info.death or ""
+    if not answers:
         return "unreachable", "its node does not answer"
-    if rank.where.state == run_pb2.Where.STATE_COLLECTIVE:
-        line = f" ({rank.where.line})" if rank.where.line else ""
-        return "waiting", f"waits in {rank.where.collective}{line}"
-    if rank.state == pb.Rank.STATE_IDLE and rank.HasField("failure"):
-        failure = rank.failure
-        line = f" ({failure.where})" if failure.where else ""
-        return "failed", f"{failure.name}: {failure.message}".rstrip(": ") + line
-    return _STATES.get(rank.state, "starting"), ""
-
-
-def _rank_without_node(rank: int) -> Json:
-    return {
-        "rank": rank,
-        "node": "",
-        "state": "unreachable",
-        "detail": "its node does not answer",
-        "pid": 0,
-        "run": None,
-        "running_s": None,
-        "memory": None,
-        "cpu": None,
-        "gpu": None,
-        "stderr_tail": [],
-    }
+    if info.waits_in:
+        return "waiting", f"waits in {info.waits_in}"
+    if info.state == "idle" and info.failure:
+        return "failed", info.failure
+    return info.state, ""
 
 
 def _runs(meshes: list[pb.MeshStatus], ranks: Mapping[int, Json]) -> list[Json]:
-    begun = {rank["run"] for rank in ranks.values() if rank["run"] is not None}
-    failed: dict[str, set[int]] = {}
-    running_s: dict[str, float] = {}
-    for mesh in meshes:
-        for run in mesh.runs:
-            failed.setdefault(run.run_id, set()).update(run.failed)
-            running_s[run.run_id] = max(running_s.get(run.run_id, 0.0), run.running_s)
-            if run.running or run.finished:
-                begun.add(run.run_id)
+    begun = {rank["run"] for rank in ranks.values()}
     return [
         {
             "id": info.run_id,
             "number": info.number,
             "title": info.title,
             "cell_number": info.cell_number,
-            "state": "finished" if info.done else "running" if info.run_id in begun else "queued",
+            "state": "finished" if info.done else "running" if info.finished or info.run_id in begun else "queued",
             "ranks": format_ranks(info.ranks),
             "submitted_at": info.submitted_at,
-            "running_s": running_s[info.run_id],
+            "running_s": info.running_s,
             "finished": format_ranks(info.finished),
-            "failed": format_ranks(failed[info.run_id]),
+            "failed": format_ranks(info.failed),
         }
         for info in run_infos(meshes)
     ]

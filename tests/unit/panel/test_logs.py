@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import re
 from array import array
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -42,7 +42,7 @@ class FakeLines:
         lines = self.texts[run][rank]
         return [each for each in lines if streams == "both" or each.startswith("!") == (streams == "stderr")]
 
-    async def watch(self, ranks: Iterable[int], run: int | None) -> AsyncIterator[LogChange]:
+    async def watch(self, ranks: Iterable[int], run: int | None) -> AsyncGenerator[LogChange, None]:
         while True:
             change = await self.changes.get()
             if isinstance(change, MonarchNbError):

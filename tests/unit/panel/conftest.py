@@ -1,0 +1,20 @@
+"""A panel on a pool that is made up."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_nb.panel.requests import Panel
+from unit.panel.fake_pool import FakePool, panel_on
+from unit.panel.replies import node
+
+
+@pytest.fixture
+def pool() -> FakePool:
+    """Two nodes of 4 CPU slots each, nothing reserved."""
+    return FakePool(node("node0"), node("node1"))
+
+
+@pytest.fixture
+def panel(pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> Panel:
+    return panel_on(pool, monkeypatch)
