@@ -165,6 +165,8 @@ class Panel:
         holder = next(
             (each for each in view["reservations"].values() if mesh_id in [mesh["id"] for mesh in each["meshes"]]), None
         )
+        if holder is None and view["pool"]["state"] != "up":
+            raise Refused(503, view["pool"]["message"])
         if holder is None:
             raise Refused(404, "there is no such mesh (any more): its logs went with its reservation")
         held = self._actions.held(view, holder["id"])

@@ -149,9 +149,7 @@ async def ended(live: Live) -> None:
 
 
 @pytest.mark.parametrize("looking", [True, False])
-def test_nodes_are_asked_often_only_while_a_browser_shows_them(
-    pool: FakePool, looking: bool, interval_s: float
-) -> None:
+def test_nodes_are_asked_often_only_while_a_browser_shows_them(pool: FakePool, panel: Panel, looking: bool) -> None:
     live = Live(pool, refresh_s=0.01, notice_s=3600.0)  # type: ignore[arg-type]
     inbox = Inbox()
     subscription = subscribed(live, inbox, looking=looking)
