@@ -10,14 +10,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 OPEN_LINES = 64
 """The newest lines of a rank may still change while the run goes on."""
 BEHIND_LINES = 2_000
-"""A rank that is so far behind the others is not waited for."""
+"""A rank that is silent and so far behind the others is not waited for."""
 REACH_LINES = 64
 """How many lines of one's own a rank may print between lines that it shares."""
 _SMALLEST, _LARGEST = 64, 1024
@@ -66,7 +66,7 @@ class RunTable:
         >>> table = RunTable()
         >>> table.put(0, 0, array("Q", [11, 12, 13]))
         >>> table.put(1, 0, array("Q", [11, 99, 13]))
-        >>> table.layout(finished=True)
+        >>> table.layout()
         >>> [row.ranks for row in table.rows(0, 10)]
         [(0, 1), (0,), (1,), (0, 1)]
     """
@@ -108,17 +108,16 @@ class RunTable:
 
     # ---- laying out ----
 
-    def layout(self, *, finished: bool, caught_up: bool = True) -> None:
-        """Make rows of all lines that are here.
+    def layout(self, silent: Container[int] = ()) -> None:
+        """Make rows of all lines that are here; the newest are laid out again next time.
 
         Args:
-            finished: no more lines come; else the newest are laid out again next time.
-            caught_up: more lines come only when ranks print them: one that is far behind is not waited for.
+            silent: ranks that have printed nothing for a while: when one is far behind, it is not waited for.
         """
-        for _ in self.lay_out(finished=finished, caught_up=caught_up):
+        for _ in self.lay_out(silent):
             pass
 
-    def lay_out(self, *, finished: bool, caught_up: bool = True) -> Iterator[None]:
+    def lay_out(self, silent: Container[int] = ()) -> Iterator[None]:
         """As `layout`, and yield after some milliseconds of work each."""
         del self._segments[self._settled :]
         del self._first_rows[self._settled + 1 :]
@@ -129,9 +128,9 @@ class RunTable:
         settling, window = True, _LARGEST
         while active := [rank for rank in at if at[rank] < self._counts[rank]]:
             most = min(self._counts[rank] - at[rank] for rank in active)
-            if settling and not finished and (closed := self._closed(at, active, caught_up)) > 0:
+            if settling and (closed := self._closed(at, active, silent)) > 0:
                 most = min(most, closed)
-            elif not finished:
+            else:
                 settling = False
             segment = self._segment(active, at, most, window)
             window = min(_LARGEST, 2 * window) if len(segment.ranks) == len(active) else _SMALLEST
@@ -147,12 +146,12 @@ class RunTable:
             if len(self._segments) % _SEGMENTS_AT_ONCE == 0:
                 yield
 
-    def _closed(self, at: Mapping[int, int], active: Sequence[int], caught_up: bool) -> int:
-        """Return how many lines from here on will stay as they are although the run goes on."""
+    def _closed(self, at: Mapping[int, int], active: Sequence[int], silent: Container[int]) -> int:
+        """Return how many lines from here on will stay as they are, whatever comes."""
         left = {rank: self._counts[rank] - at[rank] for rank in active}
         closed = min(left.values()) - OPEN_LINES
-        if len(active) < len(at):  # somebody is behind
-            closed = min(closed, max(left.values()) - BEHIND_LINES) if caught_up else 0
+        if behind := at.keys() - left.keys():
+            closed = min(closed, max(left.values()) - BEHIND_LINES) if all(each in silent for each in behind) else 0
         return closed
 
     def _segment(self, active: Sequence[int], at: Mapping[int, int], most: int, window: int) -> _Segment:

@@ -55,9 +55,10 @@ class Jobs:
         interrupt = Interrupt()
         self._jobs[job["id"]] = job, interrupt
         self._drop_oldest()
+        begun = dict(job)
         thread = threading.Thread(target=self._run, args=(job, interrupt, work, done), name=title, daemon=True)
         thread.start()
-        return dict(job)
+        return begun
 
     def cancel(self, job_id: str) -> bool:
         """Interrupt a job; return whether there is one of that id."""

@@ -8,7 +8,7 @@ import time
 import uuid
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -24,6 +24,8 @@ LINES_AT_ONCE = 20_000
 BETWEEN_LINES = 32
 """So many lines that nobody wants are read rather than asking twice."""
 MAX_ROWS = 1_000
+SILENT_AFTER_S = 2.0
+"""Lines of ranks that have printed nothing for so long are not waited for."""
 MAX_LINE_BYTES = 8_192
 MAX_OPEN = 32
 FORGOTTEN_S = 600.0
@@ -53,9 +55,10 @@ class _Run:
     table: RunTable
     title: str = ""
     cell_number: int = 0
-    finished: bool = False
     counts: dict[int, int] = field(default_factory=dict)
     """Lines by rank."""
+    grown_at: dict[int, float] = field(default_factory=dict)
+    """By rank, when it was last told that it had printed something."""
     searched: dict[int, int] = field(default_factory=dict)
     """By rank, how many lines have been searched."""
     shown: dict[int, array[int]] = field(default_factory=dict)
@@ -123,11 +126,11 @@ class Log:
         changed: set[int] = set()
         for told in change.runs:
             run = self._run(told.number)
-            if told.finished and not run.finished:
-                changed.add(told.number)
-            run.title, run.cell_number, run.finished = told.title, told.cell_number, told.finished
+            run.title, run.cell_number = told.title, told.cell_number
         for part in change.parts:
-            self._run(part.run).counts[part.rank] = part.lines(self._request.streams)
+            run = self._run(part.run)
+            run.counts[part.rank] = part.lines(self._request.streams)
+            run.grown_at[part.rank] = time.monotonic()
             changed.add(part.run)
         self._untaken |= changed
         self._counted = self._counted or change.complete
@@ -157,16 +160,17 @@ class Log:
                 run.table.put(window.rank, window.first, found)
             if not any(len(found) == LINES_AT_ONCE for found in digests):
                 break
-            await self._lay_out(run, finished=False, caught_up=False)
+            await self._lay_out(run, silent=())
             self._changed(self)
         if not self._folds:
             for rank in run.counts:
                 run.table.set_count(rank, self._count(run, rank))
-        await self._lay_out(run, finished=run.finished, caught_up=True)
+        since = time.monotonic() - SILENT_AFTER_S
+        await self._lay_out(run, [rank for rank in self._request.ranks if run.grown_at.get(rank, 0.0) < since])
 
     @staticmethod
-    async def _lay_out(run: _Run, *, finished: bool, caught_up: bool) -> None:
-        for _ in run.table.lay_out(finished=finished, caught_up=caught_up):
+    async def _lay_out(run: _Run, silent: Container[int]) -> None:
+        for _ in run.table.lay_out(silent):
             await asyncio.sleep(0)  # others have their turn
 
     def _count(self, run: _Run, rank: int) -> int:

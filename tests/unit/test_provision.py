@@ -165,7 +165,7 @@ class TestOptions:
         assert (defaults["procs"], defaults["gpus"], defaults["isolate"]) == (shape.procs, shape.gpus, shape.isolate)
 
 
-class TestWaiting:
+class TestInterruptedWaiting:
     def test_it_can_be_interrupted_and_then_waits_on(self, tmp_path: Path) -> None:
         interrupt, (one, write_end) = Interrupt(), starting(tmp_path)
         interrupt.set()

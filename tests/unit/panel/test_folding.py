@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from monarch_nb.panel.folding import BEHIND_LINES, OPEN_LINES, RunTable
 
 
-def table_of(*texts: str, fold: bool = True, finished: bool = True) -> RunTable:
+def table_of(*texts: str, fold: bool = True, silent: Sequence[int] = ()) -> RunTable:
     """A run whose ranks print one character a line."""
     table = RunTable(range(len(texts)), fold=fold)
     for rank, text in enumerate(texts):
@@ -20,7 +20,7 @@ def table_of(*texts: str, fold: bool = True, finished: bool = True) -> RunTable:
             table.put(rank, 0, digests(text))
         else:
             table.set_count(rank, len(text))
-    table.layout(finished=finished)
+    table.layout(silent)
     return table
 
 
@@ -113,14 +113,14 @@ def test_while_a_run_goes_on_settled_rows_stay_and_the_end_is_as_if_read_at_once
             first = max(table.settled(rank), known[rank] - OPEN_LINES, 0)
             known[rank] = min(len(text), known[rank] + step)
             table.put(rank, first, digests(text[first : known[rank]]))
-        table.layout(finished=False)
+        table.layout()
         rows = list(table.rows(0, len(table)))
         assert rows[: len(settled)] == settled
         settled = [row for row in rows if row.line < table.settled(row.ranks[0])]
     for rank, text in enumerate(texts):
         first = table.settled(rank)
         table.put(rank, first, digests(text[first:]))
-    table.layout(finished=True)
+    table.layout()
     for rank, text in enumerate(texts):
         assert "".join(texts[row.ranks[0]][row.line] for row in table.rows(0, len(table)) if rank in row.ranks) == text
 
@@ -129,26 +129,22 @@ def test_the_newest_line_may_grow_until_it_is_settled() -> None:
     table = RunTable(range(2))
     table.put(0, 0, digests("ab"))
     table.put(1, 0, digests("aB"))
-    table.layout(finished=False)
+    table.layout()
     assert len(table) == 3
     table.put(1, 1, digests("b"))
-    table.layout(finished=False)
+    table.layout()
     assert len(table) == 2
 
 
-@pytest.mark.parametrize(("lines", "settles"), [(BEHIND_LINES // 2, False), (BEHIND_LINES * 2, True)])
-def test_a_rank_that_is_far_behind_is_not_waited_for(lines: int, settles: bool) -> None:
+@pytest.mark.parametrize(
+    ("lines", "silent", "settles"),
+    [(BEHIND_LINES // 2, [1], False), (BEHIND_LINES * 2, [1], True), (BEHIND_LINES * 2, [], False)],
+)
+def test_a_rank_that_is_silent_and_far_behind_is_not_waited_for(lines: int, silent: list[int], settles: bool) -> None:
     table = RunTable(range(2))
     table.put(0, 0, array("Q", range(lines)))
-    table.layout(finished=False)
+    table.layout(silent)
     assert bool(table.settled(0)) == settles
     table.put(1, 0, array("Q", range(10)))
-    table.layout(finished=False)
+    table.layout()
     assert len(table) == lines + (10 if settles else 0)
-
-
-def test_a_rank_that_is_read_more_slowly_is_waited_for() -> None:
-    table = RunTable(range(2))
-    table.put(0, 0, array("Q", range(BEHIND_LINES * 2)))
-    table.layout(finished=False, caught_up=False)
-    assert not table.settled(0)
