@@ -46,7 +46,7 @@ class Actions:
 
     def forms(self, view: Json) -> dict[str, Form]:
         """Return the forms by action."""
-        return {"reserve": reserve_form(view), "up": up_form(provisioner()), "extend": extend_form()}
+        return {"reserve": reserve_form(view), "up": up_form(provisioner(), self._pool.name), "extend": extend_form()}
 
     def check(self, view: Json, action: str, values: object) -> Json:
         """Return whether an action can be done as things are, and why not."""

@@ -148,7 +148,7 @@ def reserve_form(view: Json) -> Form:
     )
 
 
-def up_form(provisioner: Provisioner) -> Form:
+def up_form(provisioner: Provisioner, pool: str) -> Form:
     """Return the form that starts a pool: what its provisioner declares."""
     fields = [
         Field(
@@ -161,7 +161,7 @@ def up_form(provisioner: Provisioner) -> Form:
             [{"value": value, "label": label} for value, label in option.choices],
             help=option.help,
         )
-        for option in provisioner.options()
+        for option in provisioner.options(pool=pool)
     ]
     return Form("up", f"Start a {provisioner.title}", "Start", fields)
 

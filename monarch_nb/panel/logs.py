@@ -374,7 +374,8 @@ class Logs:
         except BaseException:
             self.close(log.id)
             raise
-        return {"log": log.id, "rows": len(log), "complete": log.complete, "runs": log.describe_runs()}
+        told = {"log": log.id, "rows": len(log), "complete": log.complete, "silent": list(log.silent)}
+        return told | {"runs": log.describe_runs()}
 
     def get(self, log_id: str) -> Log | None:
         """Return an open one."""
@@ -397,6 +398,7 @@ class Logs:
 
     def _tell(self, log: Log) -> None:
         event: Json = {"type": "log", "log": log.id, "total": len(log), "complete": log.complete}
+        event["silent"] = list(log.silent)
         if log.error is not None:
             event["error"] = str(log.error)
         self._publish(event)

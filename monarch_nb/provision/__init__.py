@@ -69,8 +69,9 @@ class Provisioner(Protocol):
     title: str
     """What its pools are called: "local pool"."""
 
-    def options(self) -> list[Option]:
-        """Return what `up` can be asked for, in the order in which a form shows it."""
+    def options(self, *, pool: str = DEFAULT_POOL) -> list[Option]:
+        """Return what `up` can be asked for, in the order in which a form shows it; at first it has what the pool is
+        already, if there is one."""
 
     def up(
         self,

@@ -67,17 +67,17 @@ class LocalProvisioner:
 
     title = "local pool"
 
-    def options(self) -> list[Option]:
-        """Return what `up` can be asked for."""
+    def options(self, *, pool: str = DEFAULT_POOL) -> list[Option]:
+        """Return what `up` can be asked for; at first what the pool is already, if there is one."""
         cores = os.cpu_count() or 1
+        nodes = len(self.nodes(pool=pool)) or 1
+        shape = _read_shape(_checked_directory(pool)) or PoolShape(cores, "all")
         gpus = (("all", "all of this machine's"), ("none", "none"))
         return [
-            Option("nodes", "Nodes", "integer", 1, "on this machine, each with an allocator of its own", 1, MOST_NODES),
-            Option("procs", "CPU slots per node", "integer", cores, f"this machine has {cores} cores", 1, MOST_PROCS),
-            Option("gpus", "GPUs", "choice", "all", "the first node owns them", choices=gpus),
-            Option(
-                "isolate", "Isolated", "boolean", False, "nodes get copies of the notebook's files, as on a cluster"
-            ),
+            Option("nodes", "Nodes", "integer", nodes, "on this machine, each with an allocator", 1, MOST_NODES),
+            Option("procs", "CPU slots per node", "integer", shape.procs, f"it has {cores} cores", 1, MOST_PROCS),
+            Option("gpus", "GPUs", "choice", shape.gpus, "the first node owns them", choices=gpus),
+            Option("isolate", "Isolated", "boolean", shape.isolate, "nodes get copies of the notebook's files"),
         ]
 
     def up(

@@ -154,15 +154,22 @@ def test_daemons_do_not_inherit_a_notebook_or_a_rank(monkeypatch: pytest.MonkeyP
 
 
 class TestOptions:
-    def test_every_option_is_an_argument_of_up(self) -> None:
+    def test_every_option_is_an_argument_of_up(self, home: Path) -> None:
         options = {option.name: option for option in LocalProvisioner().options()}
         assert options.keys() <= LocalProvisioner.up.__annotations__.keys()
         assert all(option.label and option.help for option in options.values())
 
-    def test_what_the_form_has_at_first_is_what_up_does_by_itself(self, tmp_path: Path) -> None:
+    def test_what_the_form_has_at_first_is_what_up_does_by_itself(self, home: Path, tmp_path: Path) -> None:
         defaults = {option.name: option.default for option in LocalProvisioner().options()}
         shape = _agree_on_shape(tmp_path, [], None, None, None, isolate=False)
         assert (defaults["procs"], defaults["gpus"], defaults["isolate"]) == (shape.procs, shape.gpus, shape.isolate)
+
+    def test_of_a_pool_that_is_there_they_are_what_it_is(self, home: Path) -> None:
+        for node in range(3):
+            (home / "local" / f"node{node}").mkdir(parents=True)
+        _write_shape(home / "local", PoolShape(5, "none", isolate=True))
+        defaults = {option.name: option.default for option in LocalProvisioner().options()}
+        assert defaults == {"nodes": 3, "procs": 5, "gpus": "none", "isolate": True}
 
 
 class TestInterruptedWaiting:

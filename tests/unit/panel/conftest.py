@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.panel.requests import Panel
 from unit.panel.fake_pool import FakePool, panel_on
 from unit.panel.replies import node
+
+
+@pytest.fixture(autouse=True)
+def private_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pool of the user's is looked at."""
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
 
 
 @pytest.fixture

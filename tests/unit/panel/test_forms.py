@@ -86,10 +86,10 @@ def test_a_pools_form_is_what_its_provisioner_declares() -> None:
     class Cloud(LocalProvisioner):
         title = "cloud"
 
-        def options(self) -> list[Option]:
+        def options(self, *, pool: str = "local") -> list[Option]:
             return [Option("zone", "Zone", "choice", "a", choices=(("a", "Zone A"), ("b", "Zone B")))]
 
-    form = up_form(Cloud())
+    form = up_form(Cloud(), "lab")
     assert form.title == "Start a cloud"
     assert form.fields == [
         Field(
@@ -103,11 +103,11 @@ def test_a_pools_form_is_what_its_provisioner_declares() -> None:
 
 
 def test_the_local_pools_options_are_arguments_of_up() -> None:
-    values = up_form(LocalProvisioner()).read({})
+    values = up_form(LocalProvisioner(), "lab").read({})
     assert values.keys() <= LocalProvisioner.up.__kwdefaults__.keys() | set(LocalProvisioner.up.__annotations__)
 
 
 def test_a_boolean_is_true_or_false() -> None:
     with pytest.raises(Refused) as refused:
-        up_form(LocalProvisioner()).read({"isolate": "yes"})
+        up_form(LocalProvisioner(), "lab").read({"isolate": "yes"})
     assert list(refused.value.errors) == ["isolate"]

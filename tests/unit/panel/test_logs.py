@@ -293,7 +293,7 @@ async def test_a_log_tells_how_it_grows_until_it_is_closed() -> None:
     lines.tell()
     told = await logs.open(lines, LogRequest((0, 1)))  # type: ignore[arg-type]
     assert (told["rows"], told["complete"]) == (6, True)
-    assert events[-1] == {"type": "log", "log": told["log"], "total": 6, "complete": True}
+    assert events[-1] == {"type": "log", "log": told["log"], "total": 6, "complete": True, "silent": []}
     log = logs.get(told["log"])
     assert log is not None
     logs.close(told["log"])

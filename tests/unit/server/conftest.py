@@ -16,6 +16,7 @@ from tornado.testing import bind_unused_port
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 from traitlets.config import Config
 
+from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.server.extension import MonarchNB
 from unit.panel.fake_pool import FakePool, panel_on
 from unit.panel.replies import node
@@ -61,6 +62,12 @@ class Client:
             headers=headers | ({"Authorization": f"token {token}"} if token else {}),
         )
         return await websocket_connect(request)
+
+
+@pytest.fixture(autouse=True)
+def private_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pool of the user's is looked at."""
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
 
 
 @pytest.fixture
