@@ -158,13 +158,14 @@ class Pool:
 
     def discover(self) -> list[Connection]:
         """Return the connections to the nodes that live."""
-        found = []
-        for node in self._living_nodes():
-            connection = self.connections.get(node.node_id)
-            if connection is None or connection.address != node.address:
-                connection = self.connections[node.node_id] = Connection(node.node_id, node.address)
-            found.append(connection)
-        return found
+        return [self.connection_to(node) for node in self._living_nodes()]
+
+    def connection_to(self, node: Node) -> Connection:
+        """Return the one connection to a node."""
+        connection = self.connections.get(node.node_id)
+        if connection is None or connection.address != node.address:
+            connection = self.connections[node.node_id] = Connection(node.node_id, node.address)
+        return connection
 
     async def ask(self, *, memory: bool = False, readings: bool = False) -> list[tuple[Connection, pb.StatusReply]]:
         """Return what every living node says.

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from monarch_nb.client.environments import PipReport
 
 DEFAULT_NAME = "main"
-_FORBIDDEN_IN_NAMES = set("/\\\n\r\t\0 ")
 
 
 @dataclass(frozen=True)
@@ -391,7 +390,7 @@ def reserve(
         SpawnError: ranks could not be started (a broken preload: PreloadError).
         NodeUnreachable: it is held, and a node of it does not answer.
     """
-    name = _checked_name(name or DEFAULT_NAME)
+    name = checked_name(name or DEFAULT_NAME)
     shape = _checked_shape(nodes, procs, gpus)
     terms = Terms(notebook or "", _limit(time, "time"), _limit(idle, "idle"))
     say = progress or _silent
@@ -552,8 +551,9 @@ def _info(held: HeldReservation) -> ReservationInfo:
     )
 
 
-def _checked_name(name: str) -> str:
-    if not name.strip() or len(name) > 64 or _FORBIDDEN_IN_NAMES & set(name):
+def checked_name(name: str) -> str:
+    """Return the name, or raise UsageError when it is none for a reservation."""
+    if not name or len(name) > 64 or any(each in "/\\\0" or each.isspace() for each in name):
         raise UsageError(f"{name!r} is no name for a reservation: at most 64 characters, no spaces or slashes")
     return name
 

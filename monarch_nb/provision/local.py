@@ -24,7 +24,7 @@ from monarch_nb.config import (
     private_directory,
 )
 from monarch_nb.errors import PoolError, UsageError
-from monarch_nb.provision import Node, Progress
+from monarch_nb.provision import Node, Option, Progress
 from monarch_nb.shape import counted
 
 SERVE_TIMEOUT_S = 30.0
@@ -32,6 +32,9 @@ END_TIMEOUT_S = 30.0
 """Removing copies of big projects takes a while, and an allocator that is killed meanwhile leaves its templates."""
 WARM_TIMEOUT_S = 180.0
 """All templates of a pool: sixteen that import torch at once need 22 s on two cores."""
+
+MOST_NODES, MOST_PROCS = 64, 256
+"""What forms offer at most: more processes than this are a slip of the finger."""
 
 _SHAPE_FILE = "pool.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
@@ -62,6 +65,21 @@ class LocalProvisioner:
     Example:
         >>> nodes = LocalProvisioner().up(nodes=2, procs=4, progress=print)  # doctest: +SKIP
     """
+
+    title = "local pool"
+
+    def options(self, *, pool: str = DEFAULT_POOL) -> list[Option]:
+        """Return what `up` can be asked for; at first what the pool is already, if there is one."""
+        cores = os.cpu_count() or 1
+        nodes = len(self.nodes(pool=pool)) or 1
+        shape = _read_shape(_checked_directory(pool)) or PoolShape(cores, "all")
+        gpus = (("all", "all of this machine's"), ("none", "none"))
+        return [
+            Option("nodes", "Nodes", "integer", nodes, "on this machine, each with an allocator", 1, MOST_NODES),
+            Option("procs", "CPU slots per node", "integer", shape.procs, f"it has {cores} cores", 1, MOST_PROCS),
+            Option("gpus", "GPUs", "choice", shape.gpus, "the first node owns them", choices=gpus),
+            Option("isolate", "Isolated", "boolean", shape.isolate, "nodes get copies of the notebook's files"),
+        ]
 
     def up(
         self,
