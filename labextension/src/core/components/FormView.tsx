@@ -72,6 +72,8 @@ export function FormView(props: {
   };
 
   const shown = refusal ?? check;
+  // What a field says already is not said again below.
+  const verdict = Object.keys(shown?.errors ?? {}).some(name => name in values) ? '' : shown?.message;
   const set = (name: string, value: Value | null): void => {
     setRefusal(null);
     setValues({ ...values, [name]: value });
@@ -111,8 +113,8 @@ export function FormView(props: {
         </div>
       ) : (
         <p className={`mnb-verdict${shown ? (shown.ok ? ' mnb-good' : ' mnb-bad') : ''}`} role="status">
-          {shown && <Mark shape={shown.ok ? 'done' : 'error'} />}
-          <span>{shown?.message}</span>
+          {verdict && <Mark shape={shown?.ok ? 'done' : 'error'} />}
+          <span>{verdict}</span>
         </p>
       )}
       <div className="mnb-row mnb-row-end">
