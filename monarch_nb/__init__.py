@@ -133,5 +133,10 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def _jupyter_labextension_paths() -> list[dict[str, str]]:
+    """Say where the built panel lies, for `jupyter-builder develop`."""
+    return [{"src": "labextension", "dest": "monarch-nb"}]
+
+
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})

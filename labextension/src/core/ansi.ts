@@ -6,7 +6,8 @@ export interface Piece {
 }
 
 // eslint-disable-next-line no-control-regex
-const ESCAPE = /\x1b\[([0-9;:]*)([A-Za-z])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]/g;
+const ESCAPE =
+  /\x1b\[([0-9;:]*)([A-Za-z])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]/g;
 
 const COLOURS = ['black', 'red', 'green', 'yellow', 'blue', 'magenta', 'cyan', 'white'];
 
@@ -22,7 +23,8 @@ interface Style {
 const PLAIN: Style = { bold: false, dim: false, italic: false, underline: false, inverse: false, colour: '' };
 
 export function parseAnsi(text: string): Piece[] {
-  if (!/[\x00-\x08\x0b-\x1f\x7f]/.test(text)) { // prettier-ignore
+  if (!/[\x00-\x08\x0b-\x1f\x7f]/.test(text)) {
+    // prettier-ignore
     return text ? [{ text, className: '' }] : [];
   }
   const pieces: Piece[] = [];
@@ -82,7 +84,9 @@ function apply(style: Style, parameters: string): Style {
     } else if (code === 38 || code === 48) {
       const isIndexed = codes[place + 1] === 5;
       if (code === 38) {
-        next.colour = isIndexed ? (COLOURS[codes[place + 2] % 8] ?? '') : nearest(codes.slice(place + 2, place + 5));
+        next.colour = isIndexed
+          ? (COLOURS[codes[place + 2] % 8] ?? '')
+          : nearest(codes.slice(place + 2, place + 5));
       }
       place += isIndexed ? 2 : 4;
     }

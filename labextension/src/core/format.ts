@@ -1,4 +1,4 @@
-import { Mesh, Rank, RankState, Reservation } from './types';
+import { Mesh, RankState, Reservation } from './types';
 
 /** "45 s", "12 min", "3 h 20 min", "2 d 4 h": the two largest units that say something. */
 export function duration(seconds: number): string {
@@ -42,7 +42,7 @@ export function bytes(size: number): string {
     unit += 1;
   }
   const digits = value < 9.95 && unit > 0 ? 1 : 0;
-  return `${value.toFixed(digits)} ${UNITS[unit]}`;
+  return `${value.toFixed(digits).replace('.0', '')} ${UNITS[unit]}`;
 }
 
 export function percent(share: number): string {
@@ -57,7 +57,7 @@ export function count(number: number, noun: string): string {
 export function rankSet(ranks: Iterable<number>): string {
   const sorted = [...new Set(ranks)].sort((a, b) => a - b);
   const parts: string[] = [];
-  for (let start = 0; start < sorted.length; ) {
+  for (let start = 0; start < sorted.length;) {
     let end = start;
     while (sorted[end + 1] === sorted[end] + 1) {
       end += 1;
@@ -114,17 +114,6 @@ export const STATE_LABELS: Record<RankState, string> = {
   dead: 'dead',
   unreachable: 'unreachable'
 };
-
-/** "1 dead · 3 running · 4 idle". */
-export function tally(ranks: readonly Rank[]): string {
-  const counts = new Map<RankState, number>();
-  for (const rank of ranks) {
-    counts.set(rank.state, (counts.get(rank.state) ?? 0) + 1);
-  }
-  return STATES.filter(state => counts.has(state))
-    .map(state => `${counts.get(state)} ${STATE_LABELS[state]}`)
-    .join(' · ');
-}
 
 export function mainMesh(reservation: Reservation): Mesh | undefined {
   return reservation.meshes.find(mesh => mesh.name === 'main') ?? reservation.meshes[0];

@@ -1,6 +1,6 @@
 import { Store } from './store';
 import { RequestError, explain } from './transport';
-import { LogRow, LogRows, LogRun, LogTarget, OpenedLog, Streams } from './types';
+import { LogGrown, LogRow, LogRows, LogRun, LogTarget, OpenedLog, Streams } from './types';
 
 export interface LogQuery {
   mesh: string;
@@ -14,7 +14,15 @@ export interface LogQuery {
 }
 
 export function queryOf(target: LogTarget): LogQuery {
-  return { mesh: target.mesh, ranks: target.ranks, run: target.run, streams: 'both', search: '', regex: false, fold: true };
+  return {
+    mesh: target.mesh,
+    ranks: target.ranks,
+    run: target.run,
+    streams: 'both',
+    search: '',
+    regex: false,
+    fold: true
+  };
 }
 
 const PAGE = 256;
@@ -70,7 +78,7 @@ export class LogSource {
       this.complete = opened.complete;
       this.runs = opened.runs;
       this.isOpen = true;
-      this._stopListening = this._store.onLog(opened.log, (total, runs) => this._grown(total, runs));
+      this._stopListening = this._store.onLog(opened.log, grown => this._grown(grown));
     } catch (reason) {
       if (generation === this._generation) {
         this.error = explain(reason);
@@ -140,7 +148,7 @@ export class LogSource {
     return found;
   }
 
-  private _grown(total: number, runs?: LogRun[]): void {
+  private _grown({ total, complete, error }: LogGrown): void {
     // The newest lines may have gone on, or other ranks may have said the same.
     const last = Math.floor(Math.max(0, this.total - 1) / PAGE);
     for (const page of [last - 1, last]) {
@@ -150,14 +158,19 @@ export class LogSource {
       }
     }
     this.total = total;
-    this.runs = runs ?? this.runs;
+    this.complete = complete;
+    this.error = error ?? '';
     this._load();
     this._onChange();
   }
 
   private _load(): void {
     const [first, end] = this._wanted;
-    for (let page = Math.floor(first / PAGE); page * PAGE < end && this._loading.size < IN_FLIGHT; page += 1) {
+    for (
+      let page = Math.floor(first / PAGE);
+      page * PAGE < end && this._loading.size < IN_FLIGHT;
+      page += 1
+    ) {
       const known = this._pages.get(page);
       if (this._log !== null && (!known || known.isStale) && !this._loading.has(page)) {
         void this._fetch(page, this._log);
@@ -174,6 +187,7 @@ export class LogSource {
         return;
       }
       this.total = Math.max(this.total, answer.total);
+      this._learn(answer.runs ?? []);
       this._pages.delete(page);
       const isWhole = answer.rows.length >= PAGE || answer.first + answer.rows.length >= this.total;
       this._pages.set(page, { rows: answer.rows, isStale: !isWhole });
@@ -192,6 +206,13 @@ export class LogSource {
       this.error = explain(reason);
     }
     this._onChange();
+  }
+
+  private _learn(runs: readonly LogRun[]): void {
+    const unknown = runs.filter(run => !this.runs.some(known => known.number === run.number));
+    if (unknown.length) {
+      this.runs = [...this.runs, ...unknown].sort((one, other) => one.first_row - other.first_row);
+    }
   }
 
   private _evict(): void {

@@ -1,6 +1,6 @@
 import { useCallback, useSyncExternalStore } from 'react';
 import { Connection, Transport, explain } from './transport';
-import { Forms, Job, LogRun, Message, Notice, Reservation, View } from './types';
+import { Forms, Job, LogGrown, Message, Notice, Reservation, View } from './types';
 
 /** A question about what a person wants, asked by a command and answered by the panel. */
 export interface Intent {
@@ -19,7 +19,7 @@ export interface State {
   intent: Intent | null;
 }
 
-type LogListener = (total: number, runs?: LogRun[]) => void;
+type LogListener = (grown: LogGrown) => void;
 
 const NOTICES = 20;
 const DONE_JOBS = 8;
@@ -87,7 +87,7 @@ export class Store {
         this._setJob(message.job);
         break;
       case 'log':
-        this._logListeners.get(message.log)?.(message.total, message.runs);
+        this._logListeners.get(message.log)?.(message);
         break;
       case 'notice':
         if (!this._dismissed.has(message.id) && !this.state.notices.some(known => known.id === message.id)) {

@@ -16,6 +16,8 @@ export interface Slot {
   power_limit_w: number | null;
   reservation: string | null;
   rank: number | null;
+  /** Why it can not be read. */
+  error?: string | null;
 }
 
 export type NodeState = 'ok' | 'starting' | 'silent' | 'dead';
@@ -139,6 +141,14 @@ export interface Notice {
   reservation: string;
 }
 
+export interface LogGrown {
+  type: 'log';
+  log: string;
+  total: number;
+  complete: boolean;
+  error?: string | null;
+}
+
 export interface Change {
   type: 'change';
   now: number;
@@ -148,12 +158,7 @@ export interface Change {
   ended?: Ended[];
 }
 
-export type Message =
-  | { type: 'view'; view: View }
-  | Change
-  | { type: 'job'; job: Job }
-  | { type: 'log'; log: string; total: number; runs?: LogRun[] }
-  | Notice;
+export type Message = { type: 'view'; view: View } | Change | { type: 'job'; job: Job } | LogGrown | Notice;
 
 export type Value = string | number | boolean;
 export type Values = Record<string, Value | null>;
@@ -213,12 +218,16 @@ export interface LogRow {
   ranks: string;
   stream: 'out' | 'err';
   text: string;
+  /** Of the whole line, in bytes, when the text is not all of it. */
+  size?: number;
 }
 
 export interface LogRows {
   first: number;
   total: number;
   rows: LogRow[];
+  /** The runs that these rows belong to. */
+  runs?: LogRun[];
 }
 
 /** Which log to show. */

@@ -1,9 +1,4 @@
-import {
-  ILabShell,
-  ILayoutRestorer,
-  JupyterFrontEnd,
-  JupyterFrontEndPlugin
-} from '@jupyterlab/application';
+import { ILabShell, ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette, InputDialog, Notification, WidgetTracker } from '@jupyterlab/apputils';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { IStatusBar } from '@jupyterlab/statusbar';
@@ -39,7 +34,10 @@ interface Mesh {
   current(): Reservation | undefined;
 }
 
-const IMesh = new Token<Mesh>('monarch-nb:IMesh', 'What is known of the pool, and what can be done with notebooks.');
+const IMesh = new Token<Mesh>(
+  'monarch-nb:IMesh',
+  'What is known of the pool, and what can be done with notebooks.'
+);
 
 /** Listens to the server for as long as the page lives. */
 const meshPlugin: JupyterFrontEndPlugin<Mesh> = {
@@ -106,8 +104,18 @@ const panelPlugin: JupyterFrontEndPlugin<void> = {
     };
     const commands: [string, string, string, () => Promise<void>][] = [
       [CommandIDs.open, 'Show Pool and Reservations', 'Show the panel', () => intend(null)],
-      [CommandIDs.reserve, 'Reserve Nodes…', 'Reserve nodes and start ranks on them', () => intend({ action: 'reserve' })],
-      [CommandIDs.up, 'Start a Local Pool…', 'Start allocators on this machine', () => intend({ action: 'up' })],
+      [
+        CommandIDs.reserve,
+        'Reserve Nodes…',
+        'Reserve nodes and start ranks on them',
+        () => intend({ action: 'reserve' })
+      ],
+      [
+        CommandIDs.up,
+        'Start a Local Pool…',
+        'Start allocators on this machine',
+        () => intend({ action: 'up' })
+      ],
       [CommandIDs.restart, 'Restart Ranks…', 'Start all ranks anew; asks first', onMine('restart')],
       [CommandIDs.stacks, 'Show Stacks of Ranks', 'Where each rank is now', onMine('stacks')],
       [CommandIDs.extend, 'Extend Reservation…', 'Hold nodes for longer', onMine('extend')],
@@ -192,7 +200,12 @@ const notebookPlugin: JupyterFrontEndPlugin<void> = {
   autoStart: true,
   requires: [IMesh, INotebookTracker],
   optional: [ICommandPalette],
-  activate: (app: JupyterFrontEnd, mesh: Mesh, tracker: INotebookTracker, palette: ICommandPalette | null) => {
+  activate: (
+    app: JupyterFrontEnd,
+    mesh: Mesh,
+    tracker: INotebookTracker,
+    palette: ICommandPalette | null
+  ) => {
     const say = (reason: unknown): void => void Notification.error(explain(reason), { autoClose: 8000 });
     app.commands.addCommand(CommandIDs.runCell, {
       label: 'Run Cell on the Mesh',
@@ -264,7 +277,10 @@ async function chooseReservation(mesh: Mesh): Promise<Reservation | undefined> {
     }
     return known;
   }
-  const answer = await InputDialog.getItem({ title: 'Which reservation?', items: mine.map(each => each.name) });
+  const answer = await InputDialog.getItem({
+    title: 'Which reservation?',
+    items: mine.map(each => each.name)
+  });
   return mine.find(each => each.name === answer.value);
 }
 

@@ -3,6 +3,7 @@ import { CodeCell } from '@jupyterlab/cells';
 import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { OutputArea } from '@jupyterlab/outputarea';
 import { Reservation, Store } from '../core';
+import { attaches, onMesh } from './lines';
 
 const LOAD = '%load_ext monarch_nb';
 const ATTACHES = 'monarch_nb_attaches';
@@ -72,8 +73,7 @@ export class Notebooks {
       store_history: false,
       allow_stdin: false
     });
-    const code = /^\s*%%mesh\b/.test(source) ? source : `%%mesh\n${source}`;
-    const run = execute(cell, panel, code);
+    const run = execute(cell, panel, onMesh(source));
     const loaded = await load.done;
     if (loaded.content.status === 'error') {
       throw new Error(`The kernel's Python can not load monarch_nb: ${loaded.content.evalue}`);
@@ -119,7 +119,9 @@ export class Notebooks {
     await panel.sessionContext.ready;
     const kernel = panel.sessionContext.session?.kernel;
     if (!kernel) {
-      throw new Error(`${panel.title.label} has no kernel: choose a Python kernel (Kernel → Change Kernel…).`);
+      throw new Error(
+        `${panel.title.label} has no kernel: choose a Python kernel (Kernel → Change Kernel…).`
+      );
     }
     const { language_info } = await kernel.info;
     if (language_info.name !== 'python') {
@@ -139,14 +141,6 @@ function findAttachCell(panel: NotebookPanel, reservation: Reservation, code: st
     cells.find(cell => cell.model.getMetadata(ATTACHES) !== undefined) ??
     cells.find(cell => attaches(cell.model.sharedModel.getSource(), last, reservation.name))
   );
-}
-
-/** Whether code attaches to a reservation: by the very line, or because it reserves that name. */
-export function attaches(source: string, line: string, name: string): boolean {
-  return source.split('\n').some(each => {
-    const words = each.trim().split(/\s+/);
-    return each.trim() === line || (words[0] === '%mesh' && words[1] === 'reserve' && words[2] === name);
-  });
 }
 
 function insertAtTop(panel: NotebookPanel, code: string): CodeCell {

@@ -1,7 +1,18 @@
 import { MainAreaWidget, ReactWidget } from '@jupyterlab/apputils';
 import { ISignal, Signal } from '@lumino/signaling';
 import { useCallback } from 'react';
-import { Host, LogTarget, LogViewer, Panel, Reservation, Store, SurroundingsProvider, summary, useStore, useTick } from '../core';
+import {
+  Host,
+  LogTarget,
+  LogViewer,
+  Panel,
+  Reservation,
+  Store,
+  SurroundingsProvider,
+  summary,
+  useStore,
+  useTick
+} from '../core';
 import { meshIcon } from './icon';
 
 /** The panel at the side. While it can not be seen, the server need not ask the pool often. */
@@ -62,9 +73,10 @@ export class LogWidget extends MainAreaWidget<ReactWidget> {
     this.id = LogWidget.idOf(target);
     this.title.icon = meshIcon;
     this.title.closable = true;
-    const name = (): string => store.state.view?.reservations[target.reservation]?.name ?? 'mesh';
+    let name = 'mesh';
     const entitle = (): void => {
-      this.title.label = `${name()} log${target.ranks === null ? '' : ` ${target.ranks}`}`;
+      name = store.state.view?.reservations[target.reservation]?.name ?? name; // its log stays open when it is gone
+      this.title.label = `${name} log${target.ranks === null ? '' : ` ${target.ranks}`}`;
     };
     entitle();
     const stop = store.subscribe(entitle);
@@ -125,7 +137,12 @@ function StatusText(props: { store: Store; current: () => Reservation | undefine
   const { time_left_s, at_s = 0 } = reservation;
   const left_s = time_left_s === null ? null : at_s + time_left_s - store.now_s();
   return (
-    <button type="button" className="mnb-status" title="Show the reservation in the panel" onClick={props.open}>
+    <button
+      type="button"
+      className="mnb-status jp-StatusBar-TextItem"
+      title="Show the reservation in the panel"
+      onClick={props.open}
+    >
       {summary(reservation, left_s)}
     </button>
   );

@@ -63,7 +63,10 @@ export function FormView(props: {
         props.onDone(ended);
       } else {
         store.dismissJob(ended.id);
-        setRefusal({ ok: false, message: ended.state === 'cancelled' ? 'Cancelled.' : (ended.error ?? ended.message) });
+        setRefusal({
+          ok: false,
+          message: ended.state === 'cancelled' ? 'Cancelled.' : (ended.error ?? ended.message)
+        });
       }
     } catch (reason) {
       setJob(null);
@@ -125,7 +128,11 @@ export function FormView(props: {
         ) : (
           <>
             <Button onClick={props.onClose}>Close</Button>
-            <button type="submit" className="mnb-button mnb-button-primary" disabled={shown?.ok === false && !refusal}>
+            <button
+              type="submit"
+              className="mnb-button mnb-button-primary"
+              disabled={shown?.ok === false && !refusal}
+            >
               {form.submit}
             </button>
           </>
@@ -158,7 +165,9 @@ function FieldView(props: {
       <select
         {...common}
         value={String(value ?? '')}
-        onChange={event => props.onChange(choices.find(each => String(each.value) === event.target.value)?.value ?? null)}
+        onChange={event =>
+          props.onChange(choices.find(each => String(each.value) === event.target.value)?.value ?? null)
+        }
       >
         {choices.map(choice => (
           <option key={String(choice.value)} value={String(choice.value)}>
@@ -239,5 +248,7 @@ function asCheck(reason: unknown): Check {
 }
 
 export function isJob(answer: unknown): answer is Job {
-  return typeof answer === 'object' && answer !== null && 'id' in answer && 'state' in answer && 'action' in answer;
+  return (
+    typeof answer === 'object' && answer !== null && 'id' in answer && 'state' in answer && 'action' in answer
+  );
 }

@@ -87,7 +87,12 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
   return (
     <div className="mnb-log" onKeyDown={onKeyDown}>
       <div className="mnb-log-bar" role="toolbar" aria-label="Log">
-        <RanksField reservation={reservation} mesh={query.mesh} value={query.ranks} onChange={ranks => setQuery({ ...query, ranks })} />
+        <RanksField
+          reservation={reservation}
+          mesh={query.mesh}
+          value={query.ranks}
+          onChange={ranks => setQuery({ ...query, ranks })}
+        />
         <select
           aria-label="Streams"
           value={query.streams}
@@ -98,7 +103,11 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
           <option value="stderr">stderr</option>
         </select>
         <label className="mnb-check" title="Show lines that are equal on several ranks once">
-          <input type="checkbox" checked={query.fold} onChange={event => setQuery({ ...query, fold: event.target.checked })} />
+          <input
+            type="checkbox"
+            checked={query.fold}
+            onChange={event => setQuery({ ...query, fold: event.target.checked })}
+          />
           Fold
         </label>
         <span className="mnb-log-find">
@@ -144,14 +153,23 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
             pressed={query.search !== ''}
             disabled={!search.text}
             onClick={() =>
-              setQuery(query.search ? { ...query, search: '' } : { ...query, search: search.text, regex: search.regex })
+              setQuery(
+                query.search
+                  ? { ...query, search: '' }
+                  : { ...query, search: search.text, regex: search.regex }
+              )
             }
           >
             Filter
           </Button>
         </span>
         <span className="mnb-grow" />
-        <Button kind="quiet" pressed={follow} onClick={() => setFollow(!follow)} title="Stay at the newest line">
+        <Button
+          kind="quiet"
+          pressed={follow}
+          onClick={() => setFollow(!follow)}
+          title="Stay at the newest line"
+        >
           Follow
         </Button>
         {onClose && (
@@ -176,20 +194,31 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
             {shownRun === null && <option value="">Runs</option>}
             {source.runs.map(each => (
               <option key={each.number} value={each.number}>
-                {`${each.cell_number ? `[${each.cell_number}]` : `run ${each.number}`} ${each.title}`.slice(0, 80)}
+                {`${each.cell_number ? `[${each.cell_number}]` : `run ${each.number}`} ${each.title}`.slice(
+                  0,
+                  80
+                )}
               </option>
             ))}
           </select>
         )}
         {run && run.cell_number > 0 && host.revealCell && (
-          <Button kind="quiet" onClick={() => void reveal(run.cell_number)} title="Show the cell that printed this">
+          <Button
+            kind="quiet"
+            onClick={() => void reveal(run.cell_number)}
+            title="Show the cell that printed this"
+          >
             Show cell
           </Button>
         )}
         <span className="mnb-grow" />
         <span className="mnb-dim mnb-number" role="status">
           {message ||
-            (source.isOpen ? `${source.total.toLocaleString('en')} lines${source.complete ? '' : ', counting…'}` : 'Opening…')}
+            (source.isOpen
+              ? `${source.total.toLocaleString('en')} lines${source.complete ? '' : ', counting…'}`
+              : source.error
+                ? ''
+                : 'Opening…')}
         </span>
       </div>
       {source.error ? (
@@ -345,6 +374,7 @@ function Lines(props: {
               ranks={row.ranks}
               isError={row.stream === 'err'}
               text={row.text}
+              size={row.size}
               isFirst={place > 0 && visible.rows[place - 1].run !== row.run}
               isHit={row.row === props.hit}
               expression={expression}
@@ -363,6 +393,7 @@ const Line = memo(function Line(props: {
   ranks: string;
   isError: boolean;
   text: string;
+  size: number | undefined;
   isFirst: boolean;
   isHit: boolean;
   expression: RegExp | null;
@@ -370,7 +401,9 @@ const Line = memo(function Line(props: {
   const { expression } = props;
   const pieces = useMemo(() => {
     const text = finalText(props.text);
-    return parseAnsi(text.length > LONGEST ? `${text.slice(0, LONGEST)} … (${text.length - LONGEST} more)` : text);
+    return parseAnsi(
+      text.length > LONGEST ? `${text.slice(0, LONGEST)} … (${text.length - LONGEST} more)` : text
+    );
   }, [props.text]);
   return (
     <div
@@ -454,10 +487,13 @@ function RanksField(props: {
 }) {
   const [text, setText] = useState(props.value ?? '');
   useEffect(() => setText(props.value ?? ''), [props.value]);
-  const mesh = props.reservation && (props.reservation.meshes.find(each => each.id === props.mesh) ?? mainMesh(props.reservation));
+  const mesh =
+    props.reservation &&
+    (props.reservation.meshes.find(each => each.id === props.mesh) ?? mainMesh(props.reservation));
   const parsed = text.trim() === '' ? [] : parseRanks(text);
   const outside = mesh && parsed?.find(rank => !mesh.ranks.some(each => each.rank === rank));
-  const error = parsed === null ? 'Ranks are like 0-3,6' : outside !== undefined ? `There is no rank ${outside}` : '';
+  const error =
+    parsed === null ? 'Ranks are like 0-3,6' : outside !== undefined ? `There is no rank ${outside}` : '';
   const commit = (): void => {
     const ranks = text.trim() || null;
     if (!error && ranks !== props.value) {

@@ -43,7 +43,11 @@ export function Panel({ store, host, only = null, notebook = null }: PanelProps)
         <Content only={only} notebook={notebook} />
         {target && (
           <div className="mnb-inner-log">
-            <LogViewer key={`${target.mesh} ${target.ranks} ${target.run}`} target={target} onClose={() => setTarget(null)} />
+            <LogViewer
+              key={`${target.mesh} ${target.ranks} ${target.run}`}
+              target={target}
+              onClose={() => setTarget(null)}
+            />
           </div>
         )}
       </div>
@@ -86,7 +90,9 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
     [store]
   );
   const choose = useCallback((reservation: string) => {
-    box.current?.querySelector(`[data-reservation="${CSS.escape(reservation)}"]`)?.scrollIntoView({ block: 'nearest' });
+    box.current
+      ?.querySelector(`[data-reservation="${CSS.escape(reservation)}"]`)
+      ?.scrollIntoView({ block: 'nearest' });
   }, []);
 
   const isUp = view?.pool.state === 'up';
@@ -106,13 +112,18 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
   const reservations = view?.reservations;
   const [mine, others] = useMemo(() => {
     const all = Object.values(reservations ?? {}).sort((a, b) => a.created_at - b.created_at);
-    return [all.filter(each => each.mine && (only === null || each.id === only)), all.filter(each => !each.mine)];
+    return [
+      all.filter(each => each.mine && (only === null || each.id === only)),
+      all.filter(each => !each.mine)
+    ];
   }, [reservations, only]);
 
   if (!view) {
     return (
       <div className="mnb-empty" role="status">
-        {connection === 'lost' ? 'The Jupyter server does not answer. Trying again…' : 'Looking for the pool…'}
+        {connection === 'lost'
+          ? 'The Jupyter server does not answer. Trying again…'
+          : 'Looking for the pool…'}
       </div>
     );
   }
@@ -124,7 +135,9 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
         <div className="mnb-toolbar">
           <span className="mnb-toolbar-title">
             <strong>{pool.name}</strong>
-            <span className="mnb-dim mnb-number">{isUp ? poolSummary(view.nodes) : POOL_STATES[pool.state]}</span>
+            <span className="mnb-dim mnb-number">
+              {isUp ? poolSummary(view.nodes) : POOL_STATES[pool.state]}
+            </span>
           </span>
           {isUp && (
             <Button kind="primary" onClick={() => void openForm('reserve')} expanded={form === 'reserve'}>
@@ -181,11 +194,15 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
             <div className="mnb-empty">
               {only === null ? (
                 <>
-                  <p>You hold nothing yet. Reserve nodes, then run cells on all of their ranks with %%mesh.</p>
+                  <p>
+                    You hold nothing yet. Reserve nodes, then run cells on all of their ranks with %%mesh.
+                  </p>
                   <EndedList view={view} />
                 </>
               ) : (
-                <p>{view.ended.find(each => each.id === only)?.text ?? 'This reservation has been released.'}</p>
+                <p>
+                  {view.ended.find(each => each.id === only)?.text ?? 'This reservation has been released.'}
+                </p>
               )}
             </div>
           )}

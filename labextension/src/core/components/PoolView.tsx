@@ -50,7 +50,7 @@ export const PoolView = memo(function PoolView(props: {
           </>
         ) : (
           <span className="mnb-legend">
-            <i className="mnb-legend-level" /> utilisation
+            <i className="mnb-legend-level" /> utilisation, %
             <i className="mnb-legend-memory" /> memory
             <i className="mnb-legend-free" /> free
           </span>
@@ -92,7 +92,10 @@ const NodeRow = memo(function NodeRow(props: { node: PoolNode; reservations: Rec
               dense={columns > 8}
               level={slot.utilisation === null ? null : Math.round(slot.utilisation * 100)}
               memory={share(slot.memory)}
-              holder={slot.reservation === null ? 'free' : reservations[slot.reservation]?.mine ? 'mine' : 'other'}
+              holder={
+                slot.reservation === null ? 'free' : reservations[slot.reservation]?.mine ? 'mine' : 'other'
+              }
+              isLost={Boolean(slot.error)}
               label={`${slotName(node, slot)}: ${slotFacts(slot, reservations)}`}
             />
           ))}
@@ -120,6 +123,7 @@ const SlotCell = memo(function SlotCell(props: {
   level: number | null;
   memory: number | null;
   holder: 'free' | 'mine' | 'other';
+  isLost: boolean;
   label: string;
 }) {
   return (
@@ -132,7 +136,13 @@ const SlotCell = memo(function SlotCell(props: {
       aria-label={props.label}
     >
       {props.level !== null && <i className="mnb-slot-level" style={{ height: `${props.level}%` }} />}
-      {!props.dense && <span>{props.level}</span>}
+      {props.isLost ? (
+        <span className="mnb-bad">
+          <Mark shape="dead" />
+        </span>
+      ) : (
+        !props.dense && <span>{props.level}</span>
+      )}
       {props.memory !== null && <i className="mnb-slot-memory" style={{ width: `${props.memory}%` }} />}
     </button>
   );
@@ -176,6 +186,9 @@ function slotFacts(slot: Slot, reservations: Record<string, Reservation>): strin
   } else {
     const rank = slot.rank === null ? '' : ` rank ${slot.rank}`;
     facts.push(holderName(reservations[slot.reservation]) + rank);
+  }
+  if (slot.error) {
+    facts.push(slot.error);
   }
   if (slot.utilisation !== null) {
     facts.push(percent(slot.utilisation));

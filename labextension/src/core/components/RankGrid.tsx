@@ -19,7 +19,9 @@ export const RankGrid = memo(function RankGrid(props: {
     const { chosen } = props;
     if (extend) {
       const [first, last] = [Math.min(anchor.current, rank), Math.max(anchor.current, rank)];
-      props.onChoose(new Set(props.ranks.map(each => each.rank).filter(each => each >= first && each <= last)));
+      props.onChoose(
+        new Set(props.ranks.map(each => each.rank).filter(each => each >= first && each <= last))
+      );
       return;
     }
     anchor.current = rank;
@@ -88,7 +90,12 @@ export const RankGrid = memo(function RankGrid(props: {
   );
 });
 
-const RankCell = memo(function RankCell(props: { rank: number; state: RankState; detail: string; chosen: boolean }) {
+const RankCell = memo(function RankCell(props: {
+  rank: number;
+  state: RankState;
+  detail: string;
+  chosen: boolean;
+}) {
   const label = `rank ${props.rank}: ${STATE_LABELS[props.state]}${props.detail ? `, ${props.detail}` : ''}`;
   return (
     <div
@@ -108,17 +115,18 @@ const RankCell = memo(function RankCell(props: { rank: number; state: RankState;
 
 /** "✕ 1 dead  ▶ 3 running  ○ 4 idle": the states that there are, with the shapes they have in the grid. */
 export const Tally = memo(function Tally({ ranks }: { ranks: readonly Rank[] }) {
+  const counts = STATES.map(state => ({ state, number: ranks.filter(rank => rank.state === state).length }));
+  const shown = counts.filter(({ number }) => number > 0);
   return (
     <span className="mnb-tally">
-      {STATES.map(state => {
-        const number = ranks.filter(rank => rank.state === state).length;
-        return number ? (
-          <span key={state} className={`mnb-state-${state}`}>
-            <Mark shape={state} />
-            {number} {STATE_LABELS[state]}
-          </span>
-        ) : null;
-      })}
+      {shown.map(({ state, number }) => (
+        <span key={state} className={`mnb-state-${state}`} title={`${number} ${STATE_LABELS[state]}`}>
+          <Mark shape={state} />
+          {number}
+          {/* Always one line: many states go without their names, which the shapes in the grid have too. */}
+          <span className={shown.length > 3 ? 'mnb-hidden' : undefined}> {STATE_LABELS[state]}</span>
+        </span>
+      ))}
     </span>
   );
 });

@@ -4,7 +4,7 @@ import { bytes, count, mainMesh, percent, rankSet, shape } from '../format';
 import { useStore } from '../store';
 import { explain } from '../transport';
 import { Intent, State } from '../store';
-import { Job, Mesh, Rank, Reservation, Run, StackGroup } from '../types';
+import { Job, Mesh, Rank, RankState, Reservation, Run, StackGroup } from '../types';
 import { Button, Elapsed, Left, Mark, Question } from './basics';
 import { FormView, isJob } from './FormView';
 import { RankGrid, Tally } from './RankGrid';
@@ -54,7 +54,11 @@ export const ReservationCard = memo(function ReservationCard(props: {
     setAside(null);
     setPending(action);
     try {
-      const answer = await store.act<Job>(action, { reservation: reservation.id, mesh: mesh?.id, ranks: only });
+      const answer = await store.act<Job>(action, {
+        reservation: reservation.id,
+        mesh: mesh?.id,
+        ranks: only
+      });
       if (!isJob(answer)) {
         return;
       }
@@ -133,7 +137,8 @@ export const ReservationCard = memo(function ReservationCard(props: {
         <div className="mnb-card-body">
           {reservation.nodes_answering < reservation.nodes && (
             <p className="mnb-note mnb-soon">
-              <Mark shape="warning" /> {reservation.nodes_answering} of {count(reservation.nodes, 'node')} answer
+              <Mark shape="warning" /> {reservation.nodes_answering} of {count(reservation.nodes, 'node')}{' '}
+              answer
             </p>
           )}
           {reservation.meshes.length > 1 && (
@@ -164,12 +169,19 @@ export const ReservationCard = memo(function ReservationCard(props: {
             <Tally ranks={mesh.ranks} />
             <MeshMemory mesh={mesh} />
           </div>
-          <Waiting ranks={mesh.ranks} />
-          <Runs mesh={mesh} at_s={reservation.at_s ?? 0} />
+          <div>
+            <Runs mesh={mesh} at_s={reservation.at_s ?? 0} />
+            <Waiting ranks={mesh.ranks} />
+          </div>
+          <Trouble ranks={mesh.ranks} />
           {detail && <RankDetail rank={detail} at_s={reservation.at_s ?? 0} />}
           <div className="mnb-actions" role="group" aria-label={`Actions on ${reservation.name}`}>
             {host.attach && (
-              <Button onClick={() => void attach()} disabled={pending === 'attach'} title="Attach the current notebook">
+              <Button
+                onClick={() => void attach()}
+                disabled={pending === 'attach'}
+                title="Attach the current notebook"
+              >
                 Attach notebook
               </Button>
             )}
@@ -200,7 +212,11 @@ export const ReservationCard = memo(function ReservationCard(props: {
           )}
           {aside?.kind === 'restart' && (
             <Question
-              title={aside.ranks === null ? `Restart all ranks of ${reservation.name}?` : `Restart ranks ${aside.ranks}?`}
+              title={
+                aside.ranks === null
+                  ? `Restart all ranks of ${reservation.name}?`
+                  : `Restart ranks ${aside.ranks}?`
+              }
               text={aside.text}
               accept="Restart"
               keep="Keep"
@@ -243,41 +259,74 @@ export function TimeLeft({ reservation }: { reservation: Reservation }) {
       </>
     );
   }
-  return time_left_s === null ? <span className="mnb-dim">no limit</span> : <Left until_s={at_s + time_left_s} />;
+  return time_left_s === null ? (
+    <span className="mnb-dim">no limit</span>
+  ) : (
+    <Left until_s={at_s + time_left_s} />
+  );
 }
 
 function MeshMemory({ mesh }: { mesh: Mesh }) {
   const known = mesh.ranks.flatMap(rank => rank.memory ?? []);
   return known.length ? (
-    <span className="mnb-dim mnb-number">{bytes(known.reduce((sum, size) => sum + size, 0))}</span>
+    <span className="mnb-dim mnb-number mnb-nowrap" title="Memory of all ranks">
+      {bytes(known.reduce((sum, size) => sum + size, 0))}
+    </span>
   ) : null;
 }
 
-/** Where ranks wait and why ranks failed or died, ranks with the same words together. */
-function Waiting({ ranks }: { ranks: readonly Rank[] }) {
-  const groups = new Map<string, Rank[]>();
+interface Group {
+  ranks: Rank[];
+  detail: string;
+}
+
+/** Ranks in these states with the same words together, largest first. */
+function groups(ranks: readonly Rank[], states: readonly RankState[]): Group[] {
+  const found = new Map<string, Group>();
   for (const rank of ranks) {
-    if (rank.detail) {
-      const key = `${rank.state}\n${rank.detail}`;
-      groups.set(key, [...(groups.get(key) ?? []), rank]);
+    if (rank.detail && states.includes(rank.state)) {
+      const group = found.get(rank.detail) ?? { ranks: [], detail: rank.detail };
+      group.ranks.push(rank);
+      found.set(rank.detail, group);
     }
   }
-  if (!groups.size) {
-    return null;
-  }
+  return [...found.values()].sort((one, other) => other.ranks.length - one.ranks.length);
+}
+
+/** Where most of those wait that wait. It comes and goes: its line is always there. */
+function Waiting({ ranks }: { ranks: readonly Rank[] }) {
+  const waiting = groups(ranks, ['waiting']);
+  const [largest] = waiting;
+  const text = largest && `${rankSet(largest.ranks.map(rank => rank.rank))} ${largest.detail}`;
   return (
-    <ul className="mnb-details">
-      {[...groups.entries()].slice(0, 4).map(([key, group]) => (
-        <li key={key} title={[group[0].detail, ...group[0].stderr_tail].join('\n')}>
+    <p
+      className="mnb-detail mnb-waits mnb-state-waiting"
+      title={waiting.map(group => group.detail).join('\n')}
+    >
+      {largest && <Mark shape="waiting" />}
+      <span className="mnb-number">{text}</span>
+    </p>
+  );
+}
+
+/** Why ranks failed, died or can not be reached. */
+function Trouble({ ranks }: { ranks: readonly Rank[] }) {
+  const troubled = groups(ranks, ['dead', 'unreachable', 'failed']);
+  return troubled.length ? (
+    <ul className="mnb-troubles">
+      {troubled.slice(0, 4).map(({ ranks: group, detail }) => (
+        <li key={detail} className="mnb-detail" title={[detail, ...group[0].stderr_tail].join('\n')}>
           <span className={`mnb-state-${group[0].state}`}>
             <Mark shape={group[0].state} />
           </span>
-          <span className="mnb-number">{rankSet(group.map(rank => rank.rank))}</span> {group[0].detail}
+          <span>
+            <span className="mnb-number">{rankSet(group.map(rank => rank.rank))}</span> {detail}
+          </span>
         </li>
       ))}
-      {groups.size > 4 && <li className="mnb-dim">and {groups.size - 4} more</li>}
+      {troubled.length > 4 && <li className="mnb-dim">and {troubled.length - 4} more</li>}
     </ul>
-  );
+  ) : null;
 }
 
 function Runs({ mesh, at_s }: { mesh: Mesh; at_s: number }) {
@@ -285,7 +334,7 @@ function Runs({ mesh, at_s }: { mesh: Mesh; at_s: number }) {
   const last = mesh.runs[mesh.runs.length - 1];
   const shown = going.length ? going.slice(0, 3) : last ? [last] : [];
   if (!shown.length) {
-    return <p className="mnb-run mnb-dim">Nothing has run yet</p>;
+    return <p className="mnb-run mnb-dim">No cell is running</p>;
   }
   return (
     <>
@@ -296,7 +345,9 @@ function Runs({ mesh, at_s }: { mesh: Mesh; at_s: number }) {
           <code>{run.title}</code>
         </p>
       ))}
-      {going.length > shown.length && <p className="mnb-run mnb-dim">and {going.length - shown.length} more</p>}
+      {going.length > shown.length && (
+        <p className="mnb-run mnb-dim">and {going.length - shown.length} more</p>
+      )}
     </>
   );
 }

@@ -3,7 +3,8 @@ import { useSurroundings, useTick } from '../context';
 import { duration, timeLeft } from '../format';
 import { NodeState, RankState } from '../types';
 
-type Shape = RankState | NodeState | 'ok' | 'close' | 'chevron' | 'warning' | 'error' | 'done' | 'up' | 'down';
+type Shape =
+  RankState | NodeState | 'ok' | 'close' | 'chevron' | 'warning' | 'error' | 'done' | 'up' | 'down';
 
 /** Shapes on a grid of 12 × 12: states are told apart without their colours. */
 const SHAPES: Record<Shape, JSX.Element> = {
@@ -18,7 +19,13 @@ const SHAPES: Record<Shape, JSX.Element> = {
       <circle cx="9.6" cy="6" r="1.2" />
     </g>
   ),
-  failed: <path d="M6 1.2 11.4 10.6H.6zM5.4 4.6v3h1.2v-3zm0 3.7v1.2h1.2V8.3z" fill="currentColor" fillRule="evenodd" />,
+  failed: (
+    <path
+      d="M6 1.2 11.4 10.6H.6zM5.4 4.6v3h1.2v-3zm0 3.7v1.2h1.2V8.3z"
+      fill="currentColor"
+      fillRule="evenodd"
+    />
+  ),
   dead: <path d="M2.6 2.6l6.8 6.8m0-6.8L2.6 9.4" fill="none" stroke="currentColor" strokeWidth="2" />,
   unreachable: (
     <path
@@ -38,9 +45,19 @@ const SHAPES: Record<Shape, JSX.Element> = {
   ),
   close: <path d="M3 3l6 6m0-6L3 9" fill="none" stroke="currentColor" strokeWidth="1.4" />,
   chevron: <path d="M4.2 2.5 8 6 4.2 9.5" fill="none" stroke="currentColor" strokeWidth="1.4" />,
-  warning: <path d="M6 1.2 11.4 10.6H.6zM5.4 4.6v3h1.2v-3zm0 3.7v1.2h1.2V8.3z" fill="currentColor" fillRule="evenodd" />,
+  warning: (
+    <path
+      d="M6 1.2 11.4 10.6H.6zM5.4 4.6v3h1.2v-3zm0 3.7v1.2h1.2V8.3z"
+      fill="currentColor"
+      fillRule="evenodd"
+    />
+  ),
   error: (
-    <path d="M6 .8a5.2 5.2 0 1 0 0 10.4A5.2 5.2 0 0 0 6 .8zM5.4 3v3.8h1.2V3zm0 4.8V9h1.2V7.8z" fill="currentColor" fillRule="evenodd" />
+    <path
+      d="M6 .8a5.2 5.2 0 1 0 0 10.4A5.2 5.2 0 0 0 6 .8zM5.4 3v3.8h1.2V3zm0 4.8V9h1.2V7.8z"
+      fill="currentColor"
+      fillRule="evenodd"
+    />
   ),
   done: <path d="M2 6.4 4.8 9.2 10 3.4" fill="none" stroke="currentColor" strokeWidth="1.6" />,
   up: <path d="M2.5 8 6 4.2 9.5 8" fill="none" stroke="currentColor" strokeWidth="1.4" />,
@@ -96,7 +113,12 @@ export function Section(props: {
   return (
     <section className="mnb-section" aria-labelledby={id}>
       <div className="mnb-section-head">
-        <button type="button" className="mnb-section-title" aria-expanded={props.open} onClick={props.onToggle}>
+        <button
+          type="button"
+          className="mnb-section-title"
+          aria-expanded={props.open}
+          onClick={props.onToggle}
+        >
           <Mark shape="chevron" />
           <span id={id}>{props.title}</span>
         </button>
