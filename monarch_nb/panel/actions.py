@@ -19,7 +19,7 @@ from monarch_nb.panel.live import Live
 from monarch_nb.panel.refusal import Refused
 from monarch_nb.panel.view import Json
 from monarch_nb.provision import provisioner
-from monarch_nb.shape import Extent, format_ranks, name_ranks, parse_targets
+from monarch_nb.shape import Extent, counted, format_ranks, name_ranks, parse_targets
 from monarch_nb.times import duration
 
 
@@ -82,7 +82,9 @@ class Actions:
         except CapacityError as error:
             raise Refused(409, str(error), {_short_of(view, shape): str(error)}) from None
         left = sum(node.gpus_free if shape.gpus else node.procs_free for node in nodes) - shape.nodes * shape.per_node
-        return f"fits: {', '.join(nodes[index].node_id for index in chosen)}; {left} {shape.kind} stay free"
+        return (
+            f"fits: {', '.join(nodes[index].node_id for index in chosen)}; {counted(left, shape.kind)} free after that"
+        )
 
     # ---- pools ----
 
@@ -265,7 +267,7 @@ class Actions:
 
 def _short_of(view: Json, shape: Shape) -> str:
     """Return the field that asks for too much: more than any node has, or more nodes than can take that."""
-    most = max((node[shape.kind]["total"] for node in view["nodes"].values()), default=0)
+    most = max((node[f"{shape.kind}s"]["total"] for node in view["nodes"].values()), default=0)
     return "per_node" if shape.per_node > most else "nodes"
 
 

@@ -63,7 +63,7 @@ def test_every_form_names_its_action(panel: Panel) -> None:
 def test_a_check_says_where_it_would_be(panel: Panel) -> None:
     assert ask(panel, "check", action="reserve", values=VALUES | {"per_node": 3}) == {
         "ok": True,
-        "message": "fits: node0, node1; 2 procs stay free",
+        "message": "fits: node0, node1; 2 procs free after that",
     }
 
 
@@ -98,9 +98,7 @@ def test_a_name_that_is_held_with_another_shape_is_refused_at_the_name(panel: Pa
     hold([pool.fakes[0].reply], procs=1)
     assert "name" in ask(panel, "check", action="reserve", values=VALUES)["errors"]
     same = VALUES | {"nodes": 1, "per_node": 1}
-    assert (
-        ask(panel, "check", action="reserve", values=same)["message"] == "you hold dev already, with 1 node × 1 procs"
-    )
+    assert ask(panel, "check", action="reserve", values=same)["message"] == "you hold dev already, with 1 node × 1 proc"
 
 
 def test_without_a_pool_a_local_one_would_be_started(panel: Panel, pool: FakePool) -> None:
