@@ -133,7 +133,7 @@ class Pending:
         Raises:
             MonarchNbError: it can not be done.
         """
-        self._plan.skipped = set(skipped.kept)
+        self._plan.skipped, self._plan.theirs = set(skipped.kept), set(skipped.theirs)
         with self._guarded():
             self._burst(recovering=True)
 
@@ -191,11 +191,11 @@ class Pending:
     def _burst(self, *, recovering: bool) -> None:
         plan = self._plan
         burst = Burst(plan, self._root, self._staging, recovering=recovering)
-        skipped = TreeApplied(kept=sorted(plan.skipped)).SerializeToString()
-        self._journal.append(Record("committing", self._number, plan.overwrite, skipped))
+        skipped = TreeApplied(kept=sorted(plan.skipped), theirs=sorted(plan.theirs))
+        self._journal.append(Record("committing", self._number, plan.overwrite, skipped.SerializeToString()))
         try:
             applied = burst.run()
-            done = TreeApplied(written=applied.written, removed=applied.removed, kept=sorted(burst.kept))
+            done = TreeApplied(kept=sorted(burst.kept), theirs=sorted(plan.theirs - burst.kept))
             self._journal.append(Record("done", self._number, body=done.SerializeToString()))
         except OSError:
             burst.undo()
@@ -203,7 +203,8 @@ class Pending:
             self._journal.append(Record("undone", self._number))
             raise
         self._replaced, self._state = burst.replaced, "committed"
-        self.mount.apply(self.change, applied, burst.kept)
+        self.mount.apply(self.change, done)
+        self.mount.applied = applied
 
     def _stage(self) -> None:
         """Look at the tree, and stage everything but the content that is still to come."""
