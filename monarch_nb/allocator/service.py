@@ -201,7 +201,8 @@ class AllocatorService(service.AllocatorServicer):
     @_translated
     async def Workspace(self, request: files_pb2.WorkspaceRequest, context: Any) -> files_pb2.WorkspaceReply:
         self._node.state.lease(request.reservation_id)
-        return await asyncio.to_thread(self._node.files.workspaces.status, request.reservation_id)
+        status = self._node.files.workspaces.status
+        return await asyncio.to_thread(status, request.reservation_id, look=request.look, coming=request.coming)
 
     @_translated
     async def ListFiles(self, request: files_pb2.ListFilesRequest, context: Any) -> files_pb2.ListFilesReply:

@@ -32,7 +32,8 @@ from monarch_nb.client.pool import (
     pool_named,
 )
 from monarch_nb.client.sync import Progress as SyncProgress
-from monarch_nb.client.sync import SyncedFiles, SyncReport
+from monarch_nb.client.sync import SyncedFiles
+from monarch_nb.client.sync_report import SyncReport
 from monarch_nb.errors import CapacityError, NodeUnreachable, ReservationConflict, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import provisioner

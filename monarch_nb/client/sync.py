@@ -15,7 +15,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 from weakref import WeakValueDictionary
@@ -24,6 +24,7 @@ from monarch_nb.client.bridge import call
 from monarch_nb.client.connection import Connection
 from monarch_nb.client.files.local_tree import FileChanged, LocalTree, Report
 from monarch_nb.client.files.project import Settings, holds_home, read_settings
+from monarch_nb.client.sync_report import Differences, Pending, SyncReport, differences, report_of
 from monarch_nb.client.transfer import INLINE_BYTES, Sender, Transfer
 from monarch_nb.errors import FilesError, MonarchNbError, UsageError
 from monarch_nb.files.tree import check_mount, chunk_hashes, difference, printable
@@ -36,50 +37,6 @@ MAX_ATTEMPTS = 50
 
 Progress = Callable[[str, int, int], None]
 """Told what is done ("reading files"), how many bytes are, and of how many; 0 of 0 when nobody knows yet."""
-
-
-@dataclass(frozen=True)
-class SyncReport:
-    """What a sync did.
-
-    Attributes:
-        files, size_bytes: that changed here. removed: files that went.
-        sent_bytes: that left this process: content, compressed, and what was said about it; nodes pass it on to one
-            another.
-        nodes: how many have a copy. seconds: it took.
-        kept: files that ranks wrote or changed and that were left as they are, and on which nodes.
-        local: by mount, what is not synced and why.
-    """
-
-    files: int = 0
-    size_bytes: int = 0
-    removed: int = 0
-    sent_bytes: int = 0
-    nodes: int = 0
-    seconds: float = 0.0
-    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    local: Mapping[str, Report] = field(default_factory=dict)
-
-    @property
-    def anything(self) -> bool:
-        """Whether something changed on the nodes, or could not."""
-        return bool(self.files or self.removed or self.kept)
-
-
-@dataclass
-class Pending:
-    """What a sync would do.
-
-    Attributes:
-        files: with their sizes. removed: files that would go.
-        unknown: nodes may have some of it: this process has not sent all of it to all of them.
-        local: by mount, what is not synced and why.
-    """
-
-    files: list[tuple[str, int]] = field(default_factory=list)
-    removed: list[str] = field(default_factory=list)
-    unknown: bool = False
-    local: dict[str, Report] = field(default_factory=dict)
 
 
 class _Mount:
@@ -239,43 +196,56 @@ class SyncedFiles:
             total = SyncReport()
             for mount in list(self._opened().values()):
                 self._check_there(mount)
-                total = _added(total, self._sync_mount(mount, nodes, overwrite, progress))
-            local = {name: mount.report() for name, mount in self._opened().items()}
-            return _with(total, seconds=time.monotonic() - began, nodes=len(self.connections), local=local)
+                total += self._sync_mount(mount, nodes, overwrite, progress)
+            names = [connection.name for connection in self.connections.values()]
+            missed = tuple(
+                name for name in names if any(m.have.get(name) != m.version for m in self._opened().values())
+            )
+            return replace(
+                total,
+                seconds=time.monotonic() - began,
+                nodes=len(names) - len(missed),
+                missed=missed,
+                local={name: mount.report() for name, mount in self._opened().items()},
+            )
 
     def pending(self, progress: Progress = lambda *_: None) -> Pending:
         """Return what a sync would do."""
         pending = Pending()
         if not self.copies:
             return pending
+        coming = []
         with self._lock:
             for name, mount in self._opened().items():
                 mount.refresh(progress)
                 version, before = mount.sent
                 if any(mount.have.get(connection.name) != version for connection in self.connections.values()):
                     pending.unknown, before = True, {}
+                changed = [entry for path, entry in mount.entries.items() if before.get(path) != entry]
+                coming.append(pb.TreeChange(mount=name, changed=changed))
                 pending.files += [
-                    (os.path.join(name, printable(path)), entry.size_bytes)
-                    for path, entry in mount.entries.items()
-                    if before.get(path) != entry and entry.kind != pb.TreeEntry.KIND_DIRECTORY
+                    (os.path.join(name, printable(entry.path)), entry.size_bytes)
+                    for entry in changed
+                    if entry.kind != pb.TreeEntry.KIND_DIRECTORY
                 ]
                 pending.removed += [os.path.join(name, printable(path)) for path in before if path not in mount.entries]
                 pending.local[name] = mount.report()
+        pending.there = differences(self.status(coming))
         return pending
 
-    def kept(self) -> dict[str, tuple[str, ...]]:
-        """Return which files nodes keep as ranks wrote them, though there is one of that name here, and which nodes."""
-        found: dict[str, tuple[str, ...]] = {}
-        for node, reply in self.status().items():
-            for mount in reply.mounts if isinstance(reply, pb.WorkspaceReply) else ():
-                for path in mount.kept:
-                    name = os.path.join(mount.mount, printable(path))
-                    found[name] = (*found.get(name, ()), node)
-        return found
+    def differences(self) -> Differences:
+        """Return where the copies are not what was put there. Every node looks at its disk."""
+        return differences(self.status())
 
-    def status(self) -> dict[str, pb.WorkspaceReply | MonarchNbError]:
-        """Return what every node with a copy has, by node."""
-        return call(self._ask_workspaces())
+    def status(self, coming: Sequence[pb.TreeChange] = ()) -> dict[str, pb.WorkspaceReply | MonarchNbError]:
+        """Return what every node with a copy has, by node, with what ranks changed and removed.
+
+        Args:
+            coming: what would be sent: nodes look also at names that only this has.
+        """
+        return call(
+            self._ask_workspaces(pb.WorkspaceRequest(reservation_id=self.reservation_id, look=True, coming=coming))
+        )
 
     def close(self) -> None:
         """Stop watching."""
@@ -336,7 +306,7 @@ class SyncedFiles:
                 mount.sent = mount.version, mount.entries
                 self._version = uuid.uuid4().hex  # also when others fail: those that have it are to see it
             self._raise_failed(transfer, nodes)
-            return _report_of(mount.name, change, transfer)
+            return report_of(change, mount.entries, transfer)
         raise FilesError(
             f"the files of {mount.tree.root} change faster than they can be sent: what writes them must pause, or "
             ".meshignore must name them"
@@ -392,17 +362,15 @@ class SyncedFiles:
 
     def _sources(self) -> dict[str, str]:
         sources: dict[str, str] = {}
-        for reply in call(self._ask_workspaces()).values():
+        for reply in call(self._ask_workspaces(pb.WorkspaceRequest(reservation_id=self.reservation_id))).values():
             if isinstance(reply, pb.WorkspaceReply):
                 sources |= {mount.mount: mount.source for mount in reply.mounts}
         return sources
 
-    async def _ask_workspaces(self) -> dict[str, pb.WorkspaceReply | MonarchNbError]:
+    async def _ask_workspaces(self, request: pb.WorkspaceRequest) -> dict[str, pb.WorkspaceReply | MonarchNbError]:
         async def ask(connection: Connection) -> pb.WorkspaceReply | MonarchNbError:
             try:
-                reply: pb.WorkspaceReply = await connection.unary(
-                    "Workspace", pb.WorkspaceRequest(reservation_id=self.reservation_id)
-                )
+                reply: pb.WorkspaceReply = await connection.unary("Workspace", request)
             except MonarchNbError as error:
                 return error
             return reply
@@ -428,36 +396,3 @@ def _new_chunks(before: Mapping[bytes, pb.TreeEntry], changed: Sequence[pb.TreeE
         chunks = zip(chunk_hashes(entry), entry.sizes_bytes, strict=True)
         sizes |= {name: size for name, size in chunks if name not in known}
     return list(sizes) if sum(sizes.values()) <= INLINE_BYTES else []
-
-
-def _report_of(mount: str, change: pb.TreeChange, transfer: Transfer) -> SyncReport:
-    written = max((applied.written for applied in transfer.applied.values()), default=0)
-    files = [entry for entry in change.changed if entry.kind != pb.TreeEntry.KIND_DIRECTORY]
-    kept: dict[str, tuple[str, ...]] = {}
-    for node, applied in transfer.applied.items():
-        for path in applied.kept:
-            name = os.path.join(mount, printable(path))
-            kept[name] = (*kept.get(name, ()), node)
-    return SyncReport(
-        files=written,
-        size_bytes=transfer.total_bytes or sum(entry.size_bytes for entry in files if not change.whole),
-        removed=max((applied.removed for applied in transfer.applied.values()), default=0),
-        sent_bytes=transfer.sent_bytes,
-        kept=kept,
-    )
-
-
-def _added(one: SyncReport, other: SyncReport) -> SyncReport:
-    return SyncReport(
-        files=one.files + other.files,
-        size_bytes=one.size_bytes + other.size_bytes,
-        removed=one.removed + other.removed,
-        sent_bytes=one.sent_bytes + other.sent_bytes,
-        kept={**one.kept, **other.kept},
-    )
-
-
-def _with(report: SyncReport, *, seconds: float, nodes: int, local: Mapping[str, Report]) -> SyncReport:
-    return SyncReport(
-        report.files, report.size_bytes, report.removed, report.sent_bytes, nodes, seconds, report.kept, local
-    )

@@ -181,15 +181,15 @@ PULL = Command(
 SYNC = Command(
     "sync",
     "bring files that changed to the nodes now; every cell does so by itself",
-    usage="[--dry-run | --status | --add DIR [--as NAME] | --overwrite]",
+    usage="[--status | --add DIR [--as NAME] | [--dry-run] [--overwrite]]",
     magic="%mesh ",
     section="Files",
     flags=(
         Flag("--dry-run", "show what would go"),
-        Flag("--status", "show what every node has"),
+        Flag("--status", "show what every node has, and what ranks changed there"),
         Flag("--add", "also this directory from now on: data, another package", value="DIR"),
         Flag("--as", "what DIR is called beside the notebook's files (its own name when not said)", value="NAME"),
-        Flag("--overwrite", "also files that ranks wrote or changed"),
+        Flag("--overwrite", "also replace what ranks wrote or changed, and bring back what they removed"),
     ),
     notes="Synced is the notebook's project: the nearest directory with .git or pyproject.toml, or else its own.\n"
     "Not synced: what .gitignore and .meshignore say, .git, virtual environments, caches, notebooks, and files\n"

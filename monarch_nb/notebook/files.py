@@ -24,7 +24,8 @@ from monarch_nb.times import duration
 if TYPE_CHECKING:
     from monarch_nb.client.files.local_tree import Report
     from monarch_nb.client.reservation import Reservation
-    from monarch_nb.client.sync import Pending, SyncedFiles, SyncReport
+    from monarch_nb.client.sync import SyncedFiles
+    from monarch_nb.client.sync_report import Differences, OnNodes, Pending, SyncReport
 
 NAMES_SHOWN = 5
 DRY_RUN_LINES = 50
@@ -84,14 +85,16 @@ class FileCommands:
             show(status_table(files))
         elif parsed.switch("dry_run"):
             with _LateProgress(self._shell) as progress:
-                progress.done("\n".join(dry_run(files.pending(progress))))
+                progress.done("\n".join(dry_run(files.pending(progress), _names(files), parsed.switch("overwrite"))))
         else:
             with _LateProgress(self._shell) as progress:
                 report = files.sync(overwrite=parsed.switch("overwrite"), progress=progress)
-                report = replace(report, kept=files.kept())
-                lines += sent_lines(report)
+                there = files.differences()
+                report = replace(report, kept=there.changed)
+                lines += sent_lines(report) if report.anything or not there.missing else []
                 if not path:
                     lines += [*ignored(report.local), *notes(report, files, self._directory)]
+                    lines += missing(there, _names(files))
                 progress.done("\n".join(lines))
 
     def fetch(self, parsed: Parsed) -> None:
@@ -208,18 +211,36 @@ def notes(report: SyncReport, files: SyncedFiles, directory: str) -> list[str]:
     Args:
         directory: the notebook's.
     """
-    lines = []
-    everyone = [connection.name for connection in files.connections.values()]
-    by_nodes: dict[tuple[str, ...], list[str]] = {}
-    for path, nodes in report.kept.items():
-        by_nodes.setdefault(tuple(name for name in everyone if name in nodes), []).append(path)
-    for kept_by, paths in by_nodes.items():
-        where = name_nodes(kept_by, everyone)
-        lines.append(f"kept {_some(paths)}, which ranks wrote on {where}: %mesh sync --overwrite sends yours")
+    everyone = _names(files)
+    lines = _grouped(
+        "kept {paths}, which ranks wrote on {nodes}: %mesh sync --overwrite sends yours", report.kept, everyone
+    )
+    lines += _grouped("{paths} went here and stays on {nodes}, where ranks wrote it", report.left, everyone)
+    lines += _grouped("overwrote {paths}, which ranks wrote on {nodes}", report.overwritten, everyone)
+    if report.missed:
+        lines.append(f"not reached: {name_nodes(report.missed, everyone)}; the next sync brings what is missing there")
     lines += left_out(report.local)
     if instead := files.instead_of(directory):
         lines.append(f"the ranks have the files of {instead}; not synced: {directory}. %mesh sync --add {directory}")
     return lines
+
+
+def missing(there: Differences, everyone: Sequence[str]) -> list[str]:
+    """Return what ranks removed, and which nodes could not say."""
+    removed = "ranks removed {paths} on {nodes}: %mesh sync --overwrite sends it again"
+    return [*_grouped(removed, there.missing, everyone), *(str(error) for error in there.unanswered.values())]
+
+
+def _grouped(text: str, found: OnNodes, everyone: Sequence[str]) -> list[str]:
+    """Return a line for each set of nodes, with the paths that it is about."""
+    by_nodes: dict[tuple[str, ...], list[str]] = {}
+    for path, nodes in found.items():
+        by_nodes.setdefault(tuple(name for name in everyone if name in nodes), []).append(path)
+    return [text.format(paths=_some(paths), nodes=name_nodes(on, everyone)) for on, paths in by_nodes.items()]
+
+
+def _names(files: SyncedFiles) -> list[str]:
+    return [connection.name for connection in files.connections.values()]
 
 
 def left_out(local: Mapping[str, Report]) -> list[str]:
@@ -257,23 +278,51 @@ def status_table(files: SyncedFiles) -> Shown:
             rows.append((node, "", "", "", str(reply), ""))
             continue
         for mount in reply.mounts:
-            kept = _some([printable(path) for path in mount.kept])
-            rows.append((node, mount.mount or ".", f"{mount.files:,}", size(mount.size_bytes), mount.source, kept))
+            changed = _some([printable(path) for path in mount.changed])
+            removed = _some([printable(path) for path in mount.missing])
+            theirs = "; ".join(filter(None, [changed and f"wrote {changed}", removed and f"removed {removed}"]))
+            rows.append((node, mount.mount or ".", f"{mount.files:,}", size(mount.size_bytes), mount.source, theirs))
         if not reply.mounts:
             rows.append((node, "", "0", "", "nothing yet", ""))
-    return table("", ("node", "name", "files", "size", "from", "written by ranks"), rows)
+    return table("", ("node", "name", "files", "size", "from", "what ranks did"), rows)
 
 
-def dry_run(pending: Pending) -> list[str]:
-    """Return what a sync would do, and what it leaves out."""
+def dry_run(pending: Pending, everyone: Sequence[str], overwrite: bool) -> list[str]:
+    """Return what a sync would do, and what it leaves out.
+
+    Args:
+        everyone: the nodes' names.
+        overwrite: it would replace what ranks wrote.
+    """
+    theirs = [
+        f"{_fate(path, pending, overwrite)} {path}, which ranks wrote on {name_nodes(nodes, everyone)}"
+        for path, nodes in pending.there.changed.items()
+    ]
+    if overwrite:
+        theirs += [
+            f"restore {path}, which ranks removed on {name_nodes(nodes, everyone)}"
+            for path, nodes in pending.there.missing.items()
+        ]
     lines = [f"send    {path}  {size(size_bytes)}" for path, size_bytes in pending.files]
     lines += [f"remove  {path}" for path in pending.removed]
-    if len(lines) > DRY_RUN_LINES:
-        lines = [*lines[:DRY_RUN_LINES], f"… and {len(lines) - DRY_RUN_LINES:,} more"]
     if pending.files:
         all_of_it = f"{_count(len(pending.files), 'file')}, {size(sum(size_bytes for _, size_bytes in pending.files))}"
-        lines.append(f"{all_of_it}; nodes take only what they lack" if pending.unknown else all_of_it)
-    return [*(lines or ["nothing would be sent: the files are on the nodes already"]), *left_out(pending.local)]
+        total = [f"{all_of_it}; nodes take only what they lack" if pending.unknown else all_of_it]
+    else:
+        total = [] if lines or (overwrite and theirs) else ["nothing would be sent: the files are on the nodes already"]
+    unanswered = [str(error) for error in pending.there.unanswered.values()]
+    return [*_short(theirs), *_short(lines), *total, *unanswered, *left_out(pending.local)]
+
+
+def _fate(path: str, pending: Pending, overwrite: bool) -> str:
+    """Return what becomes of a file that ranks wrote."""
+    return "keep   " if not overwrite else "remove " if path in pending.removed else "replace"
+
+
+def _short(lines: list[str]) -> list[str]:
+    return (
+        lines if len(lines) <= DRY_RUN_LINES else [*lines[:DRY_RUN_LINES], f"… and {len(lines) - DRY_RUN_LINES:,} more"]
+    )
 
 
 def ignored(local: Mapping[str, Report]) -> list[str]:

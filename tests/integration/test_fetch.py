@@ -56,7 +56,7 @@ class TestKept:
         synced.sync()
         synced.mesh.select([0]).run("open('log.txt', 'a').write(' and theirs')")
         Path("log.txt").unlink()
-        assert synced.sync().kept == {"log.txt": ("node0",)}
+        assert synced.sync().left == {"log.txt": ("node0",)}
         assert [(copy / "log.txt").exists() for copy in copies(synced)] == [True, False, False, False]
 
     def test_overwritten_on_demand(self, synced: Reservation) -> None:
@@ -172,6 +172,14 @@ class TestFetch:
         synced.fetch("last.pt", rank=4)
         assert synced.sync().kept == {"last.pt": ("node0", "node1", "node3")}
         assert [(copy / "last.pt").read_text() for copy in copies(synced)] == [f"of {rank}" for rank in ONE_PER_NODE]
+
+    def test_what_was_fetched_and_is_deleted_here_is_not_deleted_there(self, synced: Reservation) -> None:
+        synced.mesh.select([4]).run("open('last.pt', 'w').write('weights')")
+        synced.fetch("last.pt", rank=4)
+        assert synced.sync().files == 1
+        Path("last.pt").unlink()
+        assert synced.sync().left == {"last.pt": ("node2",)}
+        assert [(copy / "last.pt").exists() for copy in copies(synced)] == [False, False, True, False]
 
     @pytest.mark.parametrize("kind", ["pipe", "directory", "device"])
     def test_only_files_are_read(self, synced: Reservation, tmp_path: Path, kind: str) -> None:

@@ -12,7 +12,7 @@ from integration.copies import assert_same, copies, module, names_in
 from integration.live import Recorder
 from monarch_nb.client.files.local_tree import Report
 from monarch_nb.client.reservation import Reservation, reserve
-from monarch_nb.client.sync import SyncReport
+from monarch_nb.client.sync_report import SyncReport
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import RunFailed, UsageError
 from monarch_nb.provision import Node

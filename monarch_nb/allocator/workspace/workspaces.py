@@ -105,9 +105,7 @@ class Workspaces:
         workspace = self._known.get(reservation_id)
         return workspace.resume(mount, version) if workspace else None
 
-    def status(
-        self, reservation_id: str, *, look: bool = False, coming: Iterable[TreeChange] = ()
-    ) -> WorkspaceReply:
+    def status(self, reservation_id: str, *, look: bool = False, coming: Iterable[TreeChange] = ()) -> WorkspaceReply:
         """Return what a workspace holds.
 
         Args:

@@ -47,7 +47,7 @@ class FakeNode:
         self._answer()
         if method == "Workspace":
             mounts = [
-                pb.MountStatus(mount=mount, source=self.sources[mount], version=version, kept=sorted(self.keeps))
+                pb.MountStatus(mount=mount, source=self.sources[mount], version=version, changed=sorted(self.keeps))
                 for mount, version in self.versions.items()
             ]
             return pb.WorkspaceReply(mounts=mounts)

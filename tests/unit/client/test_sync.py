@@ -36,7 +36,7 @@ class FakeNode:
         if not self.is_up:
             raise NodeUnreachable(f"{self.name} does not answer", self.name)
         if method == "Workspace":
-            return self.files.workspaces.status(RESERVATION)
+            return self.files.workspaces.status(RESERVATION, look=request.look, coming=request.coming)
         assert method == "SyncTree"
         self.asked.append(pb.SyncTreeRequest.FromString(request.SerializeToString()))
         alone = pb.SyncTreeRequest.FromString(request.SerializeToString())
@@ -125,6 +125,45 @@ def test_a_name_that_no_node_would_take_is_refused_at_once(tmp_path: Path, files
     with pytest.raises(UsageError):
         files.add(tmp_path / "data", name)
     assert files.sync().nodes == 1
+
+
+def test_a_fetched_file_of_the_ranks_is_not_lost_when_it_is_deleted_here(
+    project: Path, node: FakeNode, files: SyncedFiles
+) -> None:
+    files.sync()
+    for place in (node.tree, project):  # the second is what a fetch does
+        (place / "last.pt").write_text("weights")
+    assert not files.sync().kept
+    assert not files.differences().changed
+    (project / "last.pt").unlink()
+    report = files.sync()
+    assert (report.kept, report.left) == ({}, {"last.pt": ("node0",)})
+    assert (node.tree / "last.pt").read_text() == "weights"
+    assert not files.sync().anything, "said once"
+
+
+def test_what_ranks_did_is_seen_before_it_meets_an_edit(project: Path, node: FakeNode, files: SyncedFiles) -> None:
+    (project / "data").write_text("1")
+    files.sync()
+    (node.tree / "model.py").write_text("of a rank")
+    (node.tree / "own.txt").write_text("of a rank")
+    (node.tree / "data").unlink()
+    found = files.differences()
+    assert (found.changed, found.missing) == ({"model.py": ("node0",)}, {"data": ("node0",)})
+    (project / "own.txt").write_text("mine")
+    there = files.pending().there
+    assert there.changed == {"model.py": ("node0",), "own.txt": ("node0",)}
+    report = files.sync(overwrite=True)
+    assert report.overwritten == there.changed
+    assert (node.tree / "data").read_text() == "1"
+    found = files.differences()
+    assert not found.changed | found.missing
+
+
+def test_a_node_that_does_not_answer_is_named(node: FakeNode, files: SyncedFiles) -> None:
+    files.sync()
+    node.is_up = False
+    assert list(files.differences().unanswered) == ["node0"]
 
 
 def test_the_root_of_all_files_needs_a_name(files: SyncedFiles) -> None:

@@ -17,7 +17,7 @@ from monarch_nb.client.logs import LogRecord
 from monarch_nb.client.mesh import RankInfo, RunInfo, StackReport
 from monarch_nb.client.reservation import EndedReservation
 from monarch_nb.client.run import InterruptReport
-from monarch_nb.client.sync import Pending, SyncReport
+from monarch_nb.client.sync_report import Differences, Pending, SyncReport
 from monarch_nb.errors import RankFailure, ReservationNotFound, RunFailed, RunNotFound
 from monarch_nb.shape import Extent
 
@@ -184,7 +184,8 @@ class FakeFiles:
         self.connections = {number: SimpleNamespace(name=f"node{number}") for number in range(2)}
         self.calls: list[tuple[Any, ...]] = []
         self.reports: list[SyncReport | Exception] = []
-        self.kept_files: dict[str, tuple[str, ...]] = {}
+        self.there = Differences()
+        self.would = Pending()
         self.statuses: dict[str, Any] = {}
         self.instead = ""
 
@@ -203,10 +204,10 @@ class FakeFiles:
         return name or "added"
 
     def pending(self, progress: Any) -> Pending:
-        return Pending()
+        return self.would
 
-    def kept(self) -> dict[str, tuple[str, ...]]:
-        return self.kept_files
+    def differences(self) -> Differences:
+        return self.there
 
     def status(self) -> dict[str, Any]:
         return self.statuses

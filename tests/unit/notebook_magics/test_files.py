@@ -8,13 +8,15 @@ import pytest
 
 from monarch_nb.client.fetch import FetchReport, FileInfo
 from monarch_nb.client.files.local_tree import Report
-from monarch_nb.client.sync import Pending, SyncReport
+from monarch_nb.client.sync_report import Differences, Pending, SyncReport
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable, RunFailed
 from monarch_nb.notebook import files as notebook_files
 from monarch_nb.notebook.files import bar, dry_run, left_out, sent_lines
 from monarch_nb.notebook.following import RunInterrupted
 from monarch_nb.proto import files_pb2 as pb
 from unit.notebook_magics.fakes import FakeClient, FakeFiles, Notebook, hello
+
+NODES = ["node0", "node1"]
 
 
 def local(
@@ -62,17 +64,37 @@ class TestLines:
         assert bar("fetching", 10, 10, 0.0).startswith("fetching ████████████████████ 10 B of 10 B")
 
     def test_a_dry_run_names_files_and_counts_them(self) -> None:
-        pending = Pending([("a.py", 10), ("lib/b.py", 20)], ["old.py"], False, {"": local(large={b"big": 10**9})})
-        assert dry_run(pending)[:4] == [
+        pending = Pending([("a.py", 10), ("lib/b.py", 20)], ["old.py"], local={"": local(large={b"big": 10**9})})
+        assert dry_run(pending, NODES, overwrite=False)[:4] == [
             "send    a.py  10 B",
             "send    lib/b.py  20 B",
             "remove  old.py",
             "2 files, 30 B",
         ]
-        assert dry_run(pending)[4].startswith("too large: big (1.0 GB)")
-        assert dry_run(Pending()) == ["nothing would be sent: the files are on the nodes already"]
+        assert dry_run(pending, NODES, overwrite=False)[4].startswith("too large: big (1.0 GB)")
+        nothing = ["nothing would be sent: the files are on the nodes already"]
+        assert dry_run(Pending(), NODES, overwrite=False) == nothing
         many = Pending([(f"{number}.py", 1) for number in range(60)], [], unknown=True)
-        assert dry_run(many)[-2:] == ["… and 10 more", "60 files, 60 B; nodes take only what they lack"]
+        assert dry_run(many, NODES, overwrite=False)[-2:] == [
+            "… and 10 more",
+            "60 files, 60 B; nodes take only what they lack",
+        ]
+
+    def test_a_dry_run_says_what_becomes_of_what_ranks_wrote(self) -> None:
+        there = Differences({"a.py": ("node1",), "log": ("node0", "node1")}, {"b.py": ("node0",)})
+        pending = Pending([("a.py", 10)], ["log"], there=there)
+        assert dry_run(pending, NODES, overwrite=False)[:2] == [
+            "keep    a.py, which ranks wrote on node1",
+            "keep    log, which ranks wrote on every node",
+        ]
+        assert dry_run(pending, NODES, overwrite=True)[:3] == [
+            "replace a.py, which ranks wrote on node1",
+            "remove  log, which ranks wrote on every node",
+            "restore b.py, which ranks removed on node0",
+        ]
+        quiet = Pending(there=Differences({"a.py": ("node1",)}))
+        assert dry_run(quiet, NODES, overwrite=False)[-1].startswith("nothing would be sent")
+        assert len(dry_run(quiet, NODES, overwrite=True)) == 1
 
 
 class TestBeforeACell:
@@ -101,6 +123,16 @@ class TestBeforeACell:
         assert "kept a, which ranks wrote on every node: %mesh sync --overwrite sends yours" in shown
         assert "kept b, c, which ranks wrote on node1:" in shown
         assert "sent" not in shown
+
+    def test_says_what_stays_what_is_gone_and_who_was_not_reached(self, held: Notebook, copied: FakeFiles) -> None:
+        report = SyncReport(
+            removed=1, nodes=1, left={"log": ("node0",)}, overwritten={"b": ("node1",)}, missed=("node1",)
+        )
+        copied.reports = [report]
+        shown = held.ok("%%mesh\n1")
+        assert "log went here and stays on node0, where ranks wrote it" in shown
+        assert "overwrote b, which ranks wrote on node1" in shown
+        assert "not reached: node1; the next sync brings what is missing there" in shown
 
     def test_does_not_sync_when_told_not_to(self, held: Notebook, copied: FakeFiles) -> None:
         held.ok("%%mesh --no-sync\n1")
@@ -164,12 +196,14 @@ class TestProgress:
 
 class TestSync:
     def test_says_what_went_and_what_is_kept(self, held: Notebook, copied: FakeFiles) -> None:
-        copied.kept_files = {"mine.txt": ("node0",)}
+        copied.there = Differences({"mine.txt": ("node0",)})
         shown = held.ok("%mesh sync")
         assert shown == "kept mine.txt, which ranks wrote on node0: %mesh sync --overwrite sends yours"
-        copied.kept_files = {}
+        copied.there = Differences(missing={"b.py": ("node0", "node1")})
+        assert held.ok("%mesh sync") == "ranks removed b.py on every node: %mesh sync --overwrite sends it again"
+        copied.there = Differences()
         assert held.ok("%mesh sync --overwrite") == "the files are on 2 nodes already"
-        assert [call[2] for call in copied.calls] == [False, True]
+        assert [call[2] for call in copied.calls] == [False, False, True]
 
     def test_adds_a_directory(self, held: Notebook, copied: FakeFiles, tmp_path: Path) -> None:
         copied.reports = [SyncReport(2, 9, nodes=2, seconds=0.5)]
@@ -183,17 +217,29 @@ class TestSync:
 
     def test_a_look_sends_nothing(self, held: Notebook, copied: FakeFiles) -> None:
         assert "nothing would be sent" in held.ok("%mesh sync --dry-run")
+        copied.would = Pending(there=Differences({"mine.txt": ("node0",)}))
+        assert "replace mine.txt, which ranks wrote on node0" in held.ok("%mesh sync --dry-run --overwrite")
         assert not copied.calls
 
     def test_status_names_nodes_that_do_not_answer(self, held: Notebook, copied: FakeFiles) -> None:
-        mount = pb.MountStatus(source="vm:/project", files=3, size_bytes=12_000, kept=[b"mine.txt"])
+        mount = pb.MountStatus(
+            source="vm:/project", files=3, size_bytes=12_000, changed=[b"mine.txt"], missing=[b"gone"]
+        )
         copied.statuses = {
             "node0": pb.WorkspaceReply(mounts=[mount]),
             "node1": NodeUnreachable("node1 does not answer", "node1"),
             "node2": pb.WorkspaceReply(),
         }
         rows = held.ok("%mesh sync --status").splitlines()
-        assert rows[1].split() == ["node0", ".", "3", "12", "kB", "vm:/project", "mine.txt"]
+        assert rows[1].split() == [
+            "node0",
+            ".",
+            "3",
+            "12",
+            "kB",
+            "vm:/project",
+            *["wrote", "mine.txt;", "removed", "gone"],
+        ]
         assert rows[2].split() == ["node1", "node1", "does", "not", "answer"]
         assert rows[3].split() == ["node2", "0", "nothing", "yet"]
 
