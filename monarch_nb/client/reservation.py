@@ -311,9 +311,8 @@ def _synced_files(held: HeldReservation) -> SyncedFiles:
     }
     _, spec = next(iter(meshes.values()))
     copies = {node: connection for node, (connection, one) in meshes.items() if one.in_workspace}
-    return SyncedFiles.get(
-        held.reservation_id, copies, shared=len(copies) < len(meshes), root=spec.root, reload=spec.reload
-    )
+    seeing = [connection for node, (connection, _) in meshes.items() if node not in copies]
+    return SyncedFiles.get(held.reservation_id, copies, seeing, root=spec.root, reload=spec.reload)
 
 
 async def _find_id(pool: Pool, reservation_id: str, name: str, *, memory: bool = False) -> HeldReservation:

@@ -22,8 +22,9 @@ from weakref import WeakValueDictionary
 
 from monarch_nb.client.bridge import call
 from monarch_nb.client.connection import Connection
+from monarch_nb.client.evidence import nodes_blind_to
 from monarch_nb.client.files.local_tree import FileChanged, LocalTree, Report
-from monarch_nb.client.files.project import Settings, holds_home, read_settings
+from monarch_nb.client.files.project import Settings, check_beside, checked_directory, read_settings
 from monarch_nb.client.sync_report import Differences, Pending, SyncReport, differences, report_of
 from monarch_nb.client.transfer import INLINE_BYTES, Sender, Transfer
 from monarch_nb.errors import FilesError, MonarchNbError, UsageError
@@ -92,16 +93,24 @@ class SyncedFiles:
     Args:
         reservation_id: whose.
         connections: to the nodes that have a workspace, by node rank.
-        shared: whether other nodes of the reservation see the files themselves.
+        seeing: to the nodes that see the files themselves.
         root: directory of the project whose files are synced; "" for none.
         reload: whether ranks reload changed modules before each run.
     """
 
     def __init__(
-        self, reservation_id: str, connections: Mapping[int, Connection], *, shared: bool, root: str, reload: bool
+        self,
+        reservation_id: str,
+        connections: Mapping[int, Connection],
+        seeing: Iterable[Connection] = (),
+        *,
+        root: str,
+        reload: bool,
     ) -> None:
-        self.reservation_id, self.root, self.reload, self.shared = reservation_id, root, reload, shared
-        self.connections = dict(connections)
+        self.reservation_id, self.root, self.reload = reservation_id, root, reload
+        self.connections, self._seeing = dict(connections), list(seeing)
+        self._added: dict[str, Path] = {}
+        """When all nodes see the files themselves: what was added, by name."""
         self._origin = ""
         """Whose files lie in the workspaces: "HOST:DIRECTORY"."""
         self._mounts: dict[str, _Mount] | None = None
@@ -112,14 +121,18 @@ class SyncedFiles:
 
     @classmethod
     def get(
-        cls, reservation_id: str, connections: Mapping[int, Connection], *, shared: bool, root: str, reload: bool
+        cls,
+        reservation_id: str,
+        connections: Mapping[int, Connection],
+        seeing: Iterable[Connection],
+        *,
+        root: str,
+        reload: bool,
     ) -> SyncedFiles:
         """Return the one object of a reservation in this process: two would each watch the same files."""
         known = cls._known.get(reservation_id)
         if known is None:
-            known = cls._known[reservation_id] = cls(
-                reservation_id, connections, shared=shared, root=root, reload=reload
-            )
+            known = cls._known[reservation_id] = cls(reservation_id, connections, seeing, root=root, reload=reload)
         known.connections.update(connections)
         return known
 
@@ -132,36 +145,99 @@ class SyncedFiles:
         """Return what a run is told: the version of the files, and where the kernel imports from."""
         mounts = {name: str(mount.tree.root) for name, mount in (self._mounts or {}).items()}
         copies = [CopiedTree(directory=directory, mount=name) for name, directory in mounts.items()]
-        paths = _import_paths([self.root, *mounts.values()])
-        if len(mounts) > 1 and self.root not in paths:
-            paths.append(self.root)  # for `import library` after `--add ../library`
-        version = f"{self._version}:{zlib.crc32(repr((paths, mounts)).encode()):x}"
-        return Tree(version=version, reload=self.reload, import_paths=paths, copies=copies)
+        added = self.added
+        paths = _import_paths([self.root, *map(str, added.values())])
+        paths += [path for directory in added.values() for path in _sources_in(directory)]
+        last = [str(directory.parent) for directory in added.values()]  # for `import library` after `--add ../library`
+        if added:
+            paths.append(self.root)  # for the same, where there are copies: beside each other in the workspace
+        paths = list(dict.fromkeys(paths))
+        # Without copies there are no versions: ranks look whether something changed before each run.
+        version = f"{self._version}:{zlib.crc32(repr((paths, mounts)).encode()):x}" if self.copies else ""
+        return Tree(version=version, reload=self.reload, import_paths=paths, copies=copies, last_import_paths=last)
+
+    @property
+    def added(self) -> dict[str, Path]:
+        """The directories that were added to the project's, by name."""
+        mounts = self._mounts or {}
+        return {**self._added, **{name: mount.tree.root for name, mount in mounts.items() if name}}
 
     def add(self, path: str | os.PathLike[str], name: str | None = None) -> str:
-        """Sync another directory too, from the next sync on; return its name in the workspace.
+        """Let ranks have another directory too, from the next run on: on their `sys.path`, and on nodes that have
+        copies as a copy beside the project's; return its name there.
 
         Raises:
-            UsageError: it does not exist, or the name is taken, or is none.
+            UsageError: it is none, or not to be copied, or the name is taken, or is none.
+            FilesError: a node that has no copies does not see it.
         """
-        chosen = Path(path).expanduser().absolute()
-        if not chosen.is_dir():
-            raise UsageError(f"{chosen} is no directory" if chosen.exists() else f"{chosen} does not exist")
-        if chosen != Path(chosen.anchor) and holds_home(chosen):
-            raise UsageError(f"{chosen} holds your home directory, which is never copied whole: add a directory in it")
-        mount = name or chosen.name
-        if not mount:
-            raise UsageError(f"--as NAME has to say what {chosen} is called in the workspace")
-        check_mount(mount)
+        chosen = checked_directory(path)
         with self._lock:
-            mounts = self._opened()
-            taken = mounts.get(mount)
-            if taken is not None and taken.tree.root == chosen:
-                return mount
-            if taken is not None or (self.root and (Path(self.root) / mount).exists()):
-                raise UsageError(f"{mount!r} is taken in the workspace: --as NAME chooses another name for {chosen}")
-            mounts[mount] = _Mount(mount, LocalTree(chosen, Settings(chosen, max_file_bytes=None), mount=mount))
-        return mount
+            if self.copies:
+                self._add_copy(chosen, name)
+            else:
+                self._add_seen(chosen, name)
+        return name or chosen.name
+
+    def _add_copy(self, chosen: Path, name: str | None) -> None:
+        mount = name or chosen.name
+        check_mount(mount)
+        mounts = self._opened()
+        taken = mounts.get(mount)
+        if taken is not None and taken.tree.root == chosen:
+            return
+        if "" in mounts:
+            check_beside(chosen, mounts[""].tree.root)
+        if taken is not None or (self.root and (Path(self.root) / mount).exists()):
+            raise UsageError(f"{mount!r} is taken in the workspace: --as NAME chooses another name for {chosen}")
+        mounts[mount] = _Mount(mount, LocalTree(chosen, Settings(chosen, max_file_bytes=None), mount=mount))
+
+    def _add_seen(self, chosen: Path, name: str | None) -> None:
+        if not self.root:
+            raise UsageError("it was reserved without files: %mesh reserve --replace --files DIR")
+        if name not in (None, chosen.name):
+            raise UsageError(f"--as {name}: every node sees {chosen} itself, under its own name")
+        check_beside(chosen, Path(self.root))
+        blind = call(nodes_blind_to(self._seeing, str(chosen)))
+        if blind:
+            raise FilesError(f"{', '.join(blind)} does not see {chosen}: put it where the project is", blind[0])
+        self._added[chosen.name] = chosen
+
+    def remove(self, path: str | os.PathLike[str]) -> SyncReport:
+        """Undo `add`: ranks have that directory no longer. What they wrote into its copies stays.
+
+        Args:
+            path: the directory, or its name in the workspace.
+
+        Raises:
+            UsageError: it was not added.
+            FilesError, NodeUnreachable: a node still has it.
+        """
+        chosen = Path(os.path.abspath(Path(path).expanduser()))
+        with self._lock:
+            if self.copies:
+                self._opened()
+            for name, directory in self.added.items():
+                if directory == chosen or name == os.fspath(path):
+                    break
+            else:
+                there = ", ".join(map(str, self.added.values())) or "nothing"
+                raise UsageError(f"{path} was not added; added: {there}")
+            if self._added.pop(name, None):
+                return SyncReport()
+            return self._end_copies(self._opened()[name])
+
+    def _end_copies(self, mount: _Mount) -> SyncReport:
+        began = time.monotonic()
+        change = pb.TreeChange(mount=mount.name, version=uuid.uuid4().hex, whole=True)
+        sender = Sender(self.reservation_id, lambda: change, mount.tree.content)
+        mount.have.clear()  # whoever could not end it gets it whole
+        transfer = call(sender.send(list(self.connections.values()), change, []))
+        self._version = uuid.uuid4().hex
+        self._raise_failed(transfer, None)
+        mount.tree.close()
+        del self._opened()[mount.name]
+        seconds = time.monotonic() - began
+        return replace(report_of(change, {}, transfer), nodes=len(self.connections), seconds=seconds)
 
     def instead_of(self, directory: str) -> str:
         """Return whose files ("HOST:DIRECTORY") the ranks have instead of those of a directory here; "" when they have
@@ -378,6 +454,13 @@ class SyncedFiles:
         connections = list(self.connections.values())
         replies = await asyncio.gather(*(ask(connection) for connection in connections))
         return {connection.name: reply for connection, reply in zip(connections, replies, strict=True)}
+
+
+def _sources_in(directory: Path) -> list[str]:
+    """Return where to import from in a directory that was added: not from inside a package."""
+    if (directory / "__init__.py").exists():
+        return []
+    return [str(path) for path in (directory / "src", directory) if path.is_dir()]
 
 
 def _import_paths(roots: Iterable[str]) -> list[str]:

@@ -181,13 +181,14 @@ PULL = Command(
 SYNC = Command(
     "sync",
     "bring files that changed to the nodes now; every cell does so by itself",
-    usage="[--status | --add DIR [--as NAME] | [--dry-run] [--overwrite]]",
+    usage="[--status | --add DIR [--as NAME] | --remove DIR | [--dry-run] [--overwrite]]",
     magic="%mesh ",
     section="Files",
     flags=(
         Flag("--dry-run", "show what would go"),
         Flag("--status", "show what every node has, and what ranks changed there"),
         Flag("--add", "also this directory from now on: data, another package", value="DIR"),
+        Flag("--remove", "a directory that was added: no longer", value="DIR"),
         Flag("--as", "what DIR is called beside the notebook's files (its own name when not said)", value="NAME"),
         Flag("--overwrite", "also replace what ranks wrote or changed, and bring back what they removed"),
     ),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -75,12 +75,21 @@ class FileCommands:
         path, lines = parsed.text("add"), list[str]()
         if path is None and parsed.text("as") is not None:
             raise UsageError("--as NAME goes with --add DIR")
-        if not files.copies:
-            show(calm_line(placed_line(reservation)))
+        if (gone := parsed.text("remove")) is not None:
+            report = files.remove(gone)
+            lines = [f"ranks have {gone} no longer"]
+            lines += [*(sent_lines(report) if report.removed else []), *notes(report, files, self._directory)]
+            show(calm_line("\n".join(lines)))
             return
         if path is not None:
             name = files.add(path, parsed.text("as"))
-            lines = [f"{Path(path).expanduser().absolute()} is synced from now on, as {name}"]
+            lines = [f"{os.path.abspath(os.path.expanduser(path))} is synced from now on, as {name}"]
+        if not files.copies:
+            if path is not None:
+                show(calm_line(f"{files.added[name]} is on the ranks' sys.path from now on; every node sees it itself"))
+            else:
+                show(calm_line(placed_line(reservation)))
+            return
         if parsed.switch("status"):
             show(status_table(files))
         elif parsed.switch("dry_run"):

@@ -99,7 +99,7 @@ class TreeChange(_message.Message):
     mount: _builtins.str
     """Where in the workspace the tree lies: "" for the notebook's files, else the name that --add gave it."""
     source: _builtins.str
-    """Whose files these are: "HOST:DIRECTORY"."""
+    """Whose files these are: "HOST:DIRECTORY"; "" ends the mount: nothing of it is left but what ranks wrote."""
     version: _builtins.str
     """after the change; made by the client"""
     base: _builtins.str

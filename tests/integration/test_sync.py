@@ -326,6 +326,11 @@ class TestMore:
         with pytest.raises(UsageError, match="--as NAME chooses another name"):
             synced.files.add(tmp_path / "other" / "library")
         assert synced.files.add(tmp_path / "other" / "library", "second") == "second"
+        write(str(tmp_path / "sources/src/package/__init__.py"), module("of sources"))
+        synced.files.add(tmp_path / "sources")
+        assert synced.mesh.run("import package; package.value()").values == ["of sources"] * RANKS
+        synced.files.remove(tmp_path / "sources")
+        assert not any((copy / "sources").exists() for copy in copies(synced))
 
     def test_the_same_project_again_is_not_sent_again(self, isolated_pool: list[Node], project: Path) -> None:
         Path("data.bin").write_bytes(os.urandom(4 << 20))
@@ -405,6 +410,26 @@ class TestShared:
         assert dev.mesh.run("model.value()").values == ["two"] * 4
         write("model.py", module("three"))
         assert dev.mesh.run("model.value()").values == ["three"] * 4
+        dev.release()
+
+    def test_another_directory_is_imported_as_from_copies(
+        self, local_pool: list[Node], project: Path, tmp_path: Path
+    ) -> None:
+        write(str(tmp_path / "sources/src/package/__init__.py"), module("of sources"))
+        write(str(tmp_path / "beside/__init__.py"), module("beside"))
+        dev = reserve("dev", nodes=2, procs=2)
+        for name in ("sources", "beside"):
+            assert dev.files.add(tmp_path / name) == name
+        assert (
+            dev.mesh.run("import package, beside; package.value(), beside.value()").values
+            == [("of sources", "beside")] * 4
+        )
+        write(str(tmp_path / "beside/__init__.py"), module("edited"))
+        assert dev.mesh.run("beside.value()").values == ["edited"] * 4
+        for name in ("sources", "beside"):
+            dev.files.remove(name)
+        dev.mesh.restart()
+        assert dev.mesh.run("import importlib.util; importlib.util.find_spec('beside')").values == [None] * 4
         dev.release()
 
     def test_the_evidence_is_gone(self, local_pool: list[Node], project: Path) -> None:

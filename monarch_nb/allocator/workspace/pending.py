@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -14,7 +14,7 @@ from typing import Literal
 
 from monarch_nb.allocator.workspace.burst import Burst
 from monarch_nb.allocator.workspace.content import Content
-from monarch_nb.allocator.workspace.directories import Directories, remove_tree
+from monarch_nb.allocator.workspace.directories import Directories, remove_directory, remove_tree
 from monarch_nb.allocator.workspace.journal import Journal, Record
 from monarch_nb.allocator.workspace.mounts import DIRECTORY, FILE, Mount
 from monarch_nb.allocator.workspace.plan import Plan, directory_mode
@@ -205,6 +205,9 @@ class Pending:
         self._replaced, self._state = burst.replaced, "committed"
         self.mount.apply(self.change, done)
         self.mount.applied = applied
+        if not self.change.source:
+            with suppress(OSError), Directories(self._root.parent) as workspace:  # else something of a rank's is in it
+                remove_directory(workspace.open(b""), os.fsencode(self._root.name))
 
     def _stage(self) -> None:
         """Look at the tree, and stage everything but the content that is still to come."""

@@ -202,7 +202,7 @@ class _Workspace:
     def statuses(self, look: bool, coming: Mapping[str, Iterable[TreeEntry]]) -> Iterator[MountStatus]:
         """See Workspaces.status."""
         for mount in list(self._mounts.values()):
-            if mount.version:
+            if mount.version and mount.source:  # else it never came, or was ended
                 status = mount.status()
                 if look:
                     self._look(mount, coming.get(mount.name, ()), status)
@@ -251,7 +251,9 @@ class _Workspace:
     def _refuse(self, mount: Mount, change: TreeChange, overwrite: bool) -> None:
         if not change.version:
             raise UsageError("a change of a tree needs a version")
-        if mount.source not in ("", change.source) and not overwrite:
+        if not change.source and (change.changed or not change.whole or not change.mount):
+            raise UsageError("a change of a tree needs a source: one without ends a tree that was added")
+        if change.source and mount.source not in ("", change.source) and not overwrite:
             raise UsageError(
                 f"the ranks of this reservation work on the files of {mount.source}, not on those of {change.source}; "
                 "run `%mesh sync --overwrite` to replace them, or `%%mesh --no-sync` to leave them"
@@ -260,7 +262,8 @@ class _Workspace:
             root = self._mounts.get("", Mount(""))
             both = [name for name in (mount.name.encode(),) if name in root.entries]
         else:
-            both = [entry.path for entry in change.changed if entry.path.decode(errors="replace") in self._mounts]
+            added = {name.encode() for name, one in self._mounts.items() if one.source}
+            both = [entry.path for entry in change.changed if entry.path in added]
         if both:
             name = printable(both[0])
             raise UsageError(f"{name!r} is both among the notebook's files and the name of files that were added")

@@ -18,6 +18,7 @@ class FakeNode:
 
     Attributes:
         error: what it answers to each change. unreachable: it does not answer at all.
+        blind: it does not see what the client has.
         loses_chunks: how many streams of content pass it by.
         keeps: paths that ranks wrote.
     """
@@ -26,7 +27,7 @@ class FakeNode:
         self.name, self.address, self._everyone = name, f"unix:/{name}", everyone
         everyone[name] = self
         self.error: MonarchNbError | None = None
-        self.unreachable, self.loses_chunks = False, 0
+        self.unreachable, self.loses_chunks, self.blind = False, 0, False
         self.keeps: set[bytes] = set()
         self.versions: dict[str, str] = {}
         self.sources: dict[str, str] = {}
@@ -51,6 +52,8 @@ class FakeNode:
                 for mount, version in self.versions.items()
             ]
             return pb.WorkspaceReply(mounts=mounts)
+        if method == "SeeToken":
+            return pb.SeeTokenReply(why_not="there is nothing" if self.blind else "")
         assert method == "SyncTree"
         nodes = [self, *(self._everyone[peer.node_id] for peer in request.peers)]
         return pb.SyncTreeReply(nodes=[node._take(request) for node in nodes])

@@ -69,7 +69,7 @@ def node(tmp_path: Path) -> FakeNode:
 
 
 def files_of(project: Path, *nodes: Any) -> SyncedFiles:
-    return SyncedFiles(RESERVATION, dict(enumerate(nodes)), shared=False, root=str(project), reload=True)
+    return SyncedFiles(RESERVATION, dict(enumerate(nodes)), root=str(project), reload=True)
 
 
 @pytest.fixture
@@ -166,9 +166,48 @@ def test_a_node_that_does_not_answer_is_named(node: FakeNode, files: SyncedFiles
     assert list(files.differences().unanswered) == ["node0"]
 
 
-def test_the_root_of_all_files_needs_a_name(files: SyncedFiles) -> None:
-    with pytest.raises(UsageError, match="--as NAME"):
-        files.add("/")
+def test_a_directory_that_was_added_goes_again_and_what_ranks_wrote_in_it_stays(
+    tmp_path: Path, project: Path, node: FakeNode, files: SyncedFiles
+) -> None:
+    (library := tmp_path / "library").mkdir()
+    for name in ("code.py", "data"):
+        (library / name).write_text("1")
+    files.add(library)
+    files.sync()
+    report = files.remove("library")
+    assert (report.removed, report.left) == (2, {})
+    assert not (node.tree / "library").exists()
+    assert not files.tree().last_import_paths
+    assert len(files.status()["node0"].mounts) == 1  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match="library was not added; added: nothing"):
+        files.remove(library)
+    files.add(library)
+    files.sync()
+    (node.tree / "library/data").write_text("of a rank")
+    assert files.remove(library).left == {"library/data": ("node0",)}
+    (other := tmp_path / "other").mkdir()
+    files.add(other, "library")
+    files.sync()
+    assert (node.tree / "library/data").read_text() == "of a rank"
+    (project / "model.py").write_text("x = 2\n")
+    assert files.sync().files == 1
+
+
+def test_the_removal_of_a_directory_that_a_node_missed_is_made_good(
+    tmp_path: Path, node: FakeNode, files: SyncedFiles
+) -> None:
+    (library := tmp_path / "library").mkdir()
+    (library / "code.py").write_text("1")
+    files.add(library)
+    files.sync()
+    node.is_up = False
+    with pytest.raises(NodeUnreachable):
+        files.remove(library)
+    node.is_up = True
+    files.sync()
+    assert (node.tree / "library/code.py").exists(), "it was not removed"
+    files.remove(library)
+    assert not (node.tree / "library").exists()
 
 
 def test_an_added_directory_that_is_gone_is_said_once(

@@ -39,9 +39,7 @@ def files(project: Path, nodes: list[FakeNode]) -> Iterator[SyncedFiles]:
 
 
 def made(project: Path | str, nodes: list[FakeNode]) -> SyncedFiles:
-    return SyncedFiles(
-        f"r{next(_numbers)}", dict(enumerate(connections(nodes))), shared=False, root=str(project), reload=True
-    )
+    return SyncedFiles(f"r{next(_numbers)}", dict(enumerate(connections(nodes))), root=str(project), reload=True)
 
 
 class TestWhatGoes:
@@ -228,6 +226,7 @@ class TestMore:
         assert nodes[2].content() == {"model.py": b"one", "data.txt": b"data"}
 
     def test_names_that_are_taken(self, files: SyncedFiles, project: Path, tmp_path: Path) -> None:
+        files.sync()
         (project / "library").mkdir()
         for parent in ("a", "b"):
             (tmp_path / parent / "library").mkdir(parents=True)
@@ -242,8 +241,17 @@ class TestMore:
     ) -> None:
         with pytest.raises(UsageError, match="does not exist"):
             files.add(tmp_path / "nowhere")
-        with pytest.raises(UsageError, match="is no directory"):
+        with pytest.raises(UsageError, match=f"is no directory: add the one that it lies in, {project}"):
             files.add(project / "model.py")
+        with pytest.raises(UsageError, match="/ holds all files of this computer"):
+            files.add("/", "all")
+        with pytest.raises(UsageError, match="holds the project itself"):
+            files.add(project / "..")
+        with pytest.raises(UsageError, match="is the project"):
+            files.add(project)
+        (project / "data").mkdir()
+        with pytest.raises(UsageError, match=r"lies in the project, .* `!data/` in .meshignore"):
+            files.add(project / "data")
         monkeypatch.setenv("HOME", str(tmp_path / "me"))
         with pytest.raises(UsageError, match="holds your home directory"):
             files.add(tmp_path)
@@ -287,6 +295,39 @@ class TestWhereRanksImportFrom:
         assert not before.import_paths
         files.add(library)
         tree = files.tree()
-        assert list(tree.import_paths) == [str(library / "src"), str(project)]
+        assert list(tree.import_paths) == [str(library / "src"), str(library), str(project)]
         assert {(copy.directory, copy.mount) for copy in tree.copies} == {(str(project), ""), (str(library), "library")}
         assert tree.version != before.version
+
+    def test_where_every_node_sees_it_too(
+        self, nodes: list[FakeNode], project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "path", ["/usr/lib"])
+        for name in ("plain", "package", "sources/src"):
+            (tmp_path / name).mkdir(parents=True)
+        (tmp_path / "package/__init__.py").touch()
+        files = SyncedFiles("seen", {}, connections(nodes), root=str(project), reload=True)
+        assert not files.tree().version
+        for name in ("plain", "package", "sources"):
+            assert files.add(tmp_path / name) == name
+        tree = files.tree()
+        paths = ["plain", "sources/src", "sources", "project"]
+        assert list(tree.import_paths) == [str(tmp_path / name) for name in paths]
+        assert set(tree.last_import_paths) == {str(tmp_path)}, "for `import package`, behind all else"
+        assert not nodes[0].asked
+        files.remove(tmp_path / "plain")
+        assert str(tmp_path / "plain") not in files.tree().import_paths
+        for path, message in ((tmp_path / "none", "does not exist"), (tmp_path, "holds the project itself")):
+            with pytest.raises(UsageError, match=message):
+                files.add(path)
+        with pytest.raises(UsageError, match="under its own name"):
+            files.add(tmp_path / "plain", "other")
+        nodes[1].blind = True
+        with pytest.raises(FilesError, match=r"node1 does not see .*/plain: put it where the project is"):
+            files.add(tmp_path / "plain")
+        assert "plain" not in files.added
+
+    def test_without_files_nothing_is_added(self, nodes: list[FakeNode], tmp_path: Path) -> None:
+        (tmp_path / "library").mkdir()
+        with pytest.raises(UsageError, match="reserved without files"):
+            SyncedFiles("none", {}, connections(nodes), root="", reload=True).add(tmp_path / "library")

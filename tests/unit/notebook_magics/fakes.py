@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -202,6 +203,14 @@ class FakeFiles:
     def add(self, path: str, name: str | None) -> str:
         self.calls.append(("add", path, name))
         return name or "added"
+
+    @property
+    def added(self) -> dict[str, Path]:
+        return {"added": Path("/added")}
+
+    def remove(self, path: str) -> SyncReport:
+        self.calls.append(("remove", path))
+        return self.reports.pop(0)
 
     def pending(self, progress: Any) -> Pending:
         return self.would

@@ -212,6 +212,19 @@ class TestSync:
         )
         assert copied.calls[0] == ("add", str(tmp_path), "library")
 
+    def test_removes_one(self, held: Notebook, copied: FakeFiles) -> None:
+        copied.reports = [SyncReport(removed=2, nodes=2, seconds=0.5, left={"library/log": ("node0",)})]
+        assert held.ok("%mesh sync --remove ../library").splitlines() == [
+            "ranks have ../library no longer",
+            "removed 2 files there in 0.5 s",
+            "library/log went here and stays on node0, where ranks wrote it",
+        ]
+        assert copied.calls == [("remove", "../library")]
+
+    def test_adds_one_that_every_node_sees(self, held: Notebook, client: FakeClient) -> None:
+        shown = held.ok("%mesh sync --add /added")
+        assert shown == "/added is on the ranks' sys.path from now on; every node sees it itself"
+
     def test_a_name_without_a_directory(self, held: Notebook, copied: FakeFiles) -> None:
         assert "--as NAME goes with --add DIR" in str(held.error("%mesh sync --as x"))
 
@@ -243,7 +256,7 @@ class TestSync:
         assert rows[2].split() == ["node1", "node1", "does", "not", "answer"]
         assert rows[3].split() == ["node2", "0", "nothing", "yet"]
 
-    @pytest.mark.parametrize("line", ["sync", "sync --status", "sync --dry-run", "sync --overwrite", "sync --add /tmp"])
+    @pytest.mark.parametrize("line", ["sync", "sync --status", "sync --dry-run", "sync --overwrite"])
     def test_nodes_that_see_the_files_need_nothing(self, held: Notebook, client: FakeClient, line: str) -> None:
         assert held.ok(f"%mesh {line}") == "files: every node sees /project itself, nothing is copied"
         assert not client.held["dev"].files.calls
