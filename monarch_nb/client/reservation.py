@@ -23,6 +23,7 @@ from monarch_nb.client.files.project import find_root, read_settings
 from monarch_nb.client.mesh import Mesh, RankInfo, rank_infos
 from monarch_nb.client.pool import (
     HeldReservation,
+    KeptFiles,
     Pool,
     Progress,
     Shape,
@@ -288,18 +289,21 @@ class Reservation:
 
         return pip(self.mesh, self._connections, self._python, arguments, run or Mesh.run)
 
-    def release(self) -> None:
-        """End its ranks and give its slots back. Nothing is asked; releasing twice is fine.
+    def release(self) -> list[KeptFiles]:
+        """End its ranks and give its slots back; return what these wrote into copies of files, and where it is kept.
+
+        Nothing is asked; releasing twice is fine.
 
         Raises:
             NodeUnreachable: a node did not answer: its ranks go on. The others' have ended.
         """
-        failed = call(pools.release(self._connections.values(), self.id))
+        released = call(pools.release(self._connections.values(), self.id))
         self.files.close()
         exist = {node.node_id for node in provisioner().nodes(pool=self._pool.name)}
-        for error in failed:
+        for error in released.failed:
             if not isinstance(error, NodeUnreachable) or error.node in exist:
                 raise error
+        return released.kept
 
 
 def _synced_files(held: HeldReservation) -> SyncedFiles:
@@ -443,7 +447,9 @@ async def _reserve(
             raise pools.not_whole(held)
         if held.complete or replace:
             say(f"releasing {name}")
-        await pools.release([connection for connection, _ in held.nodes.values()], held.reservation_id)
+        released = await pools.release([connection for connection, _ in held.nodes.values()], held.reservation_id)
+        for kept in released.kept:
+            say(str(kept))
     reservation_id = await pool.reserve(name, shape, options, terms, say)
     return await _find_id(pool, reservation_id, name)
 

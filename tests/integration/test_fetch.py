@@ -11,10 +11,11 @@ from integration.copies import copies, module, names_in
 from monarch_nb.client.bridge import call
 from monarch_nb.client.fetch import FetchReport
 from monarch_nb.client.reservation import Reservation, reserve
-from monarch_nb.config import NodePaths
+from monarch_nb.config import NodePaths, home_directory
 from monarch_nb.errors import FilesError, MonarchNbError
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.provision import Node
+from monarch_nb.provision.local import LocalProvisioner
 
 RANKS = 8
 WRITES = "open('notes.txt', 'w').write(f'of rank {rank}')"
@@ -94,17 +95,34 @@ class TestKept:
         dev = reserve("training", nodes=4, procs=2)
         dev.mesh.run("import model")
         dev.mesh.select([2]).run("import os; os.mkdir('out'); open('out/last.pt', 'w').write('weights')")
-        dev.release()
+        (kept,) = dev.release()
+        assert (kept.node, kept.files, kept.size_bytes) == ("node1", 1, 7)
         for number, node in enumerate(isolated_pool):
             paths = NodePaths(node.directory)
             assert not (paths.workspaces / dev.id).exists()
-            kept = list(paths.kept.glob("training-*")) if paths.kept.exists() else []
+            places = list(paths.kept.glob("training-*")) if paths.kept.exists() else []
             if number != 1:
-                assert not kept
+                assert not places
                 continue
-            assert names_in(kept[0]).keys() == {b"out", b"out/last.pt"}
-            assert (kept[0] / "out/last.pt").read_text() == "weights"
-            assert str(kept[0]) in paths.allocator_log.read_text()
+            assert [str(place) for place in places] == [kept.directory]
+            assert names_in(places[0]).keys() == {b"out", b"out/last.pt"}
+            assert (places[0] / "out/last.pt").read_text() == "weights"
+            assert kept.directory in paths.allocator_log.read_text()
+
+    def test_they_outlive_the_pool(self, isolated_pool: list[Node], project: Path) -> None:
+        Path("model.py").write_text(module(1))
+        released, held = (reserve(name, nodes=1, procs=1) for name in ("released", "held"))
+        for dev in (released, held):
+            dev.mesh.run(f"import model; open('result', 'w').write('of {dev.name}')")
+        released.release()
+        said: list[str] = []
+        LocalProvisioner().down(force=True, progress=said.append)
+        places = [Path(line.partition(": ")[2]) for line in said if line.startswith("kept what ranks wrote on node")]
+        ours = [place for place in places if place.name.startswith(("released", "held"))]
+        assert [names_in(place).keys() for place in ours] == [{b"result"}] * 2
+        assert {(place / "result").read_text() for place in ours} == {"of released", "of held"}
+        assert [path.name for path in home_directory().iterdir()] == ["kept"]
+        LocalProvisioner().up(nodes=4, procs=2, isolate=True)
 
 
 class TestFetch:

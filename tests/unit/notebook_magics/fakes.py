@@ -16,6 +16,7 @@ from monarch_nb.client.environments import NodeEnvironment, PipReport
 from monarch_nb.client.events import Event, Finished, Result, Text
 from monarch_nb.client.logs import LogRecord
 from monarch_nb.client.mesh import RankInfo, RunInfo, StackReport
+from monarch_nb.client.pool import KeptFiles
 from monarch_nb.client.reservation import EndedReservation
 from monarch_nb.client.run import InterruptReport
 from monarch_nb.client.sync_report import Differences, Pending, SyncReport
@@ -253,8 +254,9 @@ class FakeReservation:
     def detach(self) -> None:
         self.client.calls.append(("detach", self.name))
 
-    def release(self) -> None:
+    def release(self) -> list[KeptFiles]:
         del self.client.held[self.name]
+        return self.client.kept
 
     def info(self) -> Any:
         return SimpleNamespace(
@@ -283,12 +285,16 @@ class FakeClient:
         self.dead: set[int] = set()
         self.ended: list[EndedReservation] = []
         self.ctrl_c = 0
+        self.kept: list[KeptFiles] = []
         self.on_submit: Callable[[FakeRun], None] = FakeRun.finish
         self.on_attach: Callable[[FakeRun], None] = lambda run: None
 
     def reserve(self, name: str | None, /, *, nodes: int, procs: int, progress: Any, **options: Any) -> Any:
         self.calls.append(("reserve", name, nodes, procs, {key: value for key, value in options.items() if value}))
         name = name or "main"
+        if options["replace"]:
+            for kept in self.held[name].release():
+                progress(str(kept))
         if name not in self.held:
             progress("forking ranks")
             self.held[name] = FakeReservation(self, name, nodes, procs or options["gpus"], options["notebook"])

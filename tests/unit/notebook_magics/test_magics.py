@@ -7,6 +7,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.events import Text
+from monarch_nb.client.pool import KeptFiles
 from monarch_nb.client.reservation import EndedReservation
 from monarch_nb.errors import RankFailure, RunFailed, TargetError, UsageError
 from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
@@ -87,6 +88,13 @@ def test_attach_detach_release(held: Notebook, client: FakeClient) -> None:
     held.ok("%mesh release --all")
     assert not client.held
     assert held.ok("%mesh release --all") == "nothing to release"
+
+
+def test_what_ranks_wrote_is_named_when_a_reservation_goes(held: Notebook, client: FakeClient) -> None:
+    client.kept = [KeptFiles("node1", "/state/kept/dev-1", 3, 12_000_000)]
+    line = "kept 3 files, 12 MB, that ranks wrote on node1: /state/kept/dev-1"
+    assert held.ok("%mesh reserve dev --nodes 2 --procs 2 --replace").splitlines()[-1] == line
+    assert held.ok("%mesh release").splitlines()[1:] == [line]
 
 
 def test_attach_needs_a_name_when_there_are_several(notebook: Notebook, client: FakeClient) -> None:
