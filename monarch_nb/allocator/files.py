@@ -188,8 +188,15 @@ class NodeFiles:
 
     def _failed(self, error: OSError) -> MonarchNbError:
         path = os.fsencode(error.filename) if isinstance(error.filename, (str, bytes)) else b""
-        where = f" ({printable(path)})" if path else ""
+        where = f" ({self._shown(path)})" if path else ""
         return FilesError(f"{self._node_id}: {error.strerror}{where}; its files are as they were", self._node_id)
+
+    def _shown(self, path: bytes) -> str:
+        """Return a path as messages name it: one in a workspace as ranks know it."""
+        inside = os.fsencode(self._paths.workspaces) + b"/"
+        if path.startswith(inside):
+            path = b"/".join(path.removeprefix(inside).split(b"/")[2:]) or b"."  # without RESERVATION/tree
+        return printable(path)
 
     # ---- files back ----
 
@@ -203,7 +210,7 @@ class NodeFiles:
                 return pb.ListFilesReply(directory=os.path.dirname(path), entries=[entry], is_file=True)
             entries = list(_walk(path, b"", request.recursive))
         except OSError as error:
-            shown = printable(os.fsencode(error.filename or path))
+            shown = self._shown(os.fsencode(error.filename or path))
             what = f"there is no {shown}" if isinstance(error, FileNotFoundError) else f"{shown}: {error.strerror}"
             raise FilesError(f"{self._node_id}: {what}", self._node_id) from error
         return pb.ListFilesReply(directory=path, entries=entries)
@@ -214,13 +221,13 @@ class NodeFiles:
             descriptor = await asyncio.to_thread(os.open, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise FilesError(f"{self._node_id}: {printable(path)} is not a file", self._node_id)
+                    raise FilesError(f"{self._node_id}: {self._shown(path)} is not a file", self._node_id)
                 while data := await asyncio.to_thread(os.read, descriptor, config.CHUNK_BYTES):
                     yield pb.FilePiece(data=data)
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise FilesError(f"{self._node_id}: {printable(path)}: {error.strerror}", self._node_id) from error
+            raise FilesError(f"{self._node_id}: {self._shown(path)}: {error.strerror}", self._node_id) from error
 
 
 async def _work(is_small: bool, work: Callable[[], T]) -> T:

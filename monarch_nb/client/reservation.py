@@ -17,9 +17,9 @@ from monarch_nb.allocator.limits import how_it_ended
 from monarch_nb.client import pool as pools
 from monarch_nb.client.attachment import Attachment, TimeListener
 from monarch_nb.client.bridge import call
-from monarch_nb.client.fetch import FetchReport, FileInfo, fetch, file_info, is_below, list_files
+from monarch_nb.client.fetch import FetchReport, FileInfo, expand, fetch, file_info, is_below, list_files
 from monarch_nb.client.fetch import Progress as FetchProgress
-from monarch_nb.client.files.project import find_root, read_settings
+from monarch_nb.client.files.project import find_root, holds_home, read_settings
 from monarch_nb.client.mesh import Mesh, RankInfo, rank_infos
 from monarch_nb.client.pool import (
     HeldReservation,
@@ -235,7 +235,8 @@ class Reservation:
         """Bring a file or directory from a rank's node to this computer.
 
         Args:
-            path: on the node; relative ones start in the rank's directory.
+            path: on the node; relative ones start in the rank's directory. Or a pattern, as "checkpoints/*.pt": all
+                that match, with `to` into that directory.
             to: where it is to be here; by default a relative path is the same here, below the current directory, and
                 an absolute one gets its last name there. With a slash at its end, or for a file the name of a
                 directory that exists: into that directory.
@@ -253,11 +254,22 @@ class Reservation:
         into = to is not None and os.fspath(to).endswith(os.sep)
         here = Path(to).expanduser() if to is not None else Path(path) if is_below(path) else Path(Path(path).name)
         target = Path.cwd() / here
-        return call(
-            fetch(
+
+        async def bring(path: str, target: Path, into: bool) -> FetchReport:
+            return await fetch(
                 connection, self.id, rank, path, target, into=into, overwrite=overwrite, progress=progress or _nothing
             )
-        )
+
+        found = call(expand(connection, self.id, rank, path))
+        if found == [path]:
+            return call(bring(path, target, into))
+        as_there = to is None and is_below(path)
+        if to is None:
+            target = Path.cwd() / (os.path.commonpath([os.path.dirname(one) for one in found]) if as_there else "")
+        report = FetchReport(target)
+        for one in found:
+            report += call(bring(one, Path.cwd() / one, False) if as_there else bring(one, target, True))
+        return report
 
     def doctor(self) -> Diagnosis:
         """Compare this process with every node: Python, torch, CUDA, the packages that are imported here, clocks,
@@ -378,6 +390,7 @@ def reserve(
             the project that `directory` is in, False for none. A home directory is never copied: nodes that do not
             see it have no files then.
         reload: whether ranks reload modules that changed before each run; by default as the project says, else True.
+            Of a reservation that is held already it changes that for this process.
         shared: storage that all nodes see, for data sets and checkpoints: `$MONARCH_NB_SHARED` in the ranks.
         time: how long it is held ("8h", a timedelta, seconds): then it is released, also while a cell runs, as Slurm
             does. By default until it is released. A reservation that is held already keeps its limits.
@@ -389,7 +402,7 @@ def reserve(
     Raises:
         UsageError: arguments that make no sense.
         CapacityError: the pool has not that much, or not that much free.
-        ReservationConflict: the name is held with another shape, or with other shared storage.
+        ReservationConflict: the name is held with another shape, with other files or with other shared storage.
         SharedStorageError: a node does not see `shared`; nothing is reserved.
         SpawnError: ranks could not be started (a broken preload: PreloadError).
         NodeUnreachable: it is held, and a node of it does not answer.
@@ -416,8 +429,12 @@ def reserve(
     chosen.revive(say)
     if not chosen.is_up:
         _start_pool(chosen, shape, say)
-    held = call(_reserve(chosen, name, shape, options, terms, replace, say))
-    return Reservation(chosen, held)
+    asked_files = None if files is True else root
+    held = call(_reserve(chosen, name, shape, options, terms, replace, say, asked_files))
+    reservation = Reservation(chosen, held)
+    if reload is not None:
+        reservation.files.reload = reload
+    return reservation
 
 
 def _project(start: str, files: str | os.PathLike[str] | bool, reload: bool | None) -> tuple[str, bool]:
@@ -431,12 +448,20 @@ def _project(start: str, files: str | os.PathLike[str] | bool, reload: bool | No
 
 
 async def _reserve(
-    pool: Pool, name: str, shape: Shape, options: SpawnOptions, terms: Terms, replace: bool, say: Progress
+    pool: Pool,
+    name: str,
+    shape: Shape,
+    options: SpawnOptions,
+    terms: Terms,
+    replace: bool,
+    say: Progress,
+    asked_files: str | None,
 ) -> HeldReservation:
     held = await pool.find(name, current_owner())
     if held is not None:
         if held.shape == shape and held.complete and not replace:
             _check_same_storage(held, options.shared)
+            _check_same_files(held, asked_files)
             return held
         if held.shape != shape and not replace:
             raise ReservationConflict(
@@ -460,6 +485,16 @@ def _check_same_storage(held: HeldReservation, asked: str) -> None:
             f"{held.facts.name!r} is already held {f'with --shared {has}' if has else 'without --shared'}; --replace "
             "releases it first (its ranks and their variables are lost)"
         )
+
+
+def _check_same_files(held: HeldReservation, asked: str | None) -> None:
+    root = next((mesh.spec.root for mesh in held.facts.meshes if mesh.name == "main"), "")
+    if asked in (None, root) or (asked and not root and holds_home(Path(asked))):
+        return
+    raise ReservationConflict(
+        f"{held.facts.name!r} is already held {f'with the files of {root}' if root else 'without files'}; --replace "
+        "releases it first (its ranks and their variables are lost)"
+    )
 
 
 def _shared(held: HeldReservation) -> str:

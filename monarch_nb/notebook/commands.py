@@ -204,10 +204,10 @@ FETCH = Command(
     usage="PATH [--rank R | --node N] [--to PATH] [--overwrite]",
     magic="%mesh ",
     section="Files",
-    words=Words("PATH", "on the node; relative to the rank's directory", least=1),
+    words=Words("PATH", "on the node, relative to the rank's directory; also a pattern: 'checkpoints/*.pt'", least=1),
     flags=(
-        Flag("--rank", "whose directory and node (0 when not said)", value="R", kind="number"),
-        Flag("--node", "the node, by number", value="N", kind="number"),
+        Flag("--rank", "whose directory and node (0 when not said); all: of each, into rank0/, rank1/, …", value="R"),
+        Flag("--node", "the node, by number; all: of each, into node0/, node1/, …", value="N"),
         Flag("--to", "where it is to be here (the same relative path when not said)", value="PATH"),
         Flag("--overwrite", "replace files here that differ"),
     ),

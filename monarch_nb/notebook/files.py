@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.diagnosis import name_nodes
-from monarch_nb.errors import MonarchNbError, TargetError, UsageError
+from monarch_nb.errors import FilesError, MonarchNbError, TargetError, UsageError
 from monarch_nb.files.tree import printable
 from monarch_nb.notebook.command_line import Parsed
 from monarch_nb.notebook.following import RunInterrupted
@@ -108,17 +109,29 @@ class FileCommands:
 
     def fetch(self, parsed: Parsed) -> None:
         reservation = self._session.current()
-        rank, node = _place(reservation, parsed)
+        to, lines, failed, place = parsed.text("to"), list[str](), list[FilesError](), None
         with _LateProgress(self._shell) as progress:
-            report = reservation.fetch(
-                parsed.words[0],
-                rank=rank,
-                to=parsed.text("to"),
-                overwrite=parsed.switch("overwrite"),
-                progress=lambda report: progress("fetching", report.size_bytes, report.total_bytes),
-            )
-            what = f"{_count(report.files, 'file')}, {size(report.size_bytes)}"
-            progress.done(f"brought {what}, from {node} to {report.path} in {duration(report.seconds)}")
+            for name, rank, node in _places(reservation, parsed):
+                try:
+                    report = reservation.fetch(
+                        parsed.words[0],
+                        rank=rank,
+                        to=os.path.join(to or "", name, "") if name else to,
+                        overwrite=parsed.switch("overwrite"),
+                        progress=lambda report: progress("fetching", report.size_bytes, report.total_bytes),
+                    )
+                except FilesError as error:
+                    failed.append(error)
+                    continue
+                what, place = f"{_count(report.files, 'file')}, {size(report.size_bytes)}", report.path
+                lines.append(f"brought {what}, from {node} to {report.path} in {duration(report.seconds)}")
+            if not lines:
+                raise failed[0]
+            if place is not None and _is_synced(reservation.files, place):
+                lines.append(
+                    "it lies in the project: each node gets it before the next cell, unless .meshignore names it"
+                )
+            progress.done("\n".join([*lines, *map(str, failed)]))
 
     def list(self, parsed: Parsed) -> None:
         reservation = self._session.current()
@@ -228,6 +241,10 @@ def notes(report: SyncReport, files: SyncedFiles, directory: str) -> list[str]:
     lines += _grouped("overwrote {paths}, which ranks wrote on {nodes}", report.overwritten, everyone)
     if report.missed:
         lines.append(f"not reached: {name_nodes(report.missed, everyone)}; the next sync brings what is missing there")
+    if report.modules and not files.reload:
+        lines.append(
+            "reload is off: ranks keep the modules that they have; %mesh restart, or %mesh reserve … --reload auto"
+        )
     lines += left_out(report.local)
     if instead := files.instead_of(directory):
         lines.append(f"the ranks have the files of {instead}; not synced: {directory}. %mesh sync --add {directory}")
@@ -347,9 +364,36 @@ def ignored(local: Mapping[str, Report]) -> list[str]:
     return lines
 
 
+def _places(reservation: Reservation, parsed: Parsed) -> list[tuple[str, int, str]]:
+    """Return whence to fetch: the directory for it when there may be several, the rank, and its node's name."""
+    ranks = reservation.mesh.ranks
+    per_node = len(ranks) // reservation.nodes
+    for flag, step in (("rank", 1), ("node", per_node)):
+        if parsed.text(flag) == "all":
+            if parsed.text("node" if flag == "rank" else "rank") is not None:
+                raise UsageError("--rank R or --node N, not both")
+            name_of = reservation.mesh.core.connection_of
+            return [(f"{flag}{rank // step}", rank, name_of(rank).name) for rank in ranks[::step]]
+    rank, node = _place(reservation, parsed)
+    return [("", rank, node)]
+
+
+def _number(parsed: Parsed, flag: str) -> int | None:
+    text = parsed.text(flag)
+    if text is None:
+        return parsed.count(flag)
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"--{flag} is a whole number or all, not {text!r}")
+    return int(text)
+
+
+def _is_synced(files: SyncedFiles, place: Path) -> bool:
+    return files.copies and any(place.is_relative_to(root) for root in (Path(files.root), *files.added.values()))
+
+
 def _place(reservation: Reservation, parsed: Parsed) -> tuple[int, str]:
     """Return the rank that is meant, and the name of its node."""
-    rank, node = parsed.count("rank"), parsed.count("node")
+    rank, node = _number(parsed, "rank"), _number(parsed, "node")
     if rank is not None and node is not None:
         raise UsageError("--rank R or --node N, not both")
     per_node = len(reservation.mesh.ranks) // reservation.nodes

@@ -14,7 +14,7 @@ from monarch_nb.client.files.local_tree import Report
 from monarch_nb.client.reservation import Reservation, reserve
 from monarch_nb.client.sync_report import SyncReport
 from monarch_nb.config import NodePaths
-from monarch_nb.errors import RunFailed, UsageError
+from monarch_nb.errors import ReservationConflict, RunFailed, UsageError
 from monarch_nb.provision import Node
 
 RANKS = 8
@@ -464,4 +464,19 @@ class TestReload:
         assert (copies(dev)[3] / "model.py").read_text() == module("two")
         dev.mesh.restart()
         assert dev.mesh.run("import model; model.value()").values == ["two"] * 4
+        assert reserve("dev", nodes=4, procs=1, reload=True).id == dev.id
+        write("model.py", module("three"))
+        assert dev.mesh.run("model.value()").values == ["three"] * 4, "it is changed where it is held"
+        reserve("dev", nodes=4, procs=1)
+        write("model.py", module("four"))
+        assert dev.mesh.run("model.value()").values == ["four"] * 4, "and stays when nothing is said of it"
+        dev.release()
+
+    def test_other_files_need_another_reservation(self, local_pool: list[Node], project: Path, tmp_path: Path) -> None:
+        dev = reserve("dev", procs=1)
+        for files in (True, project):
+            assert reserve("dev", procs=1, files=files).id == dev.id
+        for other in (False, tmp_path):
+            with pytest.raises(ReservationConflict, match=f"already held with the files of {project}; --replace"):
+                reserve("dev", procs=1, files=other)
         dev.release()

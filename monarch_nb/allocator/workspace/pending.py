@@ -186,7 +186,8 @@ class Pending:
 
     def _explain(self, error: OSError) -> str:
         reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
-        return f"{self._node}: {reason}: the files could not be written in {self._root}; its copy is as it was"
+        where = f" in {self.mount.name}" if self.mount.name else ""
+        return f"{self._node}: {reason}: the files could not be written{where}; its copy is as it was"
 
     def _burst(self, *, recovering: bool) -> None:
         plan = self._plan

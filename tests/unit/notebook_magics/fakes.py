@@ -182,7 +182,7 @@ class FakeFiles:
     """Files of a reservation: none are copied until a test says so."""
 
     def __init__(self) -> None:
-        self.copies, self.root = False, "/project"
+        self.copies, self.root, self.reload = False, "/project", True
         self.connections = {number: SimpleNamespace(name=f"node{number}") for number in range(2)}
         self.calls: list[tuple[Any, ...]] = []
         self.reports: list[SyncReport | Exception] = []

@@ -134,6 +134,13 @@ class TestBeforeACell:
         assert "overwrote b, which ranks wrote on node1" in shown
         assert "not reached: node1; the next sync brings what is missing there" in shown
 
+    def test_says_once_that_modules_stay_old_when_nothing_is_reloaded(self, held: Notebook, copied: FakeFiles) -> None:
+        copied.reports = [SyncReport(1, 1, nodes=2, modules=True) for _ in range(3)]
+        assert "reload is off" not in held.ok("%%mesh\n1")
+        copied.reload = False
+        assert "reload is off: ranks keep the modules that they have; %mesh restart" in held.ok("%%mesh\n1")
+        assert "reload is off" not in held.ok("%%mesh\n1")
+
     def test_does_not_sync_when_told_not_to(self, held: Notebook, copied: FakeFiles) -> None:
         held.ok("%%mesh --no-sync\n1")
         assert not copied.calls
@@ -285,9 +292,9 @@ class TestFetchAndList:
 
         def fetch(path: str, *, rank: int, to: str | None, overwrite: bool, progress: Any) -> FetchReport:
             calls.append((path, rank, to, overwrite))
-            if path == "nowhere":
-                raise FilesError("node0: there is no /workspace/nowhere", "node0")
-            return FetchReport(Path("/here/last.pt"), 1, 2000, 2000, 0.2)
+            if path == "nowhere" or (path == "of some" and rank):
+                raise FilesError(f"node{rank // 2}: there is no {path}", "node0")
+            return FetchReport(Path("/project/in" if path == "in" else "/here/last.pt"), 1, 2000, 2000, 0.2)
 
         def list_files(path: str, *, rank: int) -> list[FileInfo]:
             calls.append((path, rank))
@@ -305,7 +312,28 @@ class TestFetchAndList:
         assert asked == [("checkpoints/last.pt", 3, "mine/", True), ("a", 2, None, False), ("a", 0, None, False)]
 
     def test_what_is_not_there(self, held: Notebook, asked: list[tuple[Any, ...]]) -> None:
-        assert str(held.error("%mesh fetch nowhere")) == "node0: there is no /workspace/nowhere"
+        assert str(held.error("%mesh fetch nowhere")) == "node0: there is no nowhere"
+
+    def test_from_every_rank_or_node(self, held: Notebook, asked: list[tuple[Any, ...]]) -> None:
+        shown = held.ok("%mesh fetch 'ckpt/*.pt' --rank all --to mine").splitlines()
+        assert [(rank, to) for _, rank, to, _ in asked] == [(rank, f"mine/rank{rank}/") for rank in range(4)]
+        assert [line.split(" from ")[1].split()[0] for line in shown] == ["node0", "node0", "node1", "node1"]
+        asked.clear()
+        held.ok("%mesh fetch a --node all")
+        assert [(rank, to) for _, rank, to, _ in asked] == [(0, "node0/"), (2, "node1/")]
+        shown = held.ok("%mesh fetch 'of some' --node all").splitlines()
+        assert shown[0].startswith("brought 1 file")
+        assert shown[1] == "node1: there is no of some"
+        assert str(held.error("%mesh fetch nowhere --rank all")) == "node0: there is no nowhere"
+
+    def test_what_lands_in_the_project_is_said_to_be_synced(
+        self, held: Notebook, asked: list[tuple[Any, ...]], copied: FakeFiles
+    ) -> None:
+        said = "it lies in the project: each node gets it before the next cell, unless .meshignore names it"
+        assert held.ok("%mesh fetch in").splitlines()[1:] == [said]
+        assert said not in held.ok("%mesh fetch a")
+        copied.copies = False
+        assert said not in held.ok("%mesh fetch in")
 
     def test_a_listing(self, held: Notebook, asked: list[tuple[Any, ...]]) -> None:
         lines = held.ok("%mesh ls checkpoints --node 1").splitlines()
@@ -321,6 +349,8 @@ class TestFetchAndList:
             ("ls --node 2", "dev has no node 2: 2 nodes × 2 ranks"),
             ("fetch a --rank 4", "dev has no rank 4"),
             ("ls --rank 1 --node 1", "--rank R or --node N, not both"),
+            ("fetch a --rank all --node 1", "--rank R or --node N, not both"),
+            ("fetch a --rank x", "--rank is a whole number or all, not 'x'"),
         ],
     )
     def test_targets_that_are_none(self, held: Notebook, asked: list[tuple[Any, ...]], line: str, message: str) -> None:
