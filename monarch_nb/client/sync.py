@@ -152,8 +152,7 @@ class SyncedFiles:
         if added:
             paths.append(self.root)  # for the same, where there are copies: beside each other in the workspace
         paths = list(dict.fromkeys(paths))
-        # Without copies there are no versions: ranks look whether something changed before each run.
-        version = f"{self._version}:{zlib.crc32(repr((paths, mounts)).encode()):x}" if self.copies else ""
+        version = f"{self._version}:{zlib.crc32(repr((paths, mounts)).encode()):x}"
         return Tree(version=version, reload=self.reload, import_paths=paths, copies=copies, last_import_paths=last)
 
     @property
