@@ -305,7 +305,12 @@ class SyncedFiles:
                 ]
                 pending.removed += [os.path.join(name, printable(path)) for path in before if path not in mount.entries]
                 pending.local[name] = mount.report()
-        pending.there = differences(self.status(coming))
+        there = differences(self.status(coming))
+        meant = {*(path for path, _ in pending.files), *pending.removed}
+        kept = dict(there.changed)
+        for path in meant & there.theirs.keys():
+            kept[path] = tuple(dict.fromkeys((*kept.get(path, ()), *there.theirs[path])))
+        pending.there = replace(there, changed=kept)
         return pending
 
     def differences(self) -> Differences:

@@ -71,11 +71,14 @@ class Differences:
 
     Attributes:
         changed: files that ranks wrote or changed. missing: files that ranks removed.
+        theirs: files that ranks wrote and that came back from here: the same, but another version would not replace
+            them.
         unanswered: nodes that could not say, and why.
     """
 
     changed: OnNodes = field(default_factory=dict)
     missing: OnNodes = field(default_factory=dict)
+    theirs: OnNodes = field(default_factory=dict)
     unanswered: Mapping[str, MonarchNbError] = field(default_factory=dict)
 
 
@@ -133,15 +136,13 @@ def on_nodes(mount: str, paths: Mapping[str, Iterable[bytes]]) -> dict[str, tupl
 
 def differences(replies: Mapping[str, pb.WorkspaceReply | MonarchNbError]) -> Differences:
     """Return what nodes that looked say."""
-    changed: dict[str, tuple[str, ...]] = {}
-    missing: dict[str, tuple[str, ...]] = {}
+    found: dict[str, dict[str, tuple[str, ...]]] = {"changed": {}, "missing": {}, "theirs": {}}
     mounts: dict[str, dict[str, pb.MountStatus]] = {}
     for node, reply in replies.items():
         for mount in reply.mounts if isinstance(reply, pb.WorkspaceReply) else ():
             mounts.setdefault(mount.mount, {})[node] = mount
     for name, by_node in mounts.items():
-        changed |= on_nodes(name, {node: mount.changed for node, mount in by_node.items()})
-        missing |= on_nodes(name, {node: mount.missing for node, mount in by_node.items()})
-    return Differences(
-        changed, missing, {node: reply for node, reply in replies.items() if isinstance(reply, MonarchNbError)}
-    )
+        for kind, paths in found.items():
+            paths |= on_nodes(name, {node: getattr(mount, kind) for node, mount in by_node.items()})
+    unanswered = {node: reply for node, reply in replies.items() if isinstance(reply, MonarchNbError)}
+    return Differences(**found, unanswered=unanswered)

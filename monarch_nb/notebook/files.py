@@ -237,7 +237,7 @@ def notes(report: SyncReport, files: SyncedFiles, directory: str) -> list[str]:
     lines = _grouped(
         "kept {paths}, which ranks wrote on {nodes}: %mesh sync --overwrite sends yours", report.kept, everyone
     )
-    lines += _grouped("{paths} went here and stays on {nodes}, where ranks wrote it", report.left, everyone)
+    lines += _grouped("left {paths} on {nodes}, which ranks wrote there", report.left, everyone)
     lines += _grouped("overwrote {paths}, which ranks wrote on {nodes}", report.overwritten, everyone)
     if report.missed:
         lines.append(f"not reached: {name_nodes(report.missed, everyone)}; the next sync brings what is missing there")
@@ -253,7 +253,7 @@ def notes(report: SyncReport, files: SyncedFiles, directory: str) -> list[str]:
 
 def missing(there: Differences, everyone: Sequence[str]) -> list[str]:
     """Return what ranks removed, and which nodes could not say."""
-    removed = "ranks removed {paths} on {nodes}: %mesh sync --overwrite sends it again"
+    removed = "ranks removed {paths} on {nodes}: %mesh sync --overwrite sends yours again"
     return [*_grouped(removed, there.missing, everyone), *(str(error) for error in there.unanswered.values())]
 
 

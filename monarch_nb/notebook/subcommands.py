@@ -128,6 +128,8 @@ class Subcommands:
             )
             self._session.hold(reservation, pool)
             lines = [_reserved_line(reservation, progress), _files_line(reservation, parsed.text("files"))]
+            if (reload := parsed.text("reload")) and not progress.messages:
+                lines.append(f"reload: {reload} from now on")
             lines += [message for message in progress.messages if message.startswith("kept ")]  # of what was replaced
             progress.done("\n".join(lines))
 

@@ -645,6 +645,7 @@ class MountStatus(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     CHANGED_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
+    THEIRS_FIELD_NUMBER: _builtins.int
     mount: _builtins.str
     source: _builtins.str
     version: _builtins.str
@@ -658,6 +659,10 @@ class MountStatus(_message.Message):
     def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """ranks removed it"""
 
+    @_builtins.property
+    def theirs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """ranks had written it just so: it stays when it leaves the tree or changes"""
+
     def __init__(
         self,
         *,
@@ -668,10 +673,11 @@ class MountStatus(_message.Message):
         size_bytes: _builtins.int = ...,
         changed: _abc.Iterable[_builtins.bytes] | None = ...,
         missing: _abc.Iterable[_builtins.bytes] | None = ...,
+        theirs: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "files", b"files", "missing", b"missing", "mount", b"mount", "size_bytes", b"size_bytes", "source", b"source", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "files", b"files", "missing", b"missing", "mount", b"mount", "size_bytes", b"size_bytes", "source", b"source", "theirs", b"theirs", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -270,6 +270,7 @@ class _Workspace:
 
     def _look(self, mount: Mount, coming: Iterable[TreeEntry], status: MountStatus) -> None:
         """Fill in what ranks changed and removed."""
+        status.theirs.extend(sorted(mount.theirs))
         wanted = {entry.path: entry for entry in coming}
         for path, there in sorted(self._differing(mount, {**wanted, **mount.entries}).items()):
             entry = mount.entries.get(path)

@@ -422,6 +422,8 @@ class TestOnDisk:
         assert not files.sync().kept
         assert not files.differences().changed
         (project / "last.pt").unlink()
+        pending = files.pending()
+        assert (pending.removed, pending.there.changed) == (["last.pt"], {"last.pt": ("node0",)})
         report = files.sync()
         assert (report.kept, report.left) == ({}, {"last.pt": ("node0",)})
         assert (node.tree / "last.pt").read_text() == "weights"

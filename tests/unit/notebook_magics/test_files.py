@@ -130,7 +130,7 @@ class TestBeforeACell:
         )
         copied.reports = [report]
         shown = held.ok("%%mesh\n1")
-        assert "log went here and stays on node0, where ranks wrote it" in shown
+        assert "left log on node0, which ranks wrote there" in shown
         assert "overwrote b, which ranks wrote on node1" in shown
         assert "not reached: node1; the next sync brings what is missing there" in shown
 
@@ -207,7 +207,7 @@ class TestSync:
         shown = held.ok("%mesh sync")
         assert shown == "kept mine.txt, which ranks wrote on node0: %mesh sync --overwrite sends yours"
         copied.there = Differences(missing={"b.py": ("node0", "node1")})
-        assert held.ok("%mesh sync") == "ranks removed b.py on every node: %mesh sync --overwrite sends it again"
+        assert held.ok("%mesh sync") == "ranks removed b.py on every node: %mesh sync --overwrite sends yours again"
         copied.there = Differences()
         assert held.ok("%mesh sync --overwrite") == "the files are on 2 nodes already"
         assert [call[2] for call in copied.calls] == [False, False, True]
@@ -224,7 +224,7 @@ class TestSync:
         assert held.ok("%mesh sync --remove ../library").splitlines() == [
             "ranks have ../library no longer",
             "removed 2 files there in 0.5 s",
-            "library/log went here and stays on node0, where ranks wrote it",
+            "left library/log on node0, which ranks wrote there",
         ]
         assert copied.calls == [("remove", "../library")]
 

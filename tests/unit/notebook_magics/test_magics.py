@@ -75,6 +75,12 @@ def test_a_cell_without_a_mesh_says_what_to_type(notebook: Notebook) -> None:
     assert "%mesh reserve dev" in str(error)
 
 
+def test_reload_of_what_is_held_is_said(held: Notebook) -> None:
+    again = "%mesh reserve dev --nodes 2 --procs 2"
+    assert held.ok(f"{again} --reload off").splitlines()[-1] == "reload: off from now on"
+    assert "reload" not in held.ok(again)
+
+
 def test_attach_detach_release(held: Notebook, client: FakeClient) -> None:
     assert held.ok("%mesh detach") == "detached from dev; it stays held: %mesh attach dev returns to it"
     assert "holds no mesh" in str(held.error("%mesh status"))
