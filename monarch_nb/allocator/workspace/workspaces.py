@@ -220,7 +220,7 @@ class _Workspace:
         """Remove what was synced, into the cache as far as it reaches; return how many files and bytes ranks wrote."""
         for mount in sorted(self._mounts.values(), key=lambda mount: mount.name, reverse=True):
             with Directories(self._root(mount.name)) as tree:
-                for path in sorted(mount.entries, reverse=True):
+                for path in sorted(mount.entries.keys() - mount.theirs, reverse=True):
                     try:
                         self._clear_entry(mount.entries[path], tree)
                     except OSError:

@@ -167,6 +167,14 @@ def test_a_file_of_the_ranks_that_came_back_from_the_client_stays_theirs(
     assert list(client.sync({b"edited.pt": file(b"edited again")}).kept) == [], "said once"
 
 
+def test_release_keeps_a_file_of_the_ranks_that_came_back(workspaces: Workspaces, client: Client, tree: Path) -> None:
+    (tree / "last.pt").write_text("weights")
+    client.sync({b"a": file(b"1"), b"last.pt": file(b"weights")})
+    kept = workspaces.release(ID)
+    assert kept
+    assert listing(kept.directory) == ["last.pt"]
+
+
 def test_overwrite_makes_a_file_of_the_ranks_the_clients(client: Client, tree: Path) -> None:
     (tree / "last.pt").write_text("weights")
     client.sync({b"last.pt": file(b"weights")})
