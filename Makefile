@@ -7,11 +7,17 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 NOTEBOOKS := tests/integration/test_notebooks.py
+# The panel needs node to be built and tested; everything else does without.
+JLPM := cd labextension && PATH="$(abspath $(BIN)):$$PATH" jlpm
+NODE_MODULES := labextension/node_modules/.installed
+PANEL := monarch_nb/labextension/package.json
+PANEL_SOURCES := $(wildcard labextension/*.json labextension/*.mjs) $(shell find labextension/src labextension/style labextension/schema -type f)
+with_node = $(if $(shell command -v node),$(1))
 
 say = printf '\n\033[1m==> %s\033[0m\n'
 
 .NOTPARALLEL:
-.PHONY: help install demo lab format check test unit itest e2e notebooks bench proto docs clean
+.PHONY: help install panel demo lab format check test unit ui itest e2e notebooks bench proto docs clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## */\1\t/' | expand -t 12
@@ -28,19 +34,34 @@ $(INSTALLED): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
+panel: install $(call with_node,$(PANEL))  ## Build the panel of JupyterLab and the widget (with node) and show them to this environment
+	@:
+
+$(NODE_MODULES): labextension/package.json labextension/yarn.lock
+	@$(say) 'Installing what builds the panel'
+	@$(JLPM) install --immutable
+	@touch $@
+
+$(PANEL): $(NODE_MODULES) $(PANEL_SOURCES)
+	@$(say) 'Building the panel'
+	@$(JLPM) build:prod
+	@$(BIN)/jupyter-builder develop --overwrite . >/dev/null
+	@touch $@
+
 demo: install  ## Run the quickstart on a local pool of 2 nodes × 4 ranks, in the terminal
 	@$(BIN)/python scripts/demo.py
 
-lab: install  ## Open the quickstart in JupyterLab, on a local pool
+lab: panel  ## Open the quickstart in JupyterLab, on a local pool
 	@$(BIN)/monarch-nb up --nodes 2 --procs 4
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/quickstart.ipynb
 
-format: install  ## Format Python and protos
+format: install  ## Format Python, protos and the panel's TypeScript
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 	@$(BIN)/buf format --write
+	@$(call with_node,$(MAKE) --no-print-directory $(NODE_MODULES) && $(JLPM) format)
 
-check: install  ## Lint, types, layers, protos, stubs
+check: install $(call with_node,$(NODE_MODULES))  ## Lint, types, layers, protos, stubs
 	@$(say) 'ruff'
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -52,19 +73,25 @@ check: install  ## Lint, types, layers, protos, stubs
 	@$(BIN)/buf format --diff --exit-code
 	@$(BIN)/buf lint
 	@$(BIN)/python scripts/stubs.py --check
+	@$(call with_node,$(say) 'TypeScript')
+	@$(call with_node,$(JLPM) check)
 
-test: check unit itest e2e notebooks  ## Everything (under 15 minutes on 2 cores)
+test: check unit ui itest e2e notebooks  ## Everything (under 15 minutes on 2 cores)
 	@$(say) 'All passed'
 
 unit: install  ## Tests without processes: seconds
 	@$(say) 'Unit tests'
 	@$(PYTEST) -n 2 tests/unit
 
+ui: install $(call with_node,$(NODE_MODULES))  ## Tests of the panel's TypeScript
+	@$(say) 'Tests of the panel'
+	@$(if $(call with_node,yes),$(JLPM) test,echo 'skipped: there is no node here')
+
 itest: install  ## Tests against real allocators and ranks
 	@$(say) 'Integration tests'
 	@$(PYTEST) -n 2 tests/integration --ignore $(NOTEBOOKS)
 
-e2e: install  ## Tests in a real browser
+e2e: panel  ## Tests in a real browser
 	@$(say) 'End-to-end tests in JupyterLab'
 	@$(PYTEST) tests/e2e
 
@@ -83,4 +110,4 @@ docs: install  ## Write the --help texts into the docs and check links and snipp
 	@$(PYTEST) tests/unit/test_docs.py
 
 clean:  ## Remove what was built; the virtual environment stays
-	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf build dist monarch_nb/labextension monarch_nb/notebook/static labextension/lib .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from monarch_nb.client.diagnosis import Diagnosis
     from monarch_nb.client.environments import PipReport
     from monarch_nb.client.fetch import FetchReport, FileInfo
-    from monarch_nb.client.mesh import Mesh, RankInfo, RunInfo, StackReport
+    from monarch_nb.client.infos import RankInfo, RunInfo
+    from monarch_nb.client.mesh import Mesh, StackReport
     from monarch_nb.client.reservation import (
         EndedReservation,
         Reservation,
@@ -106,7 +107,8 @@ _HOMES = {
     "monarch_nb.client.diagnosis": ("Diagnosis",),
     "monarch_nb.client.environments": ("PipReport",),
     "monarch_nb.client.fetch": ("FetchReport", "FileInfo"),
-    "monarch_nb.client.mesh": ("Mesh", "RankInfo", "RunInfo", "StackReport"),
+    "monarch_nb.client.infos": ("RankInfo", "RunInfo"),
+    "monarch_nb.client.mesh": ("Mesh", "StackReport"),
     "monarch_nb.client.reservation": (
         *("EndedReservation", "Reservation", "ReservationInfo"),
         *("attach", "list_ended", "list_reservations", "reserve"),
@@ -129,6 +131,11 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_HOME_OF.get(name, "monarch_nb.errors")), name)
     globals()[name] = value
     return value
+
+
+def _jupyter_labextension_paths() -> list[dict[str, str]]:
+    """Say where the built panel lies, for `jupyter-builder develop`."""
+    return [{"src": "labextension", "dest": "monarch-nb"}]
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch_nb.config import DEFAULT_POOL, PROTOCOL, VERSION
-from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError
+from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, UsageError
 from monarch_nb.times import duration, seconds_of
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
     return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}"
 
 
@@ -91,17 +91,20 @@ def make_parser() -> argparse.ArgumentParser:
     status = command("status", _status, "show the nodes and what is held", "status", "status --json | jq .reservations")
     status.add_argument("--json", action="store_true", help="for programs")
 
-    command("list", _list, "show what is held, one line each", "list")
+    held = command("list", _list, "show what is held, one line each", "list", "list --json | jq .[].name")
+    held.add_argument("--json", action="store_true", help="for programs")
 
     logs = command("logs", _logs, "show what ranks printed", "logs dev -t 0,2-3 -n 20", "logs dev --follow")
     logs.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
     logs.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
-    logs.add_argument("-n", "--lines", type=int, metavar="N", help="only the last N lines of each rank")
-    logs.add_argument("--run", type=int, metavar="N", dest="number", help="only run number N")
+    lines = "the last N lines of each rank (50 when not said; 0: all)"
+    logs.add_argument("-n", "--lines", type=int, metavar="N", help=lines)
+    run = "only run number N; if it failed, with the traceback"
+    logs.add_argument("--run", type=int, metavar="N", dest="number", help=run)
     logs.add_argument(
         "-f", "--follow", action="store_true", help="go on with what comes, until Ctrl-C or the end of --run"
     )
-    logs.add_argument("--raw", action="store_true", help="every line of every rank, not equal ones once")
+    logs.add_argument("--raw", action="store_true", help="lines of every rank by themselves, not equal ones once")
 
     doctor = command("doctor", _doctor, "compare this environment with every node's", "doctor dev")
     doctor.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
@@ -180,11 +183,12 @@ def _status(options: argparse.Namespace) -> int:
     from monarch_nb.provision import provisioner
 
     nodes = provisioner("local").nodes(pool=options.pool)
+    _check_named_pool(options.pool)
     described = [_describe(node) for node in nodes]
     reservations = list_reservations(options.pool, memory=options.json)
     if options.json:
         held = [asdict(reservation) for reservation in reservations]
-        print(json.dumps({"pool": options.pool, "nodes": described, "reservations": held}, indent=2, default=str))
+        _print_json({"pool": options.pool, "nodes": described, "reservations": held})
         return 0
     if not nodes:
         print(f"no pool {options.pool!r} is up (monarch-nb up starts one)")
@@ -223,26 +227,47 @@ def _describe(node: Node) -> dict[str, Any]:
 def _list(options: argparse.Namespace) -> int:
     from monarch_nb import list_reservations
 
-    _print_reservations(list_reservations(options.pool))
+    _check_named_pool(options.pool)
+    reservations = list_reservations(options.pool, memory=options.json)
+    if options.json:
+        _print_json([asdict(reservation) for reservation in reservations])
+    else:
+        _print_reservations(reservations)
     return 0
+
+
+def _check_named_pool(pool: str) -> None:
+    """No pool at all is nothing to show; one that somebody names is meant to be there."""
+    from monarch_nb.provision import provisioner
+
+    if pool != DEFAULT_POOL and not provisioner("local").nodes(pool=pool):
+        raise PoolError(f"no pool {pool!r} is up (monarch-nb up --pool {pool} starts one)")
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, default=str))
 
 
 def _logs(options: argparse.Namespace) -> int:
     from monarch_nb import attach
-    from monarch_nb.notebook.logs import folded_lines
+    from monarch_nb.notebook.logs import LOG_LINES, nothing_line, shown_logs
     from monarch_nb.shape import parse_targets
 
-    for flag, number in (("-n", options.lines), ("--run", options.number)):
-        if number is not None and number < 1:
-            raise UsageError(f"{flag} must be at least 1, not {number}")
+    for flag, number, least in (("-n", options.lines, 0), ("--run", options.number, 1)):
+        if number is not None and number < least:
+            raise UsageError(f"{flag} must be at least {least}, not {number}")
     mesh = attach(options.name, pool=options.pool).mesh
-    ranks = parse_targets(options.targets, mesh.extent)
-    batches = mesh.log_batches(ranks, options.lines, options.number, follow=options.follow)
+    mesh = mesh.select(parse_targets(options.targets, mesh.extent))
+    if options.raw:
+        lines = LOG_LINES if options.lines is None else options.lines
+        shown = _raw_lines(mesh.log_batches(lines=lines or None, run=options.number, follow=options.follow))
+    else:
+        shown = shown_logs(mesh, options.lines, options.number, follow=options.follow)
     line = ""
-    for line in _raw_lines(batches) if options.raw else folded_lines(batches):
+    for line in shown:
         print(line, flush=options.follow)
     if not line:
-        _say(f"run {options.number} printed nothing" if options.number else "nothing was printed yet")
+        _say(nothing_line(mesh, options.number))
     return 0
 
 

@@ -147,6 +147,13 @@ class RankUnresponsive(MonarchNbError):
         self.ranks = list(ranks)
 
 
+GROUP_ABORTED = (
+    "process group aborted, call `dist.init_process_group()` again; models wrapped in DistributedDataParallel must be "
+    "wrapped again"
+)
+"""What is said wherever a process group was broken."""
+
+
 class ProcessGroupAborted(MonarchNbError, RuntimeError):
     """On a rank: a collective was freed by breaking its process group. Variables are kept; a new group can be made.
 

@@ -90,6 +90,18 @@ class FrameSplitter:
             yield frame
 
 
+def split_frames(data: bytes) -> Iterator[bytes]:
+    """Yield the whole frames at the beginning of `data`. Raises FrameError where there is none."""
+    start, end = 0, _LENGTH.size
+    while end <= len(data):
+        length = _checked_length(data[start:end])
+        start, end = end, end + length
+        if end > len(data):
+            return
+        yield data[start:end]
+        start, end = end, end + _LENGTH.size
+
+
 def _checked_length(header: bytes | bytearray) -> int:
     (length,) = _LENGTH.unpack(header)
     if length > MAX_FRAME_BYTES:

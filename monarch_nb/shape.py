@@ -121,6 +121,11 @@ def format_ranks(ranks: Iterable[int]) -> str:
     return ",".join(parts)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return "1 proc" or "4 procs"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def name_ranks(ranks: Iterable[int]) -> str:
     """Return `rank 3` or `ranks 0-2,5`, for sentences."""
     chosen = sorted(set(ranks))

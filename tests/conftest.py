@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpus import FAKE_NVML, FakeGpus
 from leaks import leaks_of
 from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.provision import Node
@@ -37,6 +39,15 @@ def pool_home(no_leaks: Callable[[Path], None]) -> Iterator[Path]:
 def local_pool(pool_home: Path) -> list[Node]:
     """A pool of 2 nodes × 4 procs for this test alone: for tests that kill allocators or fill the pool."""
     return LocalProvisioner().up(nodes=2, procs=4)
+
+
+@pytest.fixture
+def fake_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
+    """8 GPUs, whose readings move, on the first node of a pool that the test starts."""
+    found_first = os.pathsep.join(filter(None, [str(FAKE_NVML), os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", found_first)
+    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "gpus.json"))
+    return FakeGpus(tmp_path / "gpus.json")
 
 
 @pytest.fixture(scope="session")

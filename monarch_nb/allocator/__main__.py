@@ -16,6 +16,7 @@ from typing import IO
 
 from monarch_nb import config
 from monarch_nb.allocator import facts, processes
+from monarch_nb.allocator.gpus import discover_gpus
 from monarch_nb.errors import MonarchNbError, PoolError
 
 FRESHEN_S = 60.0
@@ -49,7 +50,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
         paths,
         options.node_id,
         procs=options.procs or facts.cpu_slots(),
-        gpus=facts.discover_gpus() if options.gpus == "all" else [],
+        gpus=discover_gpus() if options.gpus == "all" else [],
         python=options.python,
         preload=preload,
         isolated=options.isolate,

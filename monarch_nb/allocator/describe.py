@@ -8,21 +8,24 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from monarch_nb import config
-from monarch_nb.allocator import facts
 from monarch_nb.allocator.processes import seconds_since_boot
+from monarch_nb.allocator.readings import RankReading, measure
 from monarch_nb.allocator.state import Mesh, Run
 from monarch_nb.allocator.supervisor import python_environment
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.proto import files_pb2
+from monarch_nb.proto import files_pb2, run_pb2
 
 if TYPE_CHECKING:
     from monarch_nb.allocator.node import Node
 
+_FAILED = (run_pb2.OUTCOME_ERROR, run_pb2.OUTCOME_DIED)
+FAILURE_CHARACTERS = 500
+"""Of a failure's message, where its traceback is not asked for."""
 ENVIRONMENT_REPORT_S = 20.0
 """How long a python may take to say what is installed; on a cold network file system it reads for seconds."""
 
@@ -56,9 +59,25 @@ def describe_node(node: Node) -> pb.DescribeReply:
     )
 
 
-def describe_status(node: Node, *, memory: bool) -> pb.StatusReply:
-    """Return everything about the node; with `memory` also each rank's."""
-    reply = pb.StatusReply(node=describe_node(node), ended=node.state.ended.values())
+async def describe_status(node: Node, *, memory: bool, readings: bool, past_runs: pb.PastRuns) -> pb.StatusReply:
+    """Return everything about the node.
+
+    Args:
+        memory: also each rank's.
+        readings: also how busy all are.
+        past_runs: also of one mesh.
+    """
+    taken: Mapping[int, RankReading] = {}
+    reply = pb.StatusReply()
+    pids = [process.record.process.pid for process in node.supervisor.ranks.values()]
+    if readings:
+        reading, _ = await asyncio.gather(node.readings.read(pids), node.whereabouts.refresh())
+        reply.readings.CopyFrom(reading.node)
+        taken = reading.ranks
+    elif memory:
+        taken = await asyncio.to_thread(measure, pids)
+    reply.node.CopyFrom(describe_node(node))
+    reply.ended.extend(node.state.ended.values())
     now_s = seconds_since_boot()
     for reservation_id, lease in node.state.leases.items():
         request, limits = lease.request, lease.limits
@@ -85,15 +104,21 @@ def describe_status(node: Node, *, memory: bool) -> pb.StatusReply:
                     mesh_id=mesh_id,
                     name=mesh.spec.name,
                     spec=mesh.spec,
-                    ranks=describe_ranks(node, mesh, mesh.ranks, memory=memory),
-                    runs=[_run_status(run) for run in mesh.runs.values() if not (run.finished and run.collected)],
+                    ranks=describe_ranks(node, mesh, mesh.ranks, taken),
+                    runs=_run_statuses(mesh, past_runs),
                     last_number=mesh.last_number,
                 )
     return reply
 
 
-def describe_ranks(node: Node, mesh: Mesh, ranks: Iterable[int], *, memory: bool = False) -> list[pb.Rank]:
-    """Return what the node knows of some ranks of a mesh."""
+def describe_ranks(
+    node: Node, mesh: Mesh, ranks: Iterable[int], taken: Mapping[int, RankReading] | None = None
+) -> list[pb.Rank]:
+    """Return what the node knows of some ranks of a mesh.
+
+    Args:
+        taken: what they take, by pid.
+    """
     described = []
     for rank in sorted(ranks):
         slot = mesh.ranks[rank]
@@ -108,11 +133,17 @@ def describe_ranks(node: Node, mesh: Mesh, ranks: Iterable[int], *, memory: bool
         elif slot.running:
             message.state = pb.Rank.STATE_RUNNING
             if run := mesh.runs.get(slot.running):
-                message.running_s = time.time() - run.submitted_at
+                message.running_s = time.time() - (run.started_at or run.submitted_at)
         else:
             message.state = pb.Rank.STATE_IDLE
-        if memory and pid:
-            message.memory_bytes = facts.proportional_memory_bytes(pid)
+        if slot.failure is not None:
+            message.failure.CopyFrom(slot.failure)
+        if where := node.whereabouts.of(pid, slot):
+            message.where.CopyFrom(where)
+        if reading := (taken or {}).get(pid):
+            message.memory_bytes = reading.memory_bytes
+            if reading.cpu is not None:
+                message.cpu = reading.cpu
         described.append(message)
     return described
 
@@ -159,14 +190,40 @@ async def _report(python: str, question: bytes) -> bytes:
     return answer
 
 
-def _run_status(run: Run) -> pb.RunStatus:
+def _run_statuses(mesh: Mesh, past: pb.PastRuns) -> list[pb.RunStatus]:
+    if past.mesh_id != mesh.spec.mesh_id:
+        return [_run_status(run) for run in mesh.runs.values() if not (run.finished and run.collected)]
+    return [_run_status(run, _failures(run, past.tracebacks_of == run.number)) for run in mesh.runs.values()]
+
+
+def _failures(run: Run, with_tracebacks: bool) -> Iterator[run_pb2.RankResult]:
+    for result in run.results.values():
+        if result.outcome != run_pb2.OUTCOME_OK:
+            failure = run_pb2.Failure()
+            failure.CopyFrom(result.failure)
+            if not with_tracebacks:
+                failure.traceback = ""
+                failure.message = failure.message[:FAILURE_CHARACTERS]
+            yield run_pb2.RankResult(rank=result.rank, outcome=result.outcome, failure=failure, death=result.death)
+
+
+def _run_status(run: Run, failures: Iterable[run_pb2.RankResult] = ()) -> pb.RunStatus:
+    failed = {rank for rank, result in run.results.items() if result.outcome in _FAILED}
+    if run.finished:
+        running_s = max((result.duration_s for result in run.results.values()), default=0.0)
+    else:
+        running_s = time.time() - run.started_at if run.started_at else 0.0
     return pb.RunStatus(
+        failures=failures,
         run_id=run.run_id,
         number=run.number,
         title=run.submit.title,
         ranks=run.submit.ranks,
         all_ranks=run.submit.all_ranks,
         finished=sorted(run.results),
+        failed=sorted(failed),
+        running=sorted(run.started - run.results.keys()),
+        running_s=running_s,
         collected=run.collected,
         submitted_at=run.submitted_at,
         cell_number=run.submit.run.cell.cell_number,

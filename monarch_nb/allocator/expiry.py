@@ -21,6 +21,7 @@ from monarch_nb.allocator.processes import seconds_since_boot
 from monarch_nb.errors import MonarchNbError, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
+from monarch_nb.shape import counted
 
 if TYPE_CHECKING:
     from monarch_nb.allocator.node import Node
@@ -139,7 +140,7 @@ class Expiry:
         """A reservation ends by itself: clients learn it before their runs are refused."""
         request = self._node.state.leases[reservation_id].request
         ended = self._node.state.end(reservation_id, why, time.time())
-        slots = f"{request.gpus} gpus" if request.gpus else f"{request.procs} procs"
+        slots = counted(request.gpus or request.procs, "gpu" if request.gpus else "proc")
         _log.warning("%s (%s, held by %s)", how_it_ended(ended), slots, ended.owner)
         self._tell(reservation_id, pb.TimeLeft(reservation_id=reservation_id, ended=ended))
         return ended

@@ -160,21 +160,32 @@ class TemplateLink:
 
 
 class RankLink:
-    """The two connections to one rank."""
+    """The two connections to one rank.
 
-    def __init__(self, path: Path, on_result: Callable[[run_pb2.RankResult], None]) -> None:
-        self._path, self._on_result = path, on_result
+    Args:
+        path: where it listens.
+        on_result: called with what it has finished.
+        on_hello: called with what it says of itself, before any result that it sends later.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        on_result: Callable[[run_pb2.RankResult], None],
+        on_hello: Callable[[wire.RankHello], None],
+    ) -> None:
+        self._path, self._on_result, self._on_hello = path, on_result, on_hello
         self._work: FrameConnection | None = None
         self._control: FrameConnection | None = None
-        self._hello: asyncio.Future[wire.RankHello] = asyncio.get_running_loop().create_future()
+        self._hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._hello.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._requests = itertools.count(1)
         self._replies: dict[int, asyncio.Future[wire.ControlReply | None]] = {}
         self._to_forget: list[str] = []
         self._forget_timer: asyncio.TimerHandle | None = None
 
-    async def connect(self) -> wire.RankHello:
-        """Open both channels; return what the rank is doing. Raises SpawnError when it ends first."""
+    async def connect(self) -> None:
+        """Open both channels and wait for the rank's hello. Raises SpawnError when it ends first."""
         try:
             self._work = await connect(self._path, self._on_work, self._on_lost)
             self._control = await connect(self._path, self._on_control, self._on_lost)
@@ -185,7 +196,7 @@ class RankLink:
             (self._control, wire.Hello.CHANNEL_CONTROL),
         ):
             connection.send(wire.ToRank(hello=wire.Hello(channel=channel)).SerializeToString())
-        return await asyncio.shield(self._hello)
+        await asyncio.shield(self._hello)
 
     def _on_work(self, frame: bytes) -> None:
         message = wire.FromRank.FromString(frame)
@@ -193,7 +204,8 @@ class RankLink:
         if kind == "result":
             self._on_result(message.result)
         elif kind == "hello" and not self._hello.done():
-            self._hello.set_result(message.hello)
+            self._hello.set_result(None)
+            self._on_hello(message.hello)
 
     def _on_control(self, frame: bytes) -> None:
         reply = wire.FromRank.FromString(frame).control

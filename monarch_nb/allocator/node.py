@@ -20,13 +20,16 @@ from monarch_nb.allocator.describe import describe_ranks
 from monarch_nb.allocator.expiry import Expiry
 from monarch_nb.allocator.files import NodeFiles
 from monarch_nb.allocator.limits import expired
+from monarch_nb.allocator.log_lines import LogLines
 from monarch_nb.allocator.output import RankFiles, stored_outputs
+from monarch_nb.allocator.readings import Readings
 from monarch_nb.allocator.remember import read_state
 from monarch_nb.allocator.sessions import Session
 from monarch_nb.allocator.specs import plan_rank, start_directory
 from monarch_nb.allocator.state import Effect, Mesh, NodeState, RankFinished, Run, RunDropped, StartRun
 from monarch_nb.allocator.supervisor import ADOPT_WAIT_S, RankProcess, Supervisor
 from monarch_nb.allocator.watch import DirectoryWatch
+from monarch_nb.allocator.whereabouts import Whereabouts
 from monarch_nb.errors import MeshNotFound, MonarchNbError, ReservationNotFound, RunNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2, state_pb2
@@ -83,6 +86,9 @@ class Node:
         self._audience = Audience(self.sessions, self.watch, paths)
         self.files = NodeFiles(node_id, paths)
         self.expiry = Expiry(self)
+        self.log_lines = LogLines(self)
+        self.readings = Readings(gpus)
+        self.whereabouts = Whereabouts(self)
         self.supervisor = Supervisor(paths, self._on_result, self._on_death, self._on_store_death, self._save_template)
         self._dirty_runs: set[tuple[str, str]] = set()
         self._unacknowledged: dict[tuple[str, int], list[str]] = {}
@@ -124,11 +130,14 @@ class Node:
     async def _adopt(self, record: state_pb2.RankRecord) -> None:
         if record.HasField("death") or record.mesh_id not in self.state.meshes:
             return
-        hello = await self.supervisor.adopt_rank(record)
-        if hello is not None and record.mesh_id in self.state.meshes:  # else it was released meanwhile
-            for result in hello.results:
-                self._on_result(record.mesh_id, result)
-            self._apply(self.state.rank_adopted(record.mesh_id, record.rank, hello.running, hello.done))
+
+        def adopted(hello: wire.RankHello) -> None:
+            if record.mesh_id in self.state.meshes:  # else it was released meanwhile
+                for result in hello.results:
+                    self._on_result(record.mesh_id, result)
+                self._apply(self.state.rank_adopted(record.mesh_id, record.rank, hello.running, hello.done))
+
+        await self.supervisor.adopt_rank(record, adopted)
 
     async def _warm(self) -> None:
         try:
@@ -152,6 +161,7 @@ class Node:
             self._flush_timer.cancel()
         self._database.close()
         self.watch.close()
+        await self.log_lines.close()
         await self.files.close()
         if end_processes:
             names = {reservation_id: lease.request.name for reservation_id, lease in self.state.leases.items()}
@@ -475,6 +485,7 @@ class Node:
         for effect in effects:
             if isinstance(effect, StartRun):
                 run_id = effect.run.run_id
+                self.state.begun(effect.mesh_id, run_id, time.time())
                 if run_id not in encoded:
                     encoded[run_id] = wire.ToRank(run=effect.run).SerializeToString()
                 if process := self.supervisor.ranks.get((effect.mesh_id, effect.rank)):

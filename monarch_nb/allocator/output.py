@@ -10,7 +10,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from monarch_nb.config import run_file
-from monarch_nb.frames import FrameError, FrameSplitter
+from monarch_nb.frames import FrameError, split_frames
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
@@ -73,20 +73,35 @@ class RankFiles:
         self._add_text(output, position, end.stdout_bytes, end.stderr_bytes)
         return output
 
-    def _news(self, cursor: run_pb2.Cursor) -> tuple[list[run_pb2.Mark], run_pb2.Cursor]:
-        """Return the marks after `cursor`, and the position after them and all text."""
+    def _news(self, cursor: run_pb2.Cursor, most_bytes: int = 0) -> tuple[list[run_pb2.Mark], run_pb2.Cursor]:
+        """Return the marks after `cursor`, and the position after them and all text; or some of them, and the position
+        of the last."""
         end = self.end()
-        marks, marks_bytes = _parse_marks(self.read("marks", cursor.marks_bytes, end.marks_bytes))
-        for mark in marks:  # what a mark knows was written before it
-            end.stdout_bytes = max(end.stdout_bytes, mark.stdout_bytes)
-            end.stderr_bytes = max(end.stderr_bytes, mark.stderr_bytes)
+        unread = end.marks_bytes - cursor.marks_bytes
+        limit = min(unread, most_bytes or unread)
+        while True:
+            marks, marks_bytes = _parse_marks(self.read("marks", cursor.marks_bytes, cursor.marks_bytes + limit))
+            if marks or limit == unread:
+                break
+            limit = min(unread, 4 * limit)  # a display is bigger, or the rest can not be read
+        if limit < unread:
+            end.stdout_bytes, end.stderr_bytes = cursor.stdout_bytes, cursor.stderr_bytes
+        if marks:  # what a mark knows was written before it
+            end.stdout_bytes = max(end.stdout_bytes, marks[-1].stdout_bytes)
+            end.stderr_bytes = max(end.stderr_bytes, marks[-1].stderr_bytes)
         end.marks_bytes = cursor.marks_bytes + marks_bytes
         return marks, end
 
-    def segments(self, since: run_pb2.Cursor) -> tuple[list[tuple[str, int, int]], run_pb2.Cursor]:
+    def segments(
+        self, since: run_pb2.Cursor, most_marks_bytes: int = 0
+    ) -> tuple[list[tuple[str, int, int]], run_pb2.Cursor]:
         """Return the text after `since` as (kind, start, end) pieces in the order in which they were written, and the
-        position after them."""
-        marks, end = self._news(since)
+        position after them.
+
+        Args:
+            most_marks_bytes: read no more (about) of the marks at once; what comes after them is not returned.
+        """
+        marks, end = self._news(since, most_marks_bytes)
         pieces: list[tuple[str, int, int]] = []
         stdout_bytes, stderr_bytes = since.stdout_bytes, since.stderr_bytes
         last = run_pb2.Mark(stdout_bytes=end.stdout_bytes, stderr_bytes=end.stderr_bytes)
@@ -160,11 +175,11 @@ def _parse_marks(data: bytes) -> tuple[list[run_pb2.Mark], int]:
     """Return the whole marks at the beginning of `data` and their size."""
     marks, size_bytes = [], 0
     try:
-        for frame in FrameSplitter().feed(data):
+        for frame in split_frames(data):
             marks.append(run_pb2.Mark.FromString(frame))
             size_bytes += len(frame) + 4
     except (FrameError, DecodeError):  # a torn file (disk full): what follows can not be read
-        return marks, len(data)
+        return marks, size_bytes if marks else len(data)
     return marks, size_bytes
 
 

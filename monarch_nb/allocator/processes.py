@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from monarch_nb.code_names import CODE_NAME, code_label
 from monarch_nb.config import RANK_TOKEN_VARIABLE
 from monarch_nb.proto import run_pb2, state_pb2
 
@@ -22,7 +23,7 @@ _PIDFD_INFO_EXIT = 1 << 3
 # In what faulthandler writes.
 _CALLS_CELL = re.compile(r'/IPython/core/interactiveshell\.py", line \d+ in run_code$')
 _WORKER_FILE = "/monarch_nb/worker/"
-_CELL_FILE = re.compile(r'File "<ipython-input-(\d+)-\w+>"')
+_CODE_FILE = re.compile(rf'File "({CODE_NAME.pattern})"')
 
 
 def become_subreaper() -> None:
@@ -179,7 +180,11 @@ def _users_frames(frames: list[str]) -> list[str]:
     calls = [index for index, frame in enumerate(frames) if _CALLS_CELL.search(frame)]
     ours = [index for index, frame in enumerate(frames) if _WORKER_FILE in frame]
     end = calls[-1] if calls else ours[0] if ours else len(frames)
-    return [_CELL_FILE.sub(r"Cell In[\1]", frame) for frame in frames[: end or len(frames)]]
+    return [_CODE_FILE.sub(_labelled, frame) for frame in frames[: end or len(frames)]]
+
+
+def _labelled(file: re.Match[str]) -> str:
+    return " ".join(code_label(file[1]) or ())
 
 
 def _explain_signal(number: int, killed_by_us: bool, out_of_memory: bool) -> str:

@@ -94,7 +94,9 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
-        return describe_status(self._node, memory=request.memory)
+        return await describe_status(
+            self._node, memory=request.memory, readings=request.readings, past_runs=request.past_runs
+        )
 
     @_translated
     async def Control(self, request: pb.ControlRanksRequest, context: Any) -> pb.ControlRanksReply:
@@ -159,6 +161,22 @@ class AllocatorService(service.AllocatorServicer):
                     yield records
         except MonarchNbError as error:
             await refuse(context, error)
+
+    async def WatchLog(self, request: pb.WatchLogRequest, context: Any) -> AsyncIterator[pb.LogChange]:
+        try:
+            async with contextlib.aclosing(self._node.log_lines.watch(request)) as changes:
+                async for change in changes:
+                    yield change
+        except MonarchNbError as error:
+            await refuse(context, error)
+
+    @_translated
+    async def ReadLines(self, request: pb.ReadLinesRequest, context: Any) -> pb.ReadLinesReply:
+        return await self._node.log_lines.read(request)
+
+    @_translated
+    async def SearchLog(self, request: pb.SearchLogRequest, context: Any) -> pb.SearchLogReply:
+        return await self._node.log_lines.search(request)
 
     @_translated
     async def PutBlob(self, request_iterator: Any, context: Any) -> pb.PutBlobReply:

@@ -6,11 +6,12 @@ of effects, which the node carries out (monarch_nb.allocator.node).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 from monarch_nb.allocator.limits import Limits, expired
+from monarch_nb.code_names import run_name
 from monarch_nb.config import RESTARTED
 from monarch_nb.errors import (
     CapacityError,
@@ -25,6 +26,8 @@ from monarch_nb.shape import name_ranks
 
 MAX_FINISHED_RUNS = 200
 MAX_ENDED = 50
+MAX_MESSAGE_CHARACTERS = 300
+"""Of what a run raised, as status tells it."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class Run:
         self.previous: dict[int, int] = {}
         self.results: dict[int, run_pb2.RankResult] = {}
         self.started: set[int] = set()
+        self.started_at = 0.0
         self.collected = False
 
     @property
@@ -86,6 +90,7 @@ class Run:
             collected=self.collected,
             submitted_at=self.submitted_at,
             started=sorted(self.started),
+            started_at=self.started_at,
         )
 
     @classmethod
@@ -93,6 +98,7 @@ class Run:
         run = cls(record.submit, record.submitted_at)
         run.results = {result.rank: result for result in record.results}
         run.started, run.collected = set(record.started), record.collected
+        run.started_at = record.started_at
         return run
 
 
@@ -106,6 +112,8 @@ class RankSlot:
     running: str = ""
     untouched: int = 0
     """The output that the last run on this rank left untouched, 0 if it did not."""
+    failure: run_pb2.Failure | None = None
+    """What the newest run that this process finished has raised."""
 
 
 @dataclass
@@ -330,7 +338,16 @@ class NodeState:
 
     def _ahead(self, mesh: Mesh, ranks: Iterable[int]) -> list[str]:
         wanted = set(ranks)
-        return [run.submit.title for run in mesh.queue if wanted & (set(run.ranks) - run.results.keys())]
+        return [
+            run_name(run.number, run.submit.run.cell.cell_number, run.submit.title)
+            for run in mesh.queue
+            if wanted & (set(run.ranks) - run.results.keys())
+        ]
+
+    def begun(self, mesh_id: str, run_id: str, now: float) -> None:
+        """A run begins on a rank."""
+        run = self.meshes[mesh_id].runs[run_id]
+        run.started_at = run.started_at or now
 
     def proceed(self, mesh_id: str, run_id: str) -> list[Effect]:
         """Let a run, and those before it, begin although a run before them never arrived (its client died half-way)."""
@@ -347,6 +364,7 @@ class NodeState:
         slot = mesh.ranks.get(result.rank) if mesh else None
         if mesh is None or slot is None:
             return []
+        slot.failure = _failure_of(result)
         if slot.running == result.run_id:
             slot.running = ""
         run = mesh.runs.get(result.run_id)
@@ -360,14 +378,21 @@ class NodeState:
         """A rank's process is up (again) and waits for runs."""
         mesh = self.mesh(mesh_id)
         slot = mesh.ranks[rank]
-        slot.ready, slot.death, slot.running, slot.untouched = True, None, "", 0
+        slot.ready, slot.death, slot.running, slot.untouched, slot.failure = True, None, "", 0, None
         return self._advance(mesh)
 
-    def rank_adopted(self, mesh_id: str, rank: int, running: str, done: Iterable[str]) -> list[Effect]:
-        """A living rank answered a restarted allocator; its kept results are given to `result` before this."""
+    def rank_adopted(self, mesh_id: str, rank: int, running: str, done: Sequence[str]) -> list[Effect]:
+        """A living rank answered a restarted allocator; its kept results are given to `result` before this.
+
+        Args:
+            running: the run that goes on there. done: those that it has finished, oldest first.
+        """
         mesh = self.mesh(mesh_id)
         slot = mesh.ranks[rank]
         slot.ready, slot.running = True, running
+        newest = mesh.runs.get(done[-1]) if done else None
+        if newest and rank in newest.results:
+            slot.failure = _failure_of(newest.results[rank])
         for run in mesh.runs.values():
             if rank in run.ranks and run.run_id == running:
                 run.started.add(rank)
@@ -465,3 +490,11 @@ class NodeState:
                 shared = any(other.output == run.output for other in mesh.runs.values())
                 effects.append(RunDropped(mesh.spec.mesh_id, run.run_id, 0 if shared else run.output))
         return effects
+
+
+def _failure_of(result: run_pb2.RankResult) -> run_pb2.Failure | None:
+    """Return what user code raised, in short."""
+    if result.outcome != run_pb2.OUTCOME_ERROR:
+        return None
+    failure = result.failure
+    return run_pb2.Failure(name=failure.name, message=failure.message[:MAX_MESSAGE_CHARACTERS], where=failure.where)

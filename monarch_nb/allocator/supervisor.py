@@ -244,28 +244,34 @@ class Supervisor:
             self._supervise(rank)
         return ranks
 
-    def _make_rank(self, record: state_pb2.RankRecord, path: Path, pid: int, oom_kills_before: int) -> RankProcess:
+    def _make_rank(
+        self,
+        record: state_pb2.RankRecord,
+        path: Path,
+        pid: int,
+        oom_kills_before: int,
+        on_hello: Callable[[wire.RankHello], None] = lambda _: None,
+    ) -> RankProcess:
         mesh_id = record.mesh_id
-        link = RankLink(path, lambda result: self._on_result(mesh_id, result))
+        link = RankLink(path, lambda result: self._on_result(mesh_id, result), on_hello)
         return RankProcess(mesh_id, record.rank, record, link, ProcessWatch(pid), oom_kills_before)
 
-    async def adopt_rank(self, record: state_pb2.RankRecord) -> wire.RankHello | None:
-        """Connect to a rank that outlived the allocator before us; None when it is gone (its death is reported).
+    async def adopt_rank(self, record: state_pb2.RankRecord, on_hello: Callable[[wire.RankHello], None]) -> None:
+        """Connect to a rank that outlived the allocator before us; one that is gone is reported as dead.
 
         It takes as long as C code of the user's holds the interpreter: the rank's memory is worth any wait.
         """
         path = self.paths.rank_socket(record.mesh_id, record.rank, record.incarnation)
-        rank = self._make_rank(record, path, record.process.pid, processes.oom_kills())
+        rank = self._make_rank(record, path, record.process.pid, processes.oom_kills(), on_hello)
         if not processes.is_alive(record.process):
             self._on_death(rank, await self._exit_status(rank.watch))
             rank.watch.close()
-            return None
+            return
         self._supervise(rank)
         try:
-            return await rank.link.connect()
+            await rank.link.connect()
         except SpawnError:  # it does not listen any more
             self.kill([rank])
-            return None
 
     def _supervise(self, rank: RankProcess) -> None:
         self.ranks[rank.mesh_id, rank.rank] = rank

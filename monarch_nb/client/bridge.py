@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import os
 import threading
 from collections.abc import Callable, Coroutine
 from functools import cache
 from typing import Any, TypeVar
+
+from monarch_nb import interrupting
 
 T = TypeVar("T")
 
@@ -35,7 +38,8 @@ def post(callback: Callable[..., object], *arguments: object) -> None:
 
 
 def call(work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-    """Run `work` on the background loop and return its result; Ctrl-C cancels it and waits until it has cleaned up.
+    """Run `work` on the background loop and return its result; Ctrl-C, or what interrupts this thread (see
+    monarch_nb.interrupting), cancels it and waits until it has cleaned up.
 
     Raises:
         TimeoutError: it took longer than `timeout_s`; it is cancelled.
@@ -52,13 +56,28 @@ def call(work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
             result.set_exception(error)
 
+    def start() -> None:
+        tasks.append(loop.create_task(run()))
+        tasks[0].add_done_callback(ended)
+
+    def ended(_: asyncio.Task[None]) -> None:
+        if not result.done():  # it was cancelled before it began
+            work.close()
+            result.set_exception(asyncio.CancelledError())
+
     def cancel() -> None:
         for task in tasks:
             task.cancel()
 
+    interrupt = interrupting.current()
     try:
-        post(lambda: tasks.append(loop.create_task(run())))
-        return result.result(timeout_s)
+        post(start)
+        with interrupt.waking(lambda: post(cancel)) if interrupt else contextlib.nullcontext():
+            return result.result(timeout_s)
+    except asyncio.CancelledError:
+        if interrupt is not None:
+            interrupt.check()
+        raise
     except (TimeoutError, KeyboardInterrupt):
         if not result.done():
             post(cancel)

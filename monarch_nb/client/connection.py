@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from typing import Any, Protocol
 
 from monarch_nb.rpc.channel import open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
@@ -127,7 +127,7 @@ class Connection:
         reply: pb.DescribeReply = await self.unary("Describe", request, timeout_s)
         return reply
 
-    async def stream(self, method: str, request: Any) -> AsyncIterator[Any]:
+    async def stream(self, method: str, request: Any) -> AsyncGenerator[Any, None]:
         """Call a method that streams its reply."""
         await self._settle()
         try:

@@ -279,7 +279,7 @@ class _Examination:
             self._notes.append(f"the notebook's directory {self._notebook_directory} is not seen by {where}")
         elif not unknown:
             self._fine.append("the notebook's directory seen by all")
-        if not self._shared:
+        if not self._shared and (unseen or unknown):  # else there is some
             self._notes.append("no storage that all nodes see: --shared DIR at reserve names it")
 
 

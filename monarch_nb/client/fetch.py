@@ -151,6 +151,37 @@ async def fetch(
     return report
 
 
+async def fetch_matching(
+    connection: Connection,
+    reservation_id: str,
+    rank: int,
+    path: str,
+    *,
+    to: str | None,
+    overwrite: bool,
+    progress: Progress,
+) -> FetchReport:
+    """Bring what a path names, or all that match a pattern: see `Reservation.fetch`."""
+
+    async def bring(path: str, target: Path, into: bool) -> FetchReport:
+        return await fetch(
+            connection, reservation_id, rank, path, target, into=into, overwrite=overwrite, progress=progress
+        )
+
+    found = await expand(connection, reservation_id, rank, path)
+    as_there = to is None and is_below(path)
+    if found == [path]:
+        here = Path(to) if to is not None else Path(path) if as_there else Path(Path(path).name)
+        return await bring(path, Path.cwd() / here, to is not None and to.endswith(os.sep))
+    if as_there:
+        report = FetchReport(Path.cwd() / os.path.commonpath([os.path.dirname(one) for one in found]))
+    else:
+        report = FetchReport(Path.cwd() / (to or ""))
+    for one in found:
+        report += await bring(one, Path.cwd() / one if as_there else report.path, not as_there)
+    return report
+
+
 def _place(target: Path, path: str, *, into: bool, is_file: bool) -> Path:
     if into or (is_file and target.is_dir()):
         return target / os.path.basename(os.path.normpath(path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +14,7 @@ from monarch_nb.allocator.limits import expired
 from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.decoding import describe_death
+from monarch_nb.client.infos import RankInfo, RunInfo, infos_of_node, run_infos
 from monarch_nb.client.logs import LogRecord, follow_logs, read_logs
 from monarch_nb.client.packing import pack_variables
 from monarch_nb.client.run import ALLOCATOR_DOWN, InterruptReport, Listener, OnError, Run
@@ -31,65 +31,10 @@ from monarch_nb.proto import run_pb2
 from monarch_nb.shape import Extent, format_ranks, name_ranks
 
 if TYPE_CHECKING:
-    from monarch_nb.client.pool import HeldReservation
     from monarch_nb.client.reservation import Reservation
 
 CONTROL_TIMEOUT_S = 5.0
 TITLE_CHARACTERS = 60
-
-_STATES = {
-    pb.Rank.STATE_STARTING: "starting",
-    pb.Rank.STATE_IDLE: "idle",
-    pb.Rank.STATE_RUNNING: "running",
-    pb.Rank.STATE_DEAD: "dead",
-}
-
-
-@dataclass(frozen=True)
-class RankInfo:
-    """What an allocator knows of a rank.
-
-    Attributes:
-        state: starting, idle, running, dead, or unreachable when its allocator does not answer.
-        memory_bytes: its proportional set size (PSS).
-        run_id, running_s: what it runs, and for how long; empty and 0 when it is idle.
-        death: how a dead one ended and the likely cause.
-        stderr_tail: what a dead one said last: the end of its stderr or, after a crash, where its cell was.
-    """
-
-    rank: int
-    host: str
-    pid: int
-    state: str
-    gpu_indices: tuple[int, ...]
-    memory_bytes: int
-    run_id: str
-    running_s: float
-    death: str | None
-    stderr_tail: tuple[str, ...] = ()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it is known to live."""
-        return self.state in _STATES.values() and self.state != "dead"
-
-
-@dataclass(frozen=True)
-class RunInfo:
-    """A run that is unfinished, or whose results nobody has collected."""
-
-    run_id: str
-    number: int
-    title: str
-    ranks: tuple[int, ...]
-    finished: tuple[int, ...]
-    collected: bool
-    submitted_at: float
-    cell_number: int
-
-    @property
-    def done(self) -> bool:
-        return len(self.finished) == len(self.ranks)
 
 
 @dataclass(frozen=True)
@@ -195,9 +140,11 @@ class MeshCore:
         if survivors:
             await self.abort_groups(f"{name_ranks(chosen)} restarted", survivors)
 
-    async def status(self, *, memory: bool = False) -> list[tuple[Connection, pb.MeshStatus]]:
+    async def status(
+        self, *, memory: bool = False, past_runs: pb.PastRuns | None = None
+    ) -> list[tuple[Connection, pb.MeshStatus]]:
         """Return what every node says of the mesh."""
-        request = pb.StatusRequest(memory=memory)
+        request = pb.StatusRequest(memory=memory, past_runs=past_runs)
         calls = (connection.unary("Status", request) for connection in self.connections.values())
         replies = await asyncio.gather(*calls, return_exceptions=True)
         if away := [reply for reply in replies if isinstance(reply, BaseException)]:
@@ -265,13 +212,13 @@ class Mesh:
         """Return the part with the given coordinates, e.g. `mesh.slice(hosts=0, procs=slice(0, 2))`."""
         return self.select(self.extent.ranks(**dimensions))
 
-    def select(self, ranks: Iterable[int]) -> Mesh:
-        """Return the part of exactly these ranks.
+    def select(self, ranks: int | Iterable[int]) -> Mesh:
+        """Return the part of exactly these ranks (or this one).
 
         Raises:
             TargetError: a rank that is not in this mesh, or none at all.
         """
-        chosen = tuple(sorted(set(ranks)))
+        chosen = (ranks,) if isinstance(ranks, int) else tuple(sorted(set(ranks)))
         if missing := [rank for rank in chosen if rank not in self.ranks]:
             raise TargetError(f"{name_ranks(missing)} not in {self!r}")
         if not chosen:
@@ -296,7 +243,7 @@ class Mesh:
         Args:
             timeout_s: give up waiting after this time; the run goes on.
             on_error: "abort" interrupts ranks that wait in a collective for one that failed.
-            cell_number: shown in tracebacks as `Cell In[…]`.
+            cell_number: shown in tracebacks as `Cell In[…]`; without one it is `Run …`, the run's number.
             want_value: bring the last expression's values back.
             sync: first bring files that changed to nodes that have copies of them.
             listener: called with the run's events on a background thread.
@@ -347,7 +294,13 @@ class Mesh:
         self._check_alive()
         spec.run_id = uuid.uuid4().hex
         run = self.core.runs[spec.run_id] = Run(
-            self, spec.run_id, self.ranks, title, on_error=on_error, listener=listener
+            self,
+            spec.run_id,
+            self.ranks,
+            title,
+            on_error=on_error,
+            cell_number=spec.cell.cell_number,
+            listener=listener,
         )
         post(run.submit, spec)
         return run
@@ -409,12 +362,23 @@ class Mesh:
         """Yield the runs that go on on these ranks, whoever submitted them."""
         for info in self.runs():
             if not info.done and set(info.ranks) & set(self.ranks):
-                with contextlib.suppress(RunNotFound):  # it is over by now
-                    yield self.attach_run(info.run_id)
+                yield self.core.runs.get(info.run_id) or self._follow(info)
 
     def runs(self) -> list[RunInfo]:
         """Return the runs that are unfinished or whose results nobody has collected, oldest first."""
-        return run_infos([mesh for _, mesh in call(self.core.status())])
+        return [info for info in self._run_infos() if not (info.done and info.collected)]
+
+    def past_runs(self, tracebacks_of: int = 0) -> list[RunInfo]:
+        """Return the newest few hundred runs, also those that are over, oldest first, each with what failed.
+
+        Args:
+            tracebacks_of: the number of the run whose failures come with their tracebacks.
+        """
+        return self._run_infos(pb.PastRuns(mesh_id=self.id, tracebacks_of=tracebacks_of))
+
+    def _run_infos(self, past_runs: pb.PastRuns | None = None) -> list[RunInfo]:
+        told = call(self.core.status(past_runs=past_runs))
+        return run_infos((connection.name, mesh) for connection, mesh in told)
 
     def attach_run(self, run_id: str, *, from_start: bool = False, listener: Listener | None = None) -> Run:
         """Follow a run that another client submitted; one that this process follows already is returned as it is.
@@ -435,8 +399,26 @@ class Mesh:
             if listener is not None:
                 known.add_listener(listener)
             return known
-        run = Run(self, run_id, info.ranks, info.title, listener=listener, own_connections=known is not None)
-        self.core.runs.setdefault(run_id, run)
+        return self._follow(info, from_start=from_start, listener=listener, own_connections=known is not None)
+
+    def _follow(
+        self,
+        info: RunInfo,
+        *,
+        from_start: bool = False,
+        listener: Listener | None = None,
+        own_connections: bool = False,
+    ) -> Run:
+        run = Run(
+            self,
+            info.run_id,
+            info.ranks,
+            info.title,
+            cell_number=info.cell_number,
+            listener=listener,
+            own_connections=own_connections,
+        )
+        self.core.runs.setdefault(info.run_id, run)
         run.number, run.submitted_at = info.number, info.submitted_at
         run.finished_before = frozenset(info.finished)
         follow = lambda: run.follow(from_shown=not from_start)  # noqa: E731
@@ -445,10 +427,10 @@ class Mesh:
 
     # ---- ranks ----
 
-    def restart(self, ranks: Iterable[int] | None = None) -> None:
+    def restart(self, ranks: int | Iterable[int] | None = None) -> None:
         """Replace ranks (all of this object's by default) by fresh ones under the same coordinates.
 
-        Their variables are lost. The others keep theirs; their process groups are aborted, so that an
+        Their variables and imports are lost. The others keep theirs; their process groups are aborted, so that an
         `init_process_group()` by all forms a new one. Returns when the new ranks are ready.
         """
         chosen = self.ranks if ranks is None else self.select(ranks).ranks
@@ -457,12 +439,12 @@ class Mesh:
     def status(self) -> list[RankInfo]:
         """Return what the allocators know of the ranks."""
         told = call(self.core.status(memory=True))
-        infos = {info.rank: info for connection, mesh in told for info in _infos(connection, mesh)}
+        infos = {info.rank: info for connection, mesh in told for info in infos_of_node(connection.name, mesh)}
         return [infos.get(rank) or self._unreachable(rank) for rank in self.ranks]
 
     def _unreachable(self, rank: int) -> RankInfo:
         host = self.core.connection_of(rank).name
-        return RankInfo(rank, host, 0, "unreachable", (), 0, "", 0.0, None)
+        return RankInfo(rank, host, 0, "unreachable")
 
     def where(self) -> dict[int, run_pb2.Where]:
         """Return where each rank's main thread is; ranks that do not answer are missing."""
@@ -496,7 +478,7 @@ class Mesh:
 
     def logs(
         self,
-        ranks: Iterable[int] | None = None,
+        ranks: int | Iterable[int] | None = None,
         lines: int | None = None,
         run: Run | RunInfo | int | None = None,
         *,
@@ -518,7 +500,7 @@ class Mesh:
 
     def log_batches(
         self,
-        ranks: Iterable[int] | None = None,
+        ranks: int | Iterable[int] | None = None,
         lines: int | None = None,
         run: Run | RunInfo | int | None = None,
         *,
@@ -548,66 +530,6 @@ class Mesh:
             newest = max((record.run for record in self.logs(lines=1)), default=0)
             there = f"the newest that printed is run {newest}" if newest else "nothing was printed yet"
             raise RunNotFound(f"there is no run {number}; {there}")
-
-
-def rank_infos(held: HeldReservation, mesh_id: str) -> list[RankInfo]:
-    """Return the ranks of a mesh as its nodes told them."""
-    infos = [
-        info
-        for connection, status in held.nodes.values()
-        for mesh in status.meshes
-        if mesh.mesh_id == mesh_id
-        for info in _infos(connection, mesh)
-    ]
-    return sorted(infos, key=lambda info: info.rank)
-
-
-def _infos(connection: Connection, mesh: pb.MeshStatus) -> Iterator[RankInfo]:
-    for rank in mesh.ranks:
-        yield RankInfo(
-            rank=rank.rank,
-            host=connection.name,
-            pid=rank.pid,
-            state=_STATES.get(rank.state, "starting"),
-            gpu_indices=tuple(rank.gpu_indices),
-            memory_bytes=rank.memory_bytes,
-            run_id=rank.run_id,
-            running_s=rank.running_s,
-            death=describe_death(rank.death) if rank.state == pb.Rank.STATE_DEAD else None,
-            stderr_tail=tuple(rank.death.stderr_tail),
-        )
-
-
-def run_infos(meshes: Iterable[pb.MeshStatus]) -> list[RunInfo]:
-    """Put the nodes' parts of each run together, oldest first.
-
-    A node does not tell of runs that are over and collected, and nodes learn of that one after the other.
-    """
-    parts: dict[str, list[pb.RunStatus]] = {}
-    newest: dict[int, int] = {}
-    for mesh in meshes:
-        newest |= {rank.rank: mesh.last_number for rank in mesh.ranks}
-        for run in mesh.runs:
-            if run.ranks:
-                parts.setdefault(run.run_id, []).append(run)
-    infos = []
-    for run_id, runs in parts.items():
-        run = runs[0]
-        untold = set(run.all_ranks).difference(*(part.ranks for part in runs))
-        collected = {rank for rank in untold if newest.get(rank, 0) >= run.number}
-        info = RunInfo(
-            run_id=run_id,
-            number=run.number,
-            title=run.title,
-            ranks=tuple(sorted(run.all_ranks)),
-            finished=tuple(sorted(collected.union(*(part.finished for part in runs)))),
-            collected=bool(collected) or any(part.collected for part in runs),
-            submitted_at=run.submitted_at,
-            cell_number=run.cell_number,
-        )
-        if not (info.done and info.collected):
-            infos.append(info)
-    return sorted(infos, key=lambda info: info.number)
 
 
 def _title(code: str) -> str:

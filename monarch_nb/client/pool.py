@@ -34,6 +34,7 @@ from monarch_nb.errors import (
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.provision import Node, provisioner
+from monarch_nb.shape import counted
 
 STATUS_TIMEOUT_S = 15.0
 FLUSH_AT_EXIT_S = 1.0
@@ -59,10 +60,10 @@ class Shape:
 
     @property
     def kind(self) -> str:
-        return "gpus" if self.gpus else "procs"
+        return "gpu" if self.gpus else "proc"
 
     def __str__(self) -> str:
-        return f"{self.nodes} node{'' if self.nodes == 1 else 's'} × {self.per_node} {self.kind}"
+        return f"{counted(self.nodes, 'node')} × {counted(self.per_node, self.kind)}"
 
 
 @dataclass(frozen=True)
@@ -184,16 +185,21 @@ class Pool:
 
     def discover(self) -> list[Connection]:
         """Return the connections to the nodes that live."""
-        found = []
-        for node in self._living_nodes():
-            connection = self.connections.get(node.node_id)
-            if connection is None or connection.address != node.address:
-                connection = self.connections[node.node_id] = Connection(node.node_id, node.address)
-            found.append(connection)
-        return found
+        return [self.connection_to(node) for node in self._living_nodes()]
 
-    async def ask(self, *, memory: bool = False) -> list[tuple[Connection, pb.StatusReply]]:
+    def connection_to(self, node: Node) -> Connection:
+        """Return the one connection to a node."""
+        connection = self.connections.get(node.node_id)
+        if connection is None or connection.address != node.address:
+            connection = self.connections[node.node_id] = Connection(node.node_id, node.address)
+        return connection
+
+    async def ask(self, *, memory: bool = False, readings: bool = False) -> list[tuple[Connection, pb.StatusReply]]:
         """Return what every living node says.
+
+        Args:
+            memory: of every rank, which takes some milliseconds each.
+            readings: how busy nodes, GPUs and ranks are, where these are, and their memory (estimated).
 
         Raises:
             PoolError: the pool has no living node.
@@ -201,7 +207,7 @@ class Pool:
         connections = self.discover()
         if not connections:
             raise PoolError(f"no pool {self.name!r} is up: monarch-nb up starts one, and so does %mesh reserve")
-        request = pb.StatusRequest(memory=memory)
+        request = pb.StatusRequest(memory=memory, readings=readings)
         replies = await asyncio.gather(
             *(connection.unary("Status", request, STATUS_TIMEOUT_S) for connection in connections),
             return_exceptions=True,
@@ -219,10 +225,10 @@ class Pool:
             raise NodeUnreachable(f"no node of the pool {self.name!r} answers ({names}); monarch-nb status says more")
         return answers
 
-    async def reservations(self, *, memory: bool = False) -> list[HeldReservation]:
-        """Return every reservation that the living nodes hold, oldest first."""
+    async def reservations(self, *, memory: bool = False, readings: bool = False) -> list[HeldReservation]:
+        """Return every reservation that the living nodes hold, oldest first. Arguments as of `ask`."""
         held: dict[str, HeldReservation] = {}
-        for connection, reply in await self.ask(memory=memory):
+        for connection, reply in await self.ask(memory=memory, readings=readings):
             for status in reply.reservations:
                 one = held.setdefault(status.reservation_id, HeldReservation(status.reservation_id, {}))
                 one.nodes[status.node_rank] = (connection, status)
@@ -320,11 +326,11 @@ def choose_nodes(shape: Shape, nodes: list[pb.DescribeReply]) -> list[int]:
     fitting = [index for index, count in enumerate(free) if count >= shape.per_node]
     if len(fitting) >= shape.nodes:
         return fitting[: shape.nodes]
-    fit = f"only {len(fitting)} of {len(nodes)} nodes can take {shape.per_node} {shape.kind}"
+    fit = f"only {len(fitting)} of {counted(len(nodes), 'node')} can take {counted(shape.per_node, shape.kind)}"
     lines = [f"{shape} asked for, but {fit}:"]
     for node, count, most in zip(nodes, free, total, strict=True):
         held = "".join(f"; {_holds(holder)}" for holder in node.holders)
-        lines.append(f"  {node.node_id}: {count} of {most} {shape.kind} free{held}")
+        lines.append(f"  {node.node_id}: {count} of {counted(most, shape.kind)} free{held}")
     if len(nodes) < shape.nodes:
         lines.append(f"monarch-nb up --nodes {shape.nodes} adds nodes to a local pool")
     elif max(total, default=0) < shape.per_node:
@@ -337,8 +343,8 @@ def choose_nodes(shape: Shape, nodes: list[pb.DescribeReply]) -> list[int]:
 
 
 def _holds(holder: pb.Holder) -> str:
-    kind = "gpus" if holder.gpus else "procs"
-    return f"{holder.reservation} ({holder.owner}) holds {holder.gpus or holder.procs} {kind}"
+    slots = counted(holder.gpus or holder.procs, "gpu" if holder.gpus else "proc")
+    return f"{holder.reservation} ({holder.owner}) holds {slots}"
 
 
 async def spawn_mesh(
@@ -377,7 +383,7 @@ async def spawn_mesh(
             python=options.python,
             preload=options.preload,
             environment=options.environment,
-            extent=[pb.Axis(name="hosts", size=shape.nodes), pb.Axis(name=shape.kind, size=shape.per_node)],
+            extent=[pb.Axis(name="hosts", size=shape.nodes), pb.Axis(name=f"{shape.kind}s", size=shape.per_node)],
         )
         for node_rank, sees in zip(range(shape.nodes), seen, strict=True)
     ]

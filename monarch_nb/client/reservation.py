@@ -17,10 +17,11 @@ from monarch_nb.allocator.limits import how_it_ended
 from monarch_nb.client import pool as pools
 from monarch_nb.client.attachment import Attachment, TimeListener
 from monarch_nb.client.bridge import call
-from monarch_nb.client.fetch import FetchReport, FileInfo, expand, fetch, file_info, is_below, list_files
+from monarch_nb.client.fetch import FetchReport, FileInfo, fetch_matching, file_info, list_files
 from monarch_nb.client.fetch import Progress as FetchProgress
 from monarch_nb.client.files.project import find_root, holds_home, read_settings
-from monarch_nb.client.mesh import Mesh, RankInfo, rank_infos
+from monarch_nb.client.infos import RankInfo, rank_infos
+from monarch_nb.client.mesh import Mesh
 from monarch_nb.client.pool import (
     HeldReservation,
     KeptFiles,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from monarch_nb.client.environments import PipReport
 
 DEFAULT_NAME = "main"
-_FORBIDDEN_IN_NAMES = set("/\\\n\r\t\0 ")
 
 
 @dataclass(frozen=True)
@@ -251,25 +251,9 @@ class Reservation:
             PosixPath('/home/me/project/checkpoints/last.pt')
         """
         connection = self.mesh.core.connection_of(rank)
-        into = to is not None and os.fspath(to).endswith(os.sep)
-        here = Path(to).expanduser() if to is not None else Path(path) if is_below(path) else Path(Path(path).name)
-        target = Path.cwd() / here
-
-        async def bring(path: str, target: Path, into: bool) -> FetchReport:
-            return await fetch(
-                connection, self.id, rank, path, target, into=into, overwrite=overwrite, progress=progress or _nothing
-            )
-
-        found = call(expand(connection, self.id, rank, path))
-        if found == [path]:
-            return call(bring(path, target, into))
-        as_there = to is None and is_below(path)
-        if to is None:
-            target = Path.cwd() / (os.path.commonpath([os.path.dirname(one) for one in found]) if as_there else "")
-        report = FetchReport(target)
-        for one in found:
-            report += call(bring(one, Path.cwd() / one, False) if as_there else bring(one, target, True))
-        return report
+        here = None if to is None else os.path.expanduser(to)
+        say = progress or _nothing
+        return call(fetch_matching(connection, self.id, rank, path, to=here, overwrite=overwrite, progress=say))
 
     def doctor(self) -> Diagnosis:
         """Compare this process with every node: Python, torch, CUDA, the packages that are imported here, clocks,
@@ -407,7 +391,7 @@ def reserve(
         SpawnError: ranks could not be started (a broken preload: PreloadError).
         NodeUnreachable: it is held, and a node of it does not answer.
     """
-    name = _checked_name(name or DEFAULT_NAME)
+    name = checked_name(name or DEFAULT_NAME)
     shape = _checked_shape(nodes, procs, gpus)
     terms = Terms(notebook or "", _limit(time, "time"), _limit(idle, "idle"))
     say = progress or _silent
@@ -504,7 +488,7 @@ def _shared(held: HeldReservation) -> str:
 
 def _start_pool(pool: Pool, shape: Shape, say: Progress) -> None:
     if shape.gpus:
-        from monarch_nb.allocator.facts import discover_gpus
+        from monarch_nb.allocator.gpus import discover_gpus
 
         if not (found := discover_gpus()):
             raise CapacityError("this machine has no GPU (NVML finds none); --procs N asks for CPU ranks")
@@ -592,8 +576,9 @@ def _info(held: HeldReservation) -> ReservationInfo:
     )
 
 
-def _checked_name(name: str) -> str:
-    if not name.strip() or len(name) > 64 or _FORBIDDEN_IN_NAMES & set(name):
+def checked_name(name: str) -> str:
+    """Return the name, or raise UsageError when it is none for a reservation."""
+    if not name or len(name) > 64 or any(each in "/\\\0" or each.isspace() for each in name):
         raise UsageError(f"{name!r} is no name for a reservation: at most 64 characters, no spaces or slashes")
     return name
 

@@ -16,7 +16,8 @@ from monarch_nb.client import events
 from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import Connection
 from monarch_nb.client.decoding import display_event, result_event
-from monarch_nb.client.waits import explain_waits
+from monarch_nb.client.waits import explain_past_waits, explain_waits
+from monarch_nb.code_names import run_name
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, ReservationExpired, RunFailed
 from monarch_nb.frames import unpack_pickle
 from monarch_nb.proto import allocator_pb2 as pb
@@ -46,12 +47,14 @@ class InterruptReport:
 
     Attributes:
         stopped: ranks that are free now.
+        free: ranks that had finished before.
         stuck: ranks that did not stop in a few seconds, and the line where each hangs.
         aborted: ranks whose process group had to be aborted; the whole mesh needs `init_process_group()` again.
         restarted: ranks that were killed and started again.
     """
 
     stopped: tuple[int, ...] = ()
+    free: tuple[int, ...] = ()
     stuck: dict[int, str] = field(default_factory=dict)
     aborted: tuple[int, ...] = ()
     restarted: tuple[int, ...] = ()
@@ -62,6 +65,7 @@ class InterruptReport:
         reports = list(reports)
         return cls(
             stopped=tuple(sorted({rank for report in reports for rank in report.stopped})),
+            free=tuple(sorted({rank for report in reports for rank in report.free})),
             stuck={rank: line for report in reports for rank, line in report.stuck.items()},
             aborted=tuple(sorted({rank for report in reports for rank in report.aborted})),
             restarted=tuple(sorted({rank for report in reports for rank in report.restarted})),
@@ -74,6 +78,8 @@ class InterruptReport:
         parts += _stuck_lines(self.stuck)
         if self.restarted:
             parts.append(f"killed and restarted {name_ranks(self.restarted)}: their variables are lost")
+        if self.stuck and self.free:
+            parts.append(f"{name_ranks(self.free)} had finished before")
         return "; ".join(parts) or "nothing was running"
 
 
@@ -83,6 +89,7 @@ class Run:
     Attributes:
         id: made by the client, so that a retry can not run twice.
         ranks: those it runs on. title: the first line of its code.
+        number: counts the runs of a mesh; logs have it. cell_number: of the notebook's cell, or 0.
         results: by rank, of those that have finished.
     """
 
@@ -94,10 +101,12 @@ class Run:
         title: str,
         *,
         on_error: OnError = "wait",
+        cell_number: int = 0,
         listener: Listener | None = None,
         own_connections: bool = False,
     ) -> None:
         self.mesh, self.id, self.ranks, self.title = mesh, run_id, tuple(ranks), title
+        self.cell_number = cell_number
         self.number = 0
         self.finished_before: frozenset[int] = frozenset()
         """Ranks that had finished when this process began to follow it."""
@@ -116,19 +125,27 @@ class Run:
         self._tasks: set[asyncio.Task[None]] = set()
         self._started_on_first = False
         self._watching_waits = False
+        self._waited = ""  # who waited for whom when it was looked at last
         self._completing = False
         self._interrupting = False
         self._is_stuck = False
         self._is_collected = False
         self._replaying: set[Connection] = set()
+        self._away: set[int] = set()  # nodes that do not answer
+        self._news = asyncio.Event()  # a rank has finished, or a node answers no more
         self._own_connections: dict[int, Connection] | None = {} if own_connections else None
         self._listening = threading.Lock()
 
     def __repr__(self) -> str:
         state = "done" if self.done else f"{len(self.results)} of {len(self.ranks)} ranks finished"
-        return f"<Run {self.number or self.id[:8]} on {name_ranks(self.ranks)}: {state}>"
+        return f"<Run {self.name if self.number else self.id[:8]} on {name_ranks(self.ranks)}: {state}>"
 
     # ---- for callers, from any thread ----
+
+    @property
+    def name(self) -> str:
+        """What it is called: "run 46, cell [12]"."""
+        return run_name(self.number, self.cell_number)
 
     @property
     def done(self) -> bool:
@@ -156,7 +173,10 @@ class Run:
     def timed_out(self, timeout_s: float) -> TimeoutError:
         """Return the error that says that the run goes on, and where."""
         left = [rank for rank in self.ranks if rank not in self.results]
-        return TimeoutError(f"run {self.number} goes on after {timeout_s:g} s on {name_ranks(left)}")
+        return TimeoutError(
+            f"{self.name} goes on after {timeout_s:g} s on {name_ranks(left)}: run.result() waits for it "
+            "(mesh.running() yields the Run), mesh.interrupt() stops it; variables stay"
+        )
 
     def raise_failures(self) -> None:
         """Raise what the run failed with, if it did."""
@@ -186,8 +206,21 @@ class Run:
             raise PickleError(text, next(iter(errors)), [rank for ranks in errors.values() for rank in ranks])
         return [self._value(rank) for rank in self.ranks]
 
+    @property
+    def kept_values(self) -> list[Any]:
+        """As `values`, with a PickleError in place of each value that could not be brought here."""
+        return [self._value_or_error(rank) for rank in self.ranks]
+
+    def _value_or_error(self, rank: int) -> Any:
+        try:
+            return self._value(rank)
+        except PickleError as error:
+            return error
+
     def _value(self, rank: int) -> Any:
         packed = self._packed.get(rank)
+        if packed is not None and packed.WhichOneof("value") == "value_error":
+            raise PickleError(packed.value_error, packed.value_error, [rank])
         if rank not in self._values and packed is not None and packed.WhichOneof("value") == "value_inline":
             try:
                 self._values[rank] = unpack_pickle(bytearray(packed.value_inline))
@@ -257,7 +290,17 @@ class Run:
         """
         post(self._add_listener, listener)
 
+    def replace_listener(self, old: Listener, new: Listener | None) -> None:
+        """Tell `new` (or nobody) what would have been told to `old` from now on, after the results so far."""
+        post(self._replace_listener, old, new)
+
     # ---- on the background loop ----
+
+    def _replace_listener(self, old: Listener, new: Listener | None) -> None:
+        if new is not None:
+            self._add_listener(new)
+        if old in self._listeners:
+            self._listeners.remove(old)
 
     def _add_listener(self, listener: Listener) -> None:
         is_first = not self._listeners
@@ -398,6 +441,7 @@ class Run:
                     self._lossy.setdefault(packed.notice, []).append(packed.rank)
                     text = "; ".join(f"{name_ranks(ranks)}: {why}" for why, ranks in self._lossy.items())
                     self.emit(events.Notice(text, key="loss"))
+        self._news.set()
         if len(self.results) == len(self.ranks):
             self._complete()
         elif self.results and not self._watching_waits:
@@ -420,6 +464,9 @@ class Run:
         self._finish()
 
     def on_link(self, connection: Connection, up: bool) -> None:
+        nodes = {node for node in self._by_node(self.ranks) if self.mesh.core.connections[node].name == connection.name}
+        self._away = self._away - nodes if up else self._away | nodes
+        self._news.set()
         if not self.done:
             text = "" if up else f"{connection.name} {ALLOCATOR_DOWN}"
             self.emit(events.Notice(text, key=f"link {connection.name}"))
@@ -461,10 +508,13 @@ class Run:
             for rank, stream in list(self._decoders):
                 for text in self._rest(rank, stream):
                     self.emit(text)
-            for key in ("waits", "queue", "stuck", *(f"link {c.name}" for c in self._connections())):
+            freed = any(result.outcome == "interrupted" for result in self.results.values())
+            self.emit(events.Notice(self._waited if freed else "", key="waits"))  # what the interrupt was for stays
+            for key in ("queue", "stuck", *(f"link {c.name}" for c in self._connections())):
                 self.emit(events.Notice("", key=key))
             self.emit(events.Finished())
             self._done.set()
+            self._news.set()
             for task in self._tasks:
                 if task is not asyncio.current_task():
                     task.cancel()
@@ -484,7 +534,9 @@ class Run:
                 self._send_interrupt()
                 abort = False
                 continue
-            self.emit(events.Notice(explain_waits(self.results, where, self.mesh.reservation.name), key="waits"))
+            self.emit(events.Notice(explain_waits(self.results, where), key="waits"))
+            if not self._interrupting:
+                self._waited = explain_past_waits(self.results, where)
 
     def _send_interrupt(self) -> None:
         self._interrupting = True
@@ -497,31 +549,41 @@ class Run:
         left = [rank for rank in self.ranks if rank not in before]
         restarted: tuple[int, ...] = ()
         if kill_stuck:
-            await self.mesh.core.restart(left)
-            restarted = tuple(left)
-            await self._wait_done(STOP_WAIT_S)
+            restarted = tuple(self._reachable(left))
+            if restarted:
+                await self.mesh.core.restart(restarted)
         else:
             self._send_interrupt()
-            await self._wait_done(STOP_WAIT_S)
+        await self._wait_stopped(left)
         stuck = await self._describe_stuck([rank for rank in left if rank not in self.results and not self._refusal])
         return InterruptReport(
             stopped=tuple(rank for rank in left if rank in self.results and rank not in restarted),
+            free=tuple(sorted(before)),
             stuck=stuck,
             aborted=tuple(rank for rank, result in self.results.items() if result.group_aborted),
             restarted=restarted,
         )
 
-    async def _wait_done(self, timeout_s: float) -> None:
-        await asyncio.to_thread(self._done.wait, timeout_s)
+    def _reachable(self, ranks: Iterable[int]) -> list[int]:
+        return [rank for node, on_node in self._by_node(ranks).items() if node not in self._away for rank in on_node]
+
+    async def _wait_stopped(self, ranks: list[int]) -> None:
+        """Wait a few seconds for ranks to finish. Those whose node does not answer are not waited for."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_WAIT_S):
+                while not self.done and (self._completing or self._reachable(set(ranks) - self.results.keys())):
+                    self._news.clear()
+                    await self._news.wait()
 
     async def _describe_stuck(self, ranks: list[int]) -> dict[int, str]:
         if not ranks:
             return {}
-        where = await self.mesh.core.where(ranks)
+        reachable = self._reachable(ranks)
+        where = await self.mesh.core.where(reachable) if reachable else {}
         lines = {}
         for rank in ranks:
-            connection = self.mesh.core.connection_of(rank)
-            lines[rank] = _place(where.get(rank)) if connection.up else f"{connection.name} {ALLOCATOR_DOWN}"
+            name = self.mesh.core.connection_of(rank).name
+            lines[rank] = _place(where.get(rank)) if rank in reachable else f"{name} {ALLOCATOR_DOWN}"
         self._is_stuck = True
         self.emit(events.Notice("; ".join(_stuck_lines(lines)), key="stuck"))
         return lines

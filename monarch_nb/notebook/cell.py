@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakValueDictionary
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import publish_display_data
@@ -23,13 +24,14 @@ from monarch_nb.notebook.files import FileCommands
 from monarch_nb.notebook.following import RunInterrupted, RunTimeout, wait_for
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
 from monarch_nb.notebook.session import Session
-from monarch_nb.notebook.tables import calm_line, is_notebook, preformatted, run_name, show
+from monarch_nb.notebook.tables import calm_line, is_notebook, preformatted, show
 from monarch_nb.notebook.view import RunView
-from monarch_nb.shape import name_ranks
+from monarch_nb.shape import counted, name_ranks
 from monarch_nb.times import duration
 
 if TYPE_CHECKING:
-    from monarch_nb.client.mesh import Mesh, RunInfo
+    from monarch_nb.client.infos import RunInfo
+    from monarch_nb.client.mesh import Mesh
     from monarch_nb.client.run import InterruptReport, Run
 
 
@@ -47,6 +49,7 @@ class CellRunner:
     def __init__(self, shell: InteractiveShell, session: Session, mode: MeshMode, files: FileCommands) -> None:
         self._shell, self._session, self._mode, self._files = shell, session, mode, files
         self._stuck: set[str] = set()
+        self._views: WeakValueDictionary[str, RunView] = WeakValueDictionary()  # by run: where its output arrives
         self._last_view: RunView | None = None
         self._time_view: RunView | None = None  # below which the time was spoken of
         session.show_time = self._show_time
@@ -123,14 +126,17 @@ class CellRunner:
             if failed is not None:
                 sys.stderr.write("\n".join([*failed._render_traceback_(), ""]))
                 failed = None
-            show(calm_line(_followed_line(info)))
-            view = self._view(info.ranks, background=not block)
+            show(calm_line(_followed_line(info, from_start)))
+            view = self._view(info.ranks, background=not block, resumed=not from_start)
             run = self._session.runs.get(info.run_id)
-            if run is None or from_start:
+            before = self._views.get(info.run_id)
+            if run is not None and before is not None:
+                run.replace_listener(before.on_event, None if from_start else view.on_event)
+                before.leave(f"goes on in cell [{self._cell_number}]")
+            if run is None or before is None or from_start:
                 run = self._session.mesh().attach_run(info.run_id, from_start=from_start, listener=view.on_event)
-            else:
-                run.add_listener(view.on_event)
             self._session.runs[run.id] = run
+            self._views[run.id] = view
             if block:
                 failed = self._wait(run, view, None)
             else:
@@ -158,7 +164,7 @@ class CellRunner:
             run = mesh.submit(
                 code,
                 on_error=on_error,
-                cell_number=self._shell.displayhook.prompt_count,  # of this cell, whenever IPython counts it
+                cell_number=self._cell_number,
                 want_value=want_value,
                 sync=False,
                 listener=view.on_event,
@@ -167,15 +173,23 @@ class CellRunner:
             view.close()  # else it would go on to tell how long the run takes
             raise
         self._session.runs[run.id] = run
+        self._views[run.id] = view
         return run
+
+    @property
+    def _cell_number(self) -> int:
+        number: int = self._shell.displayhook.prompt_count  # of this cell, whenever IPython counts it
+        return number
 
     def _finish(self, run: Run, view: RunView, timeout_s: float | None, out: str | None) -> None:
         failed = self._wait(run, view, timeout_s)
         if out is not None:
+            self._shell.user_ns[out] = run.kept_values
             try:
-                self._shell.user_ns[out] = run.values
+                _ = run.values
             except PickleError as error:
-                failed = failed or error
+                kept = f"{error}\n{out} has the other ranks' values, and an error in place of these"
+                failed = failed or PickleError(kept, error.name, error.ranks)
         if failed is not None:
             raise failed
 
@@ -207,7 +221,13 @@ class CellRunner:
         run.add_listener(on_event)
 
     def _view(
-        self, ranks: Sequence[int], *, background: bool, group: str | None = None, stream: bool = True
+        self,
+        ranks: Sequence[int],
+        *,
+        background: bool,
+        group: str | None = None,
+        stream: bool = True,
+        resumed: bool = False,
     ) -> RunView:
         """Return the output of a run in the cell that executes now."""
         terminal = not is_notebook(self._shell)
@@ -237,6 +257,7 @@ class CellRunner:
             show_failures=background,
             stream=stream and not os.environ.get(NONINTERACTIVE_VARIABLE),
             terminal=terminal,
+            resumed=resumed,
         )
         return view
 
@@ -265,9 +286,10 @@ def _is_own(failure: RankFailure, report: InterruptReport) -> bool:
 def _how_many(mesh: Mesh) -> str:
     if len(mesh.ranks) < mesh.extent.size:
         return name_ranks(mesh.ranks)
-    return f"{len(mesh.ranks)} rank{'' if len(mesh.ranks) == 1 else 's'}"
+    return counted(len(mesh.ranks), "rank")
 
 
-def _followed_line(info: RunInfo) -> str:
+def _followed_line(info: RunInfo, from_start: bool) -> str:
     ago = duration(max(0.0, time.time() - info.submitted_at))
-    return f"{run_name(info)} · {name_ranks(info.ranks)} · submitted {ago} ago{' · finished' if info.done else ''}"
+    earlier = "" if from_start else "; what it printed before is in its cell: %mesh attach --from-start shows all of it"
+    return f"{info} · {name_ranks(info.ranks)} · submitted {ago} ago{' · finished' if info.done else ''}{earlier}"

@@ -18,9 +18,12 @@ from monarch_nb.errors import UsageError
 from monarch_nb.times import seconds_of
 
 Value = str | int | float | bool | tuple[str, ...]
-Source = Literal["", "subcommand", "reservation", "target", "kernel_name", "rank_name"]
+Source = Literal["", "subcommand", "reservation", "target", "run", "kernel_name", "rank_name", "file"]
 Sources = Mapping[Source, Callable[[str], Iterable[str]]]
-"""What can be completed: each maps the word typed so far to whole words that may replace it."""
+"""What can be completed: each maps the word typed so far to whole words that may replace it. Files are IPython's."""
+
+NEAR = 0.75
+"""How much alike words are of which one may have been meant: more is guessed than helps below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,14 +258,14 @@ def checked_name(name: str | None) -> str | None:
     return name
 
 
-def complete(command: Command | CommandSet, text: str, sources: Sources) -> tuple[str, list[str]]:
+def complete(command: Command | CommandSet, text: str, sources: Sources) -> tuple[str, list[str] | None]:
     """Complete the last word of `text`, which is the line up to the cursor, without the magic's name.
 
     Args:
         sources: what can be completed besides subcommands and flags.
 
     Returns:
-        The word typed so far, and the words that may replace it, in order.
+        The word typed so far, and the words that may replace it, in order; None where IPython knows them.
     """
     words, _ = _split(text)
     fragment = words.pop() if words and not text[-1:].isspace() else ""
@@ -369,7 +372,7 @@ def _find_flag(command: Command, spelling: str) -> Flag:
 def _suggestion(word: str, names: Iterable[str]) -> str:
     names = list(names)
     starting = [name for name in names if len(word.strip("-")) > 1 and name.startswith(word)]
-    nearest = starting[:1] or difflib.get_close_matches(word, names, n=1, cutoff=0.55)
+    nearest = starting[:1] or difflib.get_close_matches(word, names, n=1, cutoff=NEAR)
     return f": did you mean {nearest[0]}?" if nearest else ""
 
 
@@ -429,7 +432,7 @@ def _read_words(command: Command, words: list[str]) -> tuple[str, ...]:
     return tuple(words) if rule.raw or rule.joined else tuple(map(unquote, words))
 
 
-def _complete_word(command: Command, words: list[str], fragment: str, sources: Sources) -> tuple[str, list[str]]:
+def _complete_word(command: Command, words: list[str], fragment: str, sources: Sources) -> tuple[str, list[str] | None]:
     if fragment.startswith("--") and "=" in fragment:
         spelling, _, value = fragment.partition("=")
         return value, _values(command, spelling, value, sources)
@@ -442,9 +445,11 @@ def _complete_word(command: Command, words: list[str], fragment: str, sources: S
         return fragment, _starting_with(fragment, [*spellings, "--help"])
     rule = command.words
     plain = len(_plain_words(command, words))
-    if rule is not None and (rule.most is None or plain < rule.most) and rule.completes in sources:
-        return fragment, list(sources[rule.completes](fragment))
-    return fragment, []
+    if rule is None or (rule.most is not None and plain >= rule.most):
+        return fragment, []
+    if rule.raw and "=" in fragment:
+        return fragment, None  # the kernel's expression
+    return fragment, _from_source(rule.completes, fragment, sources)
 
 
 def _takes_value(command: Command, word: str) -> bool:
@@ -460,14 +465,19 @@ def _plain_words(command: Command, words: list[str]) -> list[str]:
     return plain
 
 
-def _values(command: Command, spelling: str, fragment: str, sources: Sources) -> list[str]:
+def _values(command: Command, spelling: str, fragment: str, sources: Sources) -> list[str] | None:
     for flag in command.flags:
         if spelling in flag.spellings:
             if flag.choices:
                 return _starting_with(fragment, flag.choices)
-            if flag.completes in sources:
-                return list(sources[flag.completes](fragment))
+            return _from_source(flag.completes, fragment, sources)
     return []
+
+
+def _from_source(source: Source, fragment: str, sources: Sources) -> list[str] | None:
+    if source == "file":
+        return None
+    return list(sources[source](fragment)) if source in sources else []
 
 
 def _starting_with(fragment: str, names: Iterable[str]) -> list[str]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from monarch_nb.notebook.command_line import Command, CommandSet, Flag, Words
-
-LOG_LINES = 50
-"""How many of the last lines of each rank `%mesh logs` shows."""
+from monarch_nb.notebook.logs import LOG_LINES
 
 _TARGETS = Flag(
     "--targets", "ranks: 0 | 0,2-3 | ::2 | all | hosts=0,procs=0:2", short="-t", value="T", completes="target"
@@ -18,13 +16,15 @@ RESERVE = Command(
     usage="[NAME] [--nodes N] --gpus N | --procs N",
     magic="%mesh ",
     section="Hold",
-    words=Words("NAME", "what to call it; the same name and shape again is the same live mesh"),
+    words=Words(
+        "NAME", "what to call it; the same name and shape again is the same live mesh", completes="reservation"
+    ),
     flags=(
         Flag("--nodes", "how many nodes (1 when not said)", value="N", kind="count"),
         Flag("--gpus", "GPUs per node, one rank each", value="N", kind="count"),
         Flag("--procs", "CPU ranks per node", value="N", kind="count"),
         Flag("--pool", "the pool to take them from (the local one, started when it is not up)", value="POOL"),
-        Flag("--python", "the python of the ranks (this kernel's on the local pool)", value="PATH"),
+        Flag("--python", "the python of the ranks (this kernel's on the local pool)", value="PATH", completes="file"),
         Flag(
             "--env",
             "set a variable in the ranks; NAME alone takes this kernel's value",
@@ -34,7 +34,12 @@ RESERVE = Command(
         Flag(
             "--preload", "a module to import before ranks are forked (torch when not said)", value="MODULE", repeat=True
         ),
-        Flag("--files", "directory whose files ranks work with (the notebook's project), or none", value="DIR"),
+        Flag(
+            "--files",
+            "directory whose files ranks work with (the notebook's project), or none",
+            value="DIR",
+            completes="file",
+        ),
         Flag(
             "--reload",
             "before each cell: modules whose files changed (auto), or only by %mesh restart (off)",
@@ -42,7 +47,10 @@ RESERVE = Command(
             choices=("auto", "off"),
         ),
         Flag(
-            "--shared", "storage that all nodes see, for data and checkpoints: $MONARCH_NB_SHARED in ranks", value="DIR"
+            "--shared",
+            "storage that all nodes see, for data and checkpoints: $MONARCH_NB_SHARED in ranks",
+            value="DIR",
+            completes="file",
         ),
         Flag("--time", "release it after this time, also while a cell runs: 90m, 8h, 2d", value="T", kind="duration"),
         Flag(
@@ -132,7 +140,7 @@ LOGS = Command(
             value="LINES",
             kind="number",
         ),
-        Flag("--run", "only run number N", value="N", kind="count"),
+        Flag("--run", "only run number N; if it failed, with the traceback", value="N", kind="count", completes="run"),
         Flag("--follow", "go on with what comes, until ■ (Ctrl-C) or the end of the run named", short="-f"),
     ),
     examples=(
@@ -187,8 +195,8 @@ SYNC = Command(
     flags=(
         Flag("--dry-run", "show what would go"),
         Flag("--status", "show what every node has, and what ranks changed there"),
-        Flag("--add", "also this directory from now on: data, another package", value="DIR"),
-        Flag("--remove", "a directory that was added: no longer", value="DIR"),
+        Flag("--add", "also this directory from now on: data, another package", value="DIR", completes="file"),
+        Flag("--remove", "a directory that was added: no longer", value="DIR", completes="file"),
         Flag("--as", "what DIR is called beside the notebook's files (its own name when not said)", value="NAME"),
         Flag("--overwrite", "also replace what ranks wrote or changed, and bring back what they removed"),
     ),
@@ -208,7 +216,7 @@ FETCH = Command(
     flags=(
         Flag("--rank", "whose directory and node (0 when not said); all: of each, into rank0/, rank1/, …", value="R"),
         Flag("--node", "the node, by number; all: of each, into node0/, node1/, …", value="N"),
-        Flag("--to", "where it is to be here (the same relative path when not said)", value="PATH"),
+        Flag("--to", "where it is to be here (the same relative path when not said)", value="PATH", completes="file"),
         Flag("--overwrite", "replace files here that differ"),
     ),
     examples=(("%mesh fetch checkpoints/last.pt --rank 4", ""), ("%mesh fetch /tmp/trace.json --to traces/", "")),
@@ -231,7 +239,7 @@ PIP = Command(
     usage="ARGUMENTS...",
     magic="%mesh ",
     section="Steer",
-    words=Words("ARGUMENTS", "pip's own, as in a terminal", most=None, least=1, verbatim=True),
+    words=Words("ARGUMENTS", "pip's own, as in a terminal", most=None, least=1, verbatim=True, completes="file"),
     notes="Runs once in each environment that differs from the others', on the first rank that has it.\n"
     "Modules that are imported already stay as they are until %mesh restart.",
     examples=(("%mesh pip install einops", ""), ("%mesh pip list", "what is there")),
@@ -251,7 +259,7 @@ RESTART = Command(
     magic="%mesh ",
     section="Steer",
     flags=(_TARGETS,),
-    notes="Variables of restarted ranks are lost; the others keep theirs.",
+    notes="Variables and imports of restarted ranks are lost; the others keep theirs.",
     examples=(("%mesh restart -t 3", "rank 3 alone"),),
 )
 ON = Command(
@@ -297,7 +305,13 @@ CELL = Command(
     flags=(
         _TARGETS,
         _NOBLOCK,
-        Flag("--out", "keep the values, a list by rank; with --noblock the Run", short="-o", value="NAME"),
+        Flag(
+            "--out",
+            "keep the values, a list by rank; with --noblock the Run",
+            short="-o",
+            value="NAME",
+            completes="kernel_name",
+        ),
         Flag(
             "--group-outputs",
             "as it came, rank after rank, or stdout, stderr, displays",

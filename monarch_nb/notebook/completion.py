@@ -20,9 +20,17 @@ from monarch_nb.shape import Extent
 _LINE_MAGIC = re.compile(r"(?:[\w\s,.\[\]]+=)?\s*%mesh(?!\w)(?P<rest>.*)", re.DOTALL)
 _CELL_MAGIC = re.compile(r"%%mesh(?!\w)(?P<rest>.*)", re.DOTALL)
 _MAX_LISTED_RANKS = 16
+_MAX_LISTED_RUNS = 20
 _IPYTHONS_NAMES = ("In", "Out", "exit", "quit", "get_ipython", "open")
 """What IPython puts among the kernel's variables."""
 _PRIORITY = 1000.0  # before IPython's own matchers, so that these do not run in vain
+
+
+class _Nothing(list[SimpleCompletion]):
+    """Nothing to offer, and IPython's own offers make no sense here: it leaves them out only for one that has some."""
+
+    def __len__(self) -> int:
+        return 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,10 @@ def make_matcher(
             if name.startswith(typed) and not name.startswith("_") and name not in _IPYTHONS_NAMES
         )
 
+    def run_numbers(typed: str) -> Iterable[str]:
+        newest = [str(info.number) for info in session.mesh().past_runs()][: -_MAX_LISTED_RUNS - 1 : -1]
+        return [number for number in newest if number.startswith(typed)]
+
     def rank_names(typed: str) -> Iterable[str]:
         matches, start = session.mesh().complete(typed, len(typed))
         return [typed[:start] + match for match in matches]
@@ -95,11 +107,12 @@ def make_matcher(
         "subcommand": lambda typed: [each.name for each in MESH.commands if each.name.startswith(typed)],
         "reservation": lambda typed: [name for name in session.names() if name.startswith(typed)],
         "target": lambda typed: target_words(session.mesh().extent, typed),
+        "run": run_numbers,
         "kernel_name": kernel_names,
         "rank_name": rank_names,
     }
 
-    def candidates(place: InLine | InBody) -> tuple[str, list[str]]:
+    def candidates(place: InLine | InBody) -> tuple[str, list[str] | None]:
         if isinstance(place, InLine):
             return complete(place.magic, place.text, sources)
         mesh = session.mesh(place.targets)
@@ -114,13 +127,14 @@ def make_matcher(
         try:
             fragment, words = candidates(place)
         except MonarchNbError:  # nothing held, a rank that does not answer, targets half typed: nothing to offer
-            fragment, words = "", []
+            fragment, words = "", [] if isinstance(place, InLine) else None
         kind = "mesh" if isinstance(place, InLine) else "rank"
+        offered = [SimpleCompletion(text=word, type=kind) for word in words or ()]
         return {
-            "completions": [SimpleCompletion(text=word, type=kind) for word in words],
+            "completions": _Nothing() if words == [] and isinstance(place, InLine) else offered,
             "matched_fragment": fragment,
             "ordered": True,
-            "suppress": bool(words),
+            "suppress": words is not None and (bool(words) or isinstance(place, InLine)),
         }
 
     matcher: Callable[[CompletionContext], SimpleMatcherResult] = match

@@ -1,30 +1,121 @@
-"""`%mesh logs`: what ranks wrote, run after run, equal lines of several ranks once. Nothing is left out."""
+"""`%mesh logs`: what ranks wrote, run after run, equal lines of several ranks once, and how runs failed. Nothing is
+left out."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from monarch_nb.client.events import Finished, Text
+from monarch_nb.code_names import run_name
+from monarch_nb.errors import RunFailed
 from monarch_nb.notebook.fold import HEAD_ROWS, TAIL_ROWS, Fold
 from monarch_nb.notebook.rows import TextRow, members
 from monarch_nb.shape import format_ranks
 
 if TYPE_CHECKING:
+    from monarch_nb.client.infos import RunInfo
     from monarch_nb.client.logs import LogRecord
+    from monarch_nb.client.mesh import Mesh
+
+LOG_LINES = 50
+"""How many of the last lines of each rank are shown when nobody says."""
 
 
-def folded_lines(batches: Iterable[Iterable[LogRecord]]) -> Iterator[str]:
+def shown_logs(mesh: Mesh, lines: int | None, number: int | None, *, follow: bool = False) -> Iterator[str]:
+    """Yield the lines to show of what the ranks of `mesh` wrote.
+
+    Args:
+        lines: the last lines of each rank; None for LOG_LINES, 0 for all.
+        number: only that run, if it failed with its tracebacks.
+        follow: go on with what comes.
+
+    Raises:
+        RunNotFound: there was no run of that number.
+    """
+    lines = LOG_LINES if lines is None else lines
+    batches: Iterator[Iterable[LogRecord]] = mesh.log_batches(lines=lines or None, run=number, follow=follow)
+    cut_off = bool(lines)
+    if lines and not follow:
+        records = list(itertools.chain.from_iterable(batches))
+        cut_off = max(Counter(record.rank for record in records).values(), default=0) >= lines
+        batches = iter([records])
+    endings = Endings(lambda: mesh.past_runs(number or 0), mesh.ranks, only=number, cut_off=cut_off)
+    yield from folded_lines(batches, endings)
+
+
+def nothing_line(mesh: Mesh, number: int | None) -> str:
+    """Return what to say when there are no lines to show."""
+    if not number:
+        return "nothing was printed yet"
+    return f"{next((info for info in mesh.past_runs() if info.number == number), run_name(number))} printed nothing"
+
+
+class Endings:
+    """What runs are called, and how those that failed ended: also those that printed nothing.
+
+    Args:
+        ask: returns the runs that are remembered.
+        ranks: whose failures are told.
+        only: the number of the one run that is told of, with tracebacks.
+        cut_off: what was written is not shown from the beginning: nothing is told of runs before the first one shown.
+    """
+
+    def __init__(
+        self, ask: Callable[[], Iterable[RunInfo]], ranks: Iterable[int], only: int | None = None, cut_off: bool = False
+    ) -> None:
+        self._ask, self._ranks, self._only, self._cut_off = ask, set(ranks), only, cut_off
+        self._known: dict[int, RunInfo] = {}
+        self._told: int | None = None  # the newest run that was told of
+
+    def heading(self, number: int) -> str:
+        """Return the line above what a run wrote."""
+        info = self._known.get(number)
+        return f"── {info or run_name(number)} ──"
+
+    def until(self, number: int | None) -> Iterator[str]:
+        """Yield how the run told of last ended, and every one after it and before `number` (None: all that there are)
+        which failed without a word."""
+        before = self._known.get(self._told or 0)
+        if number is None or number > max(self._known, default=0) or (before is not None and not before.done):
+            self._known |= {info.number: info for info in self._ask()}
+        if self._told is not None:
+            yield from self._ending(self._told)
+        elif self._cut_off:
+            self._told = number
+        for silent in sorted(self._known):
+            if (self._told or 0) < silent < (number or silent + 1) and self._only in (None, silent):
+                ending = list(self._ending(silent))
+                yield from [self.heading(silent), *ending] if ending else ()
+        self._told = number
+
+    def _ending(self, number: int) -> Iterator[str]:
+        info = self._known.get(number)
+        failures = [failure for failure in info.failures if failure.rank in self._ranks] if info else []
+        for ranks, failure in RunFailed(failures=failures).groups():
+            what = {"error": "failed: ", "died": "died: "}.get(failure.kind, "")
+            said = failure.message if failure.kind == "died" else f"{failure.name}: {failure.message}".rstrip(": ")
+            where = f" ({failure.where})" if failure.where and failure.kind == "error" else ""
+            yield f"[{format_ranks(ranks)}] {what}{said.partition(chr(10))[0]}{where}" + (
+                f"; --run {number} shows the traceback" if failure.kind == "error" and not failure.rendered else ""
+            )
+            yield from failure.traceback.splitlines()
+
+
+def folded_lines(batches: Iterable[Iterable[LogRecord]], endings: Endings) -> Iterator[str]:
     """Yield the lines to show: `[0-7] text`, under a heading for each run.
 
     Args:
         batches: each is folded by itself; all of one run, then all of the next.
+        endings: what to say of runs besides.
     """
     shown = 0
     for run, of_run in (group for batch in batches for group in itertools.groupby(batch, lambda record: record.run)):
         if run != shown:
-            yield f"── run {run} ──"
+            yield from endings.until(run)
+            yield endings.heading(run)
         shown = run
         texts: dict[int, list[Text]] = {}
         for record in of_run:
@@ -33,6 +124,7 @@ def folded_lines(batches: Iterable[Iterable[LogRecord]]) -> Iterator[str]:
         block = max(1, (HEAD_ROWS + TAIL_ROWS) // len(texts))
         for start in range(0, max(map(len, texts.values())), block):
             yield from _fold(each[start : start + block] for each in texts.values())
+    yield from endings.until(None)
 
 
 def _fold(texts: Iterable[list[Text]]) -> Iterator[str]:

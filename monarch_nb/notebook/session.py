@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from monarch_nb import config
+from monarch_nb.code_names import run_name
 from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, UsageError
-from monarch_nb.shape import parse_targets
+from monarch_nb.shape import counted, parse_targets
 
 if TYPE_CHECKING:
-    from monarch_nb.client.mesh import Mesh, RunInfo
+    from monarch_nb.client.infos import RunInfo
+    from monarch_nb.client.mesh import Mesh
     from monarch_nb.client.reservation import EndedReservation, Reservation, ReservationInfo
     from monarch_nb.client.run import Run
 
@@ -225,23 +227,23 @@ def attached_line(reservation: Reservation, runs: Sequence[RunInfo] = ()) -> str
         runs: those that go on or that nobody has seen; it names them and says how to see them.
 
     Example:
-        attached to dev: 2 nodes × 4 procs, 8 ranks alive, cell 7 still running: %mesh attach follows it
+        attached to dev: 2 nodes × 4 procs, 8 ranks alive, run 46, cell [7] still running: %mesh attach follows it
     """
     ranks = reservation.mesh.status()
     alive = sum(rank.is_alive for rank in ranks)
-    count = f"{alive} rank{'' if alive == 1 else 's'}" if alive == len(ranks) else f"{alive} of {len(ranks)} ranks"
+    count = counted(alive, "rank") if alive == len(ranks) else f"{alive} of {len(ranks)} ranks"
     line = f"attached to {reservation.name}: {shape(reservation)}, {count} alive"
     if going := [run for run in runs if not run.done]:
-        return f"{line}, {_cells(going)} still running: %mesh attach follows {'it' if len(going) == 1 else 'them'}"
+        return f"{line}, {_names(going)} still running: %mesh attach follows {'it' if len(going) == 1 else 'them'}"
     if runs:
-        return f"{line}, {_cells(runs)} finished meanwhile: %mesh attach shows {'it' if len(runs) == 1 else 'them'}"
+        return f"{line}, {_names(runs)} finished meanwhile: %mesh attach shows {'it' if len(runs) == 1 else 'them'}"
     return line
 
 
 def shape(held: Reservation | ReservationInfo) -> str:
     """Return "2 nodes × 4 procs"."""
-    kind, per_node = ("gpu", held.gpus) if held.gpus else ("proc", held.procs)
-    return f"{held.nodes} node{'' if held.nodes == 1 else 's'} × {per_node} {kind}{'' if per_node == 1 else 's'}"
+    per_node = counted(held.gpus or held.procs, "gpu" if held.gpus else "proc")
+    return f"{counted(held.nodes, 'node')} × {per_node}"
 
 
 def remember(memory: Memory) -> None:
@@ -311,9 +313,8 @@ def _memory_file(notebook: str) -> Path:
     return config.home_directory() / "notebooks" / f"{digest}.json"
 
 
-def _cells(runs: Sequence[RunInfo]) -> str:
-    numbers = [f"cell {run.cell_number}" if run.cell_number else f"run {run.number}" for run in runs]
-    return numbers[0] if len(numbers) == 1 else f"{', '.join(numbers[:-1])} and {numbers[-1]}"
+def _names(runs: Sequence[RunInfo]) -> str:
+    return "; ".join(run_name(run.number, run.cell_number) for run in runs)
 
 
 def _held_line(names: Sequence[str]) -> str:

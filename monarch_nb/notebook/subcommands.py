@@ -24,7 +24,7 @@ from monarch_nb.notebook.command_line import (
     wants_help,
 )
 from monarch_nb.notebook.files import FileCommands, placed_line
-from monarch_nb.notebook.logs import folded_lines
+from monarch_nb.notebook.logs import nothing_line, shown_logs
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.progress import Progress
 from monarch_nb.notebook.session import Session, attached_line, shape
@@ -38,7 +38,7 @@ from monarch_nb.notebook.tables import (
     stacks_view,
     status_table,
 )
-from monarch_nb.shape import name_ranks
+from monarch_nb.shape import counted, name_ranks
 from monarch_nb.times import duration, seconds_of, time_of_day
 
 if TYPE_CHECKING:
@@ -196,15 +196,13 @@ class Subcommands:
 
     def _logs(self, parsed: Parsed) -> None:
         mesh = self._session.mesh(parsed.text("targets"))
-        lines = parsed.count("lines")
-        lines = commands.LOG_LINES if lines is None else lines
-        run, follow = parsed.count("run"), parsed.switch("follow")
-        line = ""
+        follow = parsed.switch("follow")
         with contextlib.suppress(KeyboardInterrupt) if follow else contextlib.nullcontext():
-            for line in folded_lines(mesh.log_batches(lines=lines or None, run=run, follow=follow)):
+            line = ""
+            for line in shown_logs(mesh, parsed.count("lines"), parsed.count("run"), follow=follow):
                 sys.stdout.write(f"{line}\n")
             if not line:
-                show(calm_line(f"run {run} printed nothing" if run else "nothing was printed yet"))
+                show(calm_line(nothing_line(mesh, parsed.count("run"))))
 
     def _doctor(self, _: Parsed) -> None:
         show(diagnosis_view(self._session.current().doctor()))
@@ -310,7 +308,7 @@ def push_items(words: Sequence[str]) -> list[tuple[str, str | None]]:
 
 def _reserved_line(reservation: Reservation, progress: Progress) -> str:
     mesh = reservation.mesh
-    ranks = f"{len(mesh.ranks)} rank{'' if len(mesh.ranks) == 1 else 's'}"
+    ranks = counted(len(mesh.ranks), "rank")
     if not progress.messages:  # nothing had to be done
         dead = [info.rank for info in mesh.status() if info.state == "dead"]
         alive = (
@@ -337,7 +335,7 @@ def _files_line(reservation: Reservation, asked: str | None) -> str:
 
 
 def _restarted_line(ranks: Sequence[int], everyone: Sequence[int], elapsed_s: float) -> str:
-    lost = f"{name_ranks(ranks)} restarted in {duration(elapsed_s)}: variables are gone"
+    lost = f"{name_ranks(ranks)} restarted in {duration(elapsed_s)}: variables and imports are gone"
     if len(ranks) == len(everyone):
         return lost
     return f"{lost} there, the others keep theirs; call dist.init_process_group() on all ranks again"

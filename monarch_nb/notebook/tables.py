@@ -18,11 +18,12 @@ from monarch_nb.times import duration
 
 if TYPE_CHECKING:
     from monarch_nb.client.diagnosis import Diagnosis
-    from monarch_nb.client.mesh import RankInfo, RunInfo
+    from monarch_nb.client.infos import RankInfo, RunInfo
     from monarch_nb.client.reservation import Reservation, ReservationInfo
 
 _MUTED = "color:var(--jp-ui-font-color2,#666)"
 _ALARM = "color:var(--jp-error-color1,#b00020)"
+_MAX_DEATH_CHARACTERS = 48
 _MONO = "font-family:var(--jp-code-font-family,monospace);font-size:var(--jp-code-font-size,13px)"
 
 
@@ -90,7 +91,7 @@ def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequ
         runs: those that go on or that nobody has seen.
         left: how much time is left, if it is limited.
     """
-    titles = {run.run_id: run_name(run) for run in runs}
+    titles = {run.run_id: str(run) for run in runs}
     groups: dict[tuple[str, str], list[RankInfo]] = {}
     for rank in sorted(ranks, key=lambda rank: rank.rank):
         groups.setdefault((rank.host, _state(rank, titles)), []).append(rank)
@@ -106,10 +107,11 @@ def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequ
         for (host, state), group in groups.items()
     ]
     headers = ["ranks", "host", "state", "for", "GPUs", "memory"]
-    dead = [rank.rank for rank in ranks if rank.state == "dead"]
-    notes = _last_words([rank for rank in ranks if rank.state == "dead"])
+    dead_ranks = [rank for rank in ranks if rank.state == "dead"]
+    dead = [rank.rank for rank in dead_ranks]
+    notes = [*_causes(dead_ranks), *_last_words(dead_ranks)]
     notes += [f"%mesh restart -t {format_ranks(dead)} gives {name_ranks(dead)} anew"] if dead else []
-    notes += [f"{run_name(run)} finished and nobody has seen it: %mesh attach shows it" for run in runs if run.done]
+    notes += [f"{run} finished and nobody has seen it: %mesh attach shows it" for run in runs if run.done]
     if away := sorted({rank.host for rank in ranks if rank.state == "unreachable"}):
         notes.append(_away_note(away))
     alive = sum(rank.is_alive for rank in ranks)
@@ -185,17 +187,25 @@ def _table_html(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]
 
 def _state(rank: RankInfo, titles: dict[str, str]) -> str:
     if rank.state == "dead":
-        return f"dead: {rank.death}" if rank.death else "dead"
+        return f"dead: {_how(rank)}" if rank.death else "dead"
     if rank.run_id:
         return f"running {titles.get(rank.run_id, '')}".rstrip()
     return rank.state
 
 
-def run_name(run: RunInfo) -> str:
-    """Return "cell 7 (train())", or "run 12 (train())" for a run of no cell."""
-    name = f"cell {run.cell_number}" if run.cell_number else f"run {run.number}"
-    title = run.title if len(run.title) <= 48 else f"{run.title[:47]}…"
-    return f"{name} ({title})" if title else name
+def _how(dead: RankInfo) -> str:
+    """Return how it ended, without the likely cause: a table has no room for that."""
+    how = (dead.death or "").partition(": ")[0]
+    return how if len(how) <= _MAX_DEATH_CHARACTERS else f"{how[: _MAX_DEATH_CHARACTERS - 1]}…"
+
+
+def _causes(dead: Sequence[RankInfo]) -> list[str]:
+    """Return how dead ranks ended, in full, where the table does not say all."""
+    groups: dict[str, list[int]] = {}
+    for rank in dead:
+        if rank.death and rank.death != _how(rank):
+            groups.setdefault(rank.death, []).append(rank.rank)
+    return [f"{name_ranks(ranks)}: {death}" for death, ranks in groups.items()]
 
 
 def _longest(running_s: Sequence[float]) -> str:

@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from monarch_nb.client.events import Event, Finished, Result
+from monarch_nb.client.events import Event, Finished, Notice, Result
 from monarch_nb.notebook.fold import Fold
 from monarch_nb.notebook.render import Group, arranged, plain_ending, plain_lines, render
+from monarch_nb.notebook.resuming import HOLD_S, Held
+from monarch_nb.shape import counted
 
 FIRST_UPDATE_S = 0.02
 """The first output is shown so much after it came: a short cell is shown once, whole."""
@@ -67,6 +69,7 @@ class RunView:
         show_failures: bool = False,
         stream: bool = True,
         terminal: bool = False,
+        resumed: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make a view; nothing is shown yet.
@@ -79,9 +82,12 @@ class RunView:
             show_failures: show the tracebacks of failed ranks; False when the cell raises them.
             stream: False to show everything once, at the end.
             terminal: displays can not be updated; publish only what is new, once it can not change any more.
+            resumed: the output is followed from the middle.
             clock: seconds, for tests.
         """
+        ranks = tuple(ranks)
         self._fold = Fold(ranks)
+        self._held = Held(ranks) if resumed else None
         self._publish, self._call_later, self._clock = publish, call_later, clock
         self._group, self._show_failures = group, show_failures
         # A terminal can not put lines between others: it shows arranged output at the end.
@@ -95,6 +101,7 @@ class RunView:
         self._kept_open = False
         self._shown: dict[str, str] | None = None
         self._status_shown = False
+        self._moved_to = ""
         self._told: set[str] = set()  # notices, in terminals
         self._ending_told = False
         self._dirty = False
@@ -107,7 +114,10 @@ class RunView:
         """Take in an event of the run; it shows soon."""
         with self._lock:
             now_s = self._clock()
-            self._fold.add(event, now_s)
+            if self._held is None:
+                self._fold.add(event, now_s)
+            else:
+                self._add(self._held.add(event), now_s)
             if not self._dirty:
                 self._dirty = True
                 self._not_before_s = max(self._not_before_s, now_s + FIRST_UPDATE_S)
@@ -137,12 +147,35 @@ class RunView:
         """Show the final state, on the thread of the cell, which returns. Output that comes later is still added."""
         with self._lock:
             now_s = self._clock()
+            self._release(now_s)
             self._fold.add(Finished(), now_s)
             self._end(now_s)
             self._left = True
             self._show(now_s)
 
+    def leave(self, text: str) -> None:
+        """Show no more of the run, which goes on: `text` says where."""
+        with self._lock:
+            self._moved_to = text
+            self._release(self._clock())
+            self._fold.add(Finished(), self._clock())
+            self._end(self._clock())
+            if self._left:
+                self._show(self._clock())
+
     # ---- when; all below under the lock ----
+
+    def _add(self, events: list[Event], now_s: float) -> None:
+        """Take in what came of the first events of a run that is followed from the middle."""
+        for event in events:
+            self._fold.add(event, now_s)
+        if any(not isinstance(event, Notice) for event in events):
+            self._held = None
+
+    def _release(self, now_s: float) -> None:
+        if self._held is not None:
+            self._add(self._held.release(), now_s)
+            self._held = None
 
     def _end(self, now_s: float) -> None:
         if self._over_s is None:
@@ -159,6 +192,8 @@ class RunView:
         if self._left and not self._kept_open and self._shown is None and not self._terminal:
             return  # a first display would land in another cell
         wakes = []
+        if self._held is not None:
+            wakes.append(self._started_s + HOLD_S)
         if self._dirty and (self._stream or (self._over and self._kept_open)):
             wakes.append(self._not_before_s)
         if self._stream and not self._over and not self._terminal:
@@ -188,6 +223,8 @@ class RunView:
 
     def _show(self, now_s: float) -> None:
         self._dirty = False
+        if now_s >= self._started_s + HOLD_S:
+            self._release(now_s)
         began_s = self._clock()
         size = self._print_new(now_s) if self._terminal else self._update(now_s)
         pause_s = max(UPDATE_S, _RENDERING_SHARE * (self._clock() - began_s), size / _BYTES_PER_S)
@@ -237,9 +274,11 @@ class RunView:
         self._status_shown |= elapsed_s >= STATUS_AFTER_S or self._kept_open
         if not self._status_shown:
             return ""
-        on = f"{ranks} rank{'' if ranks == 1 else 's'}"
+        on = counted(ranks, "rank")
         kinds = Counter(failure.kind if failure.kind in _NO_FAULT else "failed" for failure in failures)
         failed = "".join(f" · {kinds[kind]} {kind}" for kind in ("failed", *_NO_FAULT) if kinds[kind])
+        if self._moved_to:
+            return f"{on} · {self._moved_to}"
         if self._over:
             return f"{on} · {_duration(elapsed_s)}{failed}"
         step_s = _status_step_s(elapsed_s)

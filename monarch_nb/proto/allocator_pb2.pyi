@@ -21,6 +21,28 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _LogStream:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LogStreamEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LogStream.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LOG_STREAM_UNSPECIFIED: _LogStream.ValueType  # 0
+    """both"""
+    LOG_STREAM_STDOUT: _LogStream.ValueType  # 1
+    LOG_STREAM_STDERR: _LogStream.ValueType  # 2
+
+class LogStream(_LogStream, metaclass=_LogStreamEnumTypeWrapper):
+    """A line belongs to one run, rank and stream. Numbers count from 0 in each (run, rank), in the order in which the lines
+    began; they never change. Only the newest line of a stream can still grow.
+    """
+
+LOG_STREAM_UNSPECIFIED: LogStream.ValueType  # 0
+"""both"""
+LOG_STREAM_STDOUT: LogStream.ValueType  # 1
+LOG_STREAM_STDERR: LogStream.ValueType  # 2
+Global___LogStream: _TypeAlias = LogStream  # noqa: Y015
+
 @_typing.final
 class DescribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -696,6 +718,9 @@ class Rank(_message.Message):
     GPU_INDICES_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     RUNNING_S_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    CPU_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     pid: _builtins.int
     state: Global___Rank.State.ValueType
@@ -703,10 +728,22 @@ class Rank(_message.Message):
     memory_bytes: _builtins.int
     """PSS, only when asked for"""
     running_s: _builtins.float
+    cpu: _builtins.float
+    """With StatusRequest.readings:
+    since the last reading; 1.0 is one CPU
+    """
     @_builtins.property
     def death(self) -> _run_pb2.Death: ...
     @_builtins.property
     def gpu_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def failure(self) -> _run_pb2.Failure:
+        """Its newest finished run raised: name, message and where, no traceback."""
+
+    @_builtins.property
+    def where(self) -> _run_pb2.Where:
+        """when its run has lasted a little"""
+
     def __init__(
         self,
         *,
@@ -718,12 +755,17 @@ class Rank(_message.Message):
         gpu_indices: _abc.Iterable[_builtins.int] | None = ...,
         memory_bytes: _builtins.int = ...,
         running_s: _builtins.float = ...,
+        failure: _run_pb2.Failure | None = ...,
+        cpu: _builtins.float | None = ...,
+        where: _run_pb2.Where | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["death", b"death"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpu", b"_cpu", "cpu", b"cpu", "death", b"death", "failure", b"failure", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["death", b"death", "gpu_indices", b"gpu_indices", "memory_bytes", b"memory_bytes", "pid", b"pid", "rank", b"rank", "run_id", b"run_id", "running_s", b"running_s", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpu", b"_cpu", "cpu", b"cpu", "death", b"death", "failure", b"failure", "gpu_indices", b"gpu_indices", "memory_bytes", b"memory_bytes", "pid", b"pid", "rank", b"rank", "run_id", b"run_id", "running_s", b"running_s", "state", b"state", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__cpu: _TypeAlias = _typing.Literal["cpu"]  # noqa: Y015
+    _WhichOneofArgType__cpu: _TypeAlias = _typing.Literal["_cpu", b"_cpu"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cpu) -> _WhichOneofReturnType__cpu | None: ...
 
 Global___Rank: _TypeAlias = Rank  # noqa: Y015
 
@@ -732,19 +774,52 @@ class StatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MEMORY_FIELD_NUMBER: _builtins.int
+    READINGS_FIELD_NUMBER: _builtins.int
+    PAST_RUNS_FIELD_NUMBER: _builtins.int
     memory: _builtins.bool
+    readings: _builtins.bool
+    """and memory, measured now and then and estimated in between"""
+    @_builtins.property
+    def past_runs(self) -> Global___PastRuns: ...
     def __init__(
         self,
         *,
         memory: _builtins.bool = ...,
+        readings: _builtins.bool = ...,
+        past_runs: Global___PastRuns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["past_runs", b"past_runs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "past_runs", b"past_runs", "readings", b"readings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusRequest: _TypeAlias = StatusRequest  # noqa: Y015
+
+@_typing.final
+class PastRuns(_message.Message):
+    """Also the runs of a mesh that are over and collected, as far as the node remembers them, and why runs failed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESH_ID_FIELD_NUMBER: _builtins.int
+    TRACEBACKS_OF_FIELD_NUMBER: _builtins.int
+    mesh_id: _builtins.str
+    tracebacks_of: _builtins.int
+    """number of the run whose failures come with their tracebacks; 0: none"""
+    def __init__(
+        self,
+        *,
+        mesh_id: _builtins.str = ...,
+        tracebacks_of: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mesh_id", b"mesh_id", "tracebacks_of", b"tracebacks_of"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PastRuns: _TypeAlias = PastRuns  # noqa: Y015
 
 @_typing.final
 class StatusReply(_message.Message):
@@ -753,26 +828,140 @@ class StatusReply(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     RESERVATIONS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    READINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def node(self) -> Global___DescribeReply: ...
     @_builtins.property
     def reservations(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReservationStatus]: ...
     @_builtins.property
     def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___Ended]: ...
+    @_builtins.property
+    def readings(self) -> Global___NodeReadings:
+        """only when asked for"""
+
     def __init__(
         self,
         *,
         node: Global___DescribeReply | None = ...,
         reservations: _abc.Iterable[Global___ReservationStatus] | None = ...,
         ended: _abc.Iterable[Global___Ended] | None = ...,
+        readings: Global___NodeReadings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "readings", b"readings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "node", b"node", "reservations", b"reservations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "node", b"node", "readings", b"readings", "reservations", b"reservations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusReply: _TypeAlias = StatusReply  # noqa: Y015
+
+@_typing.final
+class NodeReadings(_message.Message):
+    """What can not be read is absent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CPU_FIELD_NUMBER: _builtins.int
+    MEMORY_USED_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    cpu: _builtins.float
+    """0..1: of all the machine's CPUs, since the last reading"""
+    memory_used_bytes: _builtins.int
+    memory_total_bytes: _builtins.int
+    @_builtins.property
+    def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___GpuReading]: ...
+    def __init__(
+        self,
+        *,
+        cpu: _builtins.float | None = ...,
+        memory_used_bytes: _builtins.int | None = ...,
+        memory_total_bytes: _builtins.int | None = ...,
+        gpus: _abc.Iterable[Global___GpuReading] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpu", b"_cpu", "_memory_total_bytes", b"_memory_total_bytes", "_memory_used_bytes", b"_memory_used_bytes", "cpu", b"cpu", "memory_total_bytes", b"memory_total_bytes", "memory_used_bytes", b"memory_used_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpu", b"_cpu", "_memory_total_bytes", b"_memory_total_bytes", "_memory_used_bytes", b"_memory_used_bytes", "cpu", b"cpu", "gpus", b"gpus", "memory_total_bytes", b"memory_total_bytes", "memory_used_bytes", b"memory_used_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cpu: _TypeAlias = _typing.Literal["cpu"]  # noqa: Y015
+    _WhichOneofArgType__cpu: _TypeAlias = _typing.Literal["_cpu", b"_cpu"]  # noqa: Y015
+    _WhichOneofReturnType__memory_total_bytes: _TypeAlias = _typing.Literal["memory_total_bytes"]  # noqa: Y015
+    _WhichOneofArgType__memory_total_bytes: _TypeAlias = _typing.Literal["_memory_total_bytes", b"_memory_total_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__memory_used_bytes: _TypeAlias = _typing.Literal["memory_used_bytes"]  # noqa: Y015
+    _WhichOneofArgType__memory_used_bytes: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cpu) -> _WhichOneofReturnType__cpu | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_total_bytes) -> _WhichOneofReturnType__memory_total_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_used_bytes) -> _WhichOneofReturnType__memory_used_bytes | None: ...
+
+Global___NodeReadings: _TypeAlias = NodeReadings  # noqa: Y015
+
+@_typing.final
+class GpuReading(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    UTILISATION_FIELD_NUMBER: _builtins.int
+    MEMORY_USED_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    TEMPERATURE_C_FIELD_NUMBER: _builtins.int
+    POWER_W_FIELD_NUMBER: _builtins.int
+    POWER_LIMIT_W_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    utilisation: _builtins.float
+    """0..1"""
+    memory_used_bytes: _builtins.int
+    memory_total_bytes: _builtins.int
+    temperature_c: _builtins.float
+    power_w: _builtins.float
+    power_limit_w: _builtins.float
+    error: _builtins.str
+    """why nothing can be read, e.g. that the GPU has fallen off the bus"""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        utilisation: _builtins.float | None = ...,
+        memory_used_bytes: _builtins.int | None = ...,
+        memory_total_bytes: _builtins.int | None = ...,
+        temperature_c: _builtins.float | None = ...,
+        power_w: _builtins.float | None = ...,
+        power_limit_w: _builtins.float | None = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_total_bytes", b"_memory_total_bytes", "_memory_used_bytes", b"_memory_used_bytes", "_power_limit_w", b"_power_limit_w", "_power_w", b"_power_w", "_temperature_c", b"_temperature_c", "_utilisation", b"_utilisation", "memory_total_bytes", b"memory_total_bytes", "memory_used_bytes", b"memory_used_bytes", "power_limit_w", b"power_limit_w", "power_w", b"power_w", "temperature_c", b"temperature_c", "utilisation", b"utilisation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_total_bytes", b"_memory_total_bytes", "_memory_used_bytes", b"_memory_used_bytes", "_power_limit_w", b"_power_limit_w", "_power_w", b"_power_w", "_temperature_c", b"_temperature_c", "_utilisation", b"_utilisation", "error", b"error", "index", b"index", "memory_total_bytes", b"memory_total_bytes", "memory_used_bytes", b"memory_used_bytes", "power_limit_w", b"power_limit_w", "power_w", b"power_w", "temperature_c", b"temperature_c", "utilisation", b"utilisation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__memory_total_bytes: _TypeAlias = _typing.Literal["memory_total_bytes"]  # noqa: Y015
+    _WhichOneofArgType__memory_total_bytes: _TypeAlias = _typing.Literal["_memory_total_bytes", b"_memory_total_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__memory_used_bytes: _TypeAlias = _typing.Literal["memory_used_bytes"]  # noqa: Y015
+    _WhichOneofArgType__memory_used_bytes: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__power_limit_w: _TypeAlias = _typing.Literal["power_limit_w"]  # noqa: Y015
+    _WhichOneofArgType__power_limit_w: _TypeAlias = _typing.Literal["_power_limit_w", b"_power_limit_w"]  # noqa: Y015
+    _WhichOneofReturnType__power_w: _TypeAlias = _typing.Literal["power_w"]  # noqa: Y015
+    _WhichOneofArgType__power_w: _TypeAlias = _typing.Literal["_power_w", b"_power_w"]  # noqa: Y015
+    _WhichOneofReturnType__temperature_c: _TypeAlias = _typing.Literal["temperature_c"]  # noqa: Y015
+    _WhichOneofArgType__temperature_c: _TypeAlias = _typing.Literal["_temperature_c", b"_temperature_c"]  # noqa: Y015
+    _WhichOneofReturnType__utilisation: _TypeAlias = _typing.Literal["utilisation"]  # noqa: Y015
+    _WhichOneofArgType__utilisation: _TypeAlias = _typing.Literal["_utilisation", b"_utilisation"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_total_bytes) -> _WhichOneofReturnType__memory_total_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_used_bytes) -> _WhichOneofReturnType__memory_used_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__power_limit_w) -> _WhichOneofReturnType__power_limit_w | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__power_w) -> _WhichOneofReturnType__power_w | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature_c) -> _WhichOneofReturnType__temperature_c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__utilisation) -> _WhichOneofReturnType__utilisation | None: ...
+
+Global___GpuReading: _TypeAlias = GpuReading  # noqa: Y015
 
 @_typing.final
 class Ended(_message.Message):
@@ -933,6 +1122,10 @@ class RunStatus(_message.Message):
     COLLECTED_FIELD_NUMBER: _builtins.int
     SUBMITTED_AT_FIELD_NUMBER: _builtins.int
     CELL_NUMBER_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    RUNNING_S_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
     title: _builtins.str
@@ -940,6 +1133,8 @@ class RunStatus(_message.Message):
     collected: _builtins.bool
     submitted_at: _builtins.float
     cell_number: _builtins.int
+    running_s: _builtins.float
+    """since it began here, and when it has finished how long it took"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """on this node"""
@@ -950,6 +1145,18 @@ class RunStatus(_message.Message):
 
     @_builtins.property
     def finished(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def failed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of `finished`: user code raised, or the rank died"""
+
+    @_builtins.property
+    def running(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """begun, and not finished"""
+
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.RankResult]:
+        """with StatusRequest.past_runs"""
+
     def __init__(
         self,
         *,
@@ -962,10 +1169,14 @@ class RunStatus(_message.Message):
         collected: _builtins.bool = ...,
         submitted_at: _builtins.float = ...,
         cell_number: _builtins.int = ...,
+        failed: _abc.Iterable[_builtins.int] | None = ...,
+        running: _abc.Iterable[_builtins.int] | None = ...,
+        running_s: _builtins.float = ...,
+        failures: _abc.Iterable[_run_pb2.RankResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_ranks", b"all_ranks", "cell_number", b"cell_number", "collected", b"collected", "finished", b"finished", "number", b"number", "ranks", b"ranks", "run_id", b"run_id", "submitted_at", b"submitted_at", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_ranks", b"all_ranks", "cell_number", b"cell_number", "collected", b"collected", "failed", b"failed", "failures", b"failures", "finished", b"finished", "number", b"number", "ranks", b"ranks", "run_id", b"run_id", "running", b"running", "running_s", b"running_s", "submitted_at", b"submitted_at", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1947,6 +2158,328 @@ class LogRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LogRecord: _TypeAlias = LogRecord  # noqa: Y015
+
+@_typing.final
+class WatchLogRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESH_ID_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    FOLLOW_FIELD_NUMBER: _builtins.int
+    mesh_id: _builtins.str
+    number: _builtins.int
+    """of the run; 0: every run"""
+    follow: _builtins.bool
+    """then go on with what changes, until the client leaves"""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of this node; none: all"""
+
+    def __init__(
+        self,
+        *,
+        mesh_id: _builtins.str = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        number: _builtins.int = ...,
+        follow: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "mesh_id", b"mesh_id", "number", b"number", "ranks", b"ranks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchLogRequest: _TypeAlias = WatchLogRequest  # noqa: Y015
+
+@_typing.final
+class LogChange(_message.Message):
+    """What is new or has changed since the message before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTS_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    complete: _builtins.bool
+    """everything that was there is counted"""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogPart]: ...
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogRun]: ...
+    def __init__(
+        self,
+        *,
+        parts: _abc.Iterable[Global___LogPart] | None = ...,
+        runs: _abc.Iterable[Global___LogRun] | None = ...,
+        complete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "parts", b"parts", "runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogChange: _TypeAlias = LogChange  # noqa: Y015
+
+@_typing.final
+class LogPart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    STDOUT_LINES_FIELD_NUMBER: _builtins.int
+    STDERR_LINES_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the run"""
+    rank: _builtins.int
+    stdout_lines: _builtins.int
+    stderr_lines: _builtins.int
+    size_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        stdout_lines: _builtins.int = ...,
+        stderr_lines: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "rank", b"rank", "size_bytes", b"size_bytes", "stderr_lines", b"stderr_lines", "stdout_lines", b"stdout_lines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogPart: _TypeAlias = LogPart  # noqa: Y015
+
+@_typing.final
+class LogRun(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TITLE_FIELD_NUMBER: _builtins.int
+    CELL_NUMBER_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    title: _builtins.str
+    """empty when the node has forgotten the run"""
+    cell_number: _builtins.int
+    finished: _builtins.bool
+    """on this node"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        title: _builtins.str = ...,
+        cell_number: _builtins.int = ...,
+        finished: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_number", b"cell_number", "finished", b"finished", "number", b"number", "title", b"title"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogRun: _TypeAlias = LogRun  # noqa: Y015
+
+@_typing.final
+class LogWindow(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the run"""
+    rank: _builtins.int
+    first: _builtins.int
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        first: _builtins.int = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "first", b"first", "number", b"number", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogWindow: _TypeAlias = LogWindow  # noqa: Y015
+
+@_typing.final
+class ReadLinesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESH_ID_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
+    WINDOWS_FIELD_NUMBER: _builtins.int
+    MAX_LINE_BYTES_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    mesh_id: _builtins.str
+    stream: Global___LogStream.ValueType
+    max_line_bytes: _builtins.int
+    digests: _builtins.bool
+    """instead of the lines"""
+    @_builtins.property
+    def windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogWindow]: ...
+    def __init__(
+        self,
+        *,
+        mesh_id: _builtins.str = ...,
+        stream: Global___LogStream.ValueType = ...,
+        windows: _abc.Iterable[Global___LogWindow] | None = ...,
+        max_line_bytes: _builtins.int = ...,
+        digests: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "max_line_bytes", b"max_line_bytes", "mesh_id", b"mesh_id", "stream", b"stream", "windows", b"windows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadLinesRequest: _TypeAlias = ReadLinesRequest  # noqa: Y015
+
+@_typing.final
+class ReadLinesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WINDOWS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogLines]:
+        """as asked; shorter at the end of the log"""
+
+    def __init__(
+        self,
+        *,
+        windows: _abc.Iterable[Global___LogLines] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["windows", b"windows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadLinesReply: _TypeAlias = ReadLinesReply  # noqa: Y015
+
+@_typing.final
+class LogLines(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINES_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
+    digests: _builtins.bytes
+    """8 bytes a line, little-endian: equal where stream and text are equal, on any node"""
+    cut: _builtins.bool
+    """the reply was full: ask for the rest"""
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogLine]: ...
+    def __init__(
+        self,
+        *,
+        lines: _abc.Iterable[Global___LogLine] | None = ...,
+        digests: _builtins.bytes = ...,
+        cut: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "digests", b"digests", "lines", b"lines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogLines: _TypeAlias = LogLines  # noqa: Y015
+
+@_typing.final
+class LogLine(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STDERR_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    stderr: _builtins.bool
+    text: _builtins.bytes
+    """without its line end; at most max_line_bytes"""
+    size_bytes: _builtins.int
+    """of the whole line"""
+    def __init__(
+        self,
+        *,
+        stderr: _builtins.bool = ...,
+        text: _builtins.bytes = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["size_bytes", b"size_bytes", "stderr", b"stderr", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogLine: _TypeAlias = LogLine  # noqa: Y015
+
+@_typing.final
+class SearchLogRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESH_ID_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
+    WINDOWS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    IGNORE_CASE_FIELD_NUMBER: _builtins.int
+    mesh_id: _builtins.str
+    stream: Global___LogStream.ValueType
+    text: _builtins.str
+    regex: _builtins.bool
+    """Python's"""
+    ignore_case: _builtins.bool
+    @_builtins.property
+    def windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogWindow]: ...
+    def __init__(
+        self,
+        *,
+        mesh_id: _builtins.str = ...,
+        stream: Global___LogStream.ValueType = ...,
+        windows: _abc.Iterable[Global___LogWindow] | None = ...,
+        text: _builtins.str = ...,
+        regex: _builtins.bool = ...,
+        ignore_case: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ignore_case", b"ignore_case", "mesh_id", b"mesh_id", "regex", b"regex", "stream", b"stream", "text", b"text", "windows", b"windows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SearchLogRequest: _TypeAlias = SearchLogRequest  # noqa: Y015
+
+@_typing.final
+class SearchLogReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WINDOWS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def windows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """as asked: numbers of the lines that match, 8 bytes each, little-endian"""
+
+    def __init__(
+        self,
+        *,
+        windows: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["windows", b"windows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SearchLogReply: _TypeAlias = SearchLogReply  # noqa: Y015
 
 @_typing.final
 class BlobChunk(_message.Message):

@@ -100,6 +100,21 @@ class AllocatorStub(object):
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ReadLogsRequest.SerializeToString,
                 response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.LogRecords.FromString,
                 _registered_method=True)
+        self.WatchLog = channel.unary_stream(
+                '/monarch_nb.v1.Allocator/WatchLog',
+                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.WatchLogRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.LogChange.FromString,
+                _registered_method=True)
+        self.ReadLines = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/ReadLines',
+                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ReadLinesRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ReadLinesReply.FromString,
+                _registered_method=True)
+        self.SearchLog = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/SearchLog',
+                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.SearchLogRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.SearchLogReply.FromString,
+                _registered_method=True)
         self.PutBlob = channel.stream_unary(
                 '/monarch_nb.v1.Allocator/PutBlob',
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.BlobChunk.SerializeToString,
@@ -242,6 +257,25 @@ class AllocatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchLog(self, request, context):
+        """Any line of what ranks wrote, by its number: how many there are, some of them, and which hold a text.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadLines(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SearchLog(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PutBlob(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -371,6 +405,21 @@ def add_AllocatorServicer_to_server(servicer, server):
                     servicer.ReadLogs,
                     request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ReadLogsRequest.FromString,
                     response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.LogRecords.SerializeToString,
+            ),
+            'WatchLog': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchLog,
+                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.WatchLogRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.LogChange.SerializeToString,
+            ),
+            'ReadLines': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadLines,
+                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ReadLinesRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ReadLinesReply.SerializeToString,
+            ),
+            'SearchLog': grpc.unary_unary_rpc_method_handler(
+                    servicer.SearchLog,
+                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.SearchLogRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.SearchLogReply.SerializeToString,
             ),
             'PutBlob': grpc.stream_unary_rpc_method_handler(
                     servicer.PutBlob,
@@ -774,6 +823,87 @@ class Allocator(object):
             '/monarch_nb.v1.Allocator/ReadLogs',
             monarch__nb_dot_proto_dot_allocator__pb2.ReadLogsRequest.SerializeToString,
             monarch__nb_dot_proto_dot_allocator__pb2.LogRecords.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/WatchLog',
+            monarch__nb_dot_proto_dot_allocator__pb2.WatchLogRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_allocator__pb2.LogChange.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadLines(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/ReadLines',
+            monarch__nb_dot_proto_dot_allocator__pb2.ReadLinesRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_allocator__pb2.ReadLinesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SearchLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/SearchLog',
+            monarch__nb_dot_proto_dot_allocator__pb2.SearchLogRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_allocator__pb2.SearchLogReply.FromString,
             options,
             channel_credentials,
             insecure,

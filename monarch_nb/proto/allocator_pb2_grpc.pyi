@@ -54,6 +54,10 @@ class AllocatorStub:
     Session: _grpc.StreamStreamMultiCallable[_allocator_pb2.SessionRequest, _allocator_pb2.SessionEvents]
     """Submit, follow and cancel runs; one long-lived stream per client and node."""
     ReadLogs: _grpc.UnaryStreamMultiCallable[_allocator_pb2.ReadLogsRequest, _allocator_pb2.LogRecords]
+    WatchLog: _grpc.UnaryStreamMultiCallable[_allocator_pb2.WatchLogRequest, _allocator_pb2.LogChange]
+    """Any line of what ranks wrote, by its number: how many there are, some of them, and which hold a text."""
+    ReadLines: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ReadLinesRequest, _allocator_pb2.ReadLinesReply]
+    SearchLog: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.SearchLogRequest, _allocator_pb2.SearchLogReply]
     PutBlob: _grpc.StreamUnaryMultiCallable[_allocator_pb2.BlobChunk, _allocator_pb2.PutBlobReply]
     ReadBlob: _grpc.UnaryStreamMultiCallable[_allocator_pb2.ReadBlobRequest, _allocator_pb2.BlobChunk]
     SyncTree: _grpc.UnaryUnaryMultiCallable[_files_pb2.SyncTreeRequest, _files_pb2.SyncTreeReply]
@@ -92,6 +96,10 @@ class AllocatorAsyncStub(AllocatorStub):
     Session: _aio.StreamStreamMultiCallable[_allocator_pb2.SessionRequest, _allocator_pb2.SessionEvents]  # type: ignore[assignment]
     """Submit, follow and cancel runs; one long-lived stream per client and node."""
     ReadLogs: _aio.UnaryStreamMultiCallable[_allocator_pb2.ReadLogsRequest, _allocator_pb2.LogRecords]  # type: ignore[assignment]
+    WatchLog: _aio.UnaryStreamMultiCallable[_allocator_pb2.WatchLogRequest, _allocator_pb2.LogChange]  # type: ignore[assignment]
+    """Any line of what ranks wrote, by its number: how many there are, some of them, and which hold a text."""
+    ReadLines: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ReadLinesRequest, _allocator_pb2.ReadLinesReply]  # type: ignore[assignment]
+    SearchLog: _aio.UnaryUnaryMultiCallable[_allocator_pb2.SearchLogRequest, _allocator_pb2.SearchLogReply]  # type: ignore[assignment]
     PutBlob: _aio.StreamUnaryMultiCallable[_allocator_pb2.BlobChunk, _allocator_pb2.PutBlobReply]  # type: ignore[assignment]
     ReadBlob: _aio.UnaryStreamMultiCallable[_allocator_pb2.ReadBlobRequest, _allocator_pb2.BlobChunk]  # type: ignore[assignment]
     SyncTree: _aio.UnaryUnaryMultiCallable[_files_pb2.SyncTreeRequest, _files_pb2.SyncTreeReply]  # type: ignore[assignment]
@@ -205,6 +213,28 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         request: _allocator_pb2.ReadLogsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_allocator_pb2.LogRecords], _abc.AsyncIterator[_allocator_pb2.LogRecords]]: ...
+
+    @_abc_1.abstractmethod
+    def WatchLog(
+        self,
+        request: _allocator_pb2.WatchLogRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_allocator_pb2.LogChange], _abc.AsyncIterator[_allocator_pb2.LogChange]]:
+        """Any line of what ranks wrote, by its number: how many there are, some of them, and which hold a text."""
+
+    @_abc_1.abstractmethod
+    def ReadLines(
+        self,
+        request: _allocator_pb2.ReadLinesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.ReadLinesReply, _abc.Awaitable[_allocator_pb2.ReadLinesReply]]: ...
+
+    @_abc_1.abstractmethod
+    def SearchLog(
+        self,
+        request: _allocator_pb2.SearchLogRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.SearchLogReply, _abc.Awaitable[_allocator_pb2.SearchLogReply]]: ...
 
     @_abc_1.abstractmethod
     def PutBlob(

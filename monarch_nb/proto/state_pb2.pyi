@@ -235,8 +235,11 @@ class RunRecord(_message.Message):
     COLLECTED_FIELD_NUMBER: _builtins.int
     SUBMITTED_AT_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
+    STARTED_AT_FIELD_NUMBER: _builtins.int
     collected: _builtins.bool
     submitted_at: _builtins.float
+    started_at: _builtins.float
+    """seconds since the epoch; 0 before"""
     @_builtins.property
     def submit(self) -> _allocator_pb2.Submit:
         """run.number set"""
@@ -253,10 +256,11 @@ class RunRecord(_message.Message):
         collected: _builtins.bool = ...,
         submitted_at: _builtins.float = ...,
         started: _abc.Iterable[_builtins.int] | None = ...,
+        started_at: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["collected", b"collected", "results", b"results", "started", b"started", "submit", b"submit", "submitted_at", b"submitted_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["collected", b"collected", "results", b"results", "started", b"started", "started_at", b"started_at", "submit", b"submit", "submitted_at", b"submitted_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from monarch_nb.config import DEFAULT_POOL
 from monarch_nb.errors import UsageError
@@ -39,8 +39,39 @@ class Node:
         return self.pid is not None
 
 
+OptionKind = Literal["integer", "text", "choice", "boolean"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a provisioner can be asked for: an argument of its `up`, as a form shows it.
+
+    Attributes:
+        name: of the argument. label: for people, short.
+        default: what the form has at first.
+        minimum, maximum: of an integer.
+        choices: of a choice, each with its label.
+    """
+
+    name: str
+    label: str
+    kind: OptionKind
+    default: int | str | bool
+    help: str = ""
+    minimum: int | None = None
+    maximum: int | None = None
+    choices: tuple[tuple[str, str], ...] = ()
+
+
 class Provisioner(Protocol):
     """What obtains nodes, and gives them back. Every call is idempotent."""
+
+    title: str
+    """What its pools are called: "local pool"."""
+
+    def options(self, *, pool: str = DEFAULT_POOL) -> list[Option]:
+        """Return what `up` can be asked for, in the order in which a form shows it; at first it has what the pool is
+        already, if there is one."""
 
     def up(
         self,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from monarch_nb import interrupting
 from monarch_nb.allocator.processes import is_alive
 from monarch_nb.config import PROTOCOL, RANK_TOKEN_VARIABLE, VERSION, NodePaths
 from monarch_nb.errors import NodeUnreachable, PoolError
@@ -117,7 +118,7 @@ def daemon_environment() -> dict[str, str]:
 def wait_for_lines(
     starting: Sequence[Starting], lines: int, deadline: float, came: Callable[[Starting], None] = lambda _: None
 ) -> None:
-    """Wait until each has written that many lines; `came` is told of each.
+    """Wait until each has written that many lines; `came` is told of each. Can be interrupted.
 
     Raises:
         PoolError: one died, or `deadline` (of time.monotonic) passed.
@@ -126,13 +127,18 @@ def wait_for_lines(
         for one in starting:
             if one.lines < lines:
                 selector.register(one.pipe, selectors.EVENT_READ, one)
-        while selector.get_map():
+        if interrupt := interrupting.current():
+            interrupt.check()
+            selector.register(interrupt, selectors.EVENT_READ)
+        while any(key.data is not None for key in selector.get_map().values()):
             events = selector.select(max(0.0, deadline - time.monotonic()))
             if not events:
-                late = [cast(Starting, key.data) for key in selector.get_map().values()]
+                late = [cast(Starting, key.data) for key in selector.get_map().values() if key.data is not None]
                 names = ", ".join(one.node_id for one in late)
                 raise PoolError(f"{names} not ready in time; last lines of its log:\n{late[0].log_tail()}")
             for key, _ in events:
+                if key.data is None and interrupt:
+                    interrupt.check()
                 one = cast(Starting, key.data)
                 one.read()
                 if one.lines >= lines:

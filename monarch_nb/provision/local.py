@@ -24,7 +24,8 @@ from monarch_nb.config import (
     private_directory,
 )
 from monarch_nb.errors import PoolError, UsageError
-from monarch_nb.provision import Node, Progress
+from monarch_nb.provision import Node, Option, Progress
+from monarch_nb.shape import counted
 
 KEPT = "kept"
 """In the state directory: what ranks wrote and outlives its pool. No pool has that name."""
@@ -33,6 +34,9 @@ END_TIMEOUT_S = 30.0
 """Removing copies of big projects takes a while, and an allocator that is killed meanwhile leaves its templates."""
 WARM_TIMEOUT_S = 180.0
 """All templates of a pool: sixteen that import torch at once need 22 s on two cores."""
+
+MOST_NODES, MOST_PROCS = 64, 256
+"""What forms offer at most: more processes than this are a slip of the finger."""
 
 _SHAPE_FILE = "pool.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
@@ -53,7 +57,7 @@ class PoolShape:
     isolate: bool = False
 
     def __str__(self) -> str:
-        text = f"{self.procs} procs" + (", no GPUs" if self.gpus == "none" else "")
+        text = counted(self.procs, "proc") + (", no GPUs" if self.gpus == "none" else "")
         return text + (", isolated" if self.isolate else "")
 
 
@@ -63,6 +67,21 @@ class LocalProvisioner:
     Example:
         >>> nodes = LocalProvisioner().up(nodes=2, procs=4, progress=print)  # doctest: +SKIP
     """
+
+    title = "local pool"
+
+    def options(self, *, pool: str = DEFAULT_POOL) -> list[Option]:
+        """Return what `up` can be asked for; at first what the pool is already, if there is one."""
+        cores = os.cpu_count() or 1
+        nodes = len(self.nodes(pool=pool)) or 1
+        shape = _read_shape(_checked_directory(pool)) or PoolShape(cores, "all")
+        gpus = (("all", "all of this machine's"), ("none", "none"))
+        return [
+            Option("nodes", "Nodes", "integer", nodes, "on this machine, each with an allocator", 1, MOST_NODES),
+            Option("procs", "CPU slots per node", "integer", shape.procs, f"it has {cores} cores", 1, MOST_PROCS),
+            Option("gpus", "GPUs", "choice", shape.gpus, "the first node owns them", choices=gpus),
+            Option("isolate", "Isolated", "boolean", shape.isolate, "nodes get copies of the notebook's files"),
+        ]
 
     def up(
         self,
@@ -103,7 +122,7 @@ class LocalProvisioner:
             if missing:
                 if died := [node.node_id for node in before if not node.alive]:
                     say(f"the allocator of {', '.join(died)} died; a new one adopts its ranks")
-                say(f"starting {_count(len(missing), 'local node')} × {shape}")
+                say(f"starting {counted(len(missing), 'local node')} × {shape}")
                 _write_shape(private_directory(directory), shape)
                 _start(directory, missing, shape, say, until_warm=True)
             return self.nodes(pool=pool)
@@ -133,7 +152,7 @@ class LocalProvisioner:
             if not force:
                 _refuse_if_held(nodes)
             if nodes:
-                say(f"ending {_count(len(nodes), 'node')}")
+                say(f"ending {counted(len(nodes), 'node')}")
             _end(nodes, say)
             for node in nodes:
                 shutil.rmtree(NodePaths(node.directory).sockets, ignore_errors=True)
@@ -173,8 +192,8 @@ def _agree_on_shape(
     wanted = PoolShape(procs or shape.procs, gpus or shape.gpus, isolate or shape.isolate)
     if wanted != shape or (nodes or len(before)) < len(before):
         raise PoolError(
-            f"the pool {directory.name!r} is up with {_count(len(before), 'node')} × {shape}; to have "
-            f"{_count(nodes or len(before), 'node')} × {wanted}, end it first (monarch-nb down)"
+            f"the pool {directory.name!r} is up with {counted(len(before), 'node')} × {shape}; to have "
+            f"{counted(nodes or len(before), 'node')} × {wanted}, end it first (monarch-nb down)"
         )
     return shape
 
@@ -292,10 +311,6 @@ def _exclusive(say: Progress) -> Iterator[None]:
         yield
     finally:
         os.close(home)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _silent(_: str) -> None:

@@ -14,6 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from monarch_nb.proto.run_pb2 import Cell, RankResult, RunSpec
 from monarch_nb.worker import live_update, values
 from monarch_nb.worker.after_fork import device_name
+from monarch_nb.worker.compiler import BoundedCompiler
 from monarch_nb.worker.reloading import Reloader
 from monarch_nb.worker.shell import INTERACTIVESHELL_FILE, LastValue, RankShell, to_json
 
@@ -49,6 +50,8 @@ class CellRunner:
 
     def __init__(self, shell: RankShell, blob_directory: str, reloader: Reloader) -> None:
         self._shell = shell
+        assert isinstance(shell.compile, BoundedCompiler)
+        self._compiler = shell.compile
         self._reloader = reloader
         self._blob_directory = blob_directory
         self._has_presets = False
@@ -93,6 +96,7 @@ class CellRunner:
     ) -> BaseException | None:
         shell = self._shell
         shell.execution_count = cell.cell_number or number
+        self._compiler.kind = "cell" if cell.cell_number else "run"
         shell.running_code = cell.code
         last: LastValue = shell.displayhook  # type: ignore[assignment]
         executed = await shell.run_cell_async(
@@ -110,7 +114,8 @@ class CellRunner:
         return error
 
     def _evaluate(self, expression: str, number: int) -> Any:
-        name = self._shell.compile.cache(expression, number)
+        self._compiler.kind = "pull"
+        name = self._compiler.cache(expression, number)
         code = compile(expression.strip(), name, "eval")
         return _call(eval, code, self._shell.user_global_ns, self._shell.user_ns)
 

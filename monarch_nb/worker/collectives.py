@@ -6,7 +6,8 @@ import dis
 import re
 import traceback
 from collections.abc import Iterable, Iterator
-from types import FrameType
+from functools import lru_cache
+from types import CodeType, FrameType
 from typing import Any
 
 _SKIPPED_FILES = re.compile(r"/torch/distributed/c10d_logger\.py$|/monarch_nb/worker/[a-z_]+\.py$|/contextlib\.py$")
@@ -126,7 +127,23 @@ def _awaited(frame: FrameType) -> str | None:
 
 def _method_called(frame: FrameType) -> tuple[str, Any] | None:
     """Return the name of the method that `frame` is calling, and its object when that is a name like `a` or `a.b`."""
-    steps = [step for step in dis.get_instructions(frame.f_code) if step.offset <= frame.f_lasti]
+    called = _call_at(frame.f_code, frame.f_lasti)
+    if called is None:
+        return None
+    method, names = called
+    if not names:
+        return method, None
+    value = frame.f_locals.get(names[0], frame.f_globals.get(names[0]))
+    for name in names[1:]:
+        value = getattr(value, "__dict__", {}).get(name)
+    return method, value
+
+
+@lru_cache(maxsize=32)
+def _call_at(code: CodeType, position: int) -> tuple[str, list[str]] | None:
+    """Return the name of the method that code calls, and the names that its object is reached by. A rank that hangs is
+    asked again and again, and reading the code of a long function takes milliseconds."""
+    steps = [step for step in dis.get_instructions(code) if step.offset <= position]
     if not steps or not steps[-1].opname.startswith("CALL"):
         return None
     start = _start(steps[-1])
@@ -138,12 +155,8 @@ def _method_called(frame: FrameType) -> tuple[str, Any] | None:
         return None
     method = str(chain.pop().argval)
     if not chain or chain[0].opname not in _LOADS or any(step.opname != "LOAD_ATTR" for step in chain[1:]):
-        return method, None
-    names = [str(step.argval) for step in chain]
-    value = frame.f_locals.get(names[0], frame.f_globals.get(names[0]))
-    for name in names[1:]:
-        value = getattr(value, "__dict__", {}).get(name)
-    return method, value
+        return method, []
+    return method, [str(step.argval) for step in chain]
 
 
 def _start(instruction: dis.Instruction) -> tuple[int, int] | None:

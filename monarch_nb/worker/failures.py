@@ -1,5 +1,6 @@
 """From an exception in user code to the Failure that the notebook shows."""
 
+from monarch_nb.errors import GROUP_ABORTED
 from monarch_nb.proto.run_pb2 import Failure
 from monarch_nb.worker import process_groups
 from monarch_nb.worker.shell import RankShell
@@ -28,10 +29,7 @@ def interruption(collective: str, group_aborted: bool) -> RunInterrupted:
     if not group_aborted:
         return RunInterrupted("interrupted")
     where = f"interrupted in {collective}" if collective else "interrupted"
-    return RunInterrupted(
-        f"{where}; process group aborted, call dist.init_process_group() again; "
-        "models wrapped in DistributedDataParallel must be wrapped again"
-    )
+    return RunInterrupted(f"{where}; {GROUP_ABORTED}")
 
 
 def explain_exit(error: SystemExit) -> SystemExit:
@@ -42,8 +40,9 @@ def explain_exit(error: SystemExit) -> SystemExit:
 
 
 def readable(error: BaseException) -> BaseException:
-    """Return `error`, or one readable error in place of what breaking a process group caused."""
-    return process_groups.readable(error) or error
+    """Return `error`, or one readable error in place of what breaking a process group caused, raised where that was."""
+    aborted = process_groups.readable(error)
+    return aborted.with_traceback(error.__traceback__) if aborted is not None else error
 
 
 def describe(shell: RankShell, user_code: UserCode, error: BaseException, *, only_users: bool = False) -> Failure:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
-from monarch_nb.errors import ProcessGroupAborted
+from monarch_nb.errors import GROUP_ABORTED, ProcessGroupAborted
 from monarch_nb.worker import process_groups
 from monarch_nb.worker.failures import RunInterrupted, interruption
 from monarch_nb.worker.user_code import UserCode, outwards
@@ -143,8 +143,7 @@ class Interrupter:
         """Break this rank's process groups under a run. On the control thread."""
         if active.requested_at is None and _uses_nccl():
             # A kernel of an aborted communicator ends without an error, its data undefined: the cell must not go on.
-            text = f"process group aborted ({reason}), call dist.init_process_group() again"
-            active.abort = ProcessGroupAborted(text, reason=reason)
+            active.abort = ProcessGroupAborted(f"{reason}; {GROUP_ABORTED}", reason=reason)
             self._send_signal()
         with self._breaking:
             if self.active is active and process_groups.break_groups(reason):

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 from urllib.parse import urlparse
 
-from monarch_nb.errors import ProcessGroupAborted
+from monarch_nb.errors import GROUP_ABORTED, ProcessGroupAborted
 from monarch_nb.worker import c10d, collectives, connections, group_connections, rendezvous
 from monarch_nb.worker.connections import Endpoint, resolve
 from monarch_nb.worker.group_connections import GroupConnections
@@ -48,8 +48,6 @@ _SWEEP_S = 0.05
 _DESCRIPTORS = 1 << 16
 _BOOKKEEPING = {__file__, *(module.__file__ for module in (c10d, connections, group_connections, rendezvous))}
 _STANDARD_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
-_WRAP_AGAIN = "wrap the model in DistributedDataParallel again"
-_CALL_AGAIN = "call `dist.init_process_group()` again"
 
 
 @dataclass(frozen=True)
@@ -65,11 +63,8 @@ class _Break:
         where = where or self.collective or ""
         text = f"interrupted in {where}" if where else "interrupted"
         if self.reason not in ("", "interrupted"):
-            text += f" ({self.reason})"
-        text += f"; process group aborted, {_CALL_AGAIN}"
-        if cause is not None and collectives.in_wrapped_model(cause):
-            text += f" and {_WRAP_AGAIN}"
-        return ProcessGroupAborted(text, collective=where, reason=self.reason)
+            text = f"{text} ({self.reason})" if where else self.reason
+        return ProcessGroupAborted(f"{text}; {GROUP_ABORTED}", collective=where, reason=self.reason)
 
 
 class _State:
@@ -229,7 +224,9 @@ def readable(error: BaseException) -> ProcessGroupAborted | None:
     if is_new or _state.connections.lost_peers(_CLOSE_WAIT_S):
         return _Break("a peer was interrupted or died").error(error)
     if _state.dropped and collectives.in_wrapped_model(error):
-        return ProcessGroupAborted(f"this model's process group was aborted: {_WRAP_AGAIN}")
+        return ProcessGroupAborted(
+            "this model's process group was aborted: wrap the model in DistributedDataParallel again"
+        )
     return None
 
 

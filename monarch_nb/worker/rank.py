@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from google.protobuf.message import DecodeError
 
+from monarch_nb.errors import ProcessGroupAborted
 from monarch_nb.frames import FrameError, FrameSplitter
 from monarch_nb.proto.run_pb2 import (
     OUTCOME_ERROR,
@@ -224,6 +225,7 @@ class Rank:
             shown = failures.explain_exit(error)
         else:
             shown = failures.readable(error)
+            only_users = isinstance(shown, ProcessGroupAborted)
         result.failure.CopyFrom(failures.describe(self._shell, self._user_code, shown, only_users=only_users))
         result.bundle_json = ""
         result.ClearField("value")

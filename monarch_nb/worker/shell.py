@@ -25,8 +25,11 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Type
 from traitlets.config import Config
 
+from monarch_nb.code_names import code_label
+from monarch_nb.errors import ProcessGroupAborted
 from monarch_nb.proto.run_pb2 import Display
 from monarch_nb.worker import streams
+from monarch_nb.worker.compiler import BoundedCompiler
 from monarch_nb.worker.user_code import error_chain
 
 _SIGINT_GRACE_S = 0.5
@@ -91,6 +94,7 @@ class RankShell(InteractiveShell):
 
     displayhook_class = Type(LastValue)
     display_pub_class = Type(FilePublisher)
+    compiler_class = Type(BoundedCompiler)
     # These (and LastValue.exec_result) are no traits here: setting them took a fifth of an empty cell.
     execution_count = 1
     last_execution_succeeded = True
@@ -120,9 +124,9 @@ class RankShell(InteractiveShell):
         self.user_ns.update(kept)
 
     def cell_label(self, filename: str) -> str | None:
-        """Return "Cell In[7]" for the file name of a cell's code, else None."""
-        label = self.compile.format_code_name(filename)
-        return "".join((label[0], " ", label[1])) if label else None
+        """Return "Cell In[7]" (or "Run 46", for a script's code) for the file name of a cell's code, else None."""
+        label = code_label(filename)
+        return " ".join(label) if label else None
 
     def format_warning(
         self, message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
@@ -188,7 +192,7 @@ class RankShell(InteractiveShell):
             lines = self.SyntaxTB.structured_traceback(kind, error, None)
         elif isinstance(error, BaseExceptionGroup) or isinstance(error.__context__, BaseExceptionGroup):
             return self._with_labels("".join(traceback.format_exception(kind, error, trace)))
-        elif hasattr(error, "_render_traceback_"):
+        elif hasattr(error, "_render_traceback_") and not isinstance(error, ProcessGroupAborted):
             lines = error._render_traceback_()
         else:
             with _quick_getmodule():
@@ -241,7 +245,6 @@ def _warm_up(shell: RankShell) -> None:
     shell.forget_error(error)
     shell.displayhook.clear()
     linecache.clearcache()
-    shell.compile._filename_map.clear()
 
 
 @contextlib.contextmanager

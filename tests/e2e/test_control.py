@@ -56,7 +56,8 @@ def test_a_lost_kernel_gets_its_mesh_and_its_running_cell_back(
     notebook.accept("Restart Kernel?")
     notebook.wait_for_kernel()
     told = notebook.run(3)
-    assert told == "attached to dev: 2 nodes × 2 procs, 4 ranks alive, cell 3 still running: %mesh attach follows it"
+    alive = "attached to dev: 2 nodes × 2 procs, 4 ranks alive"
+    assert told == f"{alive}, run 2, cell [3] still running: %mesh attach follows it"
     notebook.start(4)
     notebook.wait_for_text(4, "[0-3] step 1")
     assert notebook.is_running(4)

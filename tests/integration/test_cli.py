@@ -10,6 +10,7 @@ import pytest
 import monarch_nb
 from leaks import leaks_of
 from monarch_nb.cli import main
+from monarch_nb.errors import RunFailed
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
@@ -30,23 +31,32 @@ def test_a_day_with_the_local_pool(pool_home: Path, capsys: pytest.CaptureFixtur
     assert "dev          " in said(capsys, "list")
     assert "1 of 2" in said(capsys, "status")
     status = json.loads(said(capsys, "status", "--json"))
+    assert [held["name"] for held in json.loads(said(capsys, "list", "--json"))] == ["dev"]
     assert [(node["state"], node["procs_free"]) for node in status["nodes"]] == [("serves", 1), ("serves", 1)]
     assert [rank["state"] for rank in status["reservations"][0]["ranks"]] == ["idle", "idle"]
     assert all(rank["memory_bytes"] > 1 << 20 for rank in status["reservations"][0]["ranks"])
 
-    assert said(capsys, "logs") == "── run 1 ──\n[0] hello from 0\n[1] hello from 1\n[0-1] twice\n"
+    heading = "── run 1 (print('hello from', rank)) ──"
+    assert said(capsys, "logs") == f"{heading}\n[0] hello from 0\n[1] hello from 1\n[0-1] twice\n"
     assert said(capsys, "logs", "--raw") == "[0] hello from 0\n[0] twice\n[1] hello from 1\n[1] twice\n"
-    assert said(capsys, "logs", "dev", "-t", "1", "-n", "1") == "── run 1 ──\n[1] twice\n"
+    assert said(capsys, "logs", "dev", "-t", "1", "-n", "1") == f"{heading}\n[1] twice\n"
     assert said(capsys, "logs", "--run", "1", "--follow").endswith("[0-1] twice\n")
     assert "no run 9; the newest that printed is run 1" in said(capsys, "logs", "--run", "9", status=1)
     assert "no run 9;" in said(capsys, "logs", "--run", "9", "--follow", status=1)
     dev.mesh.run("rank")
-    assert said(capsys, "logs", "--run", "2") == "run 2 printed nothing\n"
+    with pytest.raises(RunFailed):
+        dev.mesh.run("raise ValueError('odd')", cell_number=12)
+    failed = "── run 3, cell [12] (raise ValueError('odd')) ──\n[0-1] failed: ValueError: odd (Cell In[12]:1)"
+    assert said(capsys, "logs").endswith(f"{failed}; --run 3 shows the traceback\n")
+    alone = said(capsys, "logs", "--run", "3")
+    assert alone.startswith(f"{failed}\n")
+    assert "----> 1 raise ValueError('odd')" in alone
+    assert said(capsys, "logs", "--run", "2") == "run 2 (rank) printed nothing\n"
     assert "you hold dev" in said(capsys, "logs", "nope", status=1)
 
     assert "held by dev" in said(capsys, "down", status=1)
     assert dev.mesh.run("rank").values == [0, 1], "a refused `down` changes nothing"
-    assert said(capsys, "release") == "released dev (2 nodes × 1 procs)\n"
+    assert said(capsys, "release") == "released dev (2 nodes × 1 proc)\n"
     assert said(capsys, "release", "dev", status=1) == "monarch-nb: no reservation 'dev'; you hold none\n"
     assert said(capsys, "release") == "nothing is held\n"
 
@@ -62,7 +72,7 @@ def test_release_needs_a_choice(pool_home: Path, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         main(["release"])
     assert "you hold one, two: name one, or --all" in capsys.readouterr().err
-    assert said(capsys, "release", "--all") == "released one (1 node × 1 procs)\nreleased two (1 node × 1 procs)\n"
+    assert said(capsys, "release", "--all") == "released one (1 node × 1 proc)\nreleased two (1 node × 1 proc)\n"
 
 
 def test_down_force_ends_what_is_held(pool_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,6 +83,6 @@ def test_down_force_ends_what_is_held(pool_home: Path, capsys: pytest.CaptureFix
 
 def test_a_reader_that_leaves_is_no_error(pool_home: Path) -> None:
     monarch_nb.reserve("dev", procs=1).mesh.run("for i in range(100_000): print('line', i)")
-    command = f"{sys.executable} -m monarch_nb.cli logs dev --raw | head -n 1"
+    command = f"{sys.executable} -m monarch_nb.cli logs dev --raw -n 0 | head -n 1"
     run = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
     assert (run.stdout, run.stderr, run.returncode) == ("[0] line 0\n", "", 0)

@@ -69,7 +69,7 @@ class TestCapacity:
     def test_more_than_there_is(self, shared_pool: list[Node]) -> None:
         with pytest.raises(CapacityError, match=r"0 of 2 nodes can take 5 procs(.|\n)*up --procs 5"):
             reserve("wide", procs=5)
-        with pytest.raises(CapacityError, match=r"2 of 2 nodes can take 1 procs(.|\n)*up --nodes 3"):
+        with pytest.raises(CapacityError, match=r"2 of 2 nodes can take 1 proc(.|\n)*up --nodes 3"):
             reserve("long", nodes=3, procs=1)
 
     def test_gpus_without_gpus(self, shared_pool: list[Node]) -> None:

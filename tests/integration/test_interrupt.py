@@ -11,7 +11,7 @@ from integration.live import Gate, Recorder, client, eventually, pids_of, starte
 from monarch_nb.client import events
 from monarch_nb.client import run as run_module
 from monarch_nb.client.mesh import Mesh
-from monarch_nb.errors import RunFailed
+from monarch_nb.errors import GROUP_ABORTED, RunFailed
 
 INIT = "dist.init_process_group('gloo')"
 FRESH_GROUP = f"if dist.is_initialized(): dist.destroy_process_group()\n{INIT}"
@@ -157,9 +157,16 @@ class TestCollective:
         assert "Cell In[" in waiting
         assert {at.collective for at in mesh.select(range(7)).where().values()} == {"all_reduce"}
         run.interrupt()
-        assert recorder.of(events.Notice)[-1].text == "" or run.done
         with pytest.raises(RunFailed):
             run.result(60)
+        assert said(recorder).startswith("ranks 0-6 waited in all_reduce"), "a saved notebook still says why"
+        assert said(recorder).endswith("rank 7 raised KeyError")
+        with pytest.raises(RunFailed) as later:
+            mesh.run("pass\nstep()", cell_number=13)
+        [(everyone, failure)] = later.value.groups()
+        assert everyone == list(range(8))
+        assert failure.message == f"a run was interrupted in a collective; {GROUP_ABORTED}"
+        assert "Cell In[13], line 2" in failure.traceback, "a message alone does not say where"
 
     def test_on_error_abort_needs_nobody(self, fresh_mesh: Mesh, soon: None) -> None:
         mesh = fresh_mesh

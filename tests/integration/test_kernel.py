@@ -160,7 +160,10 @@ def test_a_lost_kernel_gets_everything_back(kernel: Kernel, open_kernel: Callabl
     kernel.kill()
     again = open_kernel()
     shown = again.run("%load_ext monarch_nb")
-    assert "attached to dev: 2 nodes × 2 procs, 4 ranks alive, cell 3 still running: %mesh attach follows it" in shown
+    assert (
+        "attached to dev: 2 nodes × 2 procs, 4 ranks alive, run 1, cell [3] still running: %mesh attach follows it"
+        in shown
+    )
     shown = again.run("%mesh attach")
     sets = re.findall(r"\[(.*)\] step 59$", shown, re.MULTILINE)  # ranks may be a line apart where it went on
     assert sorted(rank for ranks in sets for rank in parse_targets(ranks, Extent({"ranks": 4}))) == [0, 1, 2, 3]

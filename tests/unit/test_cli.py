@@ -1,5 +1,6 @@
 """The command line without a pool: what it reads, what it refuses, and how."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["staus"], "no command 'staus'; did you mean status?"),
         (["frobnicate"], "no command 'frobnicate'; there are up, status"),
         (["logs", "--target", "0"], "unknown flag --target; did you mean --targets?"),
-        (["logs", "-n", "0"], "-n must be at least 1, not 0"),
+        (["logs", "-n", "-1"], "-n must be at least 0, not -1"),
+        (["logs", "--run", "0"], "--run must be at least 1, not 0"),
         (["down", "--froce"], "unknown flag --froce; did you mean --force?"),
         (["up", "--node", "2"], "unknown flag --node; did you mean --nodes?"),
         (["up", "--nodes", "two"], "invalid int value: 'two'"),
@@ -66,6 +68,17 @@ def test_without_a_pool_there_is_nothing_to_do(
     assert main(words) == 0
     assert said in capsys.readouterr().out
     assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [["status"], ["status", "--json"], ["list"], ["list", "--json"]])
+def test_a_pool_that_is_named_must_be_there(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert main([*words, "--pool", "x"]) == 1
+    assert capsys.readouterr() == ("", "monarch-nb: no pool 'x' is up (monarch-nb up --pool x starts one)\n")
+
+
+def test_nothing_held_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
 
 
 def test_errors_are_one_line_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:

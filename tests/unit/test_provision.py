@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from monarch_nb.config import HOME_VARIABLE, RANK_TOKEN_VARIABLE, NodePaths
 from monarch_nb.errors import PoolError, UsageError
+from monarch_nb.interrupting import Interrupt, interruptible
 from monarch_nb.provision import Node, provisioner
 from monarch_nb.provision.daemons import Starting, daemon_environment, wait_for_lines
 from monarch_nb.provision.local import LocalProvisioner, PoolShape, _agree_on_shape, _write_shape
@@ -149,3 +151,45 @@ def test_daemons_do_not_inherit_a_notebook_or_a_rank(monkeypatch: pytest.MonkeyP
     environment = daemon_environment()
     assert environment["WANDB_MODE"] == "offline"
     assert not {RANK_TOKEN_VARIABLE, "JPY_SESSION_NAME", "MPLBACKEND"} & environment.keys()
+
+
+class TestOptions:
+    def test_every_option_is_an_argument_of_up(self, home: Path) -> None:
+        options = {option.name: option for option in LocalProvisioner().options()}
+        assert options.keys() <= LocalProvisioner.up.__annotations__.keys()
+        assert all(option.label and option.help for option in options.values())
+
+    def test_what_the_form_has_at_first_is_what_up_does_by_itself(self, home: Path, tmp_path: Path) -> None:
+        defaults = {option.name: option.default for option in LocalProvisioner().options()}
+        shape = _agree_on_shape(tmp_path, [], None, None, None, isolate=False)
+        assert (defaults["procs"], defaults["gpus"], defaults["isolate"]) == (shape.procs, shape.gpus, shape.isolate)
+
+    def test_of_a_pool_that_is_there_they_are_what_it_is(self, home: Path) -> None:
+        for node in range(3):
+            (home / "local" / f"node{node}").mkdir(parents=True)
+        _write_shape(home / "local", PoolShape(5, "none", isolate=True))
+        defaults = {option.name: option.default for option in LocalProvisioner().options()}
+        assert defaults == {"nodes": 3, "procs": 5, "gpus": "none", "isolate": True}
+
+
+class TestInterruptedWaiting:
+    def test_it_can_be_interrupted_and_then_waits_on(self, tmp_path: Path) -> None:
+        interrupt, (one, write_end) = Interrupt(), starting(tmp_path)
+        interrupt.set()
+        with interruptible(interrupt):
+            with pytest.raises(KeyboardInterrupt):
+                wait_for_lines([one], 1, time.monotonic() + 10)
+            os.write(write_end, b"{}\n")
+            wait_for_lines([one], 1, time.monotonic() + 10)
+        interrupt.close()
+        os.close(write_end)
+        one.close()
+
+    def test_it_is_interrupted_while_it_waits(self, tmp_path: Path) -> None:
+        interrupt, (one, write_end) = Interrupt(), starting(tmp_path)
+        threading.Timer(0.05, interrupt.set).start()
+        with interruptible(interrupt), pytest.raises(KeyboardInterrupt):
+            wait_for_lines([one], 1, time.monotonic() + 10)
+        interrupt.close()
+        os.close(write_end)
+        one.close()

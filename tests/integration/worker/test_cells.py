@@ -104,6 +104,8 @@ def test_pull_of_none_and_of_what_does_not_exist(rank: RankProcess) -> None:
     assert rank.pull("None").outcome == OUTCOME_OK
     result = rank.pull("missing")
     assert (result.outcome, result.failure.name) == (OUTCOME_ERROR, "NameError")
+    assert result.failure.where == "Pulled expression:1"
+    assert "In[" not in result.failure.traceback
     assert rank.pull("1 +").failure.name == "SyntaxError"
     assert "generator" in rank.pull("(n for n in [])").value_error
 
@@ -258,7 +260,7 @@ def test_equal_failures_have_equal_tracebacks(template: TemplateProcess) -> None
 
 def test_a_failure_without_a_cell_number_is_named_by_its_run(rank: RankProcess) -> None:
     rank.ok("pass")
-    assert rank.run("1/0").failure.where == "Cell In[2]:1"
+    assert rank.run("1/0").failure.where == "Run 2:1"
 
 
 def test_the_innermost_line_of_the_users_is_named(rank: RankProcess) -> None:
@@ -360,7 +362,7 @@ def test_exception_groups_notes_causes_and_odd_errors(rank: RankProcess) -> None
     result = rank.run("raise ExceptionGroup('several', [ValueError('a'), KeyError('b')])")
     assert result.failure.name == "ExceptionGroup"
     assert "ValueError: a" in result.failure.traceback
-    assert "Cell In[1], line 1, in <module>" in result.failure.traceback
+    assert "Run 1, line 1, in <module>" in result.failure.traceback
     assert "interactiveshell" not in result.failure.traceback
     result = rank.run("try:\n    1/0\nexcept Exception as e:\n    raise ValueError('worse') from e")
     assert "ZeroDivisionError" in result.failure.traceback

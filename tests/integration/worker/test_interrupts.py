@@ -312,7 +312,7 @@ def test_a_rank_that_is_about_to_enter_its_collective_knows_that_it_is_broken(te
         assert rank.interrupt()
     hung, late = (rank.result() for rank in ranks)
     assert (late.outcome, late.group_aborted) == (OUTCOME_INTERRUPTED, True)
-    assert late.failure.message.startswith("interrupted; process group aborted, call dist.init_process_group() again")
+    assert late.failure.message.startswith("interrupted; process group aborted, call `dist.init_process_group()` again")
     assert hung.failure.message.startswith("interrupted in barrier; process group aborted")
     assert [result.outcome for result in run_all(ranks, f"{JOIN}\n{REDUCE}")] == [OUTCOME_OK, OUTCOME_OK]
 

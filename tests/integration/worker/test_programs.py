@@ -161,7 +161,7 @@ def test_logging_and_warnings(rank: RankProcess) -> None:
 def test_chdir_lasts(rank: RankProcess) -> None:
     rank.ok("import os; os.mkdir('below'); os.chdir('below')")
     assert rank.ok("os.getcwd()").endswith("/below")
-    assert rank.run("raise ValueError").failure.where == "Cell In[3]:1"
+    assert rank.run("raise ValueError").failure.where == "Run 3:1"
 
 
 def test_signal_handlers(rank: RankProcess) -> None:

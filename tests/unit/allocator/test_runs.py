@@ -1,6 +1,6 @@
 """The order of runs on a node: every rank gets them by number, one at a time, whatever dies or arrives late."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import settings
@@ -92,7 +92,7 @@ class TestOrder:
         submit(state, "a")
         queued, effects = submit(state, "b")
         assert started(effects) == {}
-        assert queued.ahead == ["title of a"]
+        assert queued.ahead == ["run 1 (title of a)"]
         assert started(finish(state, "a", 2)) == {2: "b"}
         assert started(finish(state, "a", 0)) == {0: "b"}
 
@@ -305,10 +305,74 @@ class TestDeath:
         assert node().rank_died("released", 0, self.DEATH) == []
 
 
+class TestFailure:
+    """A rank keeps what its newest finished run has raised."""
+
+    def ended(self, state: NodeState, run_id: str, outcome: run_pb2.Outcome.ValueType, **failure: str) -> None:
+        submit(state, run_id, [0])
+        result = run_pb2.RankResult(run_id=run_id, rank=0, outcome=outcome, failure=failure)
+        state.result("m", result)
+
+    def failed(self, run_id: str = "a") -> NodeState:
+        state = node()
+        failure = {"name": "ValueError", "message": "bad" * 1000, "where": "train.py:41", "traceback": "…"}
+        self.ended(state, run_id, run_pb2.OUTCOME_ERROR, **failure)
+        return state
+
+    def test_in_short(self) -> None:
+        state = self.failed()
+        failure = mesh(state).ranks[0].failure
+        assert failure is not None
+        assert (failure.name, failure.where, failure.traceback) == ("ValueError", "train.py:41", "")
+        assert len(failure.message) == 300
+        assert mesh(state).ranks[1].failure is None
+
+    @pytest.mark.parametrize("outcome", [run_pb2.OUTCOME_OK, run_pb2.OUTCOME_INTERRUPTED])
+    def test_until_another_run_has_finished(self, outcome: run_pb2.Outcome.ValueType) -> None:
+        state = self.failed()
+        submit(state, "b", [0])
+        assert mesh(state).ranks[0].failure is not None, "it goes on"
+        self.ended(state, "b", outcome)
+        assert mesh(state).ranks[0].failure is None
+
+    def test_or_the_rank_was_replaced(self) -> None:
+        state = self.failed()
+        state.rank_restarting("m", 0)
+        state.rank_ready("m", 0)
+        assert mesh(state).ranks[0].failure is None
+
+    @pytest.mark.parametrize(("done", "expected"), [(["a"], True), ([], False), (["a", "b"], False)])
+    def test_across_a_restart_of_the_allocator_as_far_as_that_process_raised(
+        self, done: list[str], expected: bool
+    ) -> None:
+        before = self.failed()
+        self.ended(before, "b", run_pb2.OUTCOME_OK)
+        state = node(ready=[])
+        for run in mesh(before).runs.values():
+            mesh(state).add_run(Run.from_record(run.record()))
+        state.rank_adopted("m", 0, "", done)
+        assert (mesh(state).ranks[0].failure is not None) == expected
+
+    def test_also_of_a_run_that_was_not_written_down(self) -> None:
+        state = node(ready=[])
+        failure = {"name": "ValueError", "message": "bad"}
+        state.result("m", run_pb2.RankResult(run_id="lost", rank=0, outcome=run_pb2.OUTCOME_ERROR, failure=failure))
+        state.rank_adopted("m", 0, "", ["lost"])
+        assert mesh(state).ranks[0].failure == run_pb2.Failure(**failure)
+
+
+def test_a_run_began_when_its_first_rank_did() -> None:
+    state = node()
+    submit(state, "a")
+    state.begun("m", "a", 5.0)
+    state.begun("m", "a", 6.0)
+    assert Run.from_record(mesh(state).runs["a"].record()).started_at == 5.0
+
+
 class TestAdoption:
     """A restarted allocator learns from each living rank what it runs and has done."""
 
-    def adopted(self, running: str = "", done: Iterable[str] = ()) -> tuple[NodeState, list[Effect]]:
+    def adopted(self, running: str = "", done: Sequence[str] = ()) -> tuple[NodeState, list[Effect]]:
         state = node(ready=[])
         record = Run(pb.Submit(mesh_id="m", run={"run_id": "a", "number": 1}, ranks=[0]), 1.0).record()
         record.started.append(0)

@@ -155,6 +155,7 @@ def test_directories() -> None:
         "the notebook's directory /home/me is not seen by node1",
         "no storage that all nodes see: --shared DIR at reserve names it",
     )
+    assert found(node(0), node(1)).notes == (), "the notebook's directory is such storage"
     unknown = found(node(0, blind=None), shared="/data")
     assert unknown.notes == ()
     assert "the notebook's directory seen by all" not in unknown.fine

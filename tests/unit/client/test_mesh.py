@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from monarch_nb.client.mesh import Mesh, RankInfo, RunInfo, StackReport, _title, run_infos
+from monarch_nb.client.infos import RankInfo, RunInfo, infos_of_node, run_infos, waits_in
+from monarch_nb.client.mesh import Mesh, MeshCore, StackReport, _title
 from monarch_nb.client.packing import pack_variables
-from monarch_nb.client.reservation import ReservationInfo
+from monarch_nb.client.reservation import Reservation, ReservationInfo
 from monarch_nb.client.run import InterruptReport
-from monarch_nb.errors import PickleError, RunNotFound
+from monarch_nb.errors import PickleError, TargetError
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+from monarch_nb.shape import Extent
 
 
 def part(
@@ -30,10 +33,14 @@ def merged(
 ) -> list[tuple[str, bool, tuple[int, ...]]]:
     """Return what is told of runs; `last_number` is the second node's."""
     nodes = [
-        pb.MeshStatus(runs=runs, ranks=[pb.Rank(rank=rank) for rank in ranks], last_number=number)
-        for runs, ranks, number in ((first, FIRST, 10), (second, SECOND, last_number))
+        (
+            name,
+            pb.MeshStatus(runs=runs, ranks=[pb.Rank(rank=rank) for rank in ranks], last_number=number),
+        )
+        for name, runs, ranks, number in (("node0", first, FIRST, 10), ("node1", second, SECOND, last_number))
     ]
-    return [(info.run_id, info.done, info.finished) for info in run_infos(nodes)]
+    open_runs = [info for info in run_infos(nodes) if not (info.done and info.collected)]
+    return [(info.run_id, info.done, info.finished) for info in open_runs]
 
 
 class TestRunInfos:
@@ -68,6 +75,35 @@ class TestRunInfos:
         assert merged([part("a", FIRST, [0], collected=True)], []) == [("a", False, (0, 4, 5, 6, 7))]
 
 
+def test_of_a_run_what_each_node_knows_of_its_ranks() -> None:
+    parts = [part("a", FIRST, [0, 1]), part("a", SECOND, [4])]
+    parts[0].failed[:], parts[0].running[:], parts[0].running_s = [1], [2], 3.5
+    parts[1].failed[:], parts[1].running[:], parts[1].running_s = [4], [5, 6, 7], 3.0
+    [info] = run_infos([("node", pb.MeshStatus(runs=[each])) for each in parts])
+    assert (info.failed, info.running, info.running_s) == ((1, 4), (2, 5, 6, 7), 3.5)
+
+
+def test_of_a_rank_where_it_waits_and_what_it_raised() -> None:
+    where = {"state": run_pb2.Where.STATE_COLLECTIVE, "collective": "all_reduce", "line": "train.py:41"}
+    failure = {"name": "ValueError", "message": "bad batch\nof 8", "where": "Cell In[7]:3"}
+    mesh = pb.MeshStatus(ranks=[pb.Rank(rank=0, where=where, cpu=0.0), pb.Rank(rank=1, failure=failure)])
+    waits, failed = infos_of_node("node0", mesh)
+    assert (waits.waits_in, waits.failure, waits.cpu) == ("all_reduce (train.py:41)", "", 0.0)
+    assert (failed.waits_in, failed.failure, failed.cpu) == ("", "ValueError: bad batch … (Cell In[7]:3)", None)
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ({}, ""),
+        ({"state": run_pb2.Where.STATE_RUNNING, "line": "train.py:41"}, ""),
+        ({"state": run_pb2.Where.STATE_COLLECTIVE, "collective": "recv"}, "recv"),
+    ],
+)
+def test_what_a_rank_waits_in(where: dict[str, Any], expected: str) -> None:
+    assert waits_in(run_pb2.Where(**where)) == expected
+
+
 class TestTitle:
     @pytest.mark.parametrize(
         ("code", "title"),
@@ -91,33 +127,52 @@ class TestPack:
         assert raised.value.name == "b"
 
 
+def test_one_rank_may_be_named_by_its_number() -> None:
+    mesh = object.__new__(Mesh)
+    mesh.id, mesh.name, mesh.extent, mesh.ranks = "one rank", "main", Extent({"hosts": 1, "procs": 4}), (0, 1, 2, 3)
+    mesh.reservation = cast(Reservation, SimpleNamespace(name="dev"))
+    mesh.core = MeshCore("one rank", {}, 4)
+    assert (mesh.select(3).ranks, mesh.select([3, 1]).ranks) == ((3,), (1, 3))
+    with pytest.raises(TargetError, match="rank 4 not in"):
+        mesh.select(4)
+
+
 def test_stacks_read_well() -> None:
     report = StackReport([((0, 1, 2), "File train.py:41\n"), ((3,), "")])
     assert str(report).splitlines()[1::2] == ["File train.py:41", "no answer"]
     assert str(report).splitlines()[0].startswith("── ranks 0-2 ─")
 
 
-def test_interrupting_a_run_that_ends_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_go_on_here_are_interrupted_and_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = object.__new__(Mesh)
     mesh.ranks = (0, 1)
+    known = SimpleNamespace(id="known", interrupt=lambda: InterruptReport(stopped=(0,)))
+    mesh.core = cast(MeshCore, SimpleNamespace(runs={"known": known}))
     facts: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = [
         ("over", (0,), (0,)),
+        ("known", (0,), ()),
         ("ends now", (0,), ()),
         ("goes on", (1, 2), ()),
         ("not here", (3,), ()),
     ]
     infos = [RunInfo(run_id, 1, "", ranks, finished, False, 0.0, 0) for run_id, ranks, finished in facts]
+    asked = 0
 
-    def attach_run(_: Mesh, run_id: str) -> Any:
-        if run_id == "ends now":
-            raise RunNotFound("no run ends now is going on or uncollected")
-        return SimpleNamespace(id=run_id, interrupt=lambda: InterruptReport(stopped=(1,)))
+    def runs(_: Mesh) -> list[RunInfo]:
+        nonlocal asked
+        asked += 1  # a second each while a node does not answer
+        return infos
 
-    monkeypatch.setattr(Mesh, "runs", lambda _: infos)
-    monkeypatch.setattr(Mesh, "attach_run", attach_run)
-    assert [run.id for run in mesh.running()] == ["goes on"]
-    assert str(mesh.interrupt()) == "interrupted rank 1"
-    infos = infos[:2]
+    def follow(_: Mesh, info: RunInfo) -> Any:
+        stopped = () if info.run_id == "ends now" else (1,)
+        return SimpleNamespace(id=info.run_id, interrupt=lambda: InterruptReport(stopped=stopped))
+
+    monkeypatch.setattr(Mesh, "runs", runs)
+    monkeypatch.setattr(Mesh, "_follow", follow)
+    assert [run.id for run in mesh.running()] == ["known", "ends now", "goes on"]
+    assert asked == 1
+    assert str(mesh.interrupt()) == "interrupted ranks 0-1"
+    infos = infos[:1]
     assert str(mesh.interrupt()) == "nothing was running"
 
 

@@ -13,6 +13,7 @@ import cloudpickle
 import pytest
 
 from monarch_nb.client import events
+from monarch_nb.client import run as run_module
 from monarch_nb.client.decoding import signal_name
 from monarch_nb.client.run import InterruptReport, Run
 from monarch_nb.errors import MeshNotFound, PickleError, RunFailed, RunNotFound
@@ -59,6 +60,9 @@ class FakeCore:
     def __init__(self) -> None:
         self.connections: dict[int, Any] = {0: FakeConnection("node0"), 1: FakeConnection("node1")}
         self.aborted: list[str] = []
+        self.asked_where: list[list[int]] = []
+        self.places: dict[int, run_pb2.Where] = {}
+        self.restarted: list[tuple[int, ...]] = []
 
     def by_node(self, ranks: Iterable[int]) -> dict[int, list[int]]:
         nodes: dict[int, list[int]] = {}
@@ -76,7 +80,11 @@ class FakeCore:
         return {}
 
     async def where(self, ranks: list[int]) -> dict[int, run_pb2.Where]:
-        return {}
+        self.asked_where.append(ranks)
+        return self.places
+
+    async def restart(self, ranks: Iterable[int]) -> None:
+        self.restarted.append(tuple(ranks))
 
 
 class Harness:
@@ -322,9 +330,12 @@ class TestResults:
         assert len(harness.of(events.Finished)) == 1
         assert len(harness.of(events.Result)) == 8
 
-    async def test_a_timeout_says_how_long(self, harness: Harness) -> None:
-        harness.run.number = 12
-        assert str(harness.run.timed_out(1.5)) == "run 12 goes on after 1.5 s on ranks 0-7"
+    async def test_a_timeout_says_how_long_and_what_to_do(self, harness: Harness) -> None:
+        harness.run.number, harness.run.cell_number = 12, 4
+        assert str(harness.run.timed_out(1.5)) == (
+            "run 12, cell [4] goes on after 1.5 s on ranks 0-7: run.result() waits for it (mesh.running() yields the "
+            "Run), mesh.interrupt() stops it; variables stay"
+        )
 
     async def test_failures_are_grouped_and_good_values_kept(self, harness: Harness) -> None:
         harness.finished(0, 1, 2, value_inline=packed("good"))
@@ -374,6 +385,9 @@ class TestResults:
         ) as raised:
             harness.run.result(0)
         assert raised.value.ranks == list(range(6))
+        *lost, good, same = harness.run.kept_values
+        assert (good, same) == (1, 1)
+        assert [(type(each), each.ranks) for each in lost] == [(PickleError, [rank]) for rank in range(6)]
 
     async def test_a_value_that_can_not_be_unpickled_here(self) -> None:
         harness = Harness([0])
@@ -417,6 +431,55 @@ class TestResults:
         harness.finished(*range(4))
         harness.run._send_interrupt()
         assert [node.sent for node in harness.nodes] == [[], [("cancel", "run-id")]]
+
+    async def test_an_interrupt_does_not_wait_for_a_node_that_does_not_answer(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(run_module, "STOP_WAIT_S", 60.0)
+        harness.finished(0)
+        harness.run.on_link(harness.nodes[1], up=False)
+        interrupt = asyncio.ensure_future(harness.run._interrupt(kill_stuck=False))
+        await asyncio.sleep(0)
+        harness.finished(1, 2, 3, outcome=run_pb2.OUTCOME_INTERRUPTED)
+        report = await asyncio.wait_for(interrupt, 10.0)
+        assert (report.stopped, report.free, list(report.stuck)) == ((1, 2, 3), (0,), [4, 5, 6, 7])
+        assert "ranks 4-7 can not be reached: node1 does not answer" in str(report)
+        assert str(report).endswith("rank 0 had finished before")
+        assert harness.core.asked_where == []
+
+    async def test_a_node_that_goes_away_meanwhile_is_waited_for_no_longer(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(run_module, "STOP_WAIT_S", 60.0)
+        harness.finished(*range(4))
+        interrupt = asyncio.ensure_future(harness.run._interrupt(kill_stuck=False))
+        await asyncio.sleep(0)
+        harness.run.on_link(harness.nodes[1], up=False)
+        assert list((await asyncio.wait_for(interrupt, 10.0)).stuck) == [4, 5, 6, 7]
+
+    async def test_only_ranks_that_can_be_reached_are_killed(self, harness: Harness) -> None:
+        harness.finished(0)
+        harness.run.on_link(harness.nodes[1], up=False)
+        interrupt = asyncio.ensure_future(harness.run._interrupt(kill_stuck=True))
+        await asyncio.sleep(0)
+        harness.finished(1, 2, 3, outcome=run_pb2.OUTCOME_DIED)
+        assert (await asyncio.wait_for(interrupt, 10.0)).restarted == (1, 2, 3)
+        assert harness.core.restarted == [(1, 2, 3)]
+
+    @pytest.mark.parametrize(("outcome", "stays"), [("INTERRUPTED", "ranks 0-6 waited in all_reduce"), ("OK", "")])
+    async def test_who_waited_for_whom_stays_when_they_had_to_be_freed(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch, outcome: str, stays: str
+    ) -> None:
+        monkeypatch.setattr(run_module, "WAITS_INTERVAL_S", 0.0)
+        at = run_pb2.Where(state=run_pb2.Where.STATE_COLLECTIVE, collective="all_reduce")
+        harness.core.places = dict.fromkeys(range(7), at)
+        harness.finished(7, outcome=run_pb2.OUTCOME_ERROR, failure=run_pb2.Failure(name="KeyError"))
+        while not harness.of(events.Notice):
+            await asyncio.sleep(0)
+        assert harness.of(events.Notice)[0].text.startswith("ranks 0-6 wait in all_reduce; rank 7 raised KeyError:")
+        harness.finished(*range(7), outcome=run_pb2.Outcome.Value(f"OUTCOME_{outcome}"))
+        [*_, last] = [notice.text for notice in harness.of(events.Notice) if notice.key == "waits"]
+        assert last.partition(";")[0] == stays
 
     async def test_collected_is_told_to_every_node(self, harness: Harness) -> None:
         harness.run._tell_collected()

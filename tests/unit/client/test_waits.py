@@ -3,7 +3,7 @@
 import pytest
 
 from monarch_nb.client.events import Result
-from monarch_nb.client.waits import explain_waits
+from monarch_nb.client.waits import explain_past_waits, explain_waits
 from monarch_nb.errors import RankFailure
 from monarch_nb.proto import run_pb2
 
@@ -23,17 +23,24 @@ def ok(rank: int) -> Result:
 
 
 def test_the_example_of_the_issue() -> None:
-    text = explain_waits({7: failed(7, "error")}, dict.fromkeys(range(7), at("all_reduce")), "dev")
+    text = explain_waits({7: failed(7, "error")}, dict.fromkeys(range(7), at("all_reduce")))
     assert text.startswith("ranks 0-6 wait in all_reduce (train.py:41); rank 7 raised KeyError: interrupt")
 
 
+def test_afterwards_it_is_the_past() -> None:
+    where = {0: at("all_reduce"), 1: at("all_reduce"), 2: at("recv")}
+    assert explain_past_waits({3: failed(3, "error")}, where) == (
+        "ranks 0-1 waited in all_reduce (train.py:41), rank 2 waited in recv (train.py:41); rank 3 raised KeyError"
+    )
+
+
 def test_nobody_waits() -> None:
-    assert explain_waits({0: ok(0)}, {1: at(), 2: at()}, "dev") == ""
-    assert explain_waits({}, {}, "dev") == ""
+    assert explain_waits({0: ok(0)}, {1: at(), 2: at()}) == ""
+    assert explain_waits({}, {}) == ""
 
 
 def test_only_those_that_wait_are_named() -> None:
-    assert explain_waits({0: ok(0)}, {1: at("barrier"), 2: at()}, "dev").startswith("rank 1 waits in barrier")
+    assert explain_waits({0: ok(0)}, {1: at("barrier"), 2: at()}).startswith("rank 1 waits in barrier")
 
 
 def test_different_places_are_told_apart() -> None:
@@ -43,7 +50,7 @@ def test_different_places_are_told_apart() -> None:
         2: at("all_reduce", "a.py:1"),
         3: at("recv", ""),
     }
-    text = explain_waits({4: ok(4)}, where, "dev")
+    text = explain_waits({4: ok(4)}, where)
     assert "ranks 0,2 wait in all_reduce (a.py:1), rank 1 waits in barrier (b.py:2), rank 3 waits in recv;" in text
 
 
@@ -58,9 +65,9 @@ def test_different_places_are_told_apart() -> None:
     ],
 )
 def test_what_became_of_the_others(result: Result, says: str) -> None:
-    assert f"; {says}:" in explain_waits({1: result}, {0: at("recv")}, "dev")
+    assert f"; {says}:" in explain_waits({1: result}, {0: at("recv")})
 
 
 def test_others_are_grouped() -> None:
     results = {rank: failed(rank, "error") for rank in (1, 2)} | {3: failed(3, "died"), 5: failed(5, "error")}
-    assert "; ranks 1-2,5 raised KeyError, rank 3 died: interrupt" in explain_waits(results, {0: at("recv")}, "dev")
+    assert "; ranks 1-2,5 raised KeyError, rank 3 died: interrupt" in explain_waits(results, {0: at("recv")})

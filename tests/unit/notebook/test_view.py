@@ -305,3 +305,60 @@ def test_an_unfinished_line_is_shown_at_the_end(terminal: bool) -> None:
     cell.finish()
     cell.view.close()
     assert cell.texts[-1].strip() == "[0] no newline"
+
+
+# ---- followed from the middle ----
+
+
+def steps(first: int, last: int) -> str:
+    return "".join(f"step {number}\n" for number in range(first, last))
+
+
+def test_ranks_that_are_a_line_apart_where_output_goes_on_are_shown_in_step() -> None:
+    cell = _Cell(4, resumed=True)
+    for rank in (1, 2):
+        cell.print("step 4\n", rank)
+    cell.pass_time(0.3)
+    for rank in (0, 3, 1, 2):
+        cell.print("step 5\n", rank)
+    for number in range(6, 9):
+        cell.pass_time(0.3)
+        for rank in range(4):
+            cell.print(f"step {number}\n", rank)
+    cell.finish(4)
+    cell.view.close()
+    assert cell.texts[-1].splitlines() == [
+        "[1-2] step 4",
+        *(f"[0-3] step {number}" for number in range(5, 9)),
+    ]
+
+
+def test_however_far_they_are_apart() -> None:
+    cell = _Cell(3, resumed=True)
+    cell.print(steps(7, 9), 0)
+    cell.print(steps(5, 9), 1)
+    cell.print(steps(6, 9), 2)
+    cell.view.close()
+    assert cell.texts == ["  [1] step 5\n[1-2] step 6\n[0-2] step 7\n[0-2] step 8"]
+
+
+def test_what_was_held_shows_soon_though_a_rank_is_silent() -> None:
+    cell = _Cell(2, resumed=True)
+    cell.view.keep_open()
+    cell.print("only me\n", 0)
+    cell.pass_time(0.4)
+    assert "only me" not in cell.texts[-1]
+    cell.pass_time(0.5)
+    assert "only me" in cell.texts[-1]
+    cell.print("and me\n", 1)
+    cell.pass_time(0.2)
+    assert "and me" in cell.texts[-1]
+
+
+def test_notices_are_not_held() -> None:
+    cell = _Cell(2, resumed=True)
+    cell.view.keep_open()
+    cell.print("only me\n", 0)
+    cell.view.on_event(Notice("node1 does not answer", key="link"))
+    cell.pass_time(0.2)
+    assert "node1 does not answer" in cell.texts[-1]

@@ -14,13 +14,14 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from monarch_nb.client.diagnosis import Diagnosis, Difference
 from monarch_nb.client.environments import NodeEnvironment, PipReport
 from monarch_nb.client.events import Event, Finished, Result, Text
+from monarch_nb.client.infos import RankInfo, RunInfo
 from monarch_nb.client.logs import LogRecord
-from monarch_nb.client.mesh import RankInfo, RunInfo, StackReport
+from monarch_nb.client.mesh import StackReport
 from monarch_nb.client.pool import KeptFiles
 from monarch_nb.client.reservation import EndedReservation
 from monarch_nb.client.run import InterruptReport
 from monarch_nb.client.sync_report import Differences, Pending, SyncReport
-from monarch_nb.errors import RankFailure, ReservationNotFound, RunFailed, RunNotFound
+from monarch_nb.errors import PickleError, RankFailure, ReservationNotFound, RunFailed, RunNotFound
 from monarch_nb.shape import Extent
 
 
@@ -30,7 +31,7 @@ class FakeRun:
     def __init__(self, mesh: "FakeMesh", number: int, code: str, cell_number: int) -> None:
         self.mesh, self.id, self.number, self.title, self.cell_number = mesh, f"run{number}", number, code, cell_number
         self.ranks = mesh.ranks
-        self.values: list[Any] = [None] * len(self.ranks)
+        self.kept_values: list[Any] = [None] * len(self.ranks)
         self.failures: list[RankFailure] = []
         self.seen = False
         self.submitted_at = time.time()
@@ -48,7 +49,7 @@ class FakeRun:
     def finish(self, values: Iterable[Any] | None = None, failures: Iterable[RankFailure] = ()) -> None:
         self.failures = list(failures)
         failed = {failure.rank: failure for failure in self.failures}
-        self.values = list(values) if values is not None else self.values
+        self.kept_values = list(values) if values is not None else self.kept_values
         for rank in self.ranks:
             failure = failed.get(rank)
             outcome: Any = "ok" if failure is None else failure.kind
@@ -56,10 +57,22 @@ class FakeRun:
         self.say(Finished())
         self._done.set()
 
+    @property
+    def values(self) -> list[Any]:
+        for value in self.kept_values:
+            if isinstance(value, PickleError):
+                raise value
+        return self.kept_values
+
     def add_listener(self, listener: Callable[[Event], None]) -> None:
         self._listeners.append(listener)
         if self.done:
             listener(Finished())
+
+    def replace_listener(self, old: Callable[[Event], None], new: Callable[[Event], None] | None) -> None:
+        if new is not None:
+            self.add_listener(new)
+        self._listeners.remove(old)
 
     def lose_kernel(self) -> None:
         """The kernel that follows it dies: its view ends, and nobody hears of what comes."""
@@ -141,6 +154,9 @@ class FakeMesh:
 
     def runs(self) -> list[RunInfo]:
         return [run.info() for run in self.client.runs if not (run.done and run.seen)]
+
+    def past_runs(self, tracebacks_of: int = 0) -> list[RunInfo]:
+        return [run.info() for run in self.client.runs]
 
     def running(self) -> Iterator[FakeRun]:
         return (run for run in self.client.runs if not run.done)

@@ -134,8 +134,9 @@ def test_an_unknown_subcommand_suggests_the_nearest(word: str, nearest: str) -> 
 
 
 def test_a_word_like_nothing_suggests_nothing() -> None:
-    with pytest.raises(UsageError, match=r"no subcommand 'xyzzy'\. %mesh help lists all"):
-        commands.MESH.find("xyzzy")
+    for word in ("xyzzy", "down", "kill", "show", "reload"):
+        with pytest.raises(UsageError, match=rf"no subcommand '{word}'\. %mesh help lists all"):
+            commands.MESH.find(word)
 
 
 def test_what_is_another_programs_is_left_to_it() -> None:
@@ -181,7 +182,8 @@ def test_help_names_everything_and_is_aligned() -> None:
         ("reserve --no", "--no", "--nodes"),
         ("reserve --nodes 2 --no", "--no", ""),
         ("reserve --env A=1 --en", "--en", "--env"),
-        ("reserve d", "d", ""),
+        ("reserve d", "d", "dev"),
+        ("reserve --nodes ", "", ""),
         ("attach d", "d", "dev"),
         ("attach dev ", "", ""),
         ("attach --noblock d", "d", "dev"),
@@ -199,8 +201,17 @@ def test_completion_of_the_line(text: str, fragment: str, offered: str) -> None:
     assert complete(commands.MESH, text, names("dev", "main")) == (fragment, offered.split())
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["reserve --files ", "reserve --shared=/da", "sync --add ", "fetch x --to ", "push lr=ba", "pip install -r "],
+)
+def test_files_and_expressions_are_completed_by_ipython(text: str) -> None:
+    assert complete(commands.MESH, text, names("dev", "main"))[1] is None
+
+
 def test_completion_of_the_cell_line() -> None:
     assert complete(commands.CELL, "--group-outputs ", {}) == ("", ["order", "rank", "type"])
     assert complete(commands.CELL, "--on-error=w", {}) == ("w", ["wait"])
     assert complete(commands.CELL, "-t 0 --no", {}) == ("--no", ["--noblock", "--no-stream", "--no-sync"])
-    assert "--targets" not in complete(commands.CELL, "-t 0 --", {})[1]
+    assert "--targets" not in (complete(commands.CELL, "-t 0 --", {})[1] or [])
+    assert complete(commands.CELL, "-o l", {"kernel_name": lambda _: ["losses"]}) == ("l", ["losses"])

@@ -9,7 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from monarch_nb.client.events import Text
 from monarch_nb.client.pool import KeptFiles
 from monarch_nb.client.reservation import EndedReservation
-from monarch_nb.errors import RankFailure, RunFailed, TargetError, UsageError
+from monarch_nb.errors import PickleError, RankFailure, RunFailed, TargetError, UsageError
 from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
 from monarch_nb.notebook.cell import KernelCellFailed
 from monarch_nb.notebook.following import RunInterrupted, RunTimeout
@@ -193,8 +193,17 @@ def test_a_pip_that_is_interrupted_says_nothing_of_success(held: Notebook, clien
     assert "pip ran" not in held.text()
 
 
+def test_values_that_can_not_come_leave_the_others(held: Notebook, client: FakeClient) -> None:
+    lost = PickleError("can not pickle the result, a generator", ranks=[1])
+    client.on_submit = lambda run: run.finish(values=[10, lost, 12, 13])
+    error = held.error("%%mesh -o r\nx")
+    assert isinstance(error, PickleError)
+    assert "r has the other ranks' values" in str(error)
+    assert held.shell.user_ns["r"] == [10, lost, 12, 13]
+
+
 def test_restart(held: Notebook, client: FakeClient) -> None:
-    assert "variables are gone there, the others keep theirs" in held.ok("%mesh restart -t 3")
+    assert "variables and imports are gone there, the others keep theirs" in held.ok("%mesh restart -t 3")
     assert client.calls[-1] == ("restart", (3,))
     assert held.ok("%mesh restart").startswith("ranks 0-3 restarted in ")
     assert isinstance(held.error("%mesh restart -t 4"), TargetError)
@@ -335,7 +344,7 @@ def test_attach_follows_to_the_end(held: Notebook, client: FakeClient) -> None:
     first, second = client.runs
     client.on_attach = hello
     load_ipython_extension(held.shell)  # a new kernel
-    assert held.text().endswith("cell 2 and cell 3 still running: %mesh attach follows them")
+    assert held.text().endswith("run 1, cell [2]; run 2, cell [3] still running: %mesh attach follows them")
     shown = held.ok("%mesh attach")
     assert shown.index("first()") < shown.index("second()")
     assert shown.count("hello") == 4  # the cells of the first kernel show it too
@@ -367,8 +376,8 @@ def test_attach_elsewhere_says_once_what_it_shows(held: Notebook, client: FakeCl
     load_ipython_extension(held.shell)
     shown = held.ok("%mesh attach dev")
     assert shown.splitlines()[0] == "attached to dev: 2 nodes × 2 procs, 4 ranks alive"
-    assert "%mesh attach" not in shown
-    assert "· finished" in shown
+    assert "%mesh attach shows" not in shown
+    assert "· finished; what it printed before is in its cell: %mesh attach --from-start shows all of it" in shown
     assert held.ok("%mesh attach --from-start").splitlines()[1:] == [
         "every run was shown to the end: %mesh logs --run N shows one again"
     ]
@@ -389,6 +398,26 @@ def test_attach_in_the_kernel_that_follows_already(held: Notebook, client: FakeC
     client.ctrl_c = 1
     assert isinstance(held.error("%mesh attach"), RunInterrupted)
     assert not [call for call in client.calls if call[0] == "attach_run"]
+
+
+@pytest.mark.parametrize("flag", ["", " --from-start"])
+def test_attach_takes_the_output_over_from_the_cell_that_showed_it(
+    held: Notebook, client: FakeClient, flag: str
+) -> None:
+    client.on_submit = nothing
+    held.error("%%mesh --timeout 0.05\ntrain()")
+    (run,) = client.runs
+    left = {output["transient"]["display_id"] for output in held.shown.outputs}
+    held.ok(f"%mesh attach --noblock{flag}")
+    moved = [output["data"]["text/html"] for output in held.shown.outputs if _id(output) in left]
+    assert "goes on in cell [3]" in moved[-1]
+    hello(run)
+    held.wait_until(lambda: "hello" in held.text())
+    assert not any("hello" in str(output) for output in held.shown.outputs if _id(output) in left)
+
+
+def _id(output: dict[str, Any]) -> str | None:
+    return (output.get("transient") or {}).get("display_id")
 
 
 # ---- %mesh on ----
@@ -443,6 +472,14 @@ def test_tab(held: Notebook, client: FakeClient) -> None:
     assert held.complete("%%mesh -t hosts=0,") == ["%%mesh -t hosts=0,hosts=", "%%mesh -t hosts=0,procs="]
     assert held.complete("%%mesh -t 2\nx = loss_") == ["x = loss_mask"]
     assert client.calls[-1] == ("complete", "x = loss_", 9, 2)
+    held.ok("losses = 1")
+    assert held.complete("%%mesh -o lo") == ["%%mesh -o losses"]
+    held.ok("%%mesh\nx")
+    held.ok("%%mesh\ny")
+    assert held.complete("%mesh logs --run ") == ["%mesh logs --run 2", "%mesh logs --run 1"]
+    assert held.complete("%mesh reserve d") == ["%mesh reserve dev"]
+    assert held.complete("%mesh reserve dev --nodes ") == [], "nothing that IPython knows makes sense there"
+    assert held.complete("%mesh logs -n l") == []
     held.ok("%mesh on -t 1")
     assert held.complete("los") == ["losses", "loss_mask"]
     assert client.calls[-1][-1] == 1
@@ -467,12 +504,13 @@ def test_a_new_kernel_of_the_notebook_attaches(held: Notebook, client: FakeClien
     held.shown.outputs.clear()
     load_ipython_extension(held.shell)
     assert held.text() == (
-        f"attached to dev: 2 nodes × 2 procs, 4 ranks alive, cell {cell} still running: %mesh attach follows it"
+        f"attached to dev: 2 nodes × 2 procs, 4 ranks alive, run 1, cell [{cell}] still running: "
+        "%mesh attach follows it"
     )
     client.runs[0].lose_kernel()
     client.runs[0].finish()
     load_ipython_extension(held.shell)
-    assert held.text().endswith(f"cell {cell} finished meanwhile: %mesh attach shows it")
+    assert held.text().endswith(f"run 1, cell [{cell}] finished meanwhile: %mesh attach shows it")
     client.runs[0].collected()
     held.ok("%mesh detach")
     held.shown.outputs.clear()

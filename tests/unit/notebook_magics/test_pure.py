@@ -1,18 +1,19 @@
 """What the magics decide without a shell and without a client: mode, completion places, sessions, texts."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from monarch_nb import config
+from monarch_nb.client.infos import RankInfo, RunInfo
 from monarch_nb.client.logs import LogRecord
-from monarch_nb.client.mesh import RankInfo, RunInfo
-from monarch_nb.errors import UsageError
+from monarch_nb.errors import RankFailure, UsageError
 from monarch_nb.notebook.commands import CELL, MESH
 from monarch_nb.notebook.completion import InBody, InLine, locate, target_words
-from monarch_nb.notebook.logs import folded_lines
+from monarch_nb.notebook.logs import Endings, folded_lines
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
 from monarch_nb.notebook.session import Memory, bounded, choose, notebook_path, recall, remember
 from monarch_nb.notebook.subcommands import push_items, read_environment
@@ -259,18 +260,28 @@ class Held:
     name, nodes, procs, gpus = "dev", 2, 4, 0
 
 
+def test_a_long_death_stands_below_the_table() -> None:
+    death = "killed by signal 9 (SIGKILL): killed by another process or, with a memory limit, by its OOM killer"
+    odd = "could not be restarted because of something that nobody could have thought of before"
+    ranks = [rank_info(rank, state="dead", death=death) for rank in (0, 1)] + [rank_info(2, state="dead", death=odd)]
+    _, _, first, second, *notes = status_table(Held(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
+    assert first.split(maxsplit=2)[2] == "dead: killed by signal 9 (SIGKILL)"
+    assert second.endswith("dead: could not be restarted because of something tha…")
+    assert notes[:2] == [f"ranks 0-1: {death}", f"rank 2: {odd}"]
+
+
 def test_status_folds_equal_ranks() -> None:
     running: dict[str, Any] = {"state": "running", "run_id": "r", "running_s": 12.3}
     ranks = [rank_info(rank, **running) for rank in range(7)] + [rank_info(7, state="dead", death="killed by SIGKILL")]
     seen = status_table(Held(), ranks, [run_info(), run_info(run_id="s", number=13, finished=tuple(range(8)))])  # type: ignore[arg-type]
     assert seen.plain.splitlines() == [
         "dev · 2 nodes × 4 procs · 7 of 8 ranks alive",
-        "  ranks  host   state                     for",
-        "  0-3    node0  running cell 7 (train())  12 s",
-        "  4-6    node1  running cell 7 (train())  12 s",
+        "  ranks  host   state                               for",
+        "  0-3    node0  running run 12, cell [7] (train())  12 s",
+        "  4-6    node1  running run 12, cell [7] (train())  12 s",
         "  7      node1  dead: killed by SIGKILL",
         "%mesh restart -t 7 gives rank 7 anew",
-        "cell 7 (train()) finished and nobody has seen it: %mesh attach shows it",
+        "run 13, cell [7] (train()) finished and nobody has seen it: %mesh attach shows it",
     ]
 
 
@@ -306,18 +317,79 @@ def test_logs_fold_and_lose_nothing() -> None:
             LogRecord(r, "stdout", run, f"{'same' if i % 2 else r} {i}\n") for r in range(ranks) for i in range(lines)
         ]
 
-    lines = list(folded_lines([[*records(1, 2, 2), *records(2, 1, 1)]]))
+    def lines_of(batches: list[list[LogRecord]]) -> list[str]:
+        return list(folded_lines(batches, Endings(list, range(8))))
+
+    lines = lines_of([[*records(1, 2, 2), *records(2, 1, 1)]])
     assert lines == ["── run 1 ──", "[0] 0 0", "[1] 1 0", "[0-1] same 1", "── run 2 ──", "[0] 0 0"]
-    many = list(folded_lines([records(3, 8, 2000)]))
+    many = lines_of([records(3, 8, 2000)])
     assert len(many) == 1 + 1000 + 8 * 1000
-    assert list(folded_lines([])) == []
-    assert list(folded_lines([records(1, 2, 1), records(1, 2, 1), records(2, 1, 1)]))[3:] == [
+    assert lines_of([]) == []
+    assert lines_of([records(1, 2, 1), records(1, 2, 1), records(2, 1, 1)])[3:] == [
         "[0] 0 0",
         "[1] 1 0",
         "── run 2 ──",
         "[0] 0 0",
     ]
-    assert list(folded_lines([[LogRecord(0, "stderr", 1, "no line end")]]))[1:] == ["[0] no line end"]
+    assert lines_of([[LogRecord(0, "stderr", 1, "no line end")]])[1:] == ["[0] no line end"]
+
+
+def failed(rank: int, message: str = "boom", rendered: str = "") -> RankFailure:
+    return RankFailure(rank, "node0", "error", "ValueError", message, rendered, "Cell In[12]:3")
+
+
+class TestEndings:
+    RUNS: ClassVar = [
+        RunInfo("a", 1, "load()", (0, 1), (0, 1), True, 0.0, 11, failures=(failed(0), failed(1))),
+        RunInfo(
+            "b", 2, "train()", (0, 1), (0, 1), True, 0.0, 12, failures=(failed(1, "odd\nmore", "Traceback\n  odd"),)
+        ),
+        RunInfo("c", 3, "pass", (0, 1), (0, 1), True, 0.0, 0),
+        RunInfo(
+            "d", 4, "exit", (0, 1), (0, 1), True, 0.0, 13, failures=(RankFailure(0, "n", "died", "RankDied", "killed"),)
+        ),
+    ]
+
+    def shown(
+        self, *numbers: int, only: int | None = None, ranks: Sequence[int] = (0, 1), cut_off: bool = False
+    ) -> str:
+        endings = Endings(lambda: self.RUNS, ranks, only, cut_off)
+        records = [LogRecord(0, "stdout", number, "hello\n") for number in numbers]
+        return "\n".join(folded_lines([records] if records else [], endings))
+
+    def test_a_run_is_called_by_its_number_and_its_cells_and_tells_how_it_failed(self) -> None:
+        assert self.shown(2, cut_off=True) == (
+            "── run 2, cell [12] (train()) ──\n"
+            "[0] hello\n"
+            "[1] failed: ValueError: odd (Cell In[12]:3)\n"
+            "Traceback\n  odd\n"
+            "── run 4, cell [13] (exit) ──\n"
+            "[0] died: killed"
+        )
+
+    def test_one_that_printed_nothing_says_that_it_failed(self) -> None:
+        assert self.shown(only=1) == (
+            "── run 1, cell [11] (load()) ──\n"
+            "[0-1] failed: ValueError: boom (Cell In[12]:3); --run 1 shows the traceback"
+        )
+        assert self.shown(only=3) == ""
+
+    def test_those_before_the_newest_lines_are_left_out(self) -> None:
+        assert "run 1" in self.shown(3)
+        assert self.shown(3, cut_off=True).startswith("── run 3 (pass) ──")
+        assert self.shown(cut_off=True).startswith("── run 1, cell [11]")
+
+    def test_ranks_that_are_not_asked_for_are_left_out(self) -> None:
+        assert self.shown(ranks=[0]).count("failed") == 1
+
+    def test_what_was_forgotten_has_its_number_only(self) -> None:
+        assert "── run 9 ──" in self.shown(9)
+
+    def test_a_run_that_goes_on_is_asked_for_again(self) -> None:
+        going = replace(self.RUNS[0], finished=(0,), failures=())
+        answers = iter([[going], [self.RUNS[0]]])
+        endings = Endings(lambda: next(answers), [0, 1])
+        assert [*endings.until(1), *endings.until(None)][-1].startswith("[0-1] failed: ValueError")
 
 
 # ---- the package's names ----

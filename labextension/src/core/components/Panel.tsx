@@ -1,0 +1,274 @@
+import { useCallback, useEffect, useMemo, useRef, useState } from 'react';
+import { Host, SurroundingsProvider, Surroundings, useSurroundings } from '../context';
+import { clock, shape } from '../format';
+import { State, Store, useStore } from '../store';
+import { explain } from '../transport';
+import { LogTarget, Reservation, View } from '../types';
+import { Button, Mark, Section } from './basics';
+import { FormView } from './FormView';
+import { Jobs, Notices } from './Jobs';
+import { LogViewer } from './LogViewer';
+import { PoolView, poolSummary } from './PoolView';
+import { ReservationCard, TimeLeft } from './ReservationCard';
+
+/** Jobs whose form or card says already how they go. */
+const SHOWN_ELSEWHERE = new Set(['reserve', 'up', 'extend']);
+
+const takeView = (state: State): View | null => state.view;
+const takeConnection = (state: State): State['connection'] => state.connection;
+const takeNotices = (state: State): State['notices'] => state.notices;
+const takeJobs = (state: State): State['jobs'] => state.jobs;
+const takeForms = (state: State): State['forms'] => state.forms;
+const takeIntent = (state: State): State['intent'] => state.intent;
+
+export interface PanelProps {
+  store: Store;
+  host: Host;
+  /** Show only this reservation. */
+  only?: string | null;
+  /** The current notebook's path as the contents API has it. */
+  notebook?: string | null;
+}
+
+/** The whole panel. */
+export function Panel({ store, host, only = null, notebook = null }: PanelProps) {
+  const [target, setTarget] = useState<LogTarget | null>(null);
+  const surroundings = useMemo<Surroundings>(
+    () => ({ store, host: { ...host, openLog: host.openLog ?? setTarget } }),
+    [store, host]
+  );
+  return (
+    <SurroundingsProvider value={surroundings}>
+      <div className="mnb-panel">
+        <Content only={only} notebook={notebook} />
+        {target && (
+          <div className="mnb-inner-log">
+            <LogViewer
+              key={`${target.mesh} ${target.ranks} ${target.run}`}
+              target={target}
+              onClose={() => setTarget(null)}
+            />
+          </div>
+        )}
+      </div>
+    </SurroundingsProvider>
+  );
+}
+
+function Content({ only, notebook }: { only: string | null; notebook: string | null }) {
+  const { store, host } = useSurroundings();
+  const view = useStore(store, takeView);
+  const connection = useStore(store, takeConnection);
+  const forms = useStore(store, takeForms);
+  const intent = useStore(store, takeIntent);
+  const [form, setForm] = useState<'reserve' | 'up' | null>(null);
+  const [formError, setFormError] = useState('');
+  const [folded, setFolded] = useState<ReadonlySet<string>>(new Set<string>());
+  const box = useRef<HTMLDivElement>(null);
+
+  const toggle = useCallback(
+    (name: string) =>
+      setFolded(before => {
+        const after = new Set(before);
+        if (!after.delete(name)) {
+          after.add(name);
+        }
+        return after;
+      }),
+    []
+  );
+  const openForm = useCallback(
+    async (name: 'reserve' | 'up'): Promise<void> => {
+      setFormError('');
+      try {
+        await store.loadForms(); // what can be asked for changes with the pool
+        setForm(name);
+      } catch (reason) {
+        setFormError(explain(reason));
+      }
+    },
+    [store]
+  );
+  const choose = useCallback((reservation: string) => {
+    box.current
+      ?.querySelector(`[data-reservation="${CSS.escape(reservation)}"]`)
+      ?.scrollIntoView({ block: 'nearest' });
+  }, []);
+
+  const isUp = view?.pool.state === 'up';
+  useEffect(() => {
+    if (view && !store.state.forms) {
+      store.loadForms().catch(() => undefined); // asked for again when one is opened
+    }
+  }, [store, view === null, isUp]);
+  useEffect(() => {
+    if (intent?.action === 'reserve' || intent?.action === 'up') {
+      void openForm(intent.action);
+    } else if (intent?.reservation) {
+      choose(intent.reservation);
+    }
+  }, [intent, openForm, choose]);
+
+  const reservations = view?.reservations;
+  const [mine, others] = useMemo(() => {
+    const all = Object.values(reservations ?? {}).sort((a, b) => a.created_at - b.created_at);
+    return [
+      all.filter(each => each.mine && (only === null || each.id === only)),
+      all.filter(each => !each.mine)
+    ];
+  }, [reservations, only]);
+
+  if (!view) {
+    return (
+      <div className="mnb-empty" role="status">
+        {connection === 'lost'
+          ? 'The Jupyter server does not answer. Trying again…'
+          : 'Looking for the pool…'}
+      </div>
+    );
+  }
+  const { pool } = view;
+  const current = form && forms?.[form];
+  return (
+    <div ref={box} className={`mnb-content${connection === 'live' ? '' : ' mnb-stale'}`}>
+      {only === null && (
+        <div className="mnb-toolbar">
+          <span className="mnb-toolbar-title">
+            <strong>{pool.name}</strong>
+            <span className="mnb-dim mnb-number">
+              {isUp ? poolSummary(view.nodes) : POOL_STATES[pool.state]}
+            </span>
+          </span>
+          {isUp && (
+            <Button kind="primary" onClick={() => void openForm('reserve')} expanded={form === 'reserve'}>
+              Reserve…
+            </Button>
+          )}
+        </div>
+      )}
+      {connection !== 'live' && (
+        <p className="mnb-note mnb-soon" role="status">
+          <Mark shape="warning" /> The Jupyter server does not answer: this is how it was. Trying again…
+        </p>
+      )}
+      {isUp && pool.message && <p className="mnb-note mnb-soon">{pool.message}</p>}
+      {formError && (
+        <p className="mnb-note mnb-bad" role="alert">
+          {formError}
+        </p>
+      )}
+      <NoticesAndJobs only={only} />
+      {current && (
+        <FormView
+          key={current.action}
+          form={current}
+          body={current.action === 'reserve' ? { notebook: host.notebook?.() ?? null } : undefined}
+          premise={pool.state === 'up' ? view.reservations : pool.state}
+          onDone={() => setForm(null)}
+          onClose={() => setForm(null)}
+        />
+      )}
+      {!isUp && !form && (
+        <div className="mnb-empty">
+          <p className="mnb-pre-line">{pool.message ?? 'No pool is up.'}</p>
+          {pool.state === 'down' && (
+            <Button kind="primary" onClick={() => void openForm('up')}>
+              Start a local pool…
+            </Button>
+          )}
+        </div>
+      )}
+      {isUp && (
+        <>
+          {mine.map(reservation => (
+            <ReservationCard
+              key={reservation.id}
+              reservation={reservation}
+              open={!folded.has(reservation.id)}
+              onToggle={toggle}
+              intent={intent?.reservation === reservation.id ? intent : null}
+              isCurrent={notebook !== null && reservation.notebook_path === notebook}
+            />
+          ))}
+          {!mine.length && !form && (
+            <div className="mnb-empty">
+              {only === null ? (
+                <>
+                  <p>
+                    You hold nothing yet. Reserve nodes, then run cells on all of their ranks with %%mesh.
+                  </p>
+                  <EndedList view={view} />
+                </>
+              ) : (
+                <p>
+                  {view.ended.find(each => each.id === only)?.text ?? 'This reservation has been released.'}
+                </p>
+              )}
+            </div>
+          )}
+          {only === null && others.length > 0 && (
+            <Section
+              title="Held by others"
+              aside={String(others.length)}
+              open={!folded.has('others')}
+              onToggle={() => toggle('others')}
+            >
+              <ul className="mnb-others">
+                {others.map(each => (
+                  <Other key={each.id} reservation={each} />
+                ))}
+              </ul>
+            </Section>
+          )}
+          {only === null && (
+            <Section title="Nodes" open={!folded.has('nodes')} onToggle={() => toggle('nodes')}>
+              <PoolView nodes={view.nodes} reservations={view.reservations} onChoose={choose} />
+            </Section>
+          )}
+        </>
+      )}
+    </div>
+  );
+}
+
+const POOL_STATES = { up: 'up', down: 'not up', silent: 'does not answer' };
+
+function NoticesAndJobs({ only }: { only: string | null }) {
+  const { store } = useSurroundings();
+  const notices = useStore(store, takeNotices);
+  const jobs = useStore(store, takeJobs);
+  const shown = Object.values(jobs).filter(
+    job => job.state === 'failed' || (job.state === 'running' && !SHOWN_ELSEWHERE.has(job.action))
+  );
+  const heard = only === null ? notices : notices.filter(notice => notice.reservation === only);
+  return (
+    <>
+      {heard.length > 0 && <Notices notices={heard} />}
+      {shown.length > 0 && <Jobs jobs={shown} />}
+    </>
+  );
+}
+
+function Other({ reservation }: { reservation: Reservation }) {
+  return (
+    <li data-reservation={reservation.id}>
+      <strong>{reservation.name}</strong> <span>{reservation.owner}</span>{' '}
+      <span className="mnb-dim">{shape(reservation)}</span>
+      <span className="mnb-grow" />
+      <TimeLeft reservation={reservation} />
+    </li>
+  );
+}
+
+function EndedList({ view }: { view: View }) {
+  const newest = view.ended.slice(-3).reverse();
+  return newest.length ? (
+    <ul className="mnb-ended">
+      {newest.map(each => (
+        <li key={each.id} title={each.text}>
+          <span className="mnb-dim mnb-number">{clock(each.ended_at, view.now)}</span> {each.name}: {each.why}
+        </li>
+      ))}
+    </ul>
+  ) : null;
+}

@@ -1,0 +1,250 @@
+import { memo, useRef, useState } from 'react';
+import { bytes, count, percent } from '../format';
+import { Memory, PoolNode, Reservation, Slot } from '../types';
+import { Mark, useArrowKeys } from './basics';
+
+/** The pool's nodes: how each is, and a heat map of its slots, with who holds them. */
+export const PoolView = memo(function PoolView(props: {
+  nodes: Record<string, PoolNode>;
+  reservations: Record<string, Reservation>;
+  onChoose: (reservation: string, rank: number | null) => void;
+}) {
+  const box = useRef<HTMLDivElement>(null);
+  const onKeyDown = useArrowKeys(box);
+  const [inspected, setInspected] = useState<{ node: string; slot: number } | null>(null);
+  const inspect = (target: EventTarget): void => {
+    const cell = (target as HTMLElement).closest<HTMLElement>('[data-cell]');
+    setInspected(cell ? { node: cell.dataset.node ?? '', slot: Number(cell.dataset.cell) } : null);
+  };
+  const choose = (target: EventTarget): void => {
+    const cell = (target as HTMLElement).closest<HTMLElement>('[data-cell]');
+    const slot = cell && props.nodes[cell.dataset.node ?? '']?.slots[Number(cell.dataset.cell)];
+    if (slot?.reservation) {
+      props.onChoose(slot.reservation, slot.rank);
+    }
+  };
+  const node = inspected && props.nodes[inspected.node];
+  const slot = node?.slots[inspected?.slot ?? 0];
+  return (
+    <div className="mnb-pool">
+      <div
+        ref={box}
+        role="group"
+        aria-label="Slots of all nodes; arrow keys move"
+        onKeyDown={onKeyDown}
+        onFocus={event => inspect(event.target)}
+        onBlur={() => setInspected(null)}
+        onMouseOver={event => inspect(event.target)}
+        onMouseLeave={() => setInspected(null)}
+        onClick={event => choose(event.target)}
+      >
+        {Object.values(props.nodes).map(each => (
+          <NodeRow key={each.id} node={each} reservations={props.reservations} />
+        ))}
+      </div>
+      <div className="mnb-inspector" aria-hidden="true">
+        {node && slot ? (
+          <>
+            <strong>{slotName(node, slot)}</strong>
+            <span>{slotFacts(slot, props.reservations)}</span>
+          </>
+        ) : (
+          <span className="mnb-legend">
+            <i className="mnb-legend-level" /> utilisation, %
+            <i className="mnb-legend-memory" /> memory
+            <i className="mnb-legend-free" /> free
+          </span>
+        )}
+      </div>
+    </div>
+  );
+});
+
+const NODE_STATES = { ok: 'ok', starting: 'starting', silent: 'does not answer', dead: 'gone' };
+
+const NodeRow = memo(function NodeRow(props: { node: PoolNode; reservations: Record<string, Reservation> }) {
+  const { node, reservations } = props;
+  const columns = node.slots.length <= 8 ? 8 : 16;
+  const rows: Slot[][] = [];
+  for (let start = 0; start < node.slots.length; start += columns) {
+    rows.push(node.slots.slice(start, start + columns));
+  }
+  return (
+    <div className="mnb-node" data-node-state={node.state}>
+      <div className="mnb-node-head">
+        <span className="mnb-node-name" title={`${node.id} on ${node.hostname}: ${NODE_STATES[node.state]}`}>
+          <span className={`mnb-node-state mnb-node-${node.state}`}>
+            <Mark shape={node.state} />
+          </span>
+          {node.id}
+          {node.state !== 'ok' && <span className="mnb-node-word">{NODE_STATES[node.state]}</span>}
+        </span>
+        <span className="mnb-node-facts mnb-number">{nodeFacts(node)}</span>
+      </div>
+      {node.message && <p className="mnb-note">{node.message}</p>}
+      {rows.map((slots, row) => (
+        <div key={row} className="mnb-slots" style={{ gridTemplateColumns: `repeat(${columns}, 1fr)` }}>
+          {slots.map((slot, column) => (
+            <SlotCell
+              key={`${slot.kind}${slot.index}`}
+              node={node.id}
+              place={row * columns + column}
+              dense={columns > 8}
+              level={slot.utilisation === null ? null : Math.round(slot.utilisation * 100)}
+              memory={share(slot.memory)}
+              holder={
+                slot.reservation === null ? 'free' : reservations[slot.reservation]?.mine ? 'mine' : 'other'
+              }
+              isLost={Boolean(slot.error)}
+              label={`${slotName(node, slot)}: ${slotFacts(slot, reservations)}`}
+            />
+          ))}
+          {brackets(slots).map(({ start, end, reservation }) => (
+            <div
+              key={`b${start}`}
+              className={`mnb-bracket${reservations[reservation]?.mine ? ' mnb-bracket-mine' : ''}`}
+              style={{ gridColumn: `${start + 1} / ${end + 1}` }}
+              title={holderName(reservations[reservation])}
+            >
+              <span>{holderName(reservations[reservation])}</span>
+            </div>
+          ))}
+        </div>
+      ))}
+    </div>
+  );
+});
+
+/** One slot: what it shows are plain values, so that it renders only when they change. */
+const SlotCell = memo(function SlotCell(props: {
+  node: string;
+  place: number;
+  dense: boolean;
+  level: number | null;
+  memory: number | null;
+  holder: 'free' | 'mine' | 'other';
+  isLost: boolean;
+  label: string;
+}) {
+  return (
+    <button
+      type="button"
+      tabIndex={-1}
+      data-cell={props.place}
+      data-node={props.node}
+      className={`mnb-slot mnb-slot-${props.holder}`}
+      aria-label={props.label}
+    >
+      {props.level !== null && <i className="mnb-slot-level" style={{ height: `${props.level}%` }} />}
+      {props.isLost ? (
+        <span className="mnb-bad">
+          <Mark shape="dead" />
+        </span>
+      ) : (
+        !props.dense && <span>{props.level}</span>
+      )}
+      {props.memory !== null && <i className="mnb-slot-memory" style={{ width: `${props.memory}%` }} />}
+    </button>
+  );
+});
+
+function share(memory: Memory | null): number | null {
+  return memory && memory.total > 0 ? Math.min(100, Math.round((memory.used / memory.total) * 100)) : null;
+}
+
+function brackets(slots: readonly Slot[]): { start: number; end: number; reservation: string }[] {
+  const found: { start: number; end: number; reservation: string }[] = [];
+  slots.forEach((slot, place) => {
+    const last = found[found.length - 1];
+    if (slot.reservation === null) {
+      return;
+    }
+    if (last && last.end === place && last.reservation === slot.reservation) {
+      last.end += 1;
+    } else {
+      found.push({ start: place, end: place + 1, reservation: slot.reservation });
+    }
+  });
+  return found;
+}
+
+function holderName(reservation: Reservation | undefined): string {
+  if (!reservation) {
+    return 'held';
+  }
+  return reservation.mine ? reservation.name : `${reservation.name} (${reservation.owner})`;
+}
+
+function slotName(node: PoolNode, slot: Slot): string {
+  return `${node.id} ${slot.kind === 'gpu' ? 'GPU' : 'slot'} ${slot.index}`;
+}
+
+function slotFacts(slot: Slot, reservations: Record<string, Reservation>): string {
+  const facts: string[] = [];
+  if (slot.reservation === null) {
+    facts.push('free');
+  } else {
+    const rank = slot.rank === null ? '' : ` rank ${slot.rank}`;
+    facts.push(holderName(reservations[slot.reservation]) + rank);
+  }
+  if (slot.error) {
+    facts.push(slot.error);
+  }
+  if (slot.utilisation !== null) {
+    facts.push(percent(slot.utilisation));
+  }
+  if (slot.memory) {
+    facts.push(memory(slot.memory));
+  }
+  if (slot.temperature_c !== null) {
+    facts.push(`${Math.round(slot.temperature_c)} °C`);
+  }
+  if (slot.power_w !== null) {
+    facts.push(
+      slot.power_limit_w === null
+        ? `${Math.round(slot.power_w)} W`
+        : `${Math.round(slot.power_w)} of ${Math.round(slot.power_limit_w)} W`
+    );
+  }
+  if (slot.name) {
+    facts.push(slot.name);
+  }
+  return facts.join(' · ');
+}
+
+function memory({ used, total }: Memory): string {
+  return total > 0 ? `${bytes(used)} of ${bytes(total)}` : bytes(used);
+}
+
+function nodeFacts(node: PoolNode): string {
+  const facts: string[] = [];
+  const temperatures = node.slots.flatMap(slot => slot.temperature_c ?? []);
+  const powers = node.slots.flatMap(slot => slot.power_w ?? []);
+  if (temperatures.length) {
+    facts.push(`${Math.round(Math.max(...temperatures))} °C`);
+  }
+  if (powers.length) {
+    facts.push(`${(powers.reduce((sum, power) => sum + power, 0) / 1000).toFixed(1)} kW`);
+  }
+  if (node.cpu !== null) {
+    facts.push(`CPU ${percent(node.cpu)}`);
+  }
+  if (node.memory) {
+    facts.push(memory(node.memory));
+  }
+  return facts.join(' · ');
+}
+
+/** "2 nodes · 12 of 16 GPUs free". */
+export function poolSummary(nodes: Record<string, PoolNode>): string {
+  const all = Object.values(nodes);
+  const parts = [count(all.length, 'node')];
+  for (const kind of ['gpus', 'procs'] as const) {
+    const total = all.reduce((sum, node) => sum + node[kind].total, 0);
+    const free = all.reduce((sum, node) => sum + node[kind].free, 0);
+    if (total) {
+      parts.push(`${free} of ${total} ${kind === 'gpus' ? 'GPUs' : 'procs'} free`);
+    }
+  }
+  return parts.join(' · ');
+}

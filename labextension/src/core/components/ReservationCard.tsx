@@ -1,0 +1,419 @@
+import { memo, useCallback, useEffect, useState } from 'react';
+import { useSurroundings } from '../context';
+import { bytes, count, mainMesh, percent, rankSet, shape } from '../format';
+import { useStore } from '../store';
+import { explain } from '../transport';
+import { Intent, State } from '../store';
+import { Job, Mesh, Rank, RankState, Reservation, Run, StackGroup } from '../types';
+import { Button, Elapsed, Left, Mark, Question } from './basics';
+import { FormView, isJob } from './FormView';
+import { RankGrid, Tally } from './RankGrid';
+
+type Aside =
+  | { kind: 'release' | 'restart'; ranks: string | null; text: string | null }
+  | { kind: 'extend' }
+  | { kind: 'stacks'; groups: StackGroup[] }
+  | { kind: 'message'; text: string; isBad: boolean };
+
+/** A reservation of ours: how its ranks are, what they run, and what can be done with them. */
+export const ReservationCard = memo(function ReservationCard(props: {
+  reservation: Reservation;
+  open: boolean;
+  onToggle: (id: string) => void;
+  intent: Intent | null;
+  isCurrent: boolean;
+}) {
+  const { reservation, intent } = props;
+  const { store, host } = useSurroundings();
+  const [meshId, setMeshId] = useState<string | null>(null);
+  const [chosen, setChosen] = useState<ReadonlySet<number>>(new Set<number>());
+  const [aside, setAside] = useState<Aside | null>(null);
+  const [pending, setPending] = useState('');
+  const forms = useStore(store, takeForms);
+  const mesh = reservation.meshes.find(each => each.id === meshId) ?? mainMesh(reservation);
+
+  const fail = (reason: unknown): void => setAside({ kind: 'message', text: explain(reason), isBad: true });
+  const ranks = chosen.size ? rankSet(chosen) : null;
+
+  const ask = useCallback(
+    async (kind: 'release' | 'restart', only: string | null): Promise<void> => {
+      setAside({ kind, ranks: only, text: null });
+      let text: string;
+      try {
+        const body = { reservation: reservation.id, mesh: mesh?.id, ranks: only };
+        text = (await store.transport.request<{ text: string }>('lost', body)).text;
+      } catch (reason) {
+        text = `What would be lost is not known: ${explain(reason)}`;
+      }
+      setAside(now => (now?.kind === kind ? { ...now, text } : now));
+    },
+    [store, reservation.id, mesh?.id]
+  );
+
+  const perform = async (action: string, only: string | null): Promise<void> => {
+    setAside(null);
+    setPending(action);
+    try {
+      const answer = await store.act<Job>(action, {
+        reservation: reservation.id,
+        mesh: mesh?.id,
+        ranks: only
+      });
+      if (!isJob(answer)) {
+        return;
+      }
+      const ended = await store.ended(answer);
+      if (ended.state === 'done') {
+        store.dismissJob(ended.id);
+        if (action === 'stacks') {
+          setAside({ kind: 'stacks', groups: (ended.result as { groups: StackGroup[] }).groups });
+        } else if (ended.message && action !== 'release') {
+          setAside({ kind: 'message', text: ended.message, isBad: false });
+        }
+      }
+    } catch (reason) {
+      fail(reason);
+    } finally {
+      setPending('');
+    }
+  };
+
+  useEffect(() => {
+    if (intent?.action === 'release' || intent?.action === 'restart') {
+      void ask(intent.action, null);
+    } else if (intent?.action === 'extend') {
+      setAside({ kind: 'extend' });
+    } else if (intent?.action === 'stacks') {
+      void perform('stacks', null);
+    }
+    // Only a new question counts.
+  }, [intent]);
+
+  const attach = async (): Promise<void> => {
+    setPending('attach');
+    try {
+      setAside({ kind: 'message', text: await host.attach!(reservation), isBad: false });
+    } catch (reason) {
+      fail(reason);
+    } finally {
+      setPending('');
+    }
+  };
+
+  const openLog = useCallback(
+    (only: string | null): void => {
+      if (mesh) {
+        host.openLog?.({ reservation: reservation.id, mesh: mesh.id, ranks: only, run: null });
+      }
+    },
+    [host, reservation.id, mesh?.id]
+  );
+  const openRank = useCallback((rank: number) => openLog(String(rank)), [openLog]);
+
+  const of = ranks === null ? '' : ` ${ranks}`;
+  const detail = mesh && chosen.size === 1 ? mesh.ranks.find(rank => chosen.has(rank.rank)) : undefined;
+  return (
+    <article
+      className={`mnb-card${props.isCurrent ? ' mnb-card-current' : ''}`}
+      aria-label={`Reservation ${reservation.name}`}
+      data-reservation={reservation.id}
+    >
+      <header className="mnb-card-head">
+        <button
+          type="button"
+          className="mnb-card-title"
+          aria-expanded={props.open}
+          onClick={() => props.onToggle(reservation.id)}
+        >
+          <Mark shape="chevron" />
+          <strong>{reservation.name}</strong>
+          <span className="mnb-dim">{shape(reservation)}</span>
+        </button>
+        <span className={`mnb-card-time${reservation.nearly_up ? ' mnb-soon' : ''}`}>
+          <TimeLeft reservation={reservation} />
+        </span>
+      </header>
+      {props.open && mesh && (
+        <div className="mnb-card-body">
+          {reservation.nodes_answering < reservation.nodes && (
+            <p className="mnb-note mnb-soon">
+              <Mark shape="warning" /> {reservation.nodes_answering} of {count(reservation.nodes, 'node')}{' '}
+              answer
+            </p>
+          )}
+          {reservation.meshes.length > 1 && (
+            <div className="mnb-row" role="group" aria-label="Meshes">
+              {reservation.meshes.map(each => (
+                <Button
+                  key={each.id}
+                  kind="quiet"
+                  pressed={each === mesh}
+                  onClick={() => {
+                    setMeshId(each.id);
+                    setChosen(new Set());
+                  }}
+                >
+                  {each.name}
+                </Button>
+              ))}
+            </div>
+          )}
+          <RankGrid
+            ranks={mesh.ranks}
+            chosen={chosen}
+            onChoose={setChosen}
+            onOpen={openRank}
+            label={`Ranks of ${reservation.name}: Space chooses, Enter opens the log`}
+          />
+          <div className="mnb-card-status">
+            <Tally ranks={mesh.ranks} />
+            <MeshMemory mesh={mesh} />
+          </div>
+          <div>
+            <Runs mesh={mesh} at_s={reservation.at_s ?? 0} />
+            <Waiting ranks={mesh.ranks} />
+          </div>
+          <Trouble ranks={mesh.ranks} />
+          {detail && <RankDetail rank={detail} at_s={reservation.at_s ?? 0} />}
+          <div className="mnb-actions" role="group" aria-label={`Actions on ${reservation.name}`}>
+            {host.attach && (
+              <Button
+                onClick={() => void attach()}
+                disabled={pending === 'attach'}
+                title="Attach the current notebook"
+              >
+                Attach notebook
+              </Button>
+            )}
+            {host.openLog && <Button onClick={() => openLog(ranks)}>Log{of}</Button>}
+            <Button onClick={() => void perform('interrupt', ranks)} disabled={pending === 'interrupt'}>
+              Interrupt
+            </Button>
+            <Button onClick={() => void perform('stacks', ranks)} disabled={pending === 'stacks'}>
+              Stacks{of}
+            </Button>
+            <Button onClick={() => void ask('restart', ranks)} disabled={pending === 'restart'}>
+              Restart{of}…
+            </Button>
+            {forms?.extend && <Button onClick={() => setAside({ kind: 'extend' })}>Extend…</Button>}
+            <Button onClick={() => void ask('release', null)} disabled={pending === 'release'}>
+              Release…
+            </Button>
+          </div>
+          {aside?.kind === 'release' && (
+            <Question
+              title={`Release ${reservation.name}?`}
+              text={aside.text}
+              accept="Release"
+              keep="Keep"
+              onAccept={() => void perform('release', null)}
+              onKeep={() => setAside(null)}
+            />
+          )}
+          {aside?.kind === 'restart' && (
+            <Question
+              title={
+                aside.ranks === null
+                  ? `Restart all ranks of ${reservation.name}?`
+                  : `Restart ranks ${aside.ranks}?`
+              }
+              text={aside.text}
+              accept="Restart"
+              keep="Keep"
+              onAccept={() => void perform('restart', aside.ranks)}
+              onKeep={() => setAside(null)}
+            />
+          )}
+          {aside?.kind === 'extend' && forms?.extend && (
+            <FormView
+              form={forms.extend}
+              body={{ reservation: reservation.id }}
+              onDone={() => setAside(null)}
+              onClose={() => setAside(null)}
+            />
+          )}
+          {aside?.kind === 'stacks' && <Stacks groups={aside.groups} onClose={() => setAside(null)} />}
+          {aside?.kind === 'message' && (
+            <div className={`mnb-message${aside.isBad ? ' mnb-bad' : ''}`} role="status">
+              <span>{aside.text}</span>
+              <Button kind="icon" label="Close message" onClick={() => setAside(null)}>
+                <Mark shape="close" />
+              </Button>
+            </div>
+          )}
+        </div>
+      )}
+    </article>
+  );
+});
+
+const takeForms = (state: State): State['forms'] => state.forms;
+
+export function TimeLeft({ reservation }: { reservation: Reservation }) {
+  const { time_left_s, idle_left_s, idle_s, at_s = 0 } = reservation;
+  const isIdling = idle_left_s !== null && idle_s !== null && idle_left_s < idle_s;
+  if (isIdling && (time_left_s === null || idle_left_s < time_left_s)) {
+    return (
+      <>
+        idle, <Left until_s={at_s + idle_left_s} />
+      </>
+    );
+  }
+  return time_left_s === null ? (
+    <span className="mnb-dim">no limit</span>
+  ) : (
+    <Left until_s={at_s + time_left_s} />
+  );
+}
+
+function MeshMemory({ mesh }: { mesh: Mesh }) {
+  const known = mesh.ranks.flatMap(rank => rank.memory ?? []);
+  return known.length ? (
+    <span className="mnb-dim mnb-number mnb-nowrap" title="Memory of all ranks">
+      {bytes(known.reduce((sum, size) => sum + size, 0))}
+    </span>
+  ) : null;
+}
+
+interface Group {
+  ranks: Rank[];
+  detail: string;
+}
+
+/** Ranks in these states with the same words together, largest first. */
+function groups(ranks: readonly Rank[], states: readonly RankState[]): Group[] {
+  const found = new Map<string, Group>();
+  for (const rank of ranks) {
+    if (rank.detail && states.includes(rank.state)) {
+      const group = found.get(rank.detail) ?? { ranks: [], detail: rank.detail };
+      group.ranks.push(rank);
+      found.set(rank.detail, group);
+    }
+  }
+  return [...found.values()].sort((one, other) => other.ranks.length - one.ranks.length);
+}
+
+/** Where most of those wait that wait. It comes and goes: its line is always there. */
+function Waiting({ ranks }: { ranks: readonly Rank[] }) {
+  const waiting = groups(ranks, ['waiting']);
+  const [largest] = waiting;
+  const text = largest && `${rankSet(largest.ranks.map(rank => rank.rank))} ${largest.detail}`;
+  return (
+    <p
+      className="mnb-detail mnb-waits mnb-state-waiting"
+      title={waiting.map(group => group.detail).join('\n')}
+    >
+      {largest && <Mark shape="waiting" />}
+      <span className="mnb-number">{text}</span>
+    </p>
+  );
+}
+
+/** Why ranks failed, died or can not be reached. */
+function Trouble({ ranks }: { ranks: readonly Rank[] }) {
+  const troubled = groups(ranks, ['dead', 'unreachable', 'failed']);
+  return troubled.length ? (
+    <ul className="mnb-troubles">
+      {troubled.slice(0, 4).map(({ ranks: group, detail }) => (
+        <li key={detail} className="mnb-detail" title={[detail, ...group[0].stderr_tail].join('\n')}>
+          <span className={`mnb-state-${group[0].state}`}>
+            <Mark shape={group[0].state} />
+          </span>
+          <span>
+            <span className="mnb-number">{rankSet(group.map(rank => rank.rank))}</span> {detail}
+          </span>
+        </li>
+      ))}
+      {troubled.length > 4 && <li className="mnb-dim">and {troubled.length - 4} more</li>}
+    </ul>
+  ) : null;
+}
+
+function Runs({ mesh, at_s }: { mesh: Mesh; at_s: number }) {
+  const going = mesh.runs.filter(run => run.state !== 'finished');
+  const last = mesh.runs[mesh.runs.length - 1];
+  const shown = going.length ? going.slice(0, 3) : last ? [last] : [];
+  if (!shown.length) {
+    return <p className="mnb-run mnb-dim">No cell is running</p>;
+  }
+  return (
+    <>
+      {shown.map(run => (
+        <p key={run.id} className="mnb-run" title={run.title}>
+          <RunState run={run} at_s={at_s} />
+          <span className="mnb-dim">{run.cell_number ? `[${run.cell_number}]` : `run ${run.number}`}</span>
+          <code>{run.title}</code>
+        </p>
+      ))}
+      {going.length > shown.length && (
+        <p className="mnb-run mnb-dim">and {going.length - shown.length} more</p>
+      )}
+    </>
+  );
+}
+
+function RunState({ run, at_s }: { run: Run; at_s: number }) {
+  if (run.state === 'running') {
+    return (
+      <span className="mnb-run-state">
+        {run.running_s === null ? 'running' : <Elapsed since_s={at_s - run.running_s} />}
+      </span>
+    );
+  }
+  if (run.state === 'queued') {
+    return <span className="mnb-run-state mnb-dim">queued</span>;
+  }
+  return run.failed ? (
+    <span className="mnb-run-state mnb-bad">failed on {run.failed}</span>
+  ) : (
+    <span className="mnb-run-state mnb-dim">finished</span>
+  );
+}
+
+function RankDetail({ rank, at_s }: { rank: Rank; at_s: number }) {
+  const facts = [rank.node];
+  if (rank.gpu !== null) {
+    facts.push(`GPU ${rank.gpu}`);
+  }
+  if (rank.pid !== null) {
+    facts.push(`pid ${rank.pid}`);
+  }
+  if (rank.cpu !== null) {
+    facts.push(`CPU ${percent(rank.cpu)}`);
+  }
+  if (rank.memory !== null) {
+    facts.push(bytes(rank.memory));
+  }
+  return (
+    <div className="mnb-rank-detail">
+      <strong>rank {rank.rank}</strong> <span className="mnb-number">{facts.join(' · ')}</span>
+      {rank.running_s !== null && (
+        <>
+          {' · '}
+          <Elapsed since_s={at_s - rank.running_s} />
+        </>
+      )}
+      {rank.stderr_tail.length > 0 && <pre>{rank.stderr_tail.join('\n')}</pre>}
+    </div>
+  );
+}
+
+function Stacks({ groups, onClose }: { groups: StackGroup[]; onClose: () => void }) {
+  return (
+    <div className="mnb-stacks" role="region" aria-label="Stacks">
+      <div className="mnb-row">
+        <strong>Stacks</strong>
+        <span className="mnb-grow" />
+        <Button kind="icon" label="Close stacks" onClick={onClose}>
+          <Mark shape="close" />
+        </Button>
+      </div>
+      {groups.map(group => (
+        <div key={group.ranks}>
+          <div className="mnb-dim">ranks {group.ranks}</div>
+          <pre tabIndex={0}>{group.stack}</pre>
+        </div>
+      ))}
+    </div>
+  );
+}

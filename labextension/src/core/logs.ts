@@ -1,0 +1,288 @@
+import { Store } from './store';
+import { RequestError, explain } from './transport';
+import { LogGrown, LogRow, LogRows, LogRun, LogTarget, OpenedLog, Streams } from './types';
+
+export interface LogQuery {
+  mesh: string;
+  ranks: string | null;
+  streams: Streams;
+  run: number | null;
+  /** Only lines with this. */
+  search: string;
+  regex: boolean;
+  fold: boolean;
+}
+
+export function queryOf(target: LogTarget): LogQuery {
+  return {
+    mesh: target.mesh,
+    ranks: target.ranks,
+    run: target.run,
+    streams: 'both',
+    search: '',
+    regex: false,
+    fold: true
+  };
+}
+
+const PAGE = 256;
+const PAGES = 128;
+const IN_FLIGHT = 2;
+
+interface Page {
+  rows: LogRow[];
+  isStale: boolean;
+}
+
+/**
+ * A log that lies on the server: pages of it come when somebody wants to see them.
+ *
+ * Of what is wanted only the newest counts: whoever drags the scroll bar through a million lines asks for few pages.
+ */
+export class LogSource {
+  total = 0;
+  complete = false;
+  runs: LogRun[] = [];
+  /** Why there is nothing to see, or "". */
+  error = '';
+  isOpen = false;
+  private _log: string | null = null;
+  private _query: LogQuery | null = null;
+  private _pages = new Map<number, Page>();
+  private _loading = new Set<number>();
+  private _wanted: [number, number] = [0, 0];
+  private _generation = 0;
+  private _stopListening: (() => void) | null = null;
+
+  constructor(
+    private readonly _store: Store,
+    private readonly _onChange: () => void
+  ) {}
+
+  /** Show another log from now on. */
+  async open(query: LogQuery): Promise<void> {
+    this.close();
+    const generation = ++this._generation;
+    this._query = query;
+    this.error = '';
+    try {
+      const opened = await this._store.transport.request<OpenedLog>('log_open', query);
+      if (generation !== this._generation) {
+        this._forget(opened.log);
+        return;
+      }
+      this._log = opened.log;
+      this._pages.clear();
+      this._loading.clear();
+      this.total = opened.rows;
+      this.complete = opened.complete;
+      this.runs = opened.runs;
+      this.isOpen = true;
+      this._stopListening = this._store.onLog(opened.log, grown => this._grown(grown));
+    } catch (reason) {
+      if (generation === this._generation) {
+        this.error = explain(reason);
+        this.total = 0;
+        this._pages.clear();
+      }
+    }
+    this._onChange();
+  }
+
+  close(): void {
+    this._generation += 1;
+    this._stopListening?.();
+    this._stopListening = null;
+    this.isOpen = false;
+    if (this._log !== null) {
+      this._forget(this._log);
+      this._log = null;
+    }
+  }
+
+  /** Rows from `first`, or null when they have not come yet; they are asked for. */
+  rows(first: number, count: number): LogRow[] | null {
+    const end = Math.min(first + count, this.total);
+    this._wanted = [Math.max(0, first - PAGE / 2), Math.min(this.total, end + PAGE / 2)];
+    this._load();
+    const found: LogRow[] = [];
+    for (let page = Math.floor(first / PAGE); page * PAGE < end; page += 1) {
+      const known = this._pages.get(page);
+      if (!known) {
+        return null;
+      }
+      for (const row of known.rows) {
+        if (row.row >= first && row.row < end) {
+          found.push(row);
+        }
+      }
+    }
+    return found;
+  }
+
+  /** The next row with `text`, from `from`, around the end if need be. */
+  async find(text: string, regex: boolean, from: number, backwards: boolean): Promise<number | null> {
+    const ask = async (start: number): Promise<number | null> =>
+      (
+        await this._store.transport.request<{ row: number | null }>('log_find', {
+          log: this._log,
+          text,
+          regex,
+          from: start,
+          backwards
+        })
+      ).row;
+    const last = Math.max(0, this.total - 1);
+    const start = backwards ? (from < 0 ? last : from) : from > last ? 0 : from;
+    return (await ask(start)) ?? (await ask(backwards ? last : 0));
+  }
+
+  /** The run that a row belongs to, by what is known of the runs' first rows. */
+  runAt(row: number): LogRun | undefined {
+    let found: LogRun | undefined;
+    for (const run of this.runs) {
+      if (run.first_row <= row) {
+        found = run;
+      }
+    }
+    return found;
+  }
+
+  private _grown({ total, complete, error }: LogGrown): void {
+    // The newest lines may have gone on, or other ranks may have said the same.
+    const last = Math.floor(Math.max(0, this.total - 1) / PAGE);
+    for (const page of [last - 1, last]) {
+      const known = this._pages.get(page);
+      if (known) {
+        known.isStale = true;
+      }
+    }
+    this.total = total;
+    this.complete = complete;
+    this.error = error ?? '';
+    this._load();
+    this._onChange();
+  }
+
+  private _load(): void {
+    const [first, end] = this._wanted;
+    for (
+      let page = Math.floor(first / PAGE);
+      page * PAGE < end && this._loading.size < IN_FLIGHT;
+      page += 1
+    ) {
+      const known = this._pages.get(page);
+      if (this._log !== null && (!known || known.isStale) && !this._loading.has(page)) {
+        void this._fetch(page, this._log);
+      }
+    }
+  }
+
+  private async _fetch(page: number, log: string): Promise<void> {
+    this._loading.add(page);
+    try {
+      const body = { log, first: page * PAGE, count: PAGE };
+      const answer = await this._store.transport.request<LogRows>('log_rows', body);
+      if (log !== this._log) {
+        return;
+      }
+      this.total = Math.max(this.total, answer.total);
+      this._learn(answer.runs ?? []);
+      this._pages.delete(page);
+      const isWhole = answer.rows.length >= PAGE || answer.first + answer.rows.length >= this.total;
+      this._pages.set(page, { rows: answer.rows, isStale: !isWhole });
+      this._evict();
+      this._loading.delete(page);
+      this._load();
+    } catch (reason) {
+      this._loading.delete(page);
+      if (log !== this._log) {
+        return;
+      }
+      if (reason instanceof RequestError && reason.status === 404 && this._query) {
+        await this.open(this._query); // the server has been restarted
+        return;
+      }
+      this.error = explain(reason);
+    }
+    this._onChange();
+  }
+
+  private _learn(runs: readonly LogRun[]): void {
+    const unknown = runs.filter(run => !this.runs.some(known => known.number === run.number));
+    if (unknown.length) {
+      this.runs = [...this.runs, ...unknown].sort((one, other) => one.first_row - other.first_row);
+    }
+  }
+
+  private _evict(): void {
+    for (const page of this._pages.keys()) {
+      if (this._pages.size <= PAGES) {
+        break;
+      }
+      this._pages.delete(page);
+    }
+  }
+
+  private _forget(log: string): void {
+    this._store.transport.request('log_close', { log }).catch(() => undefined); // the server forgets unused ones itself
+  }
+}
+
+/** Where a window of rows lies in a scrolled box whose height is bounded: browsers lose count above some 16 million pixels. */
+export class Geometry {
+  constructor(
+    readonly total: number,
+    readonly viewport: number,
+    readonly row: number,
+    readonly maximum = 8_000_000
+  ) {}
+
+  get height(): number {
+    return Math.min(this.total * this.row, this.maximum);
+  }
+
+  /** The last row that can be at the top, with its fraction. */
+  get lastTop(): number {
+    return Math.max(0, this.total - this.viewport / this.row);
+  }
+
+  /** Whether a pixel of the scroll bar is as much as a pixel of text. */
+  get isExact(): boolean {
+    return this.total * this.row <= this.maximum;
+  }
+
+  toTop(scrollTop: number): number {
+    const range = this.height - this.viewport;
+    return range <= 0 ? 0 : this.clamp((scrollTop / range) * this.lastTop);
+  }
+
+  toScroll(top: number): number {
+    return this.lastTop === 0 ? 0 : (top / this.lastTop) * (this.height - this.viewport);
+  }
+
+  clamp(top: number): number {
+    return Math.min(Math.max(0, top), this.lastTop);
+  }
+}
+
+/** What a terminal would show of a line with carriage returns. */
+export function finalText(text: string): string {
+  if (!text.includes('\r')) {
+    return text;
+  }
+  const parts = text.split('\r').filter(part => part !== '');
+  return parts[parts.length - 1] ?? '';
+}
+
+/** A pattern for what a person searches, or null while it is not one. */
+export function pattern(text: string, regex: boolean): RegExp | null {
+  if (!text) {
+    return null;
+  }
+  try {
+    return new RegExp(regex ? text : text.replace(/[.*+?^${}()|[\]\\]/g, '\\$&'), 'gi');
+  } catch {
+    return null;
+  }
+}

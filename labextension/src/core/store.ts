@@ -1,0 +1,250 @@
+import { useCallback, useSyncExternalStore } from 'react';
+import { Connection, Transport, explain } from './transport';
+import { Forms, Job, LogGrown, Message, Notice, Reservation, View } from './types';
+
+/** A question about what a person wants, asked by a command and answered by the panel. */
+export interface Intent {
+  action: 'reserve' | 'up' | 'extend' | 'release' | 'restart' | 'stacks' | 'show';
+  reservation?: string;
+}
+
+export interface State {
+  connection: Connection;
+  view: View | null;
+  /** The browser's clock in seconds when `view.now` was read. */
+  viewAt_s: number;
+  jobs: Record<string, Job>;
+  notices: Notice[];
+  forms: Forms | null;
+  intent: Intent | null;
+}
+
+type LogListener = (grown: LogGrown) => void;
+
+const NOTICES = 20;
+const DONE_JOBS = 8;
+
+/** All that is shown. Whatever did not change keeps its identity, so that memoised components rest. */
+export class Store {
+  state: State = {
+    connection: 'connecting',
+    view: null,
+    viewAt_s: 0,
+    jobs: {},
+    notices: [],
+    forms: null,
+    intent: null
+  };
+  private readonly _listeners = new Set<() => void>();
+  private readonly _logListeners = new Map<string, LogListener>();
+  private _dismissed = new Set<string>();
+  private _stop: (() => void) | null = null;
+
+  constructor(
+    readonly transport: Transport,
+    private readonly _clock_s: () => number = () => Date.now() / 1000
+  ) {}
+
+  /** Begin to listen. */
+  start(): void {
+    this._stop ??= this.transport.listen(
+      message => this.receive(message),
+      connection => this._set({ connection })
+    );
+  }
+
+  stop(): void {
+    this._stop?.();
+    this._stop = null;
+  }
+
+  subscribe = (listener: () => void): (() => void) => {
+    this._listeners.add(listener);
+    return () => this._listeners.delete(listener);
+  };
+
+  receive(message: Message): void {
+    switch (message.type) {
+      case 'view':
+        this._setView({
+          ...message.view,
+          reservations: stamped(message.view.reservations, message.view.now) as View['reservations']
+        });
+        break;
+      case 'change':
+        if (this.state.view) {
+          this._setView({
+            ...this.state.view,
+            now: message.now,
+            pool: message.pool ?? this.state.view.pool,
+            ended: message.ended ?? this.state.view.ended,
+            nodes: merge(this.state.view.nodes, message.nodes),
+            reservations: merge(this.state.view.reservations, stamped(message.reservations, message.now))
+          });
+        }
+        break;
+      case 'job':
+        this._setJob(message.job);
+        break;
+      case 'log':
+        this._logListeners.get(message.log)?.(message);
+        break;
+      case 'notice':
+        if (!this._dismissed.has(message.id) && !this.state.notices.some(known => known.id === message.id)) {
+          this._set({ notices: [...this.state.notices, message].slice(-NOTICES) });
+        }
+        break;
+    }
+  }
+
+  /** Ask for something that may become a job; the job is shown until it ends. */
+  async act<T = unknown>(name: string, body: object): Promise<Job | T> {
+    const result = await this.transport.request<{ job?: Job } & T>(name, body);
+    if (result?.job) {
+      this._setJob(result.job);
+      return this.state.jobs[result.job.id] ?? result.job;
+    }
+    return result;
+  }
+
+  /** Wait until a job ends, however it ends. */
+  ended(job: Job): Promise<Job> {
+    return new Promise(resolve => {
+      const look = (): boolean => {
+        const newest = this.state.jobs[job.id] ?? job;
+        if (newest.state !== 'running') {
+          stop();
+          resolve(newest);
+          return true;
+        }
+        return false;
+      };
+      const stop = this.subscribe(look);
+      look();
+    });
+  }
+
+  async cancel(job: Job): Promise<void> {
+    try {
+      await this.transport.request('cancel', { job: job.id });
+    } catch (reason) {
+      this.say('error', explain(reason));
+    }
+  }
+
+  dismissJob(id: string): void {
+    const { [id]: _, ...jobs } = this.state.jobs;
+    this._set({ jobs });
+  }
+
+  dismissNotice(id: string): void {
+    this._dismissed.add(id);
+    this._set({ notices: this.state.notices.filter(notice => notice.id !== id) });
+  }
+
+  /** Show a message of our own. */
+  say(level: Notice['level'], text: string, reservation = ''): void {
+    this.receive({ type: 'notice', level, text, reservation, id: `own-${this._clock_s()}-${Math.random()}` });
+  }
+
+  intend(intent: Intent | null): void {
+    this._set({ intent });
+  }
+
+  async loadForms(): Promise<void> {
+    this._set({ forms: await this.transport.request<Forms>('forms') });
+  }
+
+  onLog(log: string, listener: LogListener): () => void {
+    this._logListeners.set(log, listener);
+    return () => this._logListeners.delete(log);
+  }
+
+  /** The server's clock now. */
+  now_s(): number {
+    const { view, viewAt_s } = this.state;
+    return view ? view.now + (this._clock_s() - viewAt_s) : this._clock_s();
+  }
+
+  private _setView(view: View): void {
+    const shared = share(this.state.view, view);
+    this._set({ view: shared, viewAt_s: this._clock_s() });
+  }
+
+  private _setJob(job: Job): void {
+    const known = this.state.jobs[job.id];
+    if (known && known.state !== 'running' && job.state === 'running') {
+      return; // the answer to a request may come after the event that says how it ended
+    }
+    const jobs = { ...this.state.jobs, [job.id]: job };
+    const ended = Object.values(jobs).filter(other => other.state !== 'running');
+    for (const old of ended.slice(0, Math.max(0, ended.length - DONE_JOBS))) {
+      delete jobs[old.id];
+    }
+    this._set({ jobs });
+  }
+
+  private _set(change: Partial<State>): void {
+    this.state = { ...this.state, ...change };
+    for (const listener of [...this._listeners]) {
+      listener();
+    }
+  }
+}
+
+/** Show what `select` takes from the state; renders again only when that is another value. */
+export function useStore<T>(store: Store, select: (state: State) => T): T {
+  return useSyncExternalStore(
+    store.subscribe,
+    useCallback(() => select(store.state), [store, select])
+  );
+}
+
+/** Times left count from when they were said. */
+function stamped(
+  reservations: Record<string, Reservation | null> | undefined,
+  at_s: number
+): Record<string, Reservation | null> | undefined {
+  return (
+    reservations &&
+    Object.fromEntries(
+      Object.entries(reservations).map(([id, reservation]) => [id, reservation && { ...reservation, at_s }])
+    )
+  );
+}
+
+function merge<T>(old: Record<string, T>, changes?: Record<string, T | null>): Record<string, T> {
+  if (!changes) {
+    return old;
+  }
+  const merged = { ...old };
+  for (const [id, entity] of Object.entries(changes)) {
+    if (entity === null) {
+      delete merged[id];
+    } else {
+      merged[id] = entity;
+    }
+  }
+  return merged;
+}
+
+/** `fresh`, with every part that is equal in `old` replaced by the old part. */
+export function share<T>(old: unknown, fresh: T): T {
+  if (Object.is(old, fresh) || typeof old !== 'object' || typeof fresh !== 'object' || !old || !fresh) {
+    return fresh;
+  }
+  if (Array.isArray(old) !== Array.isArray(fresh)) {
+    return fresh;
+  }
+  const before = old as Record<string, unknown>;
+  const after = fresh as Record<string, unknown>;
+  const keys = Object.keys(after);
+  let isEqual = keys.length === Object.keys(before).length;
+  const result: Record<string, unknown> | unknown[] = Array.isArray(fresh) ? new Array(fresh.length) : {};
+  for (const key of keys) {
+    const part = share(before[key], after[key]);
+    (result as Record<string, unknown>)[key] = part;
+    isEqual &&= Object.is(part, before[key]) && key in before;
+  }
+  return (isEqual ? old : result) as T;
+}

@@ -1,0 +1,239 @@
+/** What panel, widget and server say to each other. All sizes in bytes, all times in seconds; null: unknown. */
+
+export interface Memory {
+  used: number;
+  total: number;
+}
+
+export interface Slot {
+  kind: 'gpu' | 'cpu';
+  index: number;
+  name: string;
+  utilisation: number | null;
+  memory: Memory | null;
+  temperature_c: number | null;
+  power_w: number | null;
+  power_limit_w: number | null;
+  reservation: string | null;
+  rank: number | null;
+  /** Why it can not be read. */
+  error?: string | null;
+}
+
+export type NodeState = 'ok' | 'starting' | 'silent' | 'dead';
+
+export interface PoolNode {
+  id: string;
+  hostname: string;
+  state: NodeState;
+  message: string | null;
+  procs: { total: number; free: number };
+  gpus: { total: number; free: number };
+  memory: Memory | null;
+  cpu: number | null;
+  slots: Slot[];
+}
+
+export type RankState = 'starting' | 'idle' | 'running' | 'waiting' | 'failed' | 'dead' | 'unreachable';
+
+export interface Rank {
+  rank: number;
+  node: string;
+  state: RankState;
+  detail: string;
+  pid: number | null;
+  run: string | null;
+  running_s: number | null;
+  memory: number | null;
+  cpu: number | null;
+  gpu: number | null;
+  stderr_tail: string[];
+}
+
+export interface Run {
+  id: string;
+  number: number;
+  title: string;
+  cell_number: number;
+  state: 'queued' | 'running' | 'finished';
+  ranks: string;
+  submitted_at: number;
+  running_s: number | null;
+  finished: string;
+  failed: string;
+}
+
+export interface Mesh {
+  id: string;
+  name: string;
+  extent: Record<string, number>;
+  ranks: Rank[];
+  runs: Run[];
+}
+
+export interface Reservation {
+  id: string;
+  name: string;
+  owner: string;
+  mine: boolean;
+  nodes: number;
+  procs: number;
+  gpus: number;
+  node_ids: string[];
+  nodes_answering: number;
+  notebook: string;
+  /** What the contents API calls the notebook; "": none, or not below the server's root. */
+  notebook_path?: string;
+  /** The server's clock when these figures were true. */
+  at_s?: number;
+  created_at: number;
+  time_s: number | null;
+  time_left_s: number | null;
+  idle_s: number | null;
+  idle_left_s: number | null;
+  nearly_up: boolean;
+  confirmed: boolean;
+  meshes: Mesh[];
+}
+
+export interface Ended {
+  id: string;
+  name: string;
+  ended_at: number;
+  why: string;
+  text: string;
+}
+
+export interface Pool {
+  name: string;
+  state: 'up' | 'down' | 'silent';
+  message: string | null;
+  nodes: number;
+}
+
+export interface View {
+  pool: Pool;
+  owner: string;
+  now: number;
+  nodes: Record<string, PoolNode>;
+  reservations: Record<string, Reservation>;
+  ended: Ended[];
+}
+
+export interface Job {
+  id: string;
+  action: string;
+  title: string;
+  state: 'running' | 'done' | 'failed' | 'cancelled';
+  message: string;
+  fraction: number | null;
+  cancellable: boolean;
+  result: unknown;
+  error: string | null;
+  started_at: number;
+}
+
+export interface Notice {
+  type: 'notice';
+  level: 'warning' | 'error';
+  id: string;
+  text: string;
+  reservation: string;
+}
+
+export interface LogGrown {
+  type: 'log';
+  log: string;
+  total: number;
+  complete: boolean;
+  error?: string | null;
+}
+
+export interface Change {
+  type: 'change';
+  now: number;
+  pool?: Pool;
+  nodes?: Record<string, PoolNode | null>;
+  reservations?: Record<string, Reservation | null>;
+  ended?: Ended[];
+}
+
+export type Message = { type: 'view'; view: View } | Change | { type: 'job'; job: Job } | LogGrown | Notice;
+
+export type Value = string | number | boolean;
+export type Values = Record<string, Value | null>;
+
+export interface Field {
+  name: string;
+  label: string;
+  type: 'integer' | 'text' | 'duration' | 'choice' | 'boolean';
+  default?: Value | null;
+  minimum?: number | null;
+  maximum?: number | null;
+  choices?: { value: Value; label: string }[] | null;
+  placeholder?: string | null;
+  help?: string | null;
+  required?: boolean;
+}
+
+export interface Form {
+  action: string;
+  title: string;
+  submit: string;
+  fields: Field[];
+}
+
+export type Forms = Record<string, Form>;
+
+export interface Check {
+  ok: boolean;
+  message: string;
+  errors?: Record<string, string>;
+}
+
+export interface StackGroup {
+  ranks: string;
+  stack: string;
+}
+
+export type Streams = 'both' | 'stdout' | 'stderr';
+
+export interface LogRun {
+  number: number;
+  title: string;
+  cell_number: number;
+  first_row: number;
+}
+
+export interface OpenedLog {
+  log: string;
+  rows: number;
+  complete: boolean;
+  runs: LogRun[];
+}
+
+export interface LogRow {
+  row: number;
+  run: number;
+  ranks: string;
+  stream: 'out' | 'err';
+  text: string;
+  /** Of the whole line, in bytes, when the text is not all of it. */
+  size?: number;
+}
+
+export interface LogRows {
+  first: number;
+  total: number;
+  rows: LogRow[];
+  /** The runs that these rows belong to. */
+  runs?: LogRun[];
+}
+
+/** Which log to show. */
+export interface LogTarget {
+  reservation: string;
+  mesh: string;
+  ranks: string | null;
+  run: number | null;
+}

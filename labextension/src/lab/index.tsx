@@ -1,0 +1,287 @@
+import { ILabShell, ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { ICommandPalette, InputDialog, Notification, WidgetTracker } from '@jupyterlab/apputils';
+import { INotebookTracker } from '@jupyterlab/notebook';
+import { IStatusBar } from '@jupyterlab/statusbar';
+import { Token } from '@lumino/coreutils';
+import { Host, Intent, LogTarget, Reservation, Store, explain, mainMesh } from '../core';
+import { meshIcon } from './icon';
+import { Notebooks } from './notebooks';
+import { ServerTransport } from './transport';
+import { LogWidget, SidePanel, StatusItem } from './widgets';
+
+const CATEGORY = 'Monarch';
+
+namespace CommandIDs {
+  export const open = 'monarch-nb:open';
+  export const reserve = 'monarch-nb:reserve';
+  export const up = 'monarch-nb:up';
+  export const attach = 'monarch-nb:attach';
+  export const runCell = 'monarch-nb:run-cell';
+  export const log = 'monarch-nb:log';
+  export const openLog = 'monarch-nb:open-log';
+  export const interrupt = 'monarch-nb:interrupt';
+  export const restart = 'monarch-nb:restart';
+  export const stacks = 'monarch-nb:stacks';
+  export const extend = 'monarch-nb:extend';
+  export const release = 'monarch-nb:release';
+}
+
+interface Mesh {
+  store: Store;
+  host: Host;
+  notebooks: Notebooks;
+  /** The current notebook's reservation, or none. */
+  current(): Reservation | undefined;
+}
+
+const IMesh = new Token<Mesh>(
+  'monarch-nb:IMesh',
+  'What is known of the pool, and what can be done with notebooks.'
+);
+
+/** Listens to the server for as long as the page lives. */
+const meshPlugin: JupyterFrontEndPlugin<Mesh> = {
+  id: 'monarch-nb:mesh',
+  description: 'Listens to the pool of nodes.',
+  autoStart: true,
+  requires: [INotebookTracker],
+  optional: [ILabShell],
+  provides: IMesh,
+  activate: (app: JupyterFrontEnd, tracker: INotebookTracker, shell: ILabShell | null): Mesh => {
+    const store = new Store(new ServerTransport(app.serviceManager.serverSettings));
+    const notebooks = new Notebooks(app, tracker, store);
+    const host: Host = {
+      // Notebook 7 has one document a page: there the panel shows logs in itself.
+      openLog: shell ? target => void app.commands.execute(CommandIDs.openLog, { ...target }) : undefined,
+      attach: reservation => notebooks.attach(reservation),
+      revealCell: (reservation, cellNumber) => notebooks.reveal(reservation, cellNumber),
+      notebook: () => notebooks.currentPath()
+    };
+    store.start();
+    return {
+      store,
+      host,
+      notebooks,
+      current: () => {
+        const path = notebooks.currentPath();
+        const all = Object.values(store.state.view?.reservations ?? {});
+        return path === null ? undefined : all.find(each => each.mine && each.notebook_path === path);
+      }
+    };
+  }
+};
+
+const panelPlugin: JupyterFrontEndPlugin<void> = {
+  id: 'monarch-nb:panel',
+  description: 'The panel: reserve nodes and watch them.',
+  autoStart: true,
+  requires: [IMesh, INotebookTracker],
+  optional: [ILayoutRestorer, ICommandPalette],
+  activate: (
+    app: JupyterFrontEnd,
+    mesh: Mesh,
+    tracker: INotebookTracker,
+    restorer: ILayoutRestorer | null,
+    palette: ICommandPalette | null
+  ) => {
+    const { store } = mesh;
+    const panel = new SidePanel(mesh.store, mesh.host);
+    app.shell.add(panel, 'left', { rank: 700, type: 'Monarch' });
+    restorer?.add(panel, panel.id);
+    const follow = (): void => panel.setNotebook(mesh.notebooks.currentPath());
+    tracker.currentChanged.connect((_, current) => {
+      follow();
+      current?.context.pathChanged.connect(follow);
+    });
+
+    const intend = async (intent: Intent | null): Promise<void> => {
+      app.shell.activateById(panel.id);
+      store.intend(intent);
+    };
+    const onMine = (action: Intent['action']) => async (): Promise<void> => {
+      const reservation = await chooseReservation(mesh);
+      await intend(reservation ? { action, reservation: reservation.id } : null);
+    };
+    const commands: [string, string, string, () => Promise<void>][] = [
+      [CommandIDs.open, 'Show Pool and Reservations', 'Show the panel', () => intend(null)],
+      [
+        CommandIDs.reserve,
+        'Reserve Nodes…',
+        'Reserve nodes and start ranks on them',
+        () => intend({ action: 'reserve' })
+      ],
+      [
+        CommandIDs.up,
+        'Start a Local Pool…',
+        'Start allocators on this machine',
+        () => intend({ action: 'up' })
+      ],
+      [CommandIDs.restart, 'Restart Ranks…', 'Start all ranks anew; asks first', onMine('restart')],
+      [CommandIDs.stacks, 'Show Stacks of Ranks', 'Where each rank is now', onMine('stacks')],
+      [CommandIDs.extend, 'Extend Reservation…', 'Hold nodes for longer', onMine('extend')],
+      [CommandIDs.release, 'Release Reservation…', 'Give nodes back; asks first', onMine('release')],
+      [
+        CommandIDs.interrupt,
+        'Interrupt Ranks',
+        'Interrupt what the ranks run',
+        async () => {
+          const reservation = await chooseReservation(mesh);
+          const main = reservation && mainMesh(reservation);
+          if (main) {
+            await store.act('interrupt', { reservation: reservation.id, mesh: main.id, ranks: null });
+          }
+        }
+      ]
+    ];
+    for (const [id, label, caption, perform] of commands) {
+      app.commands.addCommand(id, {
+        label,
+        caption,
+        icon: id === CommandIDs.open ? meshIcon : undefined,
+        execute: () => perform().catch(reason => void Notification.error(explain(reason)))
+      });
+      palette?.addItem({ command: id, category: CATEGORY });
+    }
+  }
+};
+
+const logPlugin: JupyterFrontEndPlugin<void> = {
+  id: 'monarch-nb:logs',
+  description: 'Logs of ranks as tabs.',
+  autoStart: true,
+  requires: [IMesh, ILabShell],
+  optional: [ILayoutRestorer, ICommandPalette],
+  activate: (
+    app: JupyterFrontEnd,
+    mesh: Mesh,
+    _shell: ILabShell,
+    restorer: ILayoutRestorer | null,
+    palette: ICommandPalette | null
+  ) => {
+    const tracker = new WidgetTracker<LogWidget>({ namespace: 'monarch-nb-log' });
+    app.commands.addCommand(CommandIDs.openLog, {
+      label: 'Open a Log',
+      execute: args => {
+        const target = args as unknown as LogTarget;
+        let widget = tracker.find(each => each.id === LogWidget.idOf(target));
+        if (!widget) {
+          widget = new LogWidget(mesh.store, mesh.host, target);
+          app.shell.add(widget, 'main', { mode: 'split-bottom', type: 'Monarch' });
+          void tracker.add(widget);
+        }
+        app.shell.activateById(widget.id);
+      }
+    });
+    app.commands.addCommand(CommandIDs.log, {
+      label: 'Open Log of Ranks',
+      caption: 'What the ranks have printed',
+      execute: async () => {
+        const reservation = await chooseReservation(mesh);
+        const main = reservation && mainMesh(reservation);
+        if (main) {
+          mesh.host.openLog?.({ reservation: reservation.id, mesh: main.id, ranks: null, run: null });
+        }
+      }
+    });
+    palette?.addItem({ command: CommandIDs.log, category: CATEGORY });
+    if (restorer) {
+      void restorer.restore(tracker, {
+        command: CommandIDs.openLog,
+        args: widget => ({ ...widget.target }),
+        name: widget => LogWidget.idOf(widget.target)
+      });
+    }
+  }
+};
+
+const notebookPlugin: JupyterFrontEndPlugin<void> = {
+  id: 'monarch-nb:notebooks',
+  description: 'Runs the current cell on the mesh; attaches notebooks.',
+  autoStart: true,
+  requires: [IMesh, INotebookTracker],
+  optional: [ICommandPalette],
+  activate: (
+    app: JupyterFrontEnd,
+    mesh: Mesh,
+    tracker: INotebookTracker,
+    palette: ICommandPalette | null
+  ) => {
+    const say = (reason: unknown): void => void Notification.error(explain(reason), { autoClose: 8000 });
+    app.commands.addCommand(CommandIDs.runCell, {
+      label: 'Run Cell on the Mesh',
+      caption: 'Run the current cell on all ranks, as %%mesh does',
+      icon: meshIcon,
+      isEnabled: () => tracker.currentWidget !== null,
+      execute: () => mesh.notebooks.runCell().catch(say)
+    });
+    app.commands.addCommand(CommandIDs.attach, {
+      label: 'Attach This Notebook…',
+      caption: 'Have the current notebook use a reservation',
+      isEnabled: () => tracker.currentWidget !== null,
+      execute: async () => {
+        const reservation = await chooseReservation(mesh);
+        if (reservation) {
+          await mesh.notebooks.attach(reservation).then(text => void Notification.success(text), say);
+        }
+      }
+    });
+    palette?.addItem({ command: CommandIDs.runCell, category: CATEGORY });
+    palette?.addItem({ command: CommandIDs.attach, category: CATEGORY });
+  }
+};
+
+const statusPlugin: JupyterFrontEndPlugin<void> = {
+  id: 'monarch-nb:status',
+  description: 'Says in the status bar what the current notebook holds.',
+  autoStart: true,
+  requires: [IMesh, INotebookTracker, IStatusBar],
+  activate: (app: JupyterFrontEnd, mesh: Mesh, tracker: INotebookTracker, statusBar: IStatusBar) => {
+    const item = new StatusItem(mesh.store, mesh.current, () => void app.commands.execute(CommandIDs.open));
+    tracker.currentChanged.connect(() => item.look());
+    statusBar.registerStatusItem('monarch-nb:status', {
+      item,
+      align: 'left',
+      rank: 50,
+      isActive: () => item.isActive,
+      activeStateChanged: item.activeChanged
+    });
+  }
+};
+
+const notificationPlugin: JupyterFrontEndPlugin<void> = {
+  id: 'monarch-nb:notifications',
+  description: 'Notifies of ranks that died and of reservations whose time is nearly up.',
+  autoStart: true,
+  requires: [IMesh],
+  activate: (app: JupyterFrontEnd, { store }: Mesh) => {
+    const shown = new Set<string>();
+    store.subscribe(() => {
+      for (const notice of store.state.notices) {
+        if (!shown.has(notice.id)) {
+          shown.add(notice.id);
+          const show = { label: 'Show', callback: () => void app.commands.execute(CommandIDs.open) };
+          Notification.emit(notice.text, notice.level, { autoClose: 10_000, actions: [show] });
+        }
+      }
+    });
+  }
+};
+
+/** The current notebook's reservation, the only one, or the one that the person chooses. */
+async function chooseReservation(mesh: Mesh): Promise<Reservation | undefined> {
+  const mine = Object.values(mesh.store.state.view?.reservations ?? {}).filter(each => each.mine);
+  const known = mesh.current() ?? (mine.length === 1 ? mine[0] : undefined);
+  if (known || !mine.length) {
+    if (!known) {
+      Notification.info('You hold no reservation.', { autoClose: 4000 });
+    }
+    return known;
+  }
+  const answer = await InputDialog.getItem({
+    title: 'Which reservation?',
+    items: mine.map(each => each.name)
+  });
+  return mine.find(each => each.name === answer.value);
+}
+
+export default [meshPlugin, panelPlugin, logPlugin, notebookPlugin, statusPlugin, notificationPlugin];

@@ -1,0 +1,142 @@
+import { beforeEach, expect, test } from 'vitest';
+import { Geometry, LogSource } from '../src/core/logs';
+import { Store } from '../src/core/store';
+import { RequestError } from '../src/core/transport';
+import { FakeTransport } from './fake';
+
+const QUERY = {
+  mesh: 'M',
+  ranks: null,
+  streams: 'both',
+  run: null,
+  search: '',
+  regex: false,
+  fold: true
+} as const;
+
+let transport: FakeTransport;
+let store: Store;
+let source: LogSource;
+let total: number;
+let opened: number;
+
+beforeEach(() => {
+  transport = new FakeTransport();
+  store = new Store(transport);
+  store.start();
+  source = new LogSource(store, () => undefined);
+  total = 1_000_000;
+  opened = 0;
+  transport.replies.log_open = () => ({ log: `L${++opened}`, rows: total, complete: true, runs: [] });
+  transport.replies.log_close = () => ({});
+  transport.replies.log_rows = ({ first, count }) => ({
+    first,
+    total,
+    rows: Array.from({ length: Math.max(0, Math.min(count, total - first)) }, (_, place) => ({
+      row: first + place,
+      run: 1,
+      ranks: '0-3',
+      stream: 'out',
+      text: `line ${first + place}`
+    }))
+  });
+});
+
+/** Let everything that was asked for come. */
+async function settle(): Promise<void> {
+  for (let turn = 0; turn < 50; turn += 1) {
+    await Promise.resolve();
+  }
+}
+
+test('rows come when they are wanted, and then at once', async () => {
+  await source.open(QUERY);
+  expect(source.rows(500_000, 40)).toBeNull();
+  await settle();
+  const rows = source.rows(500_000, 40)!;
+  expect(rows.map(row => row.row)).toEqual(Array.from({ length: 40 }, (_, place) => 500_000 + place));
+});
+
+test('of a scroll through a million lines only what is wanted in the end is asked for', async () => {
+  const waiting: (() => void)[] = [];
+  const answer = transport.replies.log_rows;
+  transport.replies.log_rows = body => new Promise(resolve => waiting.push(() => resolve(answer(body))));
+  await source.open(QUERY);
+  for (let first = 0; first < 900_000; first += 3000) {
+    source.rows(first, 40);
+  }
+  expect(waiting.length).toBeLessThanOrEqual(2);
+  while (waiting.length) {
+    waiting.shift()!();
+    await settle();
+  }
+  expect(transport.asked('log_rows').length).toBeLessThan(8);
+  expect(source.rows(897_000, 40)).toHaveLength(40);
+});
+
+test('the last page is asked for again when the log has grown', async () => {
+  total = 10;
+  await source.open(QUERY);
+  source.rows(0, 40);
+  await settle();
+  expect(source.rows(0, 40)).toHaveLength(10);
+  total = 30;
+  transport.say({ type: 'log', log: 'L1', total, complete: true });
+  await settle();
+  expect(source.rows(0, 40)).toHaveLength(30);
+});
+
+test('a log that the server has forgotten is opened again', async () => {
+  const answer = transport.replies.log_rows;
+  transport.replies.log_rows = body => {
+    if (body.log === 'L1') {
+      throw new RequestError('no such log', 404);
+    }
+    return answer(body);
+  };
+  await source.open(QUERY);
+  source.rows(0, 40);
+  await settle();
+  source.rows(0, 40);
+  await settle();
+  expect(opened).toBe(2);
+  expect(source.rows(0, 40)).toHaveLength(40);
+});
+
+test('a mesh that is gone is said', async () => {
+  transport.replies.log_open = () => {
+    throw new RequestError('dev has been released', 404);
+  };
+  await source.open(QUERY);
+  expect(source.error).toBe('dev has been released');
+});
+
+test('a search goes around the end', async () => {
+  await source.open(QUERY);
+  transport.replies.log_find = ({ from }) => ({ row: from === 0 ? 7 : null });
+  expect(await source.find('x', false, 500, false)).toBe(7);
+  expect(transport.asked('log_find').map(body => body.from)).toEqual([500, 0]);
+});
+
+test('the scroll bar reaches every line of any log', () => {
+  for (const lines of [0, 10, 1000, 444_444, 1_000_000, 50_000_000]) {
+    const geometry = new Geometry(lines, 600, 18);
+    expect(geometry.height).toBeLessThanOrEqual(8_000_000);
+    expect(geometry.toTop(0)).toBe(0);
+    expect(geometry.toTop(geometry.height - 600)).toBeCloseTo(geometry.lastTop);
+    const top = geometry.lastTop / 3;
+    expect(geometry.toTop(geometry.toScroll(top))).toBeCloseTo(top, 3);
+  }
+  expect(new Geometry(1000, 600, 18).isExact).toBe(true);
+  expect(new Geometry(1_000_000, 600, 18).isExact).toBe(false);
+});
+
+test('runs that print later are learnt from their rows', async () => {
+  const answer = transport.replies.log_rows;
+  const run = { number: 1, title: 'train()', cell_number: 4, first_row: 0 };
+  transport.replies.log_rows = body => ({ ...(answer(body) as object), runs: [run] });
+  await source.open(QUERY);
+  source.rows(0, 40);
+  await settle();
+  expect(source.runAt(30)).toEqual(run);
+});

@@ -1,0 +1,265 @@
+import { act, fireEvent, render, screen, waitFor, within } from '@testing-library/react';
+import userEvent from '@testing-library/user-event';
+import { beforeEach, expect, test, vi } from 'vitest';
+import { Panel } from '../src/core/components/Panel';
+import { Host } from '../src/core/context';
+import { Store } from '../src/core/store';
+import { RequestError } from '../src/core/transport';
+import { View } from '../src/core/types';
+import { FakeTransport, job, mesh, node, rank, reservation, slot, view } from './fake';
+
+let transport: FakeTransport;
+let store: Store;
+
+beforeEach(() => {
+  transport = new FakeTransport();
+  store = new Store(transport);
+});
+
+async function show(shown: View = view(), host: Host = { openLog: () => undefined }): Promise<HTMLElement> {
+  store.start();
+  const { container } = render(<Panel store={store} host={host} notebook="x.ipynb" />);
+  await act(async () => transport.say({ type: 'view', view: shown }));
+  return container;
+}
+
+const say = (message: Parameters<FakeTransport['say']>[0]): Promise<void> =>
+  act(async () => transport.say(message));
+const button = (name: string | RegExp): HTMLElement => screen.getByRole('button', { name });
+const EMPTY = view({ reservations: {} });
+
+test('without a pool it says how to get one', async () => {
+  await show(
+    view({
+      pool: { name: 'local', state: 'down', message: 'No pool is up.', nodes: 0 },
+      nodes: {},
+      reservations: {}
+    })
+  );
+  expect(screen.getByText('No pool is up.')).toBeTruthy();
+  transport.replies.up = () => ({ job: job({ action: 'up', title: 'Starting the pool' }) });
+  await userEvent.click(button('Start a local pool…'));
+  await userEvent.click(await screen.findByRole('button', { name: 'Start' }));
+  expect(transport.asked('up')).toEqual([{ values: {} }]);
+  expect(screen.getByRole('progressbar', { name: 'Starting the pool' }).getAttribute('aria-valuenow')).toBe(
+    '40'
+  );
+});
+
+test('the form says at once whether it fits, and why not at the field', async () => {
+  transport.replies.check = ({ values }) =>
+    values.nodes > 2
+      ? { ok: false, message: 'too many', errors: { nodes: 'there are 2 nodes' } }
+      : { ok: true, message: 'fits: node0, node1' };
+  await show(EMPTY);
+  await userEvent.click(button('Reserve…'));
+  await screen.findByText('fits: node0, node1');
+  const field = screen.getByRole('spinbutton', { name: 'Nodes' });
+  await userEvent.clear(field);
+  await userEvent.type(field, '3');
+  await screen.findByText('there are 2 nodes');
+  expect(field.getAttribute('aria-invalid')).toBe('true');
+  expect((screen.getByRole('button', { name: 'Reserve' }) as HTMLButtonElement).disabled).toBe(true);
+});
+
+test('reserving shows its progress, can be cancelled, and keeps what was entered', async () => {
+  transport.replies.reserve = () => ({ job: job() });
+  transport.replies.cancel = () => ({});
+  await show(EMPTY, { notebook: () => 'x.ipynb' });
+  await userEvent.click(button('Reserve…'));
+  const name = await screen.findByRole('textbox', { name: 'Name' });
+  await userEvent.clear(name);
+  await userEvent.type(name, 'big{Enter}');
+  expect(transport.asked('reserve')).toEqual([
+    { notebook: 'x.ipynb', values: { name: 'big', nodes: 2, kind: 'procs' } }
+  ]);
+  await screen.findByText('starting 4 ranks');
+  await userEvent.click(button('Cancel'));
+  expect(transport.asked('cancel')).toEqual([{ job: 'J' }]);
+  await say({ type: 'job', job: job({ state: 'cancelled' }) });
+  await screen.findByText('Cancelled.');
+  expect((screen.getByRole('textbox', { name: 'Name' }) as HTMLInputElement).value).toBe('big');
+});
+
+test('a form closes when it is done', async () => {
+  transport.replies.reserve = () => ({ job: job() });
+  await show(EMPTY);
+  await userEvent.click(button('Reserve…'));
+  await userEvent.click(await screen.findByRole('button', { name: 'Reserve' }));
+  await say({ type: 'job', job: job({ state: 'done' }) });
+  await waitFor(() => expect(screen.queryByRole('form')).toBeNull());
+});
+
+test('a pool that vanishes while the form is open is said in the form', async () => {
+  await show(EMPTY);
+  await userEvent.click(button('Reserve…'));
+  await screen.findByText('fits: node0');
+  transport.replies.check = () => {
+    throw new RequestError('no pool is up', 503);
+  };
+  await say({
+    type: 'change',
+    now: 1001,
+    pool: { name: 'local', state: 'silent', message: 'it does not answer', nodes: 1 }
+  });
+  await screen.findByText('no pool is up');
+  expect(screen.getByRole('form', { name: 'Reserve' })).toBeTruthy();
+});
+
+test('a refused reservation is said where it was asked for', async () => {
+  transport.replies.reserve = () => {
+    throw new RequestError('names have no blanks', 400, { name: 'no blanks, please' });
+  };
+  await show(EMPTY);
+  await userEvent.click(button('Reserve…'));
+  await userEvent.click(await screen.findByRole('button', { name: 'Reserve' }));
+  await screen.findByText('no blanks, please');
+});
+
+test('release asks first and says what would be lost', async () => {
+  transport.replies.lost = () => ({ text: '4 ranks with their variables' });
+  transport.replies.release = () => ({ job: job({ action: 'release', title: 'Releasing dev' }) });
+  await show();
+  await userEvent.click(button('Release…'));
+  const question = await screen.findByRole('alertdialog', { name: 'Release dev?' });
+  await within(question).findByText('4 ranks with their variables');
+  expect(document.activeElement?.textContent).toBe('Keep');
+  await userEvent.keyboard('{Escape}');
+  expect(screen.queryByRole('alertdialog')).toBeNull();
+  expect(transport.asked('release')).toEqual([]);
+  await userEvent.click(button('Release…'));
+  await userEvent.click(
+    within(await screen.findByRole('alertdialog')).getByRole('button', { name: 'Release' })
+  );
+  expect(transport.asked('release')).toEqual([{ reservation: 'R', mesh: 'M', ranks: null }]);
+});
+
+test('a reservation that is released elsewhere goes, also while a question is open', async () => {
+  transport.replies.lost = () => ({ text: 'all' });
+  await show();
+  await userEvent.click(button('Release…'));
+  await say({
+    type: 'change',
+    now: 1001,
+    reservations: { R: null },
+    ended: [{ id: 'R', name: 'dev', ended_at: 1001, why: 'it was released', text: '' }]
+  });
+  expect(screen.queryByRole('article')).toBeNull();
+  expect(screen.getByText(/dev: it was released/)).toBeTruthy();
+});
+
+test('chosen ranks are restarted, by keyboard alone', async () => {
+  transport.replies.lost = () => ({ text: '2 ranks' });
+  transport.replies.restart = () => ({ job: job({ action: 'restart' }) });
+  await show();
+  const user = userEvent.setup();
+  screen.getByRole('option', { name: /rank 1/ }).focus();
+  await user.keyboard(' {ArrowRight} ');
+  expect(screen.getAllByRole('option', { selected: true })).toHaveLength(2);
+  await user.click(button('Restart 1-2…'));
+  await user.click(within(await screen.findByRole('alertdialog')).getByRole('button', { name: 'Restart' }));
+  expect(transport.asked('restart')).toEqual([{ reservation: 'R', mesh: 'M', ranks: '1-2' }]);
+});
+
+test('one rank at a time is reached by Tab; Enter opens its log', async () => {
+  const openLog = vi.fn();
+  const box = await show(view(), { openLog });
+  const reachable = box.querySelectorAll('.mnb-ranks [tabindex="0"]');
+  expect(reachable).toHaveLength(1);
+  screen.getByRole('option', { name: /rank 2/ }).focus();
+  expect(box.querySelectorAll('.mnb-ranks [tabindex="0"]')).toHaveLength(1);
+  await userEvent.keyboard('{Enter}');
+  expect(openLog).toHaveBeenCalledWith({ reservation: 'R', mesh: 'M', ranks: '2', run: null });
+});
+
+test('states have a name and a shape beside their colour', async () => {
+  const ranks = [
+    rank(0, { state: 'dead', detail: 'killed by SIGKILL' }),
+    rank(1, { state: 'waiting', detail: 'waits in all_reduce (train.py:41)' }),
+    rank(2, { state: 'failed', detail: 'ValueError: no' }),
+    rank(3)
+  ];
+  const box = await show(view({ reservations: { R: reservation({ meshes: [mesh(ranks)] }) } }));
+  expect(screen.getByRole('option', { name: 'rank 0: dead, killed by SIGKILL' })).toBeTruthy();
+  const shapes = [...box.querySelectorAll('.mnb-rank .mnb-mark')].map(mark => mark.innerHTML);
+  expect(new Set(shapes).size).toBe(4);
+  expect(screen.getByText(/waits in all_reduce/)).toBeTruthy();
+});
+
+test('a change of one slot touches that slot only', async () => {
+  const slots = (level: number): ReturnType<typeof slot>[] => [slot(0, { utilisation: level }), slot(1)];
+  const box = await show(
+    view({ nodes: { node0: node('node0', slots(0.5)), node1: node('node1', slots(0.5)) } })
+  );
+  const touched = new Set<Node>();
+  const observer = new MutationObserver(records => records.forEach(record => touched.add(record.target)));
+  observer.observe(box, { subtree: true, childList: true, characterData: true, attributes: true });
+  await say({ type: 'change', now: 1001, nodes: { node0: node('node0', slots(0.75)) } });
+  observer.takeRecords().forEach(record => touched.add(record.target));
+  const cell = box.querySelector('[data-node="node0"][data-cell="0"]')!;
+  expect(cell.textContent).toBe('75');
+  expect([...touched].filter(target => !cell.contains(target))).toEqual([]);
+});
+
+test('work elsewhere shows with its progress and can be cancelled; a failure stays until it is closed', async () => {
+  transport.replies.cancel = () => ({});
+  await show();
+  await say({ type: 'job', job: job({ action: 'restart', title: 'Restarting dev', fraction: null }) });
+  await userEvent.click(button('Cancel'));
+  expect(transport.asked('cancel')).toEqual([{ job: 'J' }]);
+  await say({
+    type: 'job',
+    job: job({ action: 'restart', title: 'Restarting dev', state: 'failed', error: 'rank 3 did not end' })
+  });
+  await userEvent.click(button('Close: Restarting dev'));
+  expect(screen.queryByText('rank 3 did not end')).toBeNull();
+});
+
+test('stacks are shown in the card', async () => {
+  transport.replies.stacks = () => ({ job: job({ action: 'stacks' }) });
+  await show();
+  await userEvent.click(button('Stacks'));
+  await say({
+    type: 'job',
+    job: job({
+      action: 'stacks',
+      state: 'done',
+      result: { groups: [{ ranks: '0-3', stack: 'train.py:41' }] }
+    })
+  });
+  expect(await screen.findByText('train.py:41')).toBeTruthy();
+});
+
+test('why a notebook could not be attached is said in place', async () => {
+  await show(view(), { attach: () => Promise.reject(new Error('x.ipynb has no kernel')) });
+  await userEvent.click(button('Attach notebook'));
+  await screen.findByText('x.ipynb has no kernel');
+});
+
+test('a server that is away is said, and what was known stays', async () => {
+  await show();
+  await act(async () => transport.connection('lost'));
+  expect(screen.getByText(/does not answer: this is how it was/)).toBeTruthy();
+  expect(screen.getByRole('article', { name: 'Reservation dev' })).toBeTruthy();
+});
+
+test('a widget for one reservation shows nothing else', async () => {
+  store.start();
+  render(<Panel store={store} host={{}} only="S" />);
+  const shown = view({ reservations: { R: reservation(), S: reservation({ id: 'S', name: 'other' }) } });
+  await act(async () => transport.say({ type: 'view', view: shown }));
+  expect(screen.getAllByRole('article').map(each => each.getAttribute('aria-label'))).toEqual([
+    'Reservation other'
+  ]);
+  expect(screen.queryByText('Nodes')).toBeNull();
+});
+
+test('without a place of its own a log opens in the panel', async () => {
+  transport.replies.log_open = () => ({ log: 'L', rows: 0, complete: true, runs: [] });
+  transport.replies.log_close = () => ({});
+  await show(view(), {});
+  fireEvent.click(button('Log'));
+  expect(await screen.findByRole('toolbar', { name: 'Log' })).toBeTruthy();
+  fireEvent.click(button('Close log'));
+  expect(screen.queryByRole('toolbar', { name: 'Log' })).toBeNull();
+});

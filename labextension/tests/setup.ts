@@ -1,0 +1,14 @@
+import { cleanup } from '@testing-library/react';
+import { afterEach } from 'vitest';
+
+/** What jsdom lacks. */
+class Observer {
+  observe(): void {}
+  disconnect(): void {}
+  unobserve(): void {}
+}
+globalThis.ResizeObserver = Observer as unknown as typeof ResizeObserver;
+globalThis.CSS = { escape: (text: string) => text } as unknown as typeof CSS;
+Element.prototype.scrollIntoView = () => undefined;
+
+afterEach(cleanup);

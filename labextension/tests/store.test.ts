@@ -1,0 +1,91 @@
+import { beforeEach, expect, test } from 'vitest';
+import { Store, share } from '../src/core/store';
+import { FakeTransport, job, node, reservation, slot, view } from './fake';
+
+let transport: FakeTransport;
+let store: Store;
+let clock_s = 50;
+
+beforeEach(() => {
+  clock_s = 50;
+  transport = new FakeTransport();
+  store = new Store(transport, () => clock_s);
+  store.start();
+  transport.say({ type: 'view', view: view() });
+});
+
+test('what did not change keeps its identity', () => {
+  const before = store.state.view!;
+  transport.say({
+    type: 'change',
+    now: 1001,
+    nodes: { node0: node('node0', [slot(0, { utilisation: 0.9 }), slot(1)]) }
+  });
+  const after = store.state.view!;
+  expect(after.reservations).toBe(before.reservations);
+  expect(after.nodes.node0).not.toBe(before.nodes.node0);
+  expect(after.nodes.node0.slots[0]).not.toBe(before.nodes.node0.slots[0]);
+  expect(after.nodes.node0.slots[1]).toBe(before.nodes.node0.slots[1]);
+});
+
+test('what is gone is removed, what is new is there', () => {
+  transport.say({
+    type: 'change',
+    now: 1001,
+    reservations: { R: null, S: reservation({ id: 'S', name: 'other' }) }
+  });
+  expect(Object.keys(store.state.view!.reservations)).toEqual(['S']);
+});
+
+test('parts are shared only where keys agree', () => {
+  const old = { a: 1, b: [1, 2] };
+  expect(share(old, { a: 1, b: [1, 2] })).toBe(old);
+  expect(share(old, { a: 1 })).toEqual({ a: 1 });
+  expect(share({ a: undefined }, { b: undefined })).toEqual({ b: undefined });
+  expect(share([1], { 0: 1 })).toEqual({ 0: 1 });
+});
+
+test('times left count from when they were said, also when other things change', () => {
+  transport.say({ type: 'change', now: 1000, reservations: { R: reservation({ time_left_s: 100 }) } });
+  clock_s += 30;
+  transport.say({ type: 'change', now: 1030, nodes: { node0: node('node0', []) } });
+  const held = store.state.view!.reservations.R;
+  expect(held.at_s! + held.time_left_s! - store.now_s()).toBe(70);
+});
+
+test('a late answer does not revive a job that has ended', async () => {
+  transport.replies.reserve = () => {
+    transport.say({ type: 'job', job: job({ state: 'done' }) });
+    return { job: job() };
+  };
+  const answer = await store.act('reserve', {});
+  expect(answer).toMatchObject({ state: 'done' });
+  expect((await store.ended(job())).state).toBe('done');
+});
+
+test('a job is awaited until it ends', async () => {
+  transport.replies.reserve = () => ({ job: job() });
+  const started = (await store.act('reserve', {})) as ReturnType<typeof job>;
+  const ended = store.ended(started);
+  transport.say({ type: 'job', job: job({ fraction: 0.8 }) });
+  transport.say({ type: 'job', job: job({ state: 'failed', error: 'no' }) });
+  expect(await ended).toMatchObject({ state: 'failed', error: 'no' });
+});
+
+test('a notice is shown once, and never again when it was dismissed', () => {
+  const notice = { type: 'notice', level: 'error', id: 'n', text: 'rank 3 died', reservation: 'R' } as const;
+  transport.say(notice);
+  transport.say(notice);
+  expect(store.state.notices).toHaveLength(1);
+  store.dismissNotice('n');
+  transport.say(notice);
+  expect(store.state.notices).toHaveLength(0);
+});
+
+test('a cancel that fails is said', async () => {
+  transport.replies.cancel = () => {
+    throw new Error('too late');
+  };
+  await store.cancel(job());
+  expect(store.state.notices[0].text).toBe('too late');
+});

@@ -1,0 +1,141 @@
+import { act, fireEvent, render, screen } from '@testing-library/react';
+import userEvent from '@testing-library/user-event';
+import { beforeEach, expect, test, vi } from 'vitest';
+import { LogViewer } from '../src/core/components/LogViewer';
+import { Host, SurroundingsProvider } from '../src/core/context';
+import { Store } from '../src/core/store';
+import { FakeTransport, view } from './fake';
+
+const TOTAL = 1_000_000;
+let transport: FakeTransport;
+let store: Store;
+
+beforeEach(() => {
+  transport = new FakeTransport();
+  store = new Store(transport);
+  store.start();
+  transport.say({ type: 'view', view: view() });
+  Object.defineProperty(HTMLElement.prototype, 'clientHeight', { configurable: true, value: 360 });
+  transport.replies.log_open = () => ({
+    log: 'L',
+    rows: TOTAL,
+    complete: true,
+    runs: [
+      { number: 1, title: 'import torch', cell_number: 3, first_row: 0 },
+      { number: 2, title: 'train()', cell_number: 4, first_row: 100 }
+    ]
+  });
+  transport.replies.log_close = () => ({});
+  transport.replies.log_rows = ({ first, count }) => ({
+    first,
+    total: TOTAL,
+    rows: Array.from({ length: Math.min(count, TOTAL - first) }, (_, place) => ({
+      row: first + place,
+      run: first + place < 100 ? 1 : 2,
+      ranks: '0-3',
+      stream: 'out',
+      text: `line ${first + place}`
+    }))
+  });
+});
+
+async function show(host: Host = {}): Promise<HTMLElement> {
+  const { container } = render(
+    <SurroundingsProvider value={{ store, host }}>
+      <LogViewer target={{ reservation: 'R', mesh: 'M', ranks: null, run: null }} />
+    </SurroundingsProvider>
+  );
+  await act(async () => undefined);
+  await act(async () => undefined);
+  return container;
+}
+
+const lines = (box: HTMLElement): string[] =>
+  [...box.querySelectorAll('.mnb-line-text')].map(line => line.textContent ?? '');
+
+test('a million lines are open at the newest one, with few of them in the page', async () => {
+  const box = await show();
+  expect(lines(box).pop()).toBe(`line ${TOTAL - 1}`);
+  expect(lines(box).length).toBeLessThan(40);
+  expect(screen.getByText('1,000,000 lines')).toBeTruthy();
+});
+
+test('while rows are on their way the former ones are shown, never a blank', async () => {
+  const box = await show();
+  const answer = transport.replies.log_rows;
+  const waiting: (() => void)[] = [];
+  transport.replies.log_rows = body => new Promise(resolve => waiting.push(() => resolve(answer(body))));
+  const area = box.querySelector('.mnb-lines')!;
+  for (const place of [1_000_000, 3_000_000, 500_000, 4_000_000]) {
+    area.scrollTop = place;
+    fireEvent.scroll(area);
+    expect(lines(box).length).toBeGreaterThan(10);
+  }
+  while (waiting.length) {
+    await act(async () => waiting.shift()!());
+    expect(lines(box).length).toBeGreaterThan(10);
+  }
+  expect(lines(box)[0]).toMatch(/^line (499|500)\d{3}$/);
+});
+
+test('scrolling away ends following, the end begins it again', async () => {
+  const box = await show();
+  const follow = screen.getByRole('button', { name: 'Follow' });
+  expect(follow.getAttribute('aria-pressed')).toBe('true');
+  const area = box.querySelector('.mnb-lines')!;
+  await act(async () => fireEvent.keyDown(area, { key: 'PageUp' }));
+  expect(follow.getAttribute('aria-pressed')).toBe('false');
+  await act(async () => fireEvent.keyDown(area, { key: 'End' }));
+  expect(follow.getAttribute('aria-pressed')).toBe('true');
+});
+
+test('one turn of the wheel is a few lines, also where the scroll bar is coarse', async () => {
+  const box = await show();
+  const area = box.querySelector('.mnb-lines')!;
+  await act(async () => fireEvent.keyDown(area, { key: 'Home' }));
+  await act(async () => fireEvent.wheel(area, { deltaY: 90 }));
+  expect(lines(box)[0]).toBe('line 5');
+});
+
+test('what is found is shown and marked', async () => {
+  transport.replies.log_find = () => ({ row: 777 });
+  const box = await show();
+  await userEvent.type(screen.getByRole('searchbox', { name: 'Find in the log' }), 'line 777{Enter}');
+  await act(async () => undefined);
+  expect(box.querySelector('.mnb-line-hit')?.textContent).toContain('line 777');
+  expect(box.querySelector('.mnb-line-hit mark')?.textContent).toBe('line 777');
+});
+
+test('filter, stream and ranks open the log anew', async () => {
+  await show();
+  await userEvent.selectOptions(screen.getByRole('combobox', { name: 'Streams' }), 'stderr');
+  await userEvent.type(screen.getByRole('searchbox'), 'loss');
+  await userEvent.click(screen.getByRole('button', { name: 'Only matching lines' }));
+  await userEvent.type(screen.getByRole('textbox', { name: 'Ranks' }), '1-2{Enter}');
+  expect(transport.asked('log_open').pop()).toEqual({
+    mesh: 'M',
+    ranks: '1-2',
+    run: null,
+    streams: 'stderr',
+    search: 'loss',
+    regex: false,
+    fold: true
+  });
+});
+
+test('ranks that are none are said at the field, and nothing is asked for', async () => {
+  await show();
+  const field = screen.getByRole('textbox', { name: 'Ranks' });
+  await userEvent.type(field, '9{Enter}');
+  expect(field.getAttribute('aria-invalid')).toBe('true');
+  expect(field.getAttribute('title')).toBe('There is no rank 9');
+  expect(transport.asked('log_open')).toHaveLength(1);
+});
+
+test('a run leads to its cell', async () => {
+  const revealCell = vi.fn(async () => 'No cell has the number [4] any more.');
+  await show({ revealCell });
+  await userEvent.click(screen.getByRole('button', { name: 'Show cell' }));
+  expect(revealCell).toHaveBeenCalledWith(expect.objectContaining({ id: 'R' }), 4);
+  expect(await screen.findByText(/any more/)).toBeTruthy();
+});

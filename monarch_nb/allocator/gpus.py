@@ -1,0 +1,194 @@
+"""The node's GPUs, by NVML."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from typing import Any
+
+from monarch_nb.proto import allocator_pb2 as pb
+
+WAIT_S = 0.3
+"""How long a reading may take before the one before is told again."""
+STALE_S = 3.0
+"""A reading older than this is told no more."""
+_SILENT = "the GPU driver does not answer"
+_AGAIN_S = 10.0
+"""The driver is opened again after this time when it failed."""
+
+
+def discover_gpus() -> list[pb.Gpu]:
+    """Return the node's GPUs; an empty list when there is no driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        gpus = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            gpus.append(
+                pb.Gpu(
+                    index=index,
+                    uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+                    name=_text(pynvml.nvmlDeviceGetName(handle)),
+                    memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+                )
+            )
+        return gpus
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+class GpuReader:
+    """Reads GPUs, in a thread of its own that nothing waits for: a call of the driver can hang.
+
+    Args:
+        gpus: as they were discovered.
+    """
+
+    def __init__(self, gpus: list[pb.Gpu]) -> None:
+        self._gpus = gpus
+        self._asked: queue.SimpleQueue[asyncio.Event] = queue.SimpleQueue()
+        self._told: dict[int, tuple[float, pb.GpuReading]] = {}
+        self._thread: threading.Thread | None = None
+        self._pending: asyncio.Event | None = None
+        self._loop = asyncio.get_running_loop()
+        self._driver = _Driver()
+
+    async def read(self) -> list[pb.GpuReading]:
+        """Return what each GPU does. One that does not answer says so."""
+        if not self._gpus:
+            return []
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="monarch_nb-nvml", daemon=True)
+            self._thread.start()
+        if self._pending is None or self._pending.is_set():
+            self._pending = asyncio.Event()
+            self._asked.put(self._pending)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_S):
+                await self._pending.wait()
+        return [self._newest(gpu) for gpu in self._gpus]
+
+    def _newest(self, gpu: pb.Gpu) -> pb.GpuReading:
+        read_s, reading = self._told.get(gpu.index, (0.0, None))
+        if reading is not None and time.monotonic() - read_s < STALE_S:
+            return reading
+        return pb.GpuReading(index=gpu.index, memory_total_bytes=gpu.memory_bytes, error=_SILENT)
+
+    def _work(self) -> None:
+        while True:
+            done = self._asked.get()
+            for gpu in self._gpus:
+                reading = self._driver.read(gpu)
+                self._told[gpu.index] = (time.monotonic(), reading)
+            try:
+                self._loop.call_soon_threadsafe(done.set)
+            except RuntimeError:  # the allocator has ended
+                return
+
+
+class _Driver:
+    """NVML, opened once and kept open; opened again when the driver was."""
+
+    def __init__(self) -> None:
+        self._handles: dict[str, Any] = {}
+        self._is_open = False
+        self._opened_s = 0.0
+
+    def read(self, gpu: pb.Gpu) -> pb.GpuReading:
+        """Return what a GPU does, as far as it tells."""
+        import pynvml
+
+        reading = pb.GpuReading(index=gpu.index, memory_total_bytes=gpu.memory_bytes)
+        try:
+            handle = self._handle(gpu)
+            self._fill(reading, handle)
+        except pynvml.NVMLError as error:
+            reading.Clear()
+            reading.index, reading.memory_total_bytes = gpu.index, gpu.memory_bytes
+            reading.error = _explain(gpu, error)
+            self._handles.pop(gpu.uuid, None)
+            if time.monotonic() - self._opened_s > _AGAIN_S:
+                self._close()
+        return reading
+
+    def _handle(self, gpu: pb.Gpu) -> Any:
+        import pynvml
+
+        if not self._is_open:
+            self._opened_s = time.monotonic()
+            pynvml.nvmlInit()
+            self._is_open = True
+        if gpu.uuid not in self._handles:
+            self._handles[gpu.uuid] = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+        return self._handles[gpu.uuid]
+
+    def _close(self) -> None:
+        """Open it anew the next time: the driver may have been loaded again."""
+        import pynvml
+
+        if self._is_open:
+            self._is_open = False
+            self._handles.clear()
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+
+    @staticmethod
+    def _fill(reading: pb.GpuReading, handle: Any) -> None:
+        import pynvml
+
+        memory = _optional(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        if memory is not None:
+            reading.memory_used_bytes, reading.memory_total_bytes = memory.used, memory.total
+        rates = _optional(pynvml.nvmlDeviceGetUtilizationRates, handle)
+        if rates is not None:
+            reading.utilisation = rates.gpu / 100
+        temperature = _optional(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
+        if temperature is not None:
+            reading.temperature_c = temperature
+        milliwatts = _optional(pynvml.nvmlDeviceGetPowerUsage, handle)
+        if milliwatts is not None:
+            reading.power_w = milliwatts / 1000
+        limit_milliwatts = _optional(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+        if limit_milliwatts is not None:
+            reading.power_limit_w = limit_milliwatts / 1000
+
+
+def _optional(call: Any, *arguments: Any) -> Any:
+    """Return what NVML says; None when this GPU does not tell. Raises NVMLError when the GPU or the driver is gone."""
+    import pynvml
+
+    try:
+        return call(*arguments)
+    except pynvml.NVMLError as error:
+        gone = (
+            pynvml.NVML_ERROR_GPU_IS_LOST,
+            pynvml.NVML_ERROR_RESET_REQUIRED,
+            pynvml.NVML_ERROR_UNINITIALIZED,
+            pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+            pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+        )
+        if error.value in gone:
+            raise
+        return None
+
+
+def _explain(gpu: pb.Gpu, error: Any) -> str:
+    import pynvml
+
+    if error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_NOT_FOUND):
+        return f"GPU {gpu.index} has fallen off the bus: the machine has to be restarted"
+    if error.value == pynvml.NVML_ERROR_RESET_REQUIRED:
+        return f"GPU {gpu.index} has to be reset: nvidia-smi --gpu-reset, when nothing uses it"
+    return f"GPU {gpu.index} can not be read: {error}"

@@ -1,0 +1,53 @@
+"""What the code of cells, runs and pulls is called: as Python's file names have it, and as people read it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Literal
+
+MAX_TITLE_CHARACTERS = 48
+
+Kind = Literal["cell", "run", "pull"]
+
+_PREFIXES: dict[Kind, str] = {"cell": "ipython-input", "run": "mesh-run", "pull": "mesh-pull"}
+CODE_NAME = re.compile(rf"<({'|'.join(_PREFIXES.values())})-(\d+)-[0-9a-f]+>")
+
+
+def code_name(kind: Kind, number: int, code: str) -> str:
+    """Return the file name of code.
+
+    Args:
+        kind: "cell" for code of a notebook's cell, "run" for a script's, "pull" for an expression.
+        number: of the cell, or of the run.
+        code: the code.
+    """
+    digest = hashlib.sha1(code.encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()
+    return f"<{_PREFIXES[kind]}-{number}-{digest[:12]}>"
+
+
+def code_label(name: str) -> tuple[str, str] | None:
+    """Return what people call the code of a file name, in two words as IPython wants it; None for other files.
+
+    Example:
+        >>> code_label("<ipython-input-7-0123456789ab>")
+        ('Cell', 'In[7]')
+    """
+    match = CODE_NAME.fullmatch(name)
+    if match is None:
+        return None
+    if match[1] == _PREFIXES["cell"]:
+        return "Cell", f"In[{match[2]}]"
+    return ("Run", match[2]) if match[1] == _PREFIXES["run"] else ("Pulled", "expression")
+
+
+def run_name(number: int, cell_number: int = 0, title: str = "") -> str:
+    """Return what a run is called: by its number, as logs and `--run` have it, and by its cell's, as the notebook does.
+
+    Example:
+        >>> run_name(46, 12, "train()")
+        'run 46, cell [12] (train())'
+    """
+    name = f"run {number}, cell [{cell_number}]" if cell_number else f"run {number}"
+    title = title if len(title) <= MAX_TITLE_CHARACTERS else f"{title[: MAX_TITLE_CHARACTERS - 1]}…"
+    return f"{name} ({title})" if title else name

@@ -1,0 +1,282 @@
+"""What the panel does: reserve, start a pool, release, extend, restart, interrupt, stacks; and what it would do."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from monarch_nb.client import pool as pools
+from monarch_nb.client.bridge import call
+from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.pool import HeldReservation, Shape, choose_nodes
+from monarch_nb.client.reservation import Reservation, checked_name, reserve
+from monarch_nb.errors import CapacityError, ReservationNotFound, TargetError, UsageError
+from monarch_nb.panel.forms import Form, extend_form, reserve_form, up_form
+from monarch_nb.panel.jobs import Jobs, Say, Work
+from monarch_nb.panel.live import Live
+from monarch_nb.panel.refusal import Refused
+from monarch_nb.panel.view import Json
+from monarch_nb.provision import provisioner
+from monarch_nb.shape import Extent, format_ranks, name_ranks, parse_targets
+from monarch_nb.times import duration
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something is to be reserved from.
+
+    Attributes:
+        notebook: path of the notebook that is to hold it; empty for none.
+        python: the ranks' python; None for this process's.
+    """
+
+    notebook: str = ""
+    python: str | None = None
+
+
+class Actions:
+    """The actions on one pool. Methods run on the background loop and return at once; what takes long is a job."""
+
+    def __init__(self, live: Live, jobs: Jobs) -> None:
+        self._live, self._jobs, self._pool = live, jobs, live.pool
+
+    # ---- forms ----
+
+    def forms(self, view: Json) -> dict[str, Form]:
+        """Return the forms by action."""
+        return {"reserve": reserve_form(view), "up": up_form(provisioner(), self._pool.name), "extend": extend_form()}
+
+    def check(self, view: Json, action: str, values: object) -> Json:
+        """Return whether an action can be done as things are, and why not."""
+        forms = self.forms(view)
+        if action not in forms:
+            raise Refused(404, f"there is no form {action!r}")
+        try:
+            read = forms[action].read(values)
+            return {"ok": True, "message": self._fit(view, read) if action == "reserve" else ""}
+        except Refused as refused:
+            return {"ok": False, "message": refused.message, "errors": refused.errors}
+
+    def _fit(self, view: Json, values: Json) -> str:
+        """Return where a reservation would be, or raise Refused."""
+        shape = _shape(values)
+        try:
+            name = checked_name(values["name"])
+        except UsageError as error:
+            raise Refused(400, str(error), {"name": str(error)}) from None
+        for held in view["reservations"].values():
+            if held["mine"] and held["name"] == name:
+                has = Shape(held["nodes"], held["procs"], held["gpus"])
+                if has == shape:
+                    return f"you hold {name} already, with {has}"
+                text = f"{name} is held already, with {has}: choose another name, or release it first"
+                raise Refused(409, text, {"name": text})
+        if view["pool"]["state"] == "down":
+            return f"no pool is up: a local one, {shape}, will be started"
+        replies = self._live.replies()
+        nodes = [reply.node for _, reply in replies]
+        try:
+            chosen = choose_nodes(shape, nodes)
+        except CapacityError as error:
+            raise Refused(409, str(error), {_short_of(view, shape): str(error)}) from None
+        left = sum(node.gpus_free if shape.gpus else node.procs_free for node in nodes) - shape.nodes * shape.per_node
+        return f"fits: {', '.join(nodes[index].node_id for index in chosen)}; {left} {shape.kind} stay free"
+
+    # ---- pools ----
+
+    def up(self, view: Json, values: object) -> Json:
+        """Start a pool."""
+        options = self.forms(view)["up"].read(values)
+        was_down = view["pool"]["state"] == "down" and not view["nodes"]
+
+        def work(say: Say) -> Json:
+            try:
+                nodes = provisioner().up(**options, pool=self._pool.name, progress=say)
+            except KeyboardInterrupt:
+                if was_down:
+                    say("ending what was started")
+                    provisioner().down(pool=self._pool.name, progress=say)
+                raise
+            return {"nodes": len(nodes)}
+
+        return self._start("up", f"Starting a {provisioner().title}", work)
+
+    def down(self, values: Mapping[str, object]) -> Json:
+        """End a pool."""
+        force = values.get("force") is True
+
+        def work(say: Say) -> Json:
+            return {"nodes": provisioner().down(force, pool=self._pool.name, progress=say)}
+
+        return self._start("down", f"Ending the {provisioner().title}", work)
+
+    # ---- reservations ----
+
+    def reserve(self, view: Json, values: object, place: Place) -> Json:
+        """Reserve."""
+        read = self.forms(view)["reserve"].read(values)
+        self._fit(view, read)
+        shape = _shape(read)
+
+        def work(say: Say) -> Json:
+            reservation = reserve(
+                read["name"],
+                nodes=shape.nodes,
+                procs=shape.procs or None,
+                gpus=shape.gpus or None,
+                pool=self._pool.name,
+                time=read["time"],
+                idle=read["idle"],
+                notebook=place.notebook or None,
+                python=place.python,
+                progress=say,
+            )
+            reservation.detach()  # else it would never be idle
+            return {"reservation": reservation.id}
+
+        return self._start("reserve", f"Reserving {read['name']}", work)
+
+    def release(self, held: Json) -> Json:
+        """Release a reservation, also when some of its nodes do not answer."""
+
+        def work(say: Say) -> None:
+            found = self._find(held)
+            released = call(pools.release([connection for connection, _ in found.nodes.values()], held["id"]))
+            for kept in released.kept:
+                say(str(kept))
+            for error in released.failed:
+                raise error
+
+        return self._start("release", f"Releasing {held['name']}", work)
+
+    def extend(self, held: Json, values: object) -> Json:
+        """Add to a reservation's time."""
+        by_s = extend_form().read(values)["by"]
+        if held["time_s"] is None:
+            text = f"{held['name']} has no time limit: it is held until it is released"
+            raise Refused(409, text, {"by": text})
+
+        def work(_: Say) -> Json:
+            with self._attached(held) as reservation:
+                return {"time_left_s": reservation.extend(by_s)}
+
+        return self._start("extend", f"Extending {held['name']}", work)
+
+    def restart(self, held: Json, mesh: Json, ranks: tuple[int, ...]) -> Json:
+        """Replace ranks by fresh ones."""
+
+        def work(say: Say) -> None:
+            with self._attached(held) as reservation:
+                say(f"starting {len(ranks)} rank{'' if len(ranks) == 1 else 's'}")
+                _mesh(reservation, mesh, ranks).restart()
+
+        return self._start("restart", f"Restarting {name_ranks(ranks)} of {held['name']}", work)
+
+    def interrupt(self, held: Json, mesh: Json, ranks: tuple[int, ...]) -> Json:
+        """Interrupt what runs on ranks; nothing in memory is lost."""
+
+        def work(_: Say) -> Json:
+            with self._attached(held) as reservation:
+                return {"text": str(_mesh(reservation, mesh, ranks).interrupt())}
+
+        return self._start("interrupt", f"Interrupting {name_ranks(ranks)} of {held['name']}", work)
+
+    def stacks(self, held: Json, mesh: Json, ranks: tuple[int, ...]) -> Json:
+        """Ask where ranks are."""
+
+        def work(_: Say) -> Json:
+            with self._attached(held) as reservation:
+                groups = _mesh(reservation, mesh, ranks).stacks().groups
+            return {"groups": [{"ranks": format_ranks(chosen), "stack": stack} for chosen, stack in groups]}
+
+        return self._start("stacks", f"Stacks of {held['name']}", work)
+
+    def lost(self, held: Json, ranks: tuple[int, ...] | None) -> str:
+        """Return what releasing a reservation, or restarting ranks of it, would lose."""
+        alive = [
+            rank
+            for mesh in held["meshes"]
+            for rank in mesh["ranks"]
+            if rank["state"] != "dead" and (ranks is None or rank["rank"] in ranks)
+        ]
+        count = len(alive)
+        parts = [f"{'1 rank with its' if count == 1 else f'{count} ranks with their'} variables"] if alive else []
+        running = {rank["run"]: rank["running_s"] for rank in alive if rank["run"]}
+        parts += [f"a cell that has run for {duration(running_s)}" for running_s in running.values()]
+        return "; ".join(parts) or f"nothing: none of {'its' if ranks is None else 'these'} ranks lives"
+
+    def attach_lines(self, held: Json) -> str:
+        """Return the code that attaches a notebook."""
+        return f"%load_ext monarch_nb\n%mesh attach {shlex.quote(held['name'])}"
+
+    # ---- helpers ----
+
+    def held(self, view: Json, reservation_id: object) -> Json:
+        """Return one's own reservation, or raise Refused."""
+        held: Json | None = view["reservations"].get(reservation_id)
+        if held is None and view["pool"]["state"] != "up":
+            raise Refused(503, view["pool"]["message"])
+        if held is None:
+            gone = [one["text"] for one in view["ended"] if one["id"] == reservation_id]
+            raise Refused(404, gone[0] if gone else "there is no such reservation (any more)")
+        if not held["mine"]:
+            raise Refused(403, f"{held['name']} is held by {held['owner']}")
+        return held
+
+    def mesh(self, held: Json, mesh_id: object) -> Json:
+        """Return a mesh of a reservation, its main one by default, or raise Refused."""
+        for mesh in held["meshes"]:
+            if mesh["id"] == mesh_id or (mesh_id is None and mesh["name"] == "main"):
+                return dict(mesh)
+        raise Refused(404, f"{held['name']} has no such mesh (any more)")
+
+    def ranks(self, mesh: Json, targets: object) -> tuple[int, ...]:
+        """Return the ranks that are named, all by default, or raise Refused."""
+        extent = Extent(mesh["extent"])
+        if targets is None:
+            return tuple(range(extent.size))
+        if not isinstance(targets, str):
+            raise Refused(400, f"ranks are a text such as 0-3,6, not {targets!r}", {"ranks": "as in 0-3,6"})
+        try:
+            return parse_targets(targets, extent)
+        except TargetError as error:
+            raise Refused(400, str(error), {"ranks": str(error)}) from None
+
+    def _start(self, action: str, title: str, work: Work) -> Json:
+        return self._jobs.start(action, title, work, done=self._live.wake)
+
+    def _find(self, held: Json) -> HeldReservation:
+        for found in call(self._pool.reservations()):
+            if found.reservation_id == held["id"]:
+                return found
+        raise ReservationNotFound(f"{held['name']} was released meanwhile")
+
+    @contextlib.contextmanager
+    def _attached(self, held: Json) -> Iterator[Reservation]:
+        """Use a reservation for a moment."""
+        found = self._find(held)
+        if not found.complete:
+            raise pools.not_whole(found)
+        reservation = Reservation(self._pool, found)
+        try:
+            yield reservation
+        finally:
+            reservation.detach()
+
+
+def _short_of(view: Json, shape: Shape) -> str:
+    """Return the field that asks for too much: more than any node has, or more nodes than can take that."""
+    most = max((node[shape.kind]["total"] for node in view["nodes"].values()), default=0)
+    return "per_node" if shape.per_node > most else "nodes"
+
+
+def _shape(values: Json) -> Shape:
+    procs = values["per_node"] if values["kind"] == "procs" else 0
+    return Shape(values["nodes"], procs, 0 if procs else values["per_node"])
+
+
+def _mesh(reservation: Reservation, mesh: Json, ranks: tuple[int, ...]) -> Mesh:
+    connections = reservation.mesh.core.connections
+    return Mesh(mesh["id"], mesh["name"], Extent(mesh["extent"]), reservation, connections).select(ranks)

@@ -1,0 +1,286 @@
+"""A view that is kept up to date while somebody looks, and the subscribers that hear what changed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from monarch_nb.client.bridge import background_loop, post
+from monarch_nb.client.connection import Connection
+from monarch_nb.client.pool import STATUS_TIMEOUT_S, HeldReservation, Pool, current_owner
+from monarch_nb.config import NodePaths
+from monarch_nb.errors import MonarchNbError
+from monarch_nb.panel.notices import notices
+from monarch_nb.panel.view import CpuSlots, Json, NodeAnswer, Sent, build_view, is_as_sent, no_view
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.provision import provisioner
+
+_log = logging.getLogger(__name__)
+
+ANSWER_S = 0.5
+"""How long a refresh waits for nodes; who answers later is in the next one."""
+SILENT_AFTER_S = 3.0
+BETWEEN_DELIVERIES_S = 0.1
+MAX_NOTICES = 100
+_REQUEST = pb.StatusRequest(readings=True)
+
+Deliver = Callable[[list[Json]], Awaitable[None]]
+"""Takes events, in order; the next ones come when it has returned."""
+
+
+@dataclass
+class _Node:
+    connection: Connection
+    answer: NodeAnswer
+    asked: asyncio.Task[None] | None = None
+    asked_at: float = 0.0
+
+
+class Subscription:
+    """One browser or widget. What it has not taken yet is replaced by what is newer: there is no backlog."""
+
+    def __init__(self, live: Live, deliver: Deliver, *, looking: bool) -> None:
+        self._live, self._deliver = live, deliver
+        self.looking = looking
+        self._whole = True
+        self._changed: dict[str, set[str]] = {"nodes": set(), "reservations": set()}
+        self._parts: set[str] = set()
+        self._jobs: dict[str, Json] = {}
+        self._logs: dict[str, Json] = {}
+        self._notices: deque[Json] = deque(maxlen=MAX_NOTICES)
+        self._ready = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._pump())
+
+    def look(self, looking: bool) -> None:
+        """Say whether anybody sees the view: only then is it refreshed every second."""
+        self.looking = looking
+        self._live.wake()
+
+    def close(self) -> None:
+        """Deliver nothing more."""
+        self._task.cancel()
+        self._live.forget(self)
+
+    def look_soon(self, looking: bool) -> None:
+        """As `look`, from any thread."""
+        post(self.look, looking)
+
+    def close_soon(self) -> None:
+        """As `close`, from any thread."""
+        post(self.close)
+
+    def put(self, event: Json) -> None:
+        """Note an event that is to be delivered."""
+        kind = event["type"]
+        if kind == "job":
+            self._jobs[event["job"]["id"]] = event
+        elif kind == "log":
+            self._logs[event["log"]] = event
+        else:
+            self._notices.append(event)
+        self._ready.set()
+
+    def view_changed(self, changed: dict[str, set[str]], parts: set[str]) -> None:
+        """Note which nodes and reservations, and which other parts of the view, are not as they were."""
+        for kind, ids in changed.items():
+            self._changed[kind] |= ids
+        self._parts |= parts
+        self._ready.set()
+
+    async def _pump(self) -> None:
+        while True:
+            await self._ready.wait()
+            self._ready.clear()
+            if events := self._take(self._live.view):
+                await self._deliver(events)
+            await asyncio.sleep(BETWEEN_DELIVERIES_S)
+
+    def _take(self, view: Json | None) -> list[Json]:
+        events: list[Json] = []
+        if view is not None and self._whole:
+            events.append({"type": "view", "view": view})
+            self._whole = False
+        elif view is not None and (self._parts or any(self._changed.values())):
+            change = {"type": "change", "now": view["now"]} | {part: view[part] for part in self._parts}
+            for kind, ids in self._changed.items():
+                if ids:
+                    change[kind] = {each: view[kind].get(each) for each in ids}
+            events.append(change)
+        if view is not None:
+            self._parts = set()
+            self._changed = {"nodes": set(), "reservations": set()}
+        events += [*self._jobs.values(), *self._logs.values(), *self._notices]
+        self._jobs.clear()
+        self._logs.clear()
+        self._notices.clear()
+        return events
+
+
+@dataclass
+class _Book:
+    """What subscribers have been told last."""
+
+    entities: dict[str, dict[str, Sent]] = field(default_factory=lambda: {"nodes": {}, "reservations": {}})
+    pool: Json | None = None
+    ended: list[Json] | None = None
+
+    def update(self, view: Json, at_s: float) -> tuple[dict[str, set[str]], set[str]]:
+        """Take a new view; return the ids of what changed, by kind, and the other parts that changed."""
+        changed: dict[str, set[str]] = {}
+        for kind, known in self.entities.items():
+            told = view[kind]
+            ids = {
+                each for each, value in told.items() if each not in known or not is_as_sent(known[each], value, at_s)
+            }
+            gone = known.keys() - told.keys()
+            for each in ids:
+                known[each] = Sent(told[each], at_s)
+            for each in gone:
+                del known[each]
+            changed[kind] = ids | gone
+        parts = {part for part in ("pool", "ended") if getattr(self, part) != view[part]}
+        self.pool, self.ended = view["pool"], view["ended"]
+        return changed, parts
+
+
+class Live:
+    """What a pool shows now. Made anywhere; everything else happens on the client's background loop.
+
+    Args:
+        root: see build_view.
+        refresh_s: how often nodes are asked while somebody looks.
+        notice_s: how often while subscribers do not look, to notice deaths and what ends.
+    """
+
+    def __init__(self, pool: Pool, *, root: str = "", refresh_s: float = 1.0, notice_s: float = 10.0) -> None:
+        self.pool, self._root, self._refresh_s, self._notice_s = pool, root, refresh_s, notice_s
+        self.view: Json | None = None
+        self._viewed_at = -float("inf")
+        self._nodes: dict[str, _Node] = {}
+        self._slots = CpuSlots()
+        self._book = _Book()
+        self._subscriptions: list[Subscription] = []
+        self._refreshing = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
+
+    # ---- subscribers ----
+
+    def subscribe(self, deliver: Deliver, *, looking: bool = True) -> Subscription:
+        """Deliver the view, and then what changes, until the subscription is closed."""
+        subscription = Subscription(self, deliver, looking=looking)
+        self._subscriptions.append(subscription)
+        if self.view is not None:
+            subscription.view_changed({}, set())
+            for notice in notices(None, self.view):
+                subscription.put(notice)
+        if self._keeping is None or self._keeping.done():
+            self._keeping = background_loop().create_task(self._keep())
+        self.wake()
+        return subscription
+
+    def forget(self, subscription: Subscription) -> None:
+        with contextlib.suppress(ValueError):
+            self._subscriptions.remove(subscription)
+        self.wake()
+
+    def wake(self) -> None:
+        """Look at once, not when it is time: something was just done, or somebody just began to look."""
+        self._viewed_at = -float("inf")
+        self._wake.set()
+
+    def publish(self, event: Json) -> None:
+        """Send an event to all subscribers."""
+        for subscription in self._subscriptions:
+            subscription.put(event)
+
+    async def _keep(self) -> None:
+        while self._subscriptions:
+            self._wake.clear()
+            await self.refresh()
+            looking = any(subscription.looking for subscription in self._subscriptions)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._refresh_s if looking else self._notice_s):
+                    await self._wake.wait()
+
+    # ---- the view ----
+
+    async def fresh(self) -> Json:
+        """Return a view that is not older than a refresh."""
+        if self.view is None or time.monotonic() - self._viewed_at > self._refresh_s:
+            await self.refresh()
+        assert self.view is not None
+        return self.view
+
+    async def refresh(self) -> None:
+        """Ask the nodes and tell subscribers what changed."""
+        async with self._refreshing:
+            try:
+                await self._ask()
+                answers = [node.answer for node in self._nodes.values()]
+                view = build_view(self.pool.name, answers, current_owner(), time.time(), self._slots, self._root)
+            except MonarchNbError as error:
+                view = no_view(self.pool.name, current_owner(), time.time(), str(error))
+            before, self.view, self._viewed_at = self.view, view, time.monotonic()
+            changed, parts = self._book.update(view, self._viewed_at)
+            if parts or any(changed.values()):
+                for subscription in self._subscriptions:
+                    subscription.view_changed(changed, parts)
+            for notice in notices(before, view):
+                self.publish(notice)
+
+    def replies(self) -> list[tuple[Connection, pb.StatusReply]]:
+        """Return what every node that answers said last."""
+        return [
+            (node.connection, node.answer.reply)
+            for node in self._nodes.values()
+            if node.answer.answers and node.answer.reply is not None
+        ]
+
+    def held(self, reservation_id: str) -> HeldReservation:
+        """Return a reservation as all nodes told of it, also those that do not answer now."""
+        nodes = {
+            status.node_rank: (node.connection, status)
+            for node in self._nodes.values()
+            for status in (node.answer.reply.reservations if node.answer.reply else ())
+            if status.reservation_id == reservation_id
+        }
+        return HeldReservation(reservation_id, nodes)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether anybody has subscribed."""
+        return bool(self._subscriptions)
+
+    async def _ask(self) -> None:
+        now = time.monotonic()
+        known, self._nodes = self._nodes, {}
+        for found in provisioner().nodes(pool=self.pool.name):
+            connection = self.pool.connection_to(found)
+            node = known.get(found.node_id)
+            if node is None or node.connection is not connection:
+                node = _Node(connection, NodeAnswer(found.node_id))
+            self._nodes[found.node_id] = node
+            node.answer.alive = found.alive
+            node.answer.served = found.alive or NodePaths(found.directory).facts.exists()
+            if found.alive and (node.asked is None or node.asked.done()):
+                node.asked_at = now
+                node.asked = asyncio.create_task(self._ask_one(node))
+        waiting = [node.asked for node in self._nodes.values() if node.asked is not None and not node.asked.done()]
+        if waiting:
+            await asyncio.wait(waiting, timeout=ANSWER_S)
+        for node in self._nodes.values():
+            late_s = time.monotonic() - node.asked_at if node.asked and not node.asked.done() else 0.0
+            node.answer.silent_s = late_s if late_s >= SILENT_AFTER_S else 0.0
+
+    async def _ask_one(self, node: _Node) -> None:
+        try:
+            node.answer.reply = await node.connection.unary("Status", _REQUEST, STATUS_TIMEOUT_S)
+            node.answer.error = ""
+        except MonarchNbError as error:
+            node.answer.error = str(error)

@@ -1,0 +1,404 @@
+"""Windows over the logs of a mesh: rows that are numbered, folded, filtered and searched, as many as ranks printed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from monarch_nb.client.log_lines import LogChange, LogLine, LogLines, LogWindow, Streams
+from monarch_nb.errors import MonarchNbError, NodeUnreachable
+from monarch_nb.panel.folding import OPEN_LINES, Row, RunTable
+from monarch_nb.panel.view import Json
+from monarch_nb.shape import format_ranks
+
+OPEN_WAIT_S = 0.8
+"""How long opening a log waits for all of it; more comes afterwards."""
+LINES_AT_ONCE = 20_000
+BETWEEN_LINES = 32
+"""So many lines that nobody wants are read rather than asking twice."""
+MAX_ROWS = 1_000
+SILENT_AFTER_S = 2.0
+"""Lines of ranks that have printed nothing for so long are not waited for."""
+MAX_LINE_BYTES = 8_192
+MAX_OPEN = 32
+FORGOTTEN_S = 600.0
+"""A log that nobody has read for so long, while nobody was connected, is closed."""
+
+
+@dataclass(frozen=True)
+class LogRequest:
+    """What of a mesh's logs is to be seen.
+
+    Attributes:
+        ranks: of which ranks. run: of which run; None for all.
+        search: only lines that have this; "" for all. regex: it is a regular expression.
+        fold: equal lines of several ranks are one row.
+    """
+
+    ranks: tuple[int, ...]
+    streams: Streams = "both"
+    run: int | None = None
+    search: str = ""
+    regex: bool = False
+    fold: bool = True
+
+
+@dataclass
+class _Run:
+    table: RunTable
+    title: str = ""
+    cell_number: int = 0
+    counts: dict[int, int] = field(default_factory=dict)
+    """Lines by rank."""
+    grown_at: dict[int, float] = field(default_factory=dict)
+    """By rank, when it was last told that it had printed something."""
+    searched: dict[int, int] = field(default_factory=dict)
+    """By rank, how many lines have been searched."""
+    shown: dict[int, array[int]] = field(default_factory=dict)
+    """By rank, the numbers of the lines that have what was searched for."""
+
+
+class Log:
+    """One log that somebody looks at. Its coroutines run on the background loop.
+
+    Args:
+        changed: called when there are more rows, or when it has come to an end.
+    """
+
+    def __init__(self, lines: LogLines, request: LogRequest, changed: Callable[[Log], None]) -> None:
+        self.id = uuid.uuid4().hex
+        self.used_at = time.monotonic()
+        self.error: MonarchNbError | None = None
+        self.silent: tuple[str, ...] = ()
+        self._lines, self._request, self._changed = lines, request, changed
+        self._runs: dict[int, _Run] = {}
+        self._folds = request.fold and len(request.ranks) > 1
+        self._counted = False
+        """Whether the nodes have counted all that there was."""
+        self._untaken: set[int] = set()
+        """Runs that have more than is in their tables."""
+        self._ready = asyncio.Event()
+        self._found: tuple[object, dict[tuple[int, int], array[int]]] | None = None
+        self._keeping = asyncio.get_running_loop().create_task(self._keep())
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that there was when it was opened is here."""
+        return self._ready.is_set()
+
+    def close(self) -> None:
+        """Follow it no longer."""
+        self._keeping.cancel()
+
+    async def opened(self, timeout_s: float) -> None:
+        """Wait until all that there was is here.
+
+        Raises:
+            MonarchNbError: it can not be read.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._ready.wait()
+        if self.error is not None:
+            raise self.error
+
+    # ---- keeping up ----
+
+    async def _keep(self) -> None:
+        try:
+            async with contextlib.aclosing(self._lines.watch(self._request.ranks, self._request.run)) as changes:
+                async for change in changes:
+                    await self._apply(change)
+        except MonarchNbError as error:
+            self.error = error
+        self._ready.set()
+        self._changed(self)
+
+    async def _apply(self, change: LogChange) -> None:
+        self.silent = change.silent
+        changed: set[int] = set()
+        for told in change.runs:
+            run = self._run(told.number)
+            run.title, run.cell_number = told.title, told.cell_number
+        for part in change.parts:
+            run = self._run(part.run)
+            run.counts[part.rank] = part.lines(self._request.streams)
+            run.grown_at[part.rank] = time.monotonic()
+            changed.add(part.run)
+        self._untaken |= changed
+        self._counted = self._counted or change.complete
+        for number in sorted(self._untaken) if self._counted else ():  # else some ranks would be out of step
+            try:
+                await self._take(number, self._runs[number])
+            except NodeUnreachable:
+                continue  # it is tried again when something comes, from the node that is back, say
+            self._untaken.discard(number)
+        if self._counted:
+            self._ready.set()
+        self._changed(self)
+
+    def _run(self, number: int) -> _Run:
+        if number not in self._runs:
+            self._runs[number] = _Run(RunTable(self._request.ranks, fold=self._folds))
+            self._runs = dict(sorted(self._runs.items()))
+        return self._runs[number]
+
+    async def _take(self, number: int, run: _Run) -> None:
+        """Make rows of what a run has printed since."""
+        if self._request.search:
+            await self._search_new(number, run)
+        while self._folds and (windows := self._unread(number, run)):
+            digests = await self._digests(run, windows)
+            for window, found in zip(windows, digests, strict=True):
+                run.table.put(window.rank, window.first, found)
+            if not any(len(found) == LINES_AT_ONCE for found in digests):
+                break
+            await self._lay_out(run, silent=())
+            self._changed(self)
+        if not self._folds:
+            for rank in run.counts:
+                run.table.set_count(rank, self._count(run, rank))
+        since = time.monotonic() - SILENT_AFTER_S
+        await self._lay_out(run, [rank for rank in self._request.ranks if run.grown_at.get(rank, 0.0) < since])
+
+    @staticmethod
+    async def _lay_out(run: _Run, silent: Container[int]) -> None:
+        for _ in run.table.lay_out(silent):
+            await asyncio.sleep(0)  # others have their turn
+
+    def _count(self, run: _Run, rank: int) -> int:
+        return len(run.shown.get(rank, ())) if self._request.search else run.counts[rank]
+
+    def _unread(self, number: int, run: _Run) -> list[LogWindow]:
+        """Return what to read next: what is new, and the newest lines again, which may have changed."""
+        windows = []
+        for rank in run.counts:
+            first = max(run.table.settled(rank), run.table.count(rank) - OPEN_LINES, 0)
+            if count := min(LINES_AT_ONCE, self._count(run, rank) - first):
+                windows.append(LogWindow(number, rank, first, count))
+        return windows
+
+    async def _digests(self, run: _Run, windows: Sequence[LogWindow]) -> list[array[int]]:
+        if not self._request.search:
+            return await self._lines.digests(windows, self._request.streams)
+        spans = []
+        for window in windows:
+            numbers = run.shown[window.rank][window.first : window.first + window.count]
+            spans.append(LogWindow(window.run, window.rank, numbers[0], numbers[-1] - numbers[0] + 1))
+        digests = await self._lines.digests(spans, self._request.streams)
+        return [
+            array(
+                "Q", (found[number - span.first] for number in run.shown[window.rank][window.first :][: window.count])
+            )
+            for window, span, found in zip(windows, spans, digests, strict=True)
+        ]
+
+    async def _search_new(self, number: int, run: _Run) -> None:
+        firsts = {rank: max(0, run.searched.get(rank, 0) - OPEN_LINES) for rank in run.counts}
+        windows = [LogWindow(number, rank, first, run.counts[rank] - first) for rank, first in firsts.items()]
+        found = await self._lines.search(
+            self._request.search, windows, self._request.streams, regex=self._request.regex, ignore_case=True
+        )
+        for window, numbers in zip(windows, found, strict=True):
+            shown = run.shown.setdefault(window.rank, array("Q"))
+            del shown[bisect_left(shown, window.first) :]
+            shown.extend(numbers)
+            run.searched[window.rank] = window.first + window.count
+
+    # ---- reading ----
+
+    def __len__(self) -> int:
+        """How many rows it has."""
+        return sum(len(run.table) for run in self._runs.values())
+
+    def describe_runs(self) -> list[Json]:
+        """Return the runs that printed something, and where each begins."""
+        firsts = accumulate((len(run.table) for run in self._runs.values()), initial=0)
+        return [
+            {"number": number, "title": run.title, "cell_number": run.cell_number, "first_row": first}
+            for (number, run), first in zip(self._runs.items(), firsts, strict=False)
+            if len(run.table)
+        ]
+
+    def _rows(self, first: int, count: int) -> Iterator[tuple[int, Row]]:
+        """Yield rows, each with the number of its run."""
+        for number, run in self._runs.items():
+            rows = len(run.table)
+            if first < rows and count > 0:
+                for row in run.table.rows(first, count):
+                    yield number, row
+                    count -= 1
+                first = 0
+            else:
+                first -= rows
+
+    async def read(self, first: int, count: int) -> Json:
+        """Return rows `first` to `first + count`, as far as there are so many, and the runs they are from."""
+        rows = list(self._rows(first, count))
+        places = [LogWindow(run, row.ranks[0], self._line(run, row.ranks[0], row.line), 1) for run, row in rows]
+        windows = _joined(places)
+        read = await self._lines.read(windows, self._request.streams, max_line_bytes=MAX_LINE_BYTES)
+        lines = {
+            (window.run, window.rank, window.first + index): line
+            for window, found in zip(windows, read, strict=True)
+            for index, line in enumerate(found)
+        }
+        told = []
+        for index, ((run, row), place) in enumerate(zip(rows, places, strict=True)):
+            line = lines.get((place.run, place.rank, place.first)) or LogLine("stdout", "", 0)
+            told.append(_row(first + index, run, row, line))
+        numbers = {run for run, _ in rows}
+        runs = [run for run in self.describe_runs() if run["number"] in numbers]
+        return {"first": first, "total": len(self), "rows": told, "runs": runs}
+
+    def _line(self, number: int, rank: int, line: int) -> int:
+        return self._runs[number].shown[rank][line] if self._request.search else line
+
+    async def find(self, text: str, *, regex: bool, start: int, backwards: bool) -> int | None:
+        """Return the next row from `start` on that has a text, or the one before it; None when there is none."""
+        found = await self._matches(text, regex=regex)
+        best, base = None, 0
+        for number, run in self._runs.items():
+            for (of_run, rank), matches in found.items():
+                if of_run != number:
+                    continue
+                rows = _Rows(run.table, rank, matches, base)
+                row = rows.at_or_before(start) if backwards else rows.at_or_after(start)
+                if row is not None and (best is None or (row > best if backwards else row < best)):
+                    best = row
+            base += len(run.table)
+        return best
+
+    async def _matches(self, text: str, *, regex: bool) -> dict[tuple[int, int], array[int]]:
+        """Return, by run and rank, which of the lines that are here have a text."""
+        key = text, regex, [run.counts.copy() for run in self._runs.values()]
+        if self._found is not None and self._found[0] == key:
+            return self._found[1]
+        windows = [
+            LogWindow(number, rank, 0, count)
+            for number, run in self._runs.items()
+            for rank, count in run.counts.items()
+            if count
+        ]
+        streams = self._request.streams
+        matches = await self._lines.search(text, windows, streams, regex=regex, ignore_case=True)
+        found = {}
+        for window, numbers in zip(windows, matches, strict=True):
+            found[window.run, window.rank] = self._indices(window, numbers)
+        self._found = key, found
+        return found
+
+    def _indices(self, window: LogWindow, numbers: array[int]) -> array[int]:
+        """Return which of the shown lines those are."""
+        if not self._request.search:
+            return numbers
+        shown = self._runs[window.run].shown.get(window.rank, array("Q"))
+        places = ((bisect_left(shown, number), number) for number in numbers)
+        return array("Q", (place for place, number in places if shown[place : place + 1] == array("Q", [number])))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of some lines of a rank, ascending."""
+
+    table: RunTable
+    rank: int
+    lines: Sequence[int]
+    base: int
+
+    def _row(self, line: int) -> int:
+        return self.base + self.table.row_of(self.rank, line)
+
+    def at_or_after(self, row: int) -> int | None:
+        place = bisect_left(self.lines, row, key=self._row)
+        return self._row(self.lines[place]) if place < len(self.lines) else None
+
+    def at_or_before(self, row: int) -> int | None:
+        place = bisect_right(self.lines, row, key=self._row)
+        return self._row(self.lines[place - 1]) if place else None
+
+
+def _joined(places: Iterable[LogWindow]) -> list[LogWindow]:
+    """Return windows that have all of these lines: few, although they have some more."""
+    windows: list[LogWindow] = []
+    for place in sorted(places, key=lambda place: (place.run, place.rank, place.first)):
+        last = windows[-1] if windows else None
+        if last and last.run == place.run and last.rank == place.rank:
+            count = place.first + 1 - last.first
+            if count - last.count <= BETWEEN_LINES:
+                windows[-1] = LogWindow(last.run, last.rank, last.first, count)
+                continue
+        windows.append(place)
+    return windows
+
+
+def _row(number: int, run: int, row: Row, line: LogLine) -> Json:
+    told: Json = {
+        "row": number,
+        "run": run,
+        "ranks": format_ranks(row.ranks),
+        "stream": "err" if line.stream == "stderr" else "out",
+        "text": line.text,
+    }
+    if line.size_bytes > MAX_LINE_BYTES:
+        told["size"] = line.size_bytes  # of the whole line
+    return told
+
+
+class Logs:
+    """The logs that are open, by id.
+
+    Args:
+        publish: called with an event when one of them has grown.
+        is_watched: returns whether anybody would hear it.
+    """
+
+    def __init__(self, publish: Callable[[Json], None], is_watched: Callable[[], bool]) -> None:
+        self._publish, self._is_watched = publish, is_watched
+        self._logs: dict[str, Log] = {}
+
+    async def open(self, lines: LogLines, request: LogRequest) -> Json:
+        """Open one; it is followed until it is closed, or forgotten."""
+        self._forget()
+        log = Log(lines, request, self._tell)
+        self._logs[log.id] = log
+        try:
+            await log.opened(OPEN_WAIT_S)
+        except BaseException:
+            self.close(log.id)
+            raise
+        told = {"log": log.id, "rows": len(log), "complete": log.complete, "silent": list(log.silent)}
+        return told | {"runs": log.describe_runs()}
+
+    def get(self, log_id: str) -> Log | None:
+        """Return an open one."""
+        log = self._logs.get(log_id)
+        if log is not None:
+            log.used_at = time.monotonic()
+        return log
+
+    def close(self, log_id: str) -> None:
+        """Close one; closing it twice is fine."""
+        if log := self._logs.pop(log_id, None):
+            log.close()
+
+    def _forget(self) -> None:
+        oldest = sorted(self._logs.values(), key=lambda log: log.used_at)
+        for log in oldest:
+            unused = not self._is_watched() and time.monotonic() - log.used_at > FORGOTTEN_S
+            if unused or len(self._logs) >= MAX_OPEN:
+                self.close(log.id)
+
+    def _tell(self, log: Log) -> None:
+        event: Json = {"type": "log", "log": log.id, "total": len(log), "complete": log.complete}
+        event["silent"] = list(log.silent)
+        if log.error is not None:
+            event["error"] = str(log.error)
+        self._publish(event)

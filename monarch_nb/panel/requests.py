@@ -1,0 +1,248 @@
+"""The one entry: requests by name, with JSON in and JSON out, over HTTP as in a widget's messages."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar, cast
+
+from monarch_nb.client.bridge import background_loop
+from monarch_nb.client.log_lines import LogLines
+from monarch_nb.client.pool import pool_named
+from monarch_nb.errors import MonarchNbError
+from monarch_nb.panel.actions import Actions, Place
+from monarch_nb.panel.jobs import Jobs
+from monarch_nb.panel.live import Deliver, Live, Subscription
+from monarch_nb.panel.logs import MAX_ROWS, Log, LogRequest, Logs
+from monarch_nb.panel.refusal import Refused
+from monarch_nb.panel.view import Json
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=str)
+
+READING = ("view", "forms", "log_rows", "log_find")
+"""Requests that change nothing."""
+
+
+class Panel:
+    """Everything that a panel shows and does, on one pool. Safe to use from any thread.
+
+    Args:
+        pool: its name; by default the local one.
+        root: the directory below which notebooks are named as Jupyter's contents API names them; "" for nowhere.
+        refresh_s, notice_s: see Live.
+
+    Example:
+        >>> Panel().handle("view", {}).result()["result"]["pool"]["state"]  # doctest: +SKIP
+        'up'
+    """
+
+    def __init__(
+        self, pool: str | None = None, *, root: str = "", refresh_s: float = 1.0, notice_s: float = 10.0
+    ) -> None:
+        self._root = os.path.abspath(root) if root else ""
+        self.live = Live(pool_named(pool), root=self._root, refresh_s=refresh_s, notice_s=notice_s)
+        self._jobs = Jobs(self.live.publish)
+        self._logs = Logs(self.live.publish, lambda: self.live.is_watched)
+        self._actions = Actions(self.live, self._jobs)
+        self._handlers: dict[str, Callable[[Json], Awaitable[Any]]] = {
+            "view": self._view,
+            "forms": self._forms,
+            "check": self._check,
+            "reserve": self._reserve,
+            "up": self._up,
+            "down": self._down,
+            "release": self._release,
+            "extend": self._extend,
+            "restart": self._ranks_action(self._actions.restart),
+            "interrupt": self._ranks_action(self._actions.interrupt),
+            "stacks": self._ranks_action(self._actions.stacks),
+            "lost": self._lost,
+            "cancel": self._cancel,
+            "attach_lines": self._attach_lines,
+            "log_open": self._log_open,
+            "log_rows": self._log_rows,
+            "log_find": self._log_find,
+            "log_close": self._log_close,
+        }
+
+    def handle(self, name: str, body: object) -> concurrent.futures.Future[Json]:
+        """Do what is asked; the answer is {"result": …} or {"error": {"status", "message", "errors"}}."""
+        return _in_own_context(self._answer(name, body))
+
+    def subscribe(self, deliver: Deliver, *, looking: bool = True) -> concurrent.futures.Future[Subscription]:
+        """Have events delivered, on the background loop, until the subscription is closed (there)."""
+
+        async def subscribe() -> Subscription:
+            subscription = self.live.subscribe(deliver, looking=looking)
+            for job in self._jobs.running():
+                subscription.put({"type": "job", "job": job})
+            return subscription
+
+        return _in_own_context(subscribe())
+
+    async def _answer(self, name: str, body: object) -> Json:
+        try:
+            if name not in self._handlers:
+                raise Refused(404, f"there is no request {name!r}")
+            if not isinstance(body, dict):
+                raise Refused(400, "the body is not a JSON object")
+            return {"result": await self._handlers[name](body)}
+        except MonarchNbError as error:
+            refused = Refused.of(error)
+        except Refused as error:
+            refused = error
+        except Exception as error:  # noqa: BLE001 (told, in the answer)
+            _log.exception("the request %s failed", name)
+            refused = Refused(500, f"{type(error).__name__}: {error}")
+        return {"error": {"status": refused.status, "message": refused.message, "errors": refused.errors}}
+
+    # ---- requests ----
+
+    async def _view(self, _: Json) -> Json:
+        return await self.live.fresh()
+
+    async def _forms(self, _: Json) -> Json:
+        forms = self._actions.forms(await self.live.fresh())
+        return {action: form.to_json() for action, form in forms.items()}
+
+    async def _check(self, body: Json) -> Json:
+        return self._actions.check(await self.live.fresh(), _text(body, "action"), body.get("values"))
+
+    async def _reserve(self, body: Json) -> Json:
+        notebook = _text(body, "notebook", "")
+        if notebook and self._root:
+            notebook = os.path.join(self._root, notebook)
+        place = Place(notebook, _text(body, "python", "") or None)
+        return {"job": self._actions.reserve(await self.live.fresh(), body.get("values"), place)}
+
+    async def _up(self, body: Json) -> Json:
+        return {"job": self._actions.up(await self.live.fresh(), body.get("values"))}
+
+    async def _down(self, body: Json) -> Json:
+        values = body.get("values", {})
+        if not isinstance(values, Mapping):
+            raise Refused(400, "values are not a JSON object")
+        return {"job": self._actions.down(values)}
+
+    async def _release(self, body: Json) -> Json:
+        return {"job": self._actions.release(await self._held(body))}
+
+    async def _extend(self, body: Json) -> Json:
+        return {"job": self._actions.extend(await self._held(body), {"by": body.get("by")})}
+
+    def _ranks_action(self, action: Callable[[Json, Json, tuple[int, ...]], Json]) -> Callable[[Json], Awaitable[Json]]:
+        async def handle(body: Json) -> Json:
+            held = await self._held(body)
+            mesh = self._actions.mesh(held, body.get("mesh"))
+            return {"job": action(held, mesh, self._actions.ranks(mesh, body.get("ranks")))}
+
+        return handle
+
+    async def _lost(self, body: Json) -> Json:
+        held, ranks = await self._held(body), None
+        if body.get("ranks") is not None:
+            ranks = self._actions.ranks(self._actions.mesh(held, body.get("mesh")), body["ranks"])
+        return {"text": self._actions.lost(held, ranks)}
+
+    async def _attach_lines(self, body: Json) -> Json:
+        return {"code": self._actions.attach_lines(await self._held(body))}
+
+    async def _cancel(self, body: Json) -> Json:
+        if not self._jobs.cancel(_text(body, "job")):
+            raise Refused(404, "there is no such job (any more)")
+        return {}
+
+    # ---- logs ----
+
+    async def _log_open(self, body: Json) -> Json:
+        view, mesh_id = await self.live.fresh(), _text(body, "mesh")
+        holder = next(
+            (each for each in view["reservations"].values() if mesh_id in [mesh["id"] for mesh in each["meshes"]]), None
+        )
+        if holder is None and view["pool"]["state"] != "up":
+            raise Refused(503, view["pool"]["message"])
+        if holder is None:
+            raise Refused(404, "there is no such mesh (any more): its logs went with its reservation")
+        held = self._actions.held(view, holder["id"])
+        request = LogRequest(
+            ranks=self._actions.ranks(self._actions.mesh(held, mesh_id), body.get("ranks")),
+            streams=_choice(body, "streams", ("both", "stdout", "stderr")),
+            run=None if body.get("run") is None else _integer(body, "run", 1),
+            search=_text(body, "search", ""),
+            regex=_flag(body, "regex", False),
+            fold=_flag(body, "fold", True),
+        )
+        return await self._logs.open(LogLines.of(self.live.held(held["id"]), mesh_id), request)
+
+    async def _log_rows(self, body: Json) -> Json:
+        first, count = _integer(body, "first", 0), _integer(body, "count", 0, MAX_ROWS)
+        return await self._log(body).read(first, count)
+
+    async def _log_find(self, body: Json) -> Json:
+        log, text = self._log(body), _text(body, "text")
+        if not text:
+            return {"row": None}
+        start, backwards = _integer(body, "from", 0), _flag(body, "backwards", False)
+        return {"row": await log.find(text, regex=_flag(body, "regex", False), start=start, backwards=backwards)}
+
+    async def _log_close(self, body: Json) -> Json:
+        self._logs.close(_text(body, "log"))
+        return {}
+
+    def _log(self, body: Json) -> Log:
+        log = self._logs.get(_text(body, "log"))
+        if log is None:
+            raise Refused(404, "this log is not open (any more): open it again")
+        return log
+
+    # ---- helpers ----
+
+    async def _held(self, body: Json) -> Json:
+        reservation_id = _text(body, "reservation")
+        view = await self.live.fresh()
+        if reservation_id not in view["reservations"]:
+            await self.live.refresh()  # it may be new
+        return self._actions.held(self.live.view or view, reservation_id)
+
+
+def _text(body: Json, key: str, default: str | None = None) -> str:
+    value = body.get(key, default)
+    if value is None:
+        value = default
+    if not isinstance(value, str):
+        raise Refused(400, f"{key} is missing" if value is None else f"{key} is a text, not {value!r}", {key: "a text"})
+    return value
+
+
+def _integer(body: Json, key: str, minimum: int, maximum: int | None = None) -> int:
+    value = body.get(key)
+    if type(value) is not int or value < minimum or (maximum is not None and value > maximum):
+        limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        raise Refused(400, f"{key} is a whole number {limits}, not {value!r}", {key: "a whole number"})
+    return value
+
+
+def _flag(body: Json, key: str, default: bool) -> bool:
+    value = body.get(key, default)
+    if not isinstance(value, bool):
+        raise Refused(400, f"{key} is true or false, not {value!r}", {key: "true or false"})
+    return value
+
+
+def _choice(body: Json, key: str, choices: tuple[T, ...]) -> T:
+    """Return what was chosen, the first of the choices by default."""
+    value = body.get(key, choices[0])
+    if value not in choices:
+        raise Refused(400, f"{key} is one of {', '.join(map(str, choices))}, not {value!r}", {key: "unknown"})
+    return cast(T, value)
+
+
+def _in_own_context(work: Any) -> concurrent.futures.Future[Any]:
+    """Start a coroutine on the background loop, in a context of its own (see monarch_nb.client.bridge.post)."""
+    return contextvars.Context().run(asyncio.run_coroutine_threadsafe, work, background_loop())

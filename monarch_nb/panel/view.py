@@ -1,0 +1,408 @@
+"""From what allocators say to what the panel shows: one JSON value, and what changed since the one before. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from monarch_nb.allocator.limits import Limits, how_it_ended
+from monarch_nb.client.infos import RankInfo, infos_of_node, run_infos
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.shape import format_ranks
+
+Json = dict[str, Any]
+
+DRIFT_S = 1.5
+"""How far a running time may be from what a browser counted to before it is sent again."""
+_RUNNING = {"running_s": 1.0, "time_left_s": -1.0, "idle_left_s": -1.0}
+"""What browsers count on by themselves, and which way."""
+_MEMORY_STEP_BYTES, _NODE_MEMORY_STEP_BYTES = 1_000_000, 50_000_000
+
+
+@dataclass
+class NodeAnswer:
+    """What is known of a node.
+
+    Attributes:
+        alive: whether its allocator lives. served: whether it ever did; if not, it is being started.
+        reply: the newest that it said; None when it never answered.
+        silent_s: how long it has been asked in vain; 0 when it answers.
+        error: why it does not answer, when it said so.
+    """
+
+    node_id: str
+    alive: bool = True
+    served: bool = True
+    reply: pb.StatusReply | None = None
+    silent_s: float = 0.0
+    error: str = ""
+
+    @property
+    def answers(self) -> bool:
+        return self.alive and self.reply is not None and not self.silent_s and not self.error
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether it has not answered yet, and there is no reason to think that it will not."""
+        return not self.served or (self.alive and self.reply is None and not self.silent_s and not self.error)
+
+
+@dataclass
+class CpuSlots:
+    """Which reservation is drawn in which CPU slots of each node, so that none moves when another one goes.
+
+    Allocators only count CPU slots: which is whose is a matter of drawing.
+    """
+
+    of_node: dict[str, list[str | None]] = field(default_factory=dict)
+
+    def assign(self, node: str, total: int, held: Mapping[str, int]) -> list[str | None]:
+        """Return the reservation of each slot; `held` says how many each holds, oldest first."""
+        slots = self.of_node.get(node, [])[:total]
+        slots += [None] * (total - len(slots))
+        for index, holder in enumerate(slots):
+            if holder is not None and holder not in held:
+                slots[index] = None
+        free = [index for index, holder in enumerate(slots) if holder is None]
+        for reservation, count in held.items():
+            for _ in range(min(count - slots.count(reservation), len(free))):
+                slots[free.pop(0)] = reservation
+        self.of_node[node] = slots
+        return slots
+
+
+def build_view(
+    pool: str, answers: Iterable[NodeAnswer], owner: str, now: float, slots: CpuSlots, root: str = ""
+) -> Json:
+    """Return the View.
+
+    Args:
+        root: below which notebooks are named as Jupyter's contents API names them; "" for nowhere.
+        now: seconds since the epoch.
+        slots: of the view before; kept up to date.
+    """
+    answers = list(answers)
+    reservations = _reservations(answers, owner, root)
+    return {
+        "pool": _pool(pool, answers),
+        "owner": owner,
+        "now": now,
+        "nodes": {answer.node_id: _node(answer, reservations, slots) for answer in answers},
+        "reservations": reservations,
+        "ended": _ended(answers, owner),
+    }
+
+
+def no_view(pool: str, owner: str, now: float, message: str) -> Json:
+    """Return the View when nothing can be known of the pool."""
+    told = {"name": pool, "state": "silent", "message": message, "nodes": 0}
+    return {"pool": told, "owner": owner, "now": now, "nodes": {}, "reservations": {}, "ended": []}
+
+
+def _pool(name: str, answers: list[NodeAnswer]) -> Json:
+    state, message = "up", None
+    if not any(answer.alive or not answer.served for answer in answers):
+        state, message = "down", f"no pool {name!r} is up"
+        if answers:
+            message = f"the allocators of the pool {name!r} died; starting it again adopts their ranks"
+    elif not any(answer.answers or answer.is_starting for answer in answers):
+        state, message = "silent", f"no node of the pool {name!r} answers"
+    return {"name": name, "state": state, "message": message, "nodes": len(answers)}
+
+
+# ---- nodes ----
+
+
+def _node(answer: NodeAnswer, reservations: Mapping[str, Json], slots: CpuSlots) -> Json:
+    state, message = _node_state(answer)
+    reply = answer.reply or pb.StatusReply()
+    node, readings = reply.node, reply.readings if answer.answers else pb.NodeReadings()
+    return {
+        "id": answer.node_id,
+        "hostname": node.hostname,
+        "state": state,
+        "message": message,
+        "procs": {"total": node.procs, "free": node.procs_free},
+        "gpus": {"total": len(node.gpus), "free": node.gpus_free},
+        "memory": _memory(readings, _NODE_MEMORY_STEP_BYTES),
+        "cpu": round(readings.cpu, 2) if readings.HasField("cpu") else None,
+        "slots": [*_gpu_slots(answer, readings, reservations), *_cpu_slots(answer, reservations, slots)],
+    }
+
+
+def _node_state(answer: NodeAnswer) -> tuple[str, str | None]:
+    if answer.is_starting:
+        return "starting", None
+    if not answer.alive:
+        return "dead", "its allocator died: starting the pool again adopts its ranks"
+    if not answer.answers:
+        return "silent", answer.error or "it does not answer"
+    assert answer.reply is not None
+    if error := answer.reply.node.template_error:
+        return "dead", f"ranks can not be started: {error}"
+    return ("ok", None) if answer.reply.node.template_ready else ("starting", "it imports torch")
+
+
+def _slot(kind: str, index: int, name: str, reservation: str | None, rank: int | None) -> Json:
+    return {
+        "kind": kind,
+        "index": index,
+        "name": name,
+        "utilisation": None,
+        "memory": None,
+        "temperature_c": None,
+        "power_w": None,
+        "power_limit_w": None,
+        "error": None,
+        "reservation": reservation,
+        "rank": rank,
+    }
+
+
+def _gpu_slots(answer: NodeAnswer, readings: pb.NodeReadings, reservations: Mapping[str, Json]) -> Iterator[Json]:
+    if answer.reply is None:
+        return
+    holders = {
+        index: (status.reservation_id, rank.rank)
+        for status in answer.reply.reservations
+        for mesh in status.meshes
+        if mesh.name == "main"
+        for rank in mesh.ranks
+        for index in rank.gpu_indices
+    }
+    read = {reading.index: reading for reading in readings.gpus}
+    for gpu in answer.reply.node.gpus:
+        slot = _slot("gpu", gpu.index, gpu.name, *holders.get(gpu.index, (None, None)))
+        if reading := read.get(gpu.index):
+            slot["utilisation"] = round(reading.utilisation, 2) if reading.HasField("utilisation") else None
+            slot["memory"] = _memory(reading, _MEMORY_STEP_BYTES)
+            for key in ("temperature_c", "power_w", "power_limit_w"):
+                slot[key] = round(getattr(reading, key)) if reading.HasField(key) else None
+            slot["error"] = reading.error or None
+        if slot["memory"] is None and gpu.memory_bytes:
+            slot["memory"] = {"used": None, "total": gpu.memory_bytes}
+        yield slot
+
+
+def _memory(reading: pb.NodeReadings | pb.GpuReading, step_bytes: int) -> Json | None:
+    if not reading.HasField("memory_total_bytes"):
+        return None
+    used = _rounded(reading.memory_used_bytes, step_bytes) if reading.HasField("memory_used_bytes") else None
+    return {"used": used, "total": reading.memory_total_bytes}
+
+
+def _cpu_slots(answer: NodeAnswer, reservations: Mapping[str, Json], slots: CpuSlots) -> Iterator[Json]:
+    if answer.reply is None:
+        return
+    statuses = sorted(answer.reply.reservations, key=lambda status: status.created_at)
+    held = {status.reservation_id: status.procs for status in statuses if status.procs}
+    ranks = {
+        status.reservation_id: [
+            rank
+            for mesh in reservations[status.reservation_id]["meshes"]
+            if mesh["name"] == "main"
+            for rank in mesh["ranks"]
+            if rank["node"] == answer.node_id
+        ]
+        for status in statuses
+    }
+    drawn: dict[str, int] = {}
+    for index, reservation in enumerate(slots.assign(answer.node_id, answer.reply.node.procs, held)):
+        slot = _slot("cpu", index, "", reservation, None)
+        if reservation is not None:
+            place = drawn[reservation] = drawn.get(reservation, -1) + 1
+            if place < len(ranks[reservation]):
+                rank = ranks[reservation][place]
+                slot["rank"], slot["utilisation"] = rank["rank"], rank["cpu"]
+                slot["memory"] = None if rank["memory"] is None else {"used": rank["memory"], "total": None}
+        yield slot
+
+
+# ---- reservations ----
+
+
+def _reservations(answers: Iterable[NodeAnswer], owner: str, root: str) -> dict[str, Json]:
+    parts: dict[str, list[tuple[NodeAnswer, pb.ReservationStatus]]] = {}
+    for answer in answers:
+        for status in answer.reply.reservations if answer.reply else ():
+            parts.setdefault(status.reservation_id, []).append((answer, status))
+    told = {}
+    for reservation_id, nodes in parts.items():
+        nodes.sort(key=lambda part: part[1].node_rank)
+        told[reservation_id] = _reservation(reservation_id, nodes, owner, root)
+    return dict(sorted(told.items(), key=lambda item: item[1]["created_at"]))
+
+
+def _reservation(
+    reservation_id: str, nodes: list[tuple[NodeAnswer, pb.ReservationStatus]], owner: str, root: str
+) -> Json:
+    facts = nodes[0][1]
+    statuses = [status for answer, status in nodes if answer.answers] or [facts]
+    limits = Limits(max(status.time_s for status in statuses))
+    time_left_s = min(status.time_left_s for status in statuses) if facts.time_s else None
+    return {
+        "id": reservation_id,
+        "name": facts.name,
+        "owner": facts.owner,
+        "mine": facts.owner == owner,
+        "nodes": facts.nodes,
+        "procs": facts.procs,
+        "gpus": facts.gpus,
+        "node_ids": [answer.node_id for answer, _ in nodes],
+        "nodes_answering": sum(answer.answers for answer, _ in nodes),
+        "notebook": facts.notebook,
+        "notebook_path": _below(root, facts.notebook),
+        "created_at": facts.created_at,
+        "time_s": limits.time_s or None,
+        "time_left_s": time_left_s,
+        "idle_s": facts.idle_s or None,
+        "idle_left_s": max(status.idle_left_s for status in statuses) if facts.idle_s else None,
+        "nearly_up": time_left_s is not None and time_left_s <= limits.warn_before_s,
+        "confirmed": all(status.confirmed for status in statuses),
+        "meshes": [_mesh(mesh_id, nodes) for mesh_id in _mesh_ids(nodes)],
+    }
+
+
+def _below(root: str, path: str) -> str:
+    """Return a notebook's path below the root, with "/" between names; "" when it is not there."""
+    if not root or not path or os.path.commonpath([root, path]) != root:
+        return ""
+    return Path(path).relative_to(root).as_posix()
+
+
+def _mesh_ids(nodes: list[tuple[NodeAnswer, pb.ReservationStatus]]) -> list[str]:
+    return list(dict.fromkeys(mesh.mesh_id for _, status in nodes for mesh in status.meshes))
+
+
+def _mesh(mesh_id: str, nodes: list[tuple[NodeAnswer, pb.ReservationStatus]]) -> Json:
+    parts = [(answer, mesh) for answer, status in nodes for mesh in status.meshes if mesh.mesh_id == mesh_id]
+    spec = parts[0][1].spec
+    ranks = {
+        info.rank: _rank(info, answer.answers) for answer, mesh in parts for info in infos_of_node(answer.node_id, mesh)
+    }
+    for rank in range(spec.world_size):
+        if rank not in ranks:
+            ranks[rank] = _rank(RankInfo(rank, "", 0, "unreachable"), answers=False)
+    return {
+        "id": mesh_id,
+        "name": parts[0][1].name,
+        "extent": {axis.name: axis.size for axis in spec.extent},
+        "ranks": [ranks[rank] for rank in sorted(ranks)],
+        "runs": _runs([mesh for _, mesh in parts], ranks),
+    }
+
+
+def _rank(info: RankInfo, answers: bool) -> Json:
+    state, detail = _rank_state(info, answers)
+    return {
+        "rank": info.rank,
+        "node": info.host,
+        "state": state,
+        "detail": detail,
+        "pid": info.pid,
+        "run": info.run_id or None,
+        "running_s": info.running_s if info.run_id else None,
+        "memory": _rounded(info.memory_bytes, _MEMORY_STEP_BYTES) if info.memory_bytes else None,
+        "cpu": None if info.cpu is None else round(info.cpu, 2),
+        "gpu": info.gpu_indices[0] if info.gpu_indices else None,
+        "stderr_tail": list(info.stderr_tail),
+    }
+
+
+def _rank_state(info: RankInfo, answers: bool) -> tuple[str, str]:
+    if info.state == "dead":
+        return "dead", info.death or ""
+    if not answers:
+        return "unreachable", "its node does not answer"
+    if info.waits_in:
+        return "waiting", f"waits in {info.waits_in}"
+    if info.state == "idle" and info.failure:
+        return "failed", info.failure
+    return info.state, ""
+
+
+def _runs(meshes: list[pb.MeshStatus], ranks: Mapping[int, Json]) -> list[Json]:
+    begun = {rank["run"] for rank in ranks.values()}
+    return [
+        {
+            "id": info.run_id,
+            "number": info.number,
+            "title": info.title,
+            "cell_number": info.cell_number,
+            "state": "finished" if info.done else "running" if info.finished or info.run_id in begun else "queued",
+            "ranks": format_ranks(info.ranks),
+            "submitted_at": info.submitted_at,
+            "running_s": info.running_s,
+            "finished": format_ranks(info.finished),
+            "failed": format_ranks(info.failed),
+        }
+        for info in run_infos(meshes)
+    ]
+
+
+def _ended(answers: Iterable[NodeAnswer], owner: str) -> list[Json]:
+    ended = {
+        one.reservation_id: one
+        for answer in answers
+        for one in (answer.reply.ended if answer.reply else ())
+        if one.owner == owner
+    }
+    return [
+        {
+            "id": one.reservation_id,
+            "name": one.name,
+            "ended_at": one.ended_at,
+            "why": one.why,
+            "text": how_it_ended(one),
+        }
+        for one in sorted(ended.values(), key=lambda one: one.ended_at)
+    ]
+
+
+def _rounded(count_bytes: int, step_bytes: int) -> int:
+    """What stands still should not look as if it moved."""
+    return round(count_bytes / step_bytes) * step_bytes
+
+
+# ---- what changed ----
+
+
+@dataclass(frozen=True)
+class Sent:
+    """An entity as it was sent last, and when (on any clock that runs evenly)."""
+
+    value: Json
+    at_s: float
+
+
+def is_as_sent(sent: Sent, value: Json, at_s: float) -> bool:
+    """Whether a browser that counted on since shows this value."""
+    return _same(sent.value, value, at_s - sent.at_s)
+
+
+def _same(old: Any, new: Any, passed_s: float) -> bool:
+    if isinstance(old, dict) and isinstance(new, dict):
+        if old.keys() != new.keys():
+            return False
+        return all(
+            _drifted_little(key, old, value, passed_s) if key in _RUNNING else _same(old[key], value, passed_s)
+            for key, value in new.items()
+        )
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(_same(a, b, passed_s) for a, b in zip(old, new, strict=True))
+    return bool(old == new)
+
+
+def _drifted_little(key: str, entity: Json, new: float | None, passed_s: float) -> bool:
+    old: float | None = entity[key]
+    if old is None or new is None:
+        return old is new
+    if key == "idle_left_s":
+        stands_still = old == entity["idle_s"]  # it is in use
+    else:
+        stands_still = key == "running_s" and entity["state"] not in ("running", "waiting")
+    expected = old if stands_still else old + _RUNNING[key] * passed_s
+    return abs(max(0.0, expected) - new) <= DRIFT_S

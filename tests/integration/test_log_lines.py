@@ -1,0 +1,215 @@
+"""The lines of live ranks by their numbers: a million of them at once, while they are written, and searched."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.live import Gate, eventually, kill, lives, started
+from leaks import processes_of
+from monarch_nb.client.bridge import call
+from monarch_nb.client.log_lines import LogChange, LogLines, LogPart, LogWindow
+from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.reservation import Reservation, reserve
+from monarch_nb.errors import MeshNotFound, NodeUnreachable, UsageError
+from monarch_nb.provision import Node
+from monarch_nb.provision.local import LocalProvisioner
+
+ENDLESS = r"(a+)+$"
+
+
+def log_of(mesh: Mesh) -> LogLines:
+    return LogLines(mesh.id, mesh.core.connections, mesh.core.ranks_per_node)
+
+
+async def _all_changes(log: LogLines, run: int | None) -> list[LogChange]:
+    return [change async for change in log.watch(run=run, follow=False)]
+
+
+def counted(log: LogLines, run: int | None = None) -> dict[int, LogPart]:
+    """How much each rank wrote in a run."""
+    parts = {part.rank: part for change in call(_all_changes(log, run)) for part in change.parts}
+    return dict(sorted(parts.items()))
+
+
+def texts(log: LogLines, *windows: LogWindow, **options: Any) -> list[list[str]]:
+    return [[line.text for line in lines] for lines in call(log.read(windows, **options))]
+
+
+def test_both_streams_in_the_order_in_which_lines_began(mesh: Mesh) -> None:
+    code = """
+import sys
+print("first", end="")
+print("error", file=sys.stderr)
+print(" goes on")
+print("\\x1b[31mred\\x1b[0m")
+"""
+    number = mesh.run(code).number
+    log = log_of(mesh)
+    parts = counted(log, number)
+    assert list(parts) == list(range(8))
+    assert (parts[3].stdout_lines, parts[3].stderr_lines) == (2, 1)
+    window = LogWindow(number, 3, 0, 9)
+    assert texts(log, window) == [["first goes on", "error", "\x1b[31mred\x1b[0m"]]
+    assert texts(log, window, streams="stderr") == [["error"]]
+    own, others = call(log.digests([window, LogWindow(number, 6, 0, 9)]))
+    assert own == others
+    assert len(set(own)) == 3
+
+
+def test_a_million_lines(mesh: Mesh) -> None:
+    run = mesh.run("import sys\nsys.stdout.write(''.join(f'step {i} loss {i / 7:.3f}\\n' for i in range(125_000)))")
+    log = log_of(mesh)
+    began_s = time.monotonic()
+    parts = counted(log, run.number)
+    counted_s = time.monotonic() - began_s
+    assert {part.stdout_lines for part in parts.values()} == {125_000}
+
+    began_s = time.monotonic()
+    lines = texts(log, *(LogWindow(run.number, rank, 99_000, 200) for rank in range(8)))
+    read_s = time.monotonic() - began_s
+    assert lines[0] == lines[7]
+    assert lines[0][::199] == ["step 99000 loss 14142.857", "step 99199 loss 14171.286"]
+
+    began_s = time.monotonic()
+    everything = [LogWindow(run.number, rank, 0, 125_000) for rank in range(8)]
+    digests = call(log.digests(everything))
+    digests_s = time.monotonic() - began_s
+    assert all(each == digests[0] and len(each) == 125_000 for each in digests)
+
+    found = call(log.search("step 12345 ", everything))
+    assert [list(each) for each in found] == [[12345]] * 8
+    found = call(log.search(r"LOSS 0\.\d{2}0$", everything[:1], regex=True, ignore_case=True))
+    assert list(found[0]) == [0]
+    # Generous: other tests run beside this one. What it takes alone is in docs/architecture.md.
+    assert (counted_s < 3, read_s < 2, digests_s < 10) == (True, True, True), (counted_s, read_s, digests_s)
+
+
+def test_what_comes_while_a_run_goes_on(mesh: Mesh, gate: Gate) -> None:
+    code = f"for i in range(3):\n    {gate.wait}\n    print(f'line {{i}}', end='\\n' if i < 2 else '')"
+    run, _ = started(mesh, code)
+    log = log_of(mesh)
+
+    async def follow() -> None:
+        lines = dict.fromkeys(range(8), 1)
+        async with asyncio.timeout(60), aclosing(log.watch(run=run.number)) as changes:
+            async for change in changes:
+                lines |= {part.rank: part.stdout_lines for part in change.parts}
+                assert not any(one.finished for one in change.runs)
+                if change.complete:
+                    break
+            for expected in (16, 24, 32):
+                gate.open(8)  # who is fast may pass twice
+                while sum(lines.values()) < expected:
+                    change = await anext(changes)
+                    lines |= {part.rank: part.stdout_lines for part in change.parts}
+                    assert sum(lines.values()) <= expected
+            while not any(one.finished for one in change.runs):
+                change = await anext(changes)
+
+    call(follow())
+    assert texts(log, LogWindow(run.number, 5, 1, 9)) == [["line 0", "line 1", "line 2"]]
+    run.result()
+
+
+def test_a_regex_that_never_ends_disturbs_nobody_and_can_be_stopped(mesh: Mesh, shared_home: Path) -> None:
+    number = mesh.run("print('a' * 60 + 'b')").number
+    log = log_of(mesh)
+    windows = [LogWindow(number, rank, 0, 1) for rank in range(8)]
+
+    def workers() -> list[int]:
+        return [process.pid for process in processes_of(shared_home) if "search_worker" in process.command]
+
+    async def search() -> None:
+        endless = asyncio.create_task(log.search(ENDLESS, windows, regex=True))
+        async with asyncio.timeout(30):
+            while len(workers()) < 2:
+                await asyncio.sleep(0.05)
+        began_s = time.monotonic()
+        assert len((await log.read(windows))[0]) == 1
+        assert time.monotonic() - began_s < 2
+        endless.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await endless
+
+    call(search())
+    eventually(lambda: not workers())
+    assert [list(each) for each in call(log.search("ab", windows))] == [[0]] * 8
+
+
+def test_what_is_no_regular_expression(mesh: Mesh) -> None:
+    number = mesh.run("print('a')").number
+    with pytest.raises(UsageError, match=r"'\(' is no regular expression: missing \)"):
+        call(log_of(mesh).search("(", [LogWindow(number, 0, 0, 1)], regex=True))
+
+
+def test_search_ends_with_its_allocator(local_pool: list[Node], pool_home: Path) -> None:
+    dev = reserve("dev", nodes=1, procs=1)
+    number = dev.mesh.run("print('a' * 60 + 'b')").number
+    log = log_of(dev.mesh)
+
+    async def search() -> None:
+        endless = asyncio.create_task(log.search(ENDLESS, [LogWindow(number, 0, 0, 1)], regex=True))
+        found: list[int] = []
+        async with asyncio.timeout(30):
+            while not found:
+                await asyncio.sleep(0.05)
+                found = [each.pid for each in processes_of(pool_home) if "search_worker" in each.command]
+        kill(local_pool[0].pid or 0)
+        with pytest.raises(NodeUnreachable):
+            await endless
+        eventually(lambda: not lives(found[0]))
+
+    call(search())
+    LocalProvisioner().up(nodes=2, procs=4)
+    dev.release()
+
+
+def test_a_node_that_comes_back_has_the_same_lines(local_pool: list[Node]) -> None:
+    dev = reserve("dev", nodes=2, procs=1)
+    number = dev.mesh.run("for i in range(1000): print(i, rank)").number
+    log = log_of(dev.mesh)
+
+    async def follow() -> None:
+        lines: dict[int, int] = {}
+
+        async def until(condition: Any) -> LogChange:
+            change = LogChange()
+            while not condition(change):
+                change = await anext(changes)
+                lines.update({part.rank: part.stdout_lines for part in change.parts})
+            return change
+
+        async with asyncio.timeout(60), aclosing(log.watch()) as changes:
+            await until(lambda change: change.complete)
+            assert lines == {0: 1000, 1: 1000}
+            kill(local_pool[1].pid or 0)
+            assert (await until(lambda change: change.silent)).silent == ("node1",)
+            await asyncio.to_thread(LocalProvisioner().up, 2, 4)
+            await until(lambda change: not change.silent)
+
+    call(follow())
+    assert texts(log, LogWindow(number, 1, 500, 1)) == [["500 1"]]
+    dev.release()
+
+
+def test_a_log_ends_with_its_mesh(local_pool: list[Node]) -> None:
+    other = reserve("other", nodes=1, procs=1)
+    other.mesh.run("print(1)")
+    log = log_of(other.mesh)
+
+    async def follow(reservation: Reservation) -> None:
+        async with asyncio.timeout(30), aclosing(log.watch()) as changes:
+            await anext(changes)
+            await asyncio.to_thread(reservation.release)
+            with pytest.raises(MeshNotFound):
+                [change async for change in changes]
+
+    call(follow(other))
+    with pytest.raises(MeshNotFound):
+        call(log.read([LogWindow(1, 0, 0, 1)]))

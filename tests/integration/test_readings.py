@@ -1,0 +1,168 @@
+"""What a live pool tells those who watch it: GPUs, processors and memory, where ranks wait, and what raised."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpus import FakeGpus
+from integration.live import Gate, eventually, kill, started
+from monarch_nb.client.bridge import call
+from monarch_nb.client.infos import RankInfo, RunInfo, rank_infos, run_infos
+from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.pool import pool_named
+from monarch_nb.client.reservation import reserve
+from monarch_nb.client.run import Run
+from monarch_nb.errors import RunFailed
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.provision import Node
+from monarch_nb.provision.local import LocalProvisioner
+
+
+def asked() -> list[pb.StatusReply]:
+    """What nodes say."""
+    return [reply for _, reply in call(pool_named(None).ask(readings=True))]
+
+
+def ranks(mesh: Mesh) -> list[RankInfo]:
+    held = {one.reservation_id: one for one in call(pool_named(None).reservations(readings=True))}
+    return rank_infos(held[mesh.reservation.id], mesh.id)
+
+
+def info_of(run: Run) -> RunInfo:
+    meshes = [
+        (reply.node.node_id, mesh)
+        for reply in asked()
+        for reservation in reply.reservations
+        for mesh in reservation.meshes
+    ]
+    [info] = [info for info in run_infos(meshes) if info.run_id == run.id]
+    return info
+
+
+def until(mesh: Mesh, condition: Callable[[list[RankInfo]], bool]) -> list[RankInfo]:
+    """Ask until it is so."""
+    told: list[RankInfo] = []
+
+    def holds() -> bool:
+        told[:] = ranks(mesh)
+        time.sleep(0.1)  # readings are a second old at most; asking without pause would only keep the machine busy
+        return condition(told)
+
+    eventually(holds)
+    return told
+
+
+def test_gpus_of_a_node(fake_gpus: FakeGpus, pool_home: Path) -> None:
+    LocalProvisioner().up(nodes=2, procs=2)
+    dev = reserve("dev", nodes=1, gpus=8)
+    first, second = asked()
+    assert [gpu.error for gpu in first.readings.gpus] == [""] * 8
+    assert all(0 <= gpu.utilisation <= 1 and gpu.power_limit_w == 700 for gpu in first.readings.gpus)
+    assert not second.readings.gpus
+    assert first.readings.memory_total_bytes > first.readings.memory_used_bytes > 0
+    assert dev.mesh.run("import os; os.environ['CUDA_VISIBLE_DEVICES']").values == [str(gpu) for gpu in range(8)]
+
+    fake_gpus.set(lost=[3])
+    eventually(lambda: asked()[0].readings.gpus[3].error)
+    assert asked()[0].readings.gpus[3].error.startswith("GPU 3 has fallen off the bus")
+    assert not asked()[0].readings.gpus[2].error
+
+    fake_gpus.set(hangs=True)
+    eventually(lambda: all(gpu.error == "the GPU driver does not answer" for gpu in asked()[0].readings.gpus))
+    began_s = time.monotonic()
+    assert dev.mesh.run("1 + 1").values == [2] * 8
+    assert time.monotonic() - began_s < 10, "nobody waits for the driver"
+    fake_gpus.set()
+    eventually(lambda: not any(gpu.error for gpu in asked()[0].readings.gpus))
+    dev.release()
+
+
+def test_without_readings_nothing_is_read(shared_pool: list[Node]) -> None:
+    for _, reply in call(pool_named(None).ask()):
+        assert not reply.HasField("readings")
+
+
+def test_what_ranks_take(mesh: Mesh) -> None:
+    busy = "data = b'x' * (300 << 20)\n    while True: pass"
+    run, _ = started(mesh, f"import time\nif rank == 0:\n    {busy}\ntime.sleep(60)")
+    told = until(mesh, lambda all_: (all_[0].cpu or 0) > 0.1 and all_[0].memory_bytes > 300 << 20)
+    for rank in told[1:]:
+        assert rank.cpu is not None
+        assert rank.cpu < 0.1
+        assert 1 << 20 < rank.memory_bytes < 200 << 20, "what the ranks share counts once"
+    run.interrupt()
+    run.join()
+    mesh.run("data = None")
+
+
+def test_where_ranks_wait_and_that_they_do_no_longer(fresh_mesh: Mesh, gate: Gate) -> None:
+    code = f"""import torch.distributed as dist
+dist.init_process_group('gloo')
+if rank == 5:
+    {gate.wait}
+dist.barrier()"""
+    run = fresh_mesh.submit(code, cell_number=7)
+    told = until(fresh_mesh, lambda all_: sum(bool(rank.waits_in) for rank in all_) == 7)
+    assert {rank.waits_in for rank in told} == {"barrier (Cell In[7]:5)", ""}
+    assert told[5].waits_in == ""
+    assert {rank.state for rank in told} == {"running"}
+    info = info_of(run)
+    assert (info.running, info.finished, info.cell_number) == (tuple(range(8)), (), 7)
+    assert info.running_s > 1
+    gate.open()
+    run.result()
+    assert not any(rank.waits_in for rank in ranks(fresh_mesh))
+
+
+def test_a_rank_whose_code_holds_the_interpreter_keeps_nobody_waiting(mesh: Mesh) -> None:
+    code = "import re, time\nif rank == 0: re.match('(a+)+$', 'a' * 40 + 'b')\ntime.sleep(60)"
+    run, _ = started(mesh, code)
+    time.sleep(2)  # its run must be one that lasts
+    began_s = time.monotonic()
+    assert [rank.state for rank in ranks(mesh)] == ["running"] * 8
+    assert time.monotonic() - began_s < 5
+    mesh.select([0]).restart()
+    run.interrupt()
+    run.join()
+
+
+def test_a_rank_whose_newest_run_raised_says_what(mesh: Mesh) -> None:
+    with pytest.raises(RunFailed):
+        mesh.run("if rank == 3: raise ValueError('bad batch')", cell_number=8)
+    assert {rank.rank: rank.failure for rank in ranks(mesh) if rank.failure} == {
+        3: "ValueError: bad batch (Cell In[8]:1)"
+    }
+    mesh.select([0, 1]).run("1")
+    assert ranks(mesh)[3].failure
+    mesh.run("1")
+    assert not any(rank.failure for rank in ranks(mesh))
+
+
+def test_of_a_run_who_failed_while_others_go_on(mesh: Mesh, gate: Gate) -> None:
+    run = mesh.submit(f"if rank in (2, 6): raise ValueError('bad')\n{gate.wait}")
+    until(mesh, lambda all_: bool(all_[2].failure and all_[6].failure))
+    info = info_of(run)
+    assert (info.failed, info.finished, info.running) == ((2, 6), (2, 6), (0, 1, 3, 4, 5, 7))
+    gate.open(6)
+    run.join()
+    info = info_of(run)
+    assert (info.done, info.failed, info.running) == (True, (2, 6), ())
+    assert 0 < info.running_s < 60
+    run.collected()
+
+
+def test_what_was_raised_is_known_across_a_restart_of_the_allocator(pool_home: Path) -> None:
+    [node] = LocalProvisioner().up(nodes=1, procs=2)
+    dev = reserve("dev", nodes=1, procs=2)
+    with pytest.raises(RunFailed):
+        dev.mesh.run("if rank == 1: raise ValueError('bad')")
+    assert node.pid is not None
+    kill(node.pid)
+    LocalProvisioner().up(nodes=1, procs=2)
+    assert [bool(re.match("ValueError: bad", rank.failure)) for rank in ranks(dev.mesh)] == [False, True]
+    dev.release()

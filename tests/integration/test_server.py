@@ -1,0 +1,298 @@
+"""A Jupyter server with the panel's extension on a real pool: what a browser asks for, from reserve to release."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tornado.httpclient import AsyncHTTPClient, HTTPRequest
+from tornado.websocket import WebSocketClientConnection, websocket_connect
+
+from integration.live import TIMEOUT_S, Gate, eventually, kill, started
+from monarch_nb.client.reservation import attach
+from monarch_nb.provision import Node
+
+TOKEN = "a-token"
+VALUES = {"name": "dev", "nodes": 2, "kind": "procs", "per_node": 2, "time": "2h", "idle": "1h"}
+
+
+class Server:
+    """A Jupyter server in a process of its own.
+
+    Attributes:
+        root: where its notebooks lie.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.root = directory / "notebooks"
+        self.root.mkdir(exist_ok=True)
+        environment = {f"JUPYTER_{kind}_DIR": str(directory / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
+        options = [
+            "--allow-root --no-browser --ip=127.0.0.1 --port=0 --ServerApp.base_url=/user/me/",
+            f"--IdentityProvider.token={TOKEN} --ServerApp.root_dir={self.root}",
+            "--MonarchNB.refresh_s=0.2",
+        ]
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "jupyter", "server", *" ".join(options).split()),
+                "--ServerApp.jpserver_extensions={'monarch_nb.server': True}",
+            ],
+            env={**os.environ, **environment},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stderr is not None
+        self.log: list[str] = []
+        for line in self._process.stderr:
+            self.log.append(line)
+            if "http://127.0.0.1:" in line:
+                self.url = line.split("http://")[1].split("/user/me/")[0] + "/user/me/monarch-nb"
+                break
+        else:
+            raise AssertionError("".join(self.log))
+        self._reader = threading.Thread(target=self.log.extend, args=(self._process.stderr,), daemon=True)
+        self._reader.start()
+        eventually(self._listens)  # it says so before it does
+
+    def _listens(self) -> bool:
+        host, _, port = self.url.partition("/")[0].partition(":")
+        with socket.socket() as probe:
+            return probe.connect_ex((host, int(port))) == 0
+
+    def stop(self) -> None:
+        """End it, as a person does."""
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(TIMEOUT_S)
+        self._reader.join(TIMEOUT_S)
+
+    async def ask(self, name: str, **body: Any) -> Any:
+        """Ask; return the result."""
+        status, answer = await self.fetch(name, **body)
+        assert status == 200, answer
+        return answer["result"]
+
+    async def fetch(self, name: str, **body: Any) -> tuple[int, Any]:
+        request = HTTPRequest(
+            f"http://{self.url}/api/{name}",
+            method="POST",
+            headers={"Authorization": f"token {TOKEN}"},
+            body=json.dumps(body),
+            request_timeout=TIMEOUT_S,
+        )
+        answer = await AsyncHTTPClient().fetch(request, raise_error=False)
+        return answer.code, json.loads(answer.body)
+
+    async def browser(self) -> Browser:
+        """Open the panel."""
+        request = HTTPRequest(f"ws://{self.url}/events", headers={"Authorization": f"token {TOKEN}"})
+        return Browser(self, await websocket_connect(request))
+
+
+class Browser:
+    """Keeps what it is told, as the panel does."""
+
+    def __init__(self, server: Server, socket: WebSocketClientConnection) -> None:
+        self._server, self._socket = server, socket
+        self.view: Any = None
+        self.jobs: dict[str, Any] = {}
+        self.logs: dict[str, Any] = {}
+        self.notices: list[Any] = []
+
+    async def until(self, condition: Callable[[Browser], object]) -> Any:
+        """Take events until a condition holds; return what it returned."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while not (found := condition(self)):
+                message = await self._socket.read_message()
+                assert message is not None, "the server closed the connection"
+                self._take(json.loads(message))
+        return found
+
+    def _take(self, event: Any) -> None:
+        match event["type"]:
+            case "view":
+                self.view = event["view"]
+            case "change":
+                for kind in ("nodes", "reservations"):
+                    for each, value in event.get(kind, {}).items():
+                        self.view[kind].pop(each, None) if value is None else self.view[kind].update({each: value})
+                self.view |= {key: event[key] for key in ("pool", "ended") if key in event}
+            case "job":
+                self.jobs[event["job"]["id"]] = event["job"]
+            case "log":
+                self.logs[event["log"]] = event
+            case "notice":
+                self.notices.append(event)
+
+    async def finish(self, name: str, **body: Any) -> Any:
+        """Do something that takes long; return the job's result."""
+        job = (await self._server.ask(name, **body))["job"]
+        ended = await self.until(
+            lambda told: told.jobs.get(job["id"], job)["state"] != "running" and told.jobs[job["id"]]
+        )
+        assert ended["state"] == "done", ended
+        return ended["result"]
+
+    @property
+    def ranks(self) -> list[Any]:
+        """The ranks of the only reservation."""
+        (reservation,) = self.view["reservations"].values()
+        ranks: list[Any] = reservation["meshes"][0]["ranks"]
+        return ranks
+
+    def states(self) -> list[str]:
+        return [rank["state"] for rank in self.ranks] if self.view["reservations"] else []
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def server(shared_pool: list[Node], tmp_path: Path) -> Iterator[Server]:
+    made = Server(tmp_path)
+    yield made
+    made.stop()
+
+
+async def test_from_reserve_to_release(server: Server, gate: Gate, tmp_path: Path) -> None:
+    browser = await server.browser()
+    await browser.until(lambda told: told.view and told.view["pool"]["state"] == "up")
+    forms = await server.ask("forms")
+    assert forms["reserve"]["fields"][1]["maximum"] == 2
+    assert (await server.ask("check", action="reserve", values=VALUES))["ok"]
+
+    notebook = server.root / "a.ipynb"
+    notebook.write_text("{}")
+    reserved = await browser.finish("reserve", values=VALUES, notebook="a.ipynb")
+    reservation = reserved["reservation"]
+    await browser.until(lambda told: told.states() == ["idle"] * 4)
+    held = browser.view["reservations"][reservation]
+    assert (held["notebook"], held["notebook_path"], held["time_s"]) == (str(notebook), "a.ipynb", 7200.0)
+    assert 0 < held["idle_left_s"] < 3600.0  # nobody is attached: the server does not count
+    slots = [slot["rank"] for node in browser.view["nodes"].values() for slot in node["slots"] if slot["kind"] == "cpu"]
+    assert slots == [0, 1, None, None, 2, 3, None, None]
+
+    dev = attach("dev")
+    assert str(server.root) == dev.mesh.pull("__import__('os').getcwd()")[0]
+    run, _ = started(dev.mesh, f"{gate.wait}\nif rank == 2: raise KeyError('lost')")
+    await browser.until(lambda told: told.states() == ["running"] * 4)
+    assert browser.view["reservations"][reservation]["meshes"][0]["runs"][0]["state"] == "running"
+    text = (await server.ask("lost", reservation=reservation))["text"]
+    assert text.startswith("4 ranks with their variables; a cell that has run for")
+
+    stacks = await browser.finish("stacks", reservation=reservation)
+    assert "_gate.read" in stacks["groups"][0]["stack"]
+    told = await browser.finish("interrupt", reservation=reservation, ranks="0-3")
+    assert told["text"].startswith("interrupted ranks 0-3")
+    assert run.wait(TIMEOUT_S)
+    await browser.until(lambda told: set(told.states()) <= {"idle", "failed"})
+
+    kill(browser.ranks[3]["pid"])
+    await browser.until(lambda told: told.states()[3:] == ["dead"])
+    await browser.until(lambda told: any("rank 3 of dev: killed by signal 9" in n["text"] for n in told.notices))
+    await browser.finish("restart", reservation=reservation, ranks="3")
+    await browser.until(lambda told: told.states()[3:] == ["idle"])
+
+    left = await browser.finish("extend", reservation=reservation, by="1h")
+    assert left["time_left_s"] > 7200.0
+    await browser.until(lambda told: told.view["reservations"][reservation]["time_s"] == 10800.0)
+    lines = (await server.ask("attach_lines", reservation=reservation))["code"]
+    assert lines == "%load_ext monarch_nb\n%mesh attach dev"
+
+    await browser.finish("release", reservation=reservation)
+    await browser.until(lambda told: not told.view["reservations"])
+    assert (await server.fetch("release", reservation=reservation))[0] == 404
+    browser.close()
+
+
+async def test_logs(server: Server) -> None:
+    browser = await server.browser()
+    reservation = (await browser.finish("reserve", values=VALUES))["reservation"]
+    dev = attach("dev")
+    mesh = dev.mesh
+    mesh.run("for step in range(1000): print('step', step, rank if step % 100 == 7 else '')", cell_number=5)
+    log = await server.ask("log_open", mesh=mesh.id)
+    assert (log["rows"], log["complete"]) == (1000 + 3 * 10, True)
+    assert [(run["cell_number"], run["first_row"]) for run in log["runs"]] == [(5, 0)]
+    shown = await server.ask("log_rows", log=log["log"], first=6, count=3)
+    assert [(row["ranks"], row["text"].strip()) for row in shown["rows"]] == [
+        ("0-3", "step 6"),
+        ("0", "step 7 0"),
+        ("1", "step 7 1"),
+    ]
+    assert (await server.ask("log_find", log=log["log"], text="STEP 7 1", **{"from": 0}))["row"] == 8
+    errors = await server.ask("log_open", mesh=mesh.id, streams="stderr")
+    found = await server.ask("log_open", mesh=mesh.id, search="7 [23]$", regex=True)
+    assert (errors["rows"], found["rows"]) == (0, 2 * 10)
+    mesh.run("import sys; print('late', file=sys.stderr)")
+    await browser.until(lambda told: told.logs.get(errors["log"], {}).get("total") == 1)
+    (row,) = (await server.ask("log_rows", log=errors["log"], first=0, count=10))["rows"]
+    assert (row["stream"], row["ranks"], row["text"]) == ("err", "0-3", "late")
+    assert await server.ask("log_close", log=log["log"]) == {}
+    assert (await server.fetch("log_rows", log=log["log"], first=0, count=1))[0] == 404
+    assert (await server.fetch("log_open", mesh=mesh.id, search="(", regex=True))[0] == 400
+    await browser.finish("release", reservation=reservation)
+    await browser.until(lambda told: "error" in told.logs[errors["log"]])
+    assert (await server.fetch("log_open", mesh=mesh.id))[0] == 404
+    browser.close()
+
+
+async def test_a_server_that_was_restarted_finds_all_again(shared_pool: list[Node], tmp_path: Path) -> None:
+    first = Server(tmp_path)
+    try:
+        browser = await first.browser()
+        reservation = (await browser.finish("reserve", values=VALUES))["reservation"]
+    finally:
+        first.stop()
+    assert not [line for line in first.log if "Traceback" in line or "Error" in line]
+    second = Server(tmp_path)
+    try:
+        browser = await second.browser()
+        await browser.until(lambda told: told.view is not None)
+        assert list(browser.view["reservations"]) == [reservation]
+        await browser.finish("release", reservation=reservation)
+        browser.close()
+    finally:
+        second.stop()
+
+
+async def test_a_pool_is_started_and_a_start_is_cancelled(pool_home: Path, tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    try:
+        browser = await server.browser()
+        await browser.until(lambda told: told.view and told.view["pool"]["state"] == "down")
+        job = (await server.ask("up", values={"nodes": 1, "procs": 2, "gpus": "none"}))["job"]
+        await server.ask("cancel", job=job["id"])
+        await browser.until(lambda told: told.jobs.get(job["id"], job)["state"] == "cancelled")
+        await browser.until(lambda told: told.view["pool"]["state"] == "down" and not told.view["nodes"])
+        assert (await browser.finish("up", values={"nodes": 1, "procs": 2, "gpus": "none"})) == {"nodes": 1}
+        await browser.until(lambda told: told.view["nodes"].get("node0", {}).get("state") == "ok")
+        assert (await browser.finish("down")) == {"nodes": 1}
+        await browser.until(lambda told: told.view["pool"]["state"] == "down")
+        assert (await server.fetch("release", reservation="x"))[0] == 503
+        browser.close()
+    finally:
+        server.stop()
+
+
+async def test_a_reservation_that_is_cancelled_gives_everything_back(server: Server) -> None:
+    browser = await server.browser()
+    job = (await server.ask("reserve", values=VALUES))["job"]
+    await server.ask("cancel", job=job["id"])
+    ended = await browser.until(
+        lambda told: told.jobs.get(job["id"], job)["state"] != "running" and told.jobs[job["id"]]
+    )
+    if ended["state"] == "done":  # it was faster
+        await browser.finish("release", reservation=ended["result"]["reservation"])
+    await browser.until(lambda told: told.view and not told.view["reservations"])
+    assert all(node["procs"]["free"] == 4 for node in browser.view["nodes"].values())
+    browser.close()

@@ -1,0 +1,185 @@
+"""Any line by its number: as many, in the order and of the text that reading everything gives."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.allocator import log_index
+from monarch_nb.allocator.log_index import Line, RankIndex, digests
+from monarch_nb.allocator.output import RankFiles
+from monarch_nb.frames import encode_frame
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+
+BOTH, STDOUT, STDERR = pb.LOG_STREAM_UNSPECIFIED, pb.LOG_STREAM_STDOUT, pb.LOG_STREAM_STDERR
+PLENTY = 1 << 30
+
+
+class Writer:
+    """Writes as a rank does, and knows the lines."""
+
+    def __init__(self, directory: Path) -> None:
+        self.files = RankFiles(directory, 1, 0)
+        (directory / "1").mkdir()
+        self.last = ""
+        self.size = {"out": 0, "err": 0}
+        self.lines: list[list[object]] = []
+        self.unfinished: dict[str, list[object]] = {}
+
+    def write(self, kind: str, text: bytes) -> None:
+        if self.last not in ("", kind):
+            self.mark()
+        self.last = kind
+        with self.files.path(kind).open("ab") as file:
+            file.write(text)
+        self.size[kind] += len(text)
+        for piece in text.splitlines(keepends=True) if b"\r" not in text else [text]:
+            line = self.unfinished.pop(kind, None)
+            if line is None:
+                line = [kind, b""]
+                self.lines.append(line)
+            line[1] += piece.removesuffix(b"\n")  # type: ignore[operator]
+            if not piece.endswith(b"\n"):
+                self.unfinished[kind] = line
+
+    def mark(self, display: str = "") -> None:
+        mark = run_pb2.Mark(stdout_bytes=self.size["out"], stderr_bytes=self.size["err"])
+        if display:
+            mark.display.content_json = display
+        with self.files.path("marks").open("ab") as file:
+            file.write(encode_frame(mark.SerializeToString()))
+
+    def expected(self, stream: int = BOTH) -> list[Line]:
+        wanted = {BOTH: ("out", "err"), STDOUT: ("out",), STDERR: ("err",)}[stream]
+        return [(kind, text, len(text)) for kind, text in self.lines if kind in wanted]  # type: ignore[misc, arg-type]
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Writer:
+    return Writer(tmp_path)
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every boundary is met often."""
+    monkeypatch.setattr(log_index, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(log_index, "_STEP_BYTES", 40)
+    monkeypatch.setattr(log_index, "_BATCH_BYTES", 100)
+    monkeypatch.setattr(log_index, "_MARKS_BYTES", 50)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.usefixtures("small_steps")
+async def test_as_reading_everything(writer: Writer, seed: int) -> None:
+    chance = random.Random(seed)
+    index = RankIndex(writer.files, 1)
+    for _ in range(chance.randint(1, 6)):
+        for _ in range(chance.randint(0, 25)):
+            words = [b"", b"a", b"loss 2.31", b"x" * chance.randint(0, 60)]
+            text = b"".join(chance.choice(words) + b"\n" for _ in range(chance.randint(0, 3)))
+            text += chance.choice([b"", b"begun", "é".encode()])
+            if text:
+                writer.write(chance.choice(["out", "out", "err"]), text)
+            if chance.random() < 0.1:
+                writer.mark(display="{}" + "x" * chance.choice([1, 300]))
+        before = {stream: (await index.read(stream, 0, PLENTY, PLENTY))[:-2] for stream in (BOTH, STDOUT, STDERR)}
+        await index.extend()
+        assert not index.is_behind()
+        for stream, lines in before.items():
+            await check(index, stream, writer.expected(stream), chance)
+            if stream:
+                assert writer.expected(stream)[: len(lines)] == lines, "numbers do not change"
+
+
+async def check(index: RankIndex, stream: pb.LogStream.ValueType, expected: list[Line], chance: random.Random) -> None:
+    assert index.lines(stream) == len(expected)
+    assert await index.read(stream, 0, PLENTY, PLENTY) == expected
+    for _ in range(5):
+        first = chance.randint(0, len(expected) + 1)
+        last = first + chance.randint(0, 20)
+        assert await index.read(stream, first, last, PLENTY) == expected[first:last]
+        ranges = index.ranges(stream, first, last)
+        found: list[int] = []
+        for kind, (begin, end) in ranges.items():
+            of_kind = [number for number, line in enumerate(expected) if line[0] == kind]
+            assert of_kind[begin:end] == [n for n in range(first, min(last, len(expected))) if expected[n][0] == kind]
+            if stream == BOTH:
+                found += index.number_both(kind, array("Q", range(begin, end)))
+        if stream == BOTH:
+            assert sorted(found) == list(range(min(first, len(expected)), min(last, len(expected))))
+
+
+async def test_a_line_that_goes_on_stays_where_it_began(writer: Writer) -> None:
+    index = RankIndex(writer.files, 1)
+    writer.write("err", b"\r10%")
+    writer.write("out", b"one\n")
+    await index.extend()
+    assert index.part.stderr_lines == index.part.stdout_lines == 1
+    size_bytes = index.part.size_bytes
+    writer.write("err", b"\r20%")
+    await index.extend()
+    assert await index.read(BOTH, 0, 9, PLENTY) == [("err", b"\r10%\r20%", 8), ("out", b"one", 3)]
+    assert index.part.size_bytes == size_bytes + 4
+    writer.write("err", b"\n")
+    writer.write("out", b"two\n")
+    await index.extend()
+    assert [text for _, text, _ in await index.read(BOTH, 1, 9, PLENTY)] == [b"one", b"two"]
+
+
+async def test_a_reply_holds_whole_lines_as_many_as_fit(writer: Writer) -> None:
+    writer.write("out", b"12345\n" * 10)
+    index = RankIndex(writer.files, 1)
+    await index.extend()
+    assert len(await index.read(STDOUT, 0, 10, 20)) == 3
+    assert len(await index.read(BOTH, 4, 10, 24)) == 4
+    assert len(await index.read(BOTH, 4, 10, 36)) == 6
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\nnext", b"\nnext\n"])
+async def test_of_a_very_long_line_the_beginning_and_its_size(writer: Writer, end: bytes) -> None:
+    writer.write("out", b"first\n" + b"x" * 300_000 + end)
+    index = RankIndex(writer.files, 1)
+    await index.extend()
+    assert await index.read(BOTH, 1, 3, 1000) == [("out", b"x" * 1000, 300_000)]
+    assert digests(await index.read(BOTH, 1, 2, 100_000)) == digests(await index.read(BOTH, 1, 2, 200_000))
+
+
+async def test_digests_tell_texts_and_streams_apart(writer: Writer) -> None:
+    for kind, text in (("out", b"a\nb\na\n"), ("err", b"a\n"), ("out", b"loss 2.31\nloss 2.32\n\n")):
+        writer.write(kind, text)
+    index = RankIndex(writer.files, 1)
+    await index.extend()
+    packed = digests(await index.read(BOTH, 0, 9, PLENTY))
+    of_line = [packed[position : position + 8] for position in range(0, len(packed), 8)]
+    assert of_line[0] == of_line[2]
+    assert len(set(of_line)) == 6
+
+
+async def test_marks_that_can_not_be_read_cost_the_order_only(writer: Writer) -> None:
+    writer.write("out", b"a\n")
+    writer.write("err", b"b\n")
+    with writer.files.path("marks").open("ab") as file:
+        file.write(b"\xff" * 100)
+    writer.write("out", b"c\n")
+    index = RankIndex(writer.files, 1)
+    await index.extend()
+    assert sorted(text for _, text, _ in await index.read(BOTH, 0, 9, PLENTY)) == [b"a", b"b", b"c"]
+
+
+async def test_a_file_that_is_gone_or_shorter_leaves_what_was_counted(writer: Writer) -> None:
+    writer.write("out", b"a\nb\n")
+    index = RankIndex(writer.files, 1)
+    await index.extend()
+    writer.files.path("out").write_bytes(b"c")
+    await index.extend()
+    assert index.lines(BOTH) == 2
+    writer.files.path("marks").write_bytes(encode_frame(run_pb2.Mark(stdout_bytes=99).SerializeToString()))
+    writer.files.path("out").write_bytes(b"c" * 50)
+    with pytest.raises(OSError, match="became shorter"):
+        await index.extend()
+    await index.extend()
+    assert index.lines(BOTH) == 2

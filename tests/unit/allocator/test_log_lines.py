@@ -1,0 +1,238 @@
+"""Any line of a mesh's log: how many there are, also while they come, and those that are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.allocator import log_lines
+from monarch_nb.allocator.log_lines import LogLines
+from monarch_nb.allocator.search import Lines
+from monarch_nb.errors import MeshNotFound
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+from unit.allocator.log_node import FakeNode
+
+Part = tuple[int, int, int, int]
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[FakeNode]:
+    made = FakeNode(tmp_path)
+    yield made
+    made.watch.close()
+
+
+@pytest.fixture
+async def log(node: Any) -> AsyncIterator[LogLines]:
+    made = LogLines(node)
+    yield made
+    await made.close()
+
+
+def watch(log: LogLines, **request: Any) -> AsyncGenerator[pb.LogChange, None]:
+    return log.watch(pb.WatchLogRequest(mesh_id="m", **request))
+
+
+def parts(change: pb.LogChange) -> list[Part]:
+    return [(part.number, part.rank, part.stdout_lines, part.stderr_lines) for part in change.parts]
+
+
+async def read(log: LogLines, *windows: tuple[int, int, int, int], **request: Any) -> list[list[str]]:
+    asked = [pb.LogWindow(number=run, rank=rank, first=first, count=count) for run, rank, first, count in windows]
+    reply = await log.read(pb.ReadLinesRequest(mesh_id="m", windows=asked, **request))
+    return [[line.text.decode() for line in window.lines] for window in reply.windows]
+
+
+class TestWatch:
+    async def test_what_there_is(self, node: FakeNode, log: LogLines) -> None:
+        node.add_run(1, [0, 1])
+        node.add_run(2, [0])
+        node.write(1, 0, b"a\nb\n")
+        node.write(1, 1, b"c\nd", kind="err")
+        node.write(2, 0, b"e\n")
+        [change] = [change async for change in watch(log)]
+        assert change.complete
+        assert parts(change) == [(1, 0, 2, 0), (1, 1, 0, 2), (2, 0, 1, 0)]
+        assert [(run.number, run.finished) for run in change.runs] == [(1, False), (2, False)]
+        [change] = [change async for change in watch(log, ranks=[0], number=1)]
+        assert parts(change) == [(1, 0, 2, 0)]
+        [change] = [change async for change in watch(log, number=3)]
+        assert change == pb.LogChange(complete=True)
+
+    async def test_what_is_known_of_runs(self, node: FakeNode, log: LogLines) -> None:
+        run = {"run_id": "x", "number": 1, "cell": {"cell_number": 7}}
+        node.add(pb.Submit(mesh_id="m", run=run, ranks=[0], title="train()"))
+        node.write(1, 0, b"a\n")
+        node.write(5, 0, b"of a run that is forgotten\n")
+        [change] = [change async for change in watch(log)]
+        assert list(change.runs) == [
+            pb.LogRun(number=1, title="train()", cell_number=7, finished=False),
+            pb.LogRun(number=5, finished=True),
+        ]
+
+    async def test_what_comes(self, node: FakeNode, log: LogLines) -> None:
+        node.add_run(1, [0, 1])
+        node.write(1, 0, b"a\n")
+        async with asyncio.timeout(20), aclosing(watch(log, follow=True)) as changes:
+            assert parts(await anext(changes)) == [(1, 0, 1, 0)]
+            node.write(1, 1, b"b\nc")
+            assert parts(await anext(changes)) == [(1, 1, 2, 0)]
+            node.write(1, 1, b"c")
+            change = await anext(changes)
+            assert parts(change) == [(1, 1, 2, 0)], "its newest line is longer"
+            assert change.parts[0].size_bytes == 4
+            node.add_run(2, [0])
+            node.write(2, 0, b"d\n")
+            change = await anext(changes)
+            assert parts(change) == [(2, 0, 1, 0)]
+            assert [run.number for run in change.runs] == [2]
+            node.mesh.runs["run2"].results[0] = run_pb2.RankResult()
+            assert list((await anext(changes)).runs) == [pb.LogRun(number=2, finished=True)]
+
+    async def test_a_few_times_a_second_however_much_comes(self, node: FakeNode, log: LogLines) -> None:
+        node.add_run(1, [0])
+        lines = 0
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        async with asyncio.timeout(20), aclosing(watch(log, follow=True)) as changes:
+            assert parts(await anext(changes)) == []
+            for _ in range(5):
+                coming = asyncio.create_task(anext(changes))
+                while not coming.done():
+                    node.write(1, 0, b"line\n" * 100)
+                    lines += 100
+                    await asyncio.sleep(0.001)
+                assert 0 < coming.result().parts[0].stdout_lines <= lines
+        assert loop.time() - began_s > 4 * log_lines.FLOOD_INTERVAL_S
+
+    async def test_a_huge_log_is_told_as_it_is_counted(
+        self, node: FakeNode, log: LogLines, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(log_lines, "FLOOD_INTERVAL_S", 0.0)
+        for rank in (0, 1):
+            node.write(1, rank, b"a\n")
+        changes = [change async for change in watch(log)]
+        assert [change.complete for change in changes] == [False, False, True]
+        assert [run.number for run in changes[-1].runs] == [1]
+
+    async def test_the_run_of_text_is_that_which_wrote_it_also_when_it_is_forgotten(
+        self, node: FakeNode, log: LogLines
+    ) -> None:
+        node.add_run(1, [0])
+        node.add_run(2, [0], output=1)
+        node.write(1, 0, b"by 2\n")
+        async with asyncio.timeout(20), aclosing(watch(log, follow=True)) as changes:
+            assert parts(await anext(changes)) == [(2, 0, 1, 0)]
+            node.mesh.runs.clear()
+            node.write(1, 0, b"late\n")
+            assert parts(await anext(changes)) == [(2, 0, 2, 0)]
+            assert await read(log, (2, 0, 0, 9)) == [["by 2", "late"]]
+
+    async def test_until_the_mesh_is_released(self, node: FakeNode, log: LogLines) -> None:
+        async with asyncio.timeout(20), aclosing(watch(log, follow=True)) as changes:
+            await anext(changes)
+            node.state.meshes.clear()
+            with pytest.raises(MeshNotFound):
+                await anext(changes)
+
+    async def test_an_index_is_kept_while_it_is_used(
+        self, node: FakeNode, log: LogLines, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        node.write(1, 0, b"a\n")
+        node.write(2, 0, b"b\n")
+        await read(log, (1, 0, 0, 1), (2, 0, 0, 1))
+        known = log._indices["m"]
+        known[1, 0].used_s -= 2 * log_lines.KEPT_S
+        log._forget()
+        assert list(known) == [(2, 0)]
+        node.state.meshes.clear()
+        log._forget()
+        assert log._indices == {}
+
+
+class TestRead:
+    async def test_windows(self, node: FakeNode, log: LogLines) -> None:
+        node.write(1, 0, b"a\nb\nc\n")
+        node.write(1, 1, b"d\n")
+        windows = [(1, 0, 1, 1), (1, 1, 0, 5), (1, 0, 2, 5), (1, 0, 3, 5), (9, 0, 0, 5), (1, 0, 0, 0)]
+        assert await read(log, *windows) == [["b"], ["d"], ["c"], [], [], []]
+
+    async def test_of_one_stream(self, node: FakeNode, log: LogLines) -> None:
+        node.write(1, 0, b"a\nb\n")
+        node.write(1, 0, b"c\n", kind="err")
+        assert await read(log, (1, 0, 0, 9), stream=pb.LOG_STREAM_STDERR) == [["c"]]
+        assert await read(log, (1, 0, 1, 9), stream=pb.LOG_STREAM_STDOUT) == [["b"]]
+        assert await read(log, (1, 0, 1, 9)) == [["b", "c"]]
+
+    async def test_long_lines_are_cut_between_characters(self, node: FakeNode, log: LogLines) -> None:
+        node.write(1, 0, "éé\nabc\n".encode())
+        asked = pb.ReadLinesRequest(mesh_id="m", windows=[{"number": 1, "count": 2}], max_line_bytes=3)
+        reply = await log.read(asked)
+        lines = reply.windows[0].lines
+        assert [(line.text.decode(), line.size_bytes) for line in lines] == [("é", 4), ("abc", 3)]
+
+    @pytest.mark.parametrize("digests", [False, True])
+    async def test_what_does_not_fit_in_a_reply_is_asked_for_again(
+        self, node: FakeNode, log: LogLines, monkeypatch: pytest.MonkeyPatch, digests: bool
+    ) -> None:
+        monkeypatch.setattr(log_lines, "_REPLY_BYTES", 2000)
+        node.write(1, 0, b"".join(b"%d\n" % number for number in range(400)))
+        node.write(1, 1, b"x" * 5000 + b"\nlast\n")
+        wanted = [pb.LogWindow(number=1, rank=0, count=400), pb.LogWindow(number=1, rank=1, count=2)]
+        expected = [[str(number).encode() for number in range(400)], [b"x" * 2000, b"last"]]
+        got: list[list[Any]] = [[], []]
+        replies = 0
+        while any(window.count for window in wanted):
+            reply = await log.read(pb.ReadLinesRequest(mesh_id="m", windows=wanted, digests=digests))
+            replies += 1
+            for window, told, so_far in zip(wanted, reply.windows, got, strict=True):
+                came = list(array("Q", told.digests)) if digests else [line.text for line in told.lines]
+                so_far += came
+                window.first += len(came)
+                window.count -= len(came)
+                assert told.cut == (window.count > 0)
+        assert replies > 1
+        assert [len(lines) for lines in got] == [400, 2]
+        if not digests:
+            assert got == expected
+
+    async def test_a_mesh_that_is_gone(self, node: FakeNode, log: LogLines) -> None:
+        node.state.meshes.clear()
+        with pytest.raises(MeshNotFound):
+            await read(log, (1, 0, 0, 1))
+
+
+async def test_search_gives_the_numbers_of_the_stream_that_was_searched(
+    node: FakeNode, log: LogLines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.write(1, 0, b"a\nb\na\n")
+    node.write(1, 0, b"a\n", kind="err")
+    asked: list[Lines] = []
+
+    async def search(text: str, lines: list[Lines], **options: bool) -> list[array[int]]:
+        assert (text, options) == ("a", {"regex": False, "ignore_case": True})
+        asked.extend(lines)
+        return [array("Q", [each.number]) for each in lines]
+
+    monkeypatch.setattr(log._searcher, "search", search)
+
+    async def found(stream: pb.LogStream.ValueType, *windows: dict[str, int]) -> list[list[int]]:
+        asked.clear()
+        request = pb.SearchLogRequest(mesh_id="m", stream=stream, windows=windows, text="a", ignore_case=True)
+        return [list(array("Q", packed)) for packed in (await log.search(request)).windows]
+
+    files = node.paths.runs("m") / "1"
+    assert await found(pb.LOG_STREAM_STDERR, {"number": 1, "count": 9}) == [[0]]
+    assert asked == [Lines(str(files / "0.err"), 0, 2, 0)]
+    assert await found(pb.LOG_STREAM_UNSPECIFIED, {"number": 9, "count": 9}, {"number": 1, "first": 1, "count": 9}) == [
+        [],
+        [1, 3],
+    ]
+    assert asked == [Lines(str(files / "0.out"), 2, 6, 1), Lines(str(files / "0.err"), 0, 2, 0)]

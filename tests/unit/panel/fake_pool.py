@@ -1,0 +1,116 @@
+"""A pool whose nodes are plain objects: the test says what they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.client.pool import HeldReservation
+from monarch_nb.errors import NodeUnreachable
+from monarch_nb.panel import actions, live, requests
+from monarch_nb.panel.requests import Panel
+from monarch_nb.panel.view import Json
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.provision import Node
+from monarch_nb.provision.local import LocalProvisioner
+
+TIMEOUT_S = 10.0
+
+
+class FakeNode:
+    """A node, and the connection to it.
+
+    Attributes:
+        reply: what it says. asked: how often.
+        alive: whether its allocator lives. hangs: it does not answer. refuses: it says that it can not be reached.
+    """
+
+    def __init__(self, reply: pb.StatusReply) -> None:
+        self.name = self.address = reply.node.node_id
+        self.reply, self.asked = reply, 0
+        self.alive, self.hangs, self.refuses = True, False, False
+
+    async def unary(self, method: str, request: Any, timeout_s: float = 0.0) -> Any:
+        if method == "Release":
+            kept = [each for each in self.reply.reservations if each.reservation_id != request.reservation_id]
+            del self.reply.reservations[:]
+            self.reply.reservations.extend(kept)
+            return pb.ReleaseReply()
+        assert (method, request.readings) == ("Status", True)
+        self.asked += 1
+        if self.refuses:
+            raise NodeUnreachable(f"{self.name} does not answer", self.name)
+        if self.hangs:
+            await asyncio.sleep(TIMEOUT_S * 10)
+        return pb.StatusReply.FromString(self.reply.SerializeToString())
+
+
+class FakePool(LocalProvisioner):
+    """A pool and its provisioner at once."""
+
+    def __init__(self, *replies: pb.StatusReply) -> None:
+        self.name = "local"
+        self.fakes = [FakeNode(reply) for reply in replies]
+
+    def nodes(self, *, pool: str = "local") -> list[Node]:
+        return [Node(fake.name, Path("/nowhere"), fake.address, 1 if fake.alive else None) for fake in self.fakes]
+
+    def connection_to(self, node: Node) -> FakeNode:
+        return next(fake for fake in self.fakes if fake.name == node.node_id)
+
+    async def reservations(self) -> list[HeldReservation]:
+        held: dict[str, HeldReservation] = {}
+        for fake in self.fakes:
+            for status in fake.reply.reservations:
+                one = held.setdefault(status.reservation_id, HeldReservation(status.reservation_id, {}))
+                one.nodes[status.node_rank] = (fake, status)  # type: ignore[assignment]
+        return list(held.values())
+
+
+def panel_on(pool: FakePool, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Panel:
+    """A panel that sees this pool only, and hardly looks by itself."""
+    for module in (live, actions):
+        monkeypatch.setattr(module, "provisioner", lambda: pool)
+    monkeypatch.setattr(live, "BETWEEN_DELIVERIES_S", 0.001)
+    monkeypatch.setattr(requests, "pool_named", lambda _: pool)
+    return Panel(**{"refresh_s": 3600.0, "notice_s": 7200.0, **options})
+
+
+class Inbox:
+    """Takes what a subscription delivers.
+
+    Attributes:
+        open: cleared, it takes nothing, as a browser on a slow connection.
+    """
+
+    def __init__(self) -> None:
+        self._events: queue.Queue[Json] = queue.Queue()
+        self.open = threading.Event()
+        self.open.set()
+        self.waiting = threading.Event()
+
+    async def deliver(self, events: list[Json]) -> None:
+        for event in events:
+            self._events.put(event)
+        while not self.open.is_set():
+            self.waiting.set()
+            await asyncio.sleep(0.001)
+
+    def any(self) -> Json:
+        """Wait for the next event."""
+        return self._events.get(timeout=TIMEOUT_S)
+
+    def next(self, kind: str) -> Json:
+        """Wait for the next event, which is to be of that kind."""
+        event = self.any()
+        assert event["type"] == kind, event
+        return event
+
+    @property
+    def empty(self) -> bool:
+        return self._events.empty()

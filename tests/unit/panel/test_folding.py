@@ -1,0 +1,150 @@
+"""Lines of several ranks become rows: nothing is lost, nothing is out of order, and what is equal is one row."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_nb.panel.folding import BEHIND_LINES, OPEN_LINES, RunTable
+
+
+def table_of(*texts: str, fold: bool = True, silent: Sequence[int] = ()) -> RunTable:
+    """A run whose ranks print one character a line."""
+    table = RunTable(range(len(texts)), fold=fold)
+    for rank, text in enumerate(texts):
+        if fold:
+            table.put(rank, 0, digests(text))
+        else:
+            table.set_count(rank, len(text))
+    table.layout(silent)
+    return table
+
+
+def digests(text: Sequence[str]) -> array[int]:
+    return array("Q", map(ord, text))
+
+
+def shown(table: RunTable, texts: Sequence[str]) -> list[str]:
+    """Rows as people would read them: `01 x`."""
+    return [f"{''.join(map(str, row.ranks))} {texts[row.ranks[0]][row.line]}" for row in table.rows(0, len(table))]
+
+
+def test_what_all_print_is_one_row() -> None:
+    assert shown(table_of("abc", "abc", "abc"), ["abc"] * 3) == ["012 a", "012 b", "012 c"]
+
+
+def test_different_lines_in_step_stand_beside_each_other() -> None:
+    texts = ["a1b", "a2b", "a1b"]
+    assert shown(table_of(*texts), texts) == ["012 a", "02 1", "1 2", "012 b"]
+
+
+def test_a_rank_that_prints_more_is_brought_back_in_step() -> None:
+    texts = ["abXYcd", "abcd"]
+    assert shown(table_of(*texts), texts) == ["01 a", "01 b", "0 X", "0 Y", "01 c", "01 d"]
+
+
+def test_ranks_that_print_the_same_more_do_so_in_one_row() -> None:
+    texts = ["abXcd", "abXcd", "abcd"]
+    assert shown(table_of(*texts), texts) == ["012 a", "012 b", "01 X", "012 c", "012 d"]
+
+
+def test_lines_that_come_again_and_again_do_not_bring_ranks_out_of_step() -> None:
+    texts = ["-1-2-3-", "-4-5-6-"]
+    assert shown(table_of(*texts), texts)[:4] == ["01 -", "0 1", "1 4", "01 -"]
+
+
+def test_a_rank_that_printed_nothing_is_in_no_row() -> None:
+    assert shown(table_of("ab", ""), ["ab", ""]) == ["0 a", "0 b"]
+
+
+def test_without_folding_every_line_of_every_rank_is_a_row() -> None:
+    table = table_of("aab", "aa", fold=False)
+    assert [(row.ranks, row.line) for row in table.rows(0, 10)] == [
+        ((0,), 0),
+        ((1,), 0),
+        ((0,), 1),
+        ((1,), 1),
+        ((0,), 2),
+    ]
+
+
+TEXTS = st.lists(st.text("abcXYZ-", max_size=40), min_size=1, max_size=5)
+
+
+@given(TEXTS, st.booleans())
+def test_nothing_is_lost_and_every_rank_keeps_its_order(texts: list[str], fold: bool) -> None:
+    table = table_of(*texts, fold=fold)
+    rows = list(table.rows(0, len(table)))
+    assert len(rows) == len(table)
+    for rank, text in enumerate(texts):
+        assert "".join(texts[row.ranks[0]][row.line] for row in rows if rank in row.ranks) == text
+        assert [row.line for row in rows if row.ranks[0] == rank] == sorted(
+            {r.line for r in rows if r.ranks[0] == rank}
+        )
+
+
+@given(TEXTS, st.booleans())
+def test_a_line_is_found_in_its_row(texts: list[str], fold: bool) -> None:
+    table = table_of(*texts, fold=fold)
+    rows = list(table.rows(0, len(table)))
+    for rank, text in enumerate(texts):
+        places = [table.row_of(rank, line) for line in range(len(text))]
+        assert places == [number for number, row in enumerate(rows) if rank in row.ranks]
+        assert table.row_of(rank, len(text)) == len(table)
+
+
+@given(TEXTS, st.integers(0, 60), st.integers(0, 60))
+def test_any_window_is_a_part_of_the_whole(texts: list[str], first: int, count: int) -> None:
+    table = table_of(*texts)
+    assert list(table.rows(first, count)) == list(table.rows(0, len(table)))[first : first + count]
+
+
+@given(st.lists(st.text("abcXYZ-", max_size=400), min_size=2, max_size=4), st.lists(st.integers(1, 150), max_size=8))
+def test_while_a_run_goes_on_settled_rows_stay_and_the_end_is_as_if_read_at_once(
+    texts: list[str], steps: list[int]
+) -> None:
+    table, known, settled = RunTable(range(len(texts))), [0] * len(texts), []
+    for step in steps:
+        for rank, text in enumerate(texts):
+            first = max(table.settled(rank), known[rank] - OPEN_LINES, 0)
+            known[rank] = min(len(text), known[rank] + step)
+            table.put(rank, first, digests(text[first : known[rank]]))
+        table.layout()
+        rows = list(table.rows(0, len(table)))
+        assert rows[: len(settled)] == settled
+        settled = [row for row in rows if row.line < table.settled(row.ranks[0])]
+    for rank, text in enumerate(texts):
+        first = table.settled(rank)
+        table.put(rank, first, digests(text[first:]))
+    table.layout()
+    for rank, text in enumerate(texts):
+        assert "".join(texts[row.ranks[0]][row.line] for row in table.rows(0, len(table)) if rank in row.ranks) == text
+
+
+def test_the_newest_line_may_grow_until_it_is_settled() -> None:
+    table = RunTable(range(2))
+    table.put(0, 0, digests("ab"))
+    table.put(1, 0, digests("aB"))
+    table.layout()
+    assert len(table) == 3
+    table.put(1, 1, digests("b"))
+    table.layout()
+    assert len(table) == 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "silent", "settles"),
+    [(BEHIND_LINES // 2, [1], False), (BEHIND_LINES * 2, [1], True), (BEHIND_LINES * 2, [], False)],
+)
+def test_a_rank_that_is_silent_and_far_behind_is_not_waited_for(lines: int, silent: list[int], settles: bool) -> None:
+    table = RunTable(range(2))
+    table.put(0, 0, array("Q", range(lines)))
+    table.layout(silent)
+    assert bool(table.settled(0)) == settles
+    table.put(1, 0, array("Q", range(10)))
+    table.layout()
+    assert len(table) == lines + (10 if settles else 0)

@@ -1,0 +1,231 @@
+"""Subscribers hear what changed, never a backlog, and nodes are asked only while somebody looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from monarch_nb.client.bridge import call
+from monarch_nb.panel import live as live_module
+from monarch_nb.panel.live import Live, Subscription
+from monarch_nb.panel.requests import Panel
+from monarch_nb.proto import allocator_pb2 as pb
+from unit.panel.fake_pool import FakePool, Inbox
+from unit.panel.replies import hold
+
+
+@pytest.fixture
+def live(pool: FakePool, panel: Panel) -> Iterator[Live]:
+    made = Live(pool, refresh_s=3600.0, notice_s=7200.0)  # type: ignore[arg-type]
+    yield made
+    for subscription in list(made._subscriptions):
+        closed(subscription)
+
+
+def subscribed(live: Live, inbox: Inbox, *, looking: bool = True) -> Subscription:
+    async def subscribe() -> Subscription:
+        return live.subscribe(inbox.deliver, looking=looking)
+
+    return call(subscribe())
+
+
+def closed(subscription: Subscription) -> None:
+    async def close() -> None:
+        subscription.close()
+
+    call(close())
+
+
+def test_the_view_comes_first_and_then_what_changes(live: Live, pool: FakePool) -> None:
+    inbox = Inbox()
+    subscribed(live, inbox)
+    assert list(inbox.next("view")["view"]["nodes"]) == ["node0", "node1"]
+    hold([pool.fakes[1].reply], procs=2)
+    call(live.refresh())
+    change = inbox.next("change")
+    assert list(change["nodes"]) == ["node1"]
+    assert list(change["reservations"]) == ["id-dev"]
+    assert change.keys() == {"type", "now", "nodes", "reservations"}
+
+
+def test_what_is_gone_is_null(live: Live, pool: FakePool) -> None:
+    hold([pool.fakes[0].reply], procs=2)
+    inbox = Inbox()
+    subscribed(live, inbox)
+    inbox.next("view")
+    del pool.fakes[0].reply.reservations[:]
+    pool.fakes.pop()
+    call(live.refresh())
+    change = inbox.next("change")
+    assert change["reservations"] == {"id-dev": None}
+    assert change["nodes"]["node1"] is None
+    assert change["pool"]["nodes"] == 1
+
+
+def test_nothing_is_sent_while_nothing_changes(live: Live, pool: FakePool) -> None:
+    hold([pool.fakes[0].reply], procs=2, time_s=7200.0, time_left_s=3600.0)
+    inbox = Inbox()
+    subscribed(live, inbox)
+    inbox.next("view")
+    for _ in range(3):
+        call(live.refresh())
+    hold([pool.fakes[1].reply], "other", procs=1)
+    call(live.refresh())
+    assert list(inbox.next("change")["reservations"]) == ["id-other"]
+
+
+def test_a_slow_browser_gets_the_newest_and_no_backlog(live: Live, pool: FakePool) -> None:
+    inbox = Inbox()
+    inbox.open.clear()
+    subscribed(live, inbox)
+    assert inbox.waiting.wait(10)
+    for reply in (pool.fakes[0].reply, pool.fakes[1].reply):
+        for procs in (1, 2, 3):
+            reply.node.procs_free = procs
+            call(live.refresh())
+            live_events(live, 50)
+    inbox.open.set()
+    inbox.next("view")
+    change = inbox.next("change")
+    assert {name: each["procs"]["free"] for name, each in change["nodes"].items()} == {"node0": 3, "node1": 3}
+    assert inbox.next("job")["job"]["message"] == "49"
+    assert inbox.next("log")["total"] == 49
+    for _ in range(live_module.MAX_NOTICES):
+        inbox.next("notice")
+    assert inbox.empty
+
+
+def live_events(live: Live, count: int) -> None:
+    async def publish() -> None:
+        for number in range(count):
+            live.publish({"type": "job", "job": {"id": "a", "message": str(number)}})
+            live.publish({"type": "log", "log": "b", "total": number})
+            live.publish({"type": "notice", "id": str(number)})
+
+    call(publish())
+
+
+def test_every_browser_is_told(live: Live, pool: FakePool) -> None:
+    inboxes = Inbox(), Inbox()
+    for inbox in inboxes:
+        subscribed(live, inbox)
+        inbox.next("view")
+    hold([pool.fakes[0].reply], procs=2)
+    call(live.refresh())
+    for inbox in inboxes:
+        inbox.next("change")
+
+
+def test_a_browser_that_has_left_is_told_nothing(live: Live, pool: FakePool) -> None:
+    gone, stays = Inbox(), Inbox()
+    subscription = subscribed(live, gone)
+    subscribed(live, stays)
+    gone.next("view")
+    stays.next("view")
+    closed(subscription)
+    hold([pool.fakes[0].reply], procs=2)
+    call(live.refresh())
+    stays.next("change")
+    assert gone.empty
+
+
+def test_nobody_is_asked_before_somebody_looks_and_after_the_last_has_left(live: Live, pool: FakePool) -> None:
+    assert pool.fakes[0].asked == 0
+    inbox = Inbox()
+    subscription = subscribed(live, inbox)
+    inbox.next("view")
+    closed(subscription)
+    call(ended(live))
+    asked = pool.fakes[0].asked
+    call(live.fresh())
+    call(live.fresh())
+    assert pool.fakes[0].asked - asked <= 1  # a request, not a loop
+
+
+async def ended(live: Live) -> None:
+    assert live._keeping is not None
+    await live._keeping
+
+
+@pytest.mark.parametrize("looking", [True, False])
+def test_nodes_are_asked_often_only_while_a_browser_shows_them(pool: FakePool, panel: Panel, looking: bool) -> None:
+    live = Live(pool, refresh_s=0.01, notice_s=3600.0)  # type: ignore[arg-type]
+    inbox = Inbox()
+    subscription = subscribed(live, inbox, looking=looking)
+    inbox.next("view")
+    pool.fakes[0].reply.node.procs_free = 1
+    if looking:
+        inbox.next("change")
+    else:
+        call(waiting(live))
+        assert pool.fakes[0].asked == 1
+        subscription.look_soon(True)
+        inbox.next("change")
+    closed(subscription)
+
+
+async def waiting(live: Live) -> None:
+    """Return when it has looked and waits."""
+    async with live._refreshing:
+        pass
+
+
+def test_a_node_that_hangs_holds_nobody_up(live: Live, pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_module, "ANSWER_S", 0.05)
+    monkeypatch.setattr(live_module, "SILENT_AFTER_S", 0.0)
+    pool.fakes[1].hangs = True
+    view = call(live.fresh())
+    assert [each["state"] for each in view["nodes"].values()] == ["ok", "silent"]
+    call(live.refresh())
+    assert (pool.fakes[0].asked, pool.fakes[1].asked) == (2, 1)
+
+
+def test_a_node_that_died_is_told_and_comes_back(live: Live, pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_module, "NodePaths", lambda _: Served())
+    hold([fake.reply for fake in pool.fakes], procs=2)
+    inbox = Inbox()
+    subscribed(live, inbox)
+    inbox.next("view")
+    pool.fakes[1].alive = False
+    call(live.refresh())
+    change = inbox.next("change")
+    assert change["nodes"]["node1"]["state"] == "dead"
+    ranks = change["reservations"]["id-dev"]["meshes"][0]["ranks"]
+    assert [rank["state"] for rank in ranks] == ["idle", "idle", "unreachable", "unreachable"]
+    pool.fakes[1].alive = True
+    call(live.refresh())
+    assert inbox.next("change")["nodes"]["node1"]["state"] == "ok"
+
+
+class Served:
+    """Paths of a node that has served."""
+
+    class facts:
+        exists = staticmethod(lambda: True)
+
+
+def test_a_refused_connection_is_told_with_its_reason(live: Live, pool: FakePool) -> None:
+    pool.fakes[0].refuses = True
+    told = call(live.fresh())["nodes"]["node0"]
+    assert (told["state"], told["message"]) == ("silent", "node0 does not answer")
+
+
+def test_deaths_are_told_to_all_who_are_there(live: Live, pool: FakePool) -> None:
+    (mesh,) = hold([pool.fakes[0].reply], procs=2)
+    inbox = Inbox()
+    subscribed(live, inbox)
+    inbox.next("view")
+    mesh.ranks[1].state = pb.Rank.STATE_DEAD
+    call(live.refresh())
+    inbox.next("change")
+    assert inbox.next("notice")["text"].startswith("rank 1 of dev")
+
+
+def test_who_comes_later_is_told_what_still_matters(live: Live, pool: FakePool) -> None:
+    hold([pool.fakes[0].reply], procs=2, time_s=7200.0, time_left_s=60.0)
+    call(live.fresh())
+    inbox = Inbox()
+    subscribed(live, inbox)
+    inbox.next("view")
+    assert inbox.next("notice")["id"].startswith("nearly-up")

@@ -1,0 +1,334 @@
+"""Windows over logs: what nodes have becomes numbered rows, folded, filtered, searched and followed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from array import array
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from monarch_nb.client.log_lines import LogChange, LogLine, LogPart, LogRun, LogWindow
+from monarch_nb.errors import MeshNotFound, MonarchNbError, NodeUnreachable, UsageError
+from monarch_nb.panel import logs as logs_module
+from monarch_nb.panel.logs import Log, LogRequest, Logs
+from monarch_nb.panel.view import Json
+
+
+class FakeLines:
+    """What ranks wrote: lines by run and rank, `!` before those of stderr."""
+
+    def __init__(self, texts: dict[int, dict[int, list[str]]]) -> None:
+        self.texts = texts
+        self.changes: asyncio.Queue[LogChange | MonarchNbError] = asyncio.Queue()
+        self.finished = True
+        self.unreachable = False
+        self.asked: list[str] = []
+
+    def tell(self, **facts: Any) -> None:
+        """Let the watchers know of all there is."""
+        parts = tuple(
+            LogPart(run, rank, len(self._lines(run, rank, "stdout")), len(self._lines(run, rank, "stderr")), 0)
+            for run, ranks in self.texts.items()
+            for rank in ranks
+        )
+        runs = tuple(LogRun(run, f"title {run}", 10 + run, self.finished) for run in self.texts)
+        self.changes.put_nowait(LogChange(parts, runs, **{"complete": True, **facts}))
+
+    def _lines(self, run: int, rank: int, streams: str) -> list[str]:
+        lines = self.texts[run][rank]
+        return [each for each in lines if streams == "both" or each.startswith("!") == (streams == "stderr")]
+
+    async def watch(self, ranks: Iterable[int], run: int | None) -> AsyncGenerator[LogChange, None]:
+        while True:
+            change = await self.changes.get()
+            if isinstance(change, MonarchNbError):
+                raise change
+            wanted = tuple(part for part in change.parts if part.rank in ranks and run in (None, part.run))
+            yield LogChange(wanted, change.runs, change.complete, change.silent)
+
+    def _window(self, window: LogWindow, streams: str) -> list[str]:
+        if self.unreachable:
+            raise NodeUnreachable("node0 does not answer")
+        return self._lines(window.run, window.rank, streams)[window.first : window.first + window.count]
+
+    async def read(self, windows: Sequence[LogWindow], streams: str, *, max_line_bytes: int) -> list[list[LogLine]]:
+        self.asked.append("read")
+        return [
+            [
+                LogLine("stderr" if text.startswith("!") else "stdout", text[:max_line_bytes], len(text))
+                for text in self._window(window, streams)
+            ]
+            for window in windows
+        ]
+
+    async def digests(self, windows: Sequence[LogWindow], streams: str) -> list[array[int]]:
+        self.asked.append("digests")
+        hashes = lambda text: int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())  # noqa: E731
+        return [array("Q", map(hashes, self._window(window, streams))) for window in windows]
+
+    async def search(
+        self, text: str, windows: Sequence[LogWindow], streams: str, *, regex: bool, ignore_case: bool
+    ) -> list[array[int]]:
+        self.asked.append("search")
+        try:
+            pattern = re.compile(text if regex else re.escape(text), re.IGNORECASE if ignore_case else 0)
+        except re.error as error:
+            raise UsageError(f"no regular expression: {error}") from None
+        return [
+            array("Q", [w.first + i for i, each in enumerate(self._window(w, streams)) if pattern.search(each)])
+            for w in windows
+        ]
+
+
+TWO_RUNS = {
+    1: {0: ["start", "loss 1", "end"], 1: ["start", "loss 2", "!careful", "end"]},
+    2: {0: ["second"], 1: ["second"]},
+}
+
+
+async def opened(lines: FakeLines, **request: Any) -> Log:
+    log = Log(lines, LogRequest(**{"ranks": (0, 1), **request}), lambda _: None)  # type: ignore[arg-type]
+    lines.tell()
+    await log.opened(10)
+    return log
+
+
+async def shown(log: Log, first: int = 0, count: int = 100) -> list[str]:
+    rows = (await log.read(first, count))["rows"]
+    assert [row["row"] for row in rows] == list(range(first, first + len(rows)))
+    return [f"{row['run']} [{row['ranks']}] {row['text']}" for row in rows]
+
+
+async def test_equal_lines_are_one_row_with_their_ranks() -> None:
+    log = await opened(FakeLines(TWO_RUNS))
+    assert await shown(log) == [
+        "1 [0-1] start",
+        "1 [0] loss 1",
+        "1 [1] loss 2",
+        "1 [1] !careful",
+        "1 [0-1] end",
+        "2 [0-1] second",
+    ]
+    assert len(log) == 6
+    log.close()
+
+
+async def test_a_row_knows_its_stream() -> None:
+    log = await opened(FakeLines(TWO_RUNS))
+    assert [row["stream"] for row in (await log.read(2, 2))["rows"]] == ["out", "err"]
+    log.close()
+
+
+async def test_runs_say_where_they_begin() -> None:
+    log = await opened(FakeLines(TWO_RUNS))
+    assert log.describe_runs() == [
+        {"number": 1, "title": "title 1", "cell_number": 11, "first_row": 0},
+        {"number": 2, "title": "title 2", "cell_number": 12, "first_row": 5},
+    ]
+    assert [run["number"] for run in (await log.read(5, 1))["runs"]] == [2]
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        ({"ranks": (1,)}, ["1 [1] start", "1 [1] loss 2", "1 [1] !careful", "1 [1] end", "2 [1] second"]),
+        ({"run": 2}, ["2 [0-1] second"]),
+        ({"streams": "stderr"}, ["1 [1] !careful"]),
+        ({"fold": False, "run": 2}, ["2 [0] second", "2 [1] second"]),
+        ({"search": "LOSS"}, ["1 [0] loss 1", "1 [1] loss 2"]),
+        ({"search": "s.*t", "regex": True}, ["1 [0-1] start"]),
+        ({"search": "end"}, ["1 [0-1] end"]),
+        ({"search": "nothing"}, []),
+    ],
+)
+async def test_only_what_is_wanted_is_there(request_: dict[str, Any], expected: list[str]) -> None:
+    log = await opened(FakeLines(TWO_RUNS), **request_)
+    assert await shown(log) == expected
+    log.close()
+
+
+@pytest.mark.parametrize("request_", [{"fold": False}, {"ranks": (1,)}])
+async def test_a_log_that_folds_nothing_is_not_read_to_be_opened(request_: dict[str, Any]) -> None:
+    lines = FakeLines(TWO_RUNS)
+    log = await opened(lines, **request_)
+    assert lines.asked == []
+    log.close()
+
+
+async def test_a_long_log_is_folded_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs_module, "LINES_AT_ONCE", 100)
+    texts = [f"step {number}" for number in range(1000)]
+    lines = FakeLines({1: {0: texts, 1: [*texts[:500], "extra", *texts[500:]]}})
+    log = await opened(lines)
+    assert len(log) == 1001
+    assert await shown(log, 499, 3) == ["1 [0-1] step 499", "1 [1] extra", "1 [0-1] step 500"]
+    log.close()
+
+
+async def test_what_ranks_go_on_to_print_is_followed() -> None:
+    lines, grown = FakeLines({1: {0: ["a"], 1: ["a"]}}), asyncio.Event()
+    lines.finished = False
+    log = Log(lines, LogRequest((0, 1)), lambda _: grown.set())  # type: ignore[arg-type]
+    lines.tell()
+    await log.opened(10)
+    assert await shown(log) == ["1 [0-1] a"]
+    lines.texts[1][0] += ["b", "c"]
+    lines.texts[1][1] = ["a much longer"]
+    grown.clear()
+    lines.tell()
+    await asyncio.wait_for(grown.wait(), 10)
+    assert await shown(log) == ["1 [0] a", "1 [1] a much longer", "1 [0] b", "1 [0] c"]
+    log.close()
+
+
+async def test_a_filtered_log_is_followed() -> None:
+    lines, grown = FakeLines({1: {0: ["a loss", "b"], 1: ["c"]}}), asyncio.Event()
+    lines.finished = False
+    log = Log(lines, LogRequest((0, 1), search="loss"), lambda _: grown.set())  # type: ignore[arg-type]
+    lines.tell()
+    await log.opened(10)
+    lines.texts[1][1][0] = "c loss"  # the newest line has grown
+    lines.texts[1][0].append("d loss")
+    grown.clear()
+    lines.tell()
+    await asyncio.wait_for(grown.wait(), 10)
+    assert await shown(log) == ["1 [0] a loss", "1 [1] c loss", "1 [0] d loss"]
+    log.close()
+
+
+async def test_nothing_is_folded_before_all_nodes_have_counted() -> None:
+    lines, told = FakeLines(TWO_RUNS), asyncio.Event()
+    log = Log(lines, LogRequest((0, 1)), lambda _: told.set())  # type: ignore[arg-type]
+    lines.tell(complete=False)
+    await asyncio.wait_for(told.wait(), 10)
+    assert (len(log), log.complete) == (0, False)
+    lines.tell()
+    await log.opened(10)
+    assert (len(log), log.complete) == (6, True)
+    log.close()
+
+
+async def test_a_node_that_is_away_is_tried_again() -> None:
+    lines, told = FakeLines(TWO_RUNS), asyncio.Event()
+    lines.unreachable = True
+    log = Log(lines, LogRequest((0, 1)), lambda _: told.set())  # type: ignore[arg-type]
+    lines.tell(silent=("node0",))
+    await asyncio.wait_for(told.wait(), 10)
+    assert (len(log), log.silent) == (0, ("node0",))
+    lines.unreachable = False
+    told.clear()
+    lines.changes.put_nowait(LogChange(complete=True))
+    await asyncio.wait_for(told.wait(), 10)
+    assert len(log) == 6
+    log.close()
+
+
+@pytest.mark.parametrize("fold", [True, False])
+async def test_the_next_row_with_a_text_is_found(fold: bool) -> None:
+    log = await opened(FakeLines(TWO_RUNS), fold=fold)
+    everything = await shown(log)
+    for text in ("loss", "end", "second", "START"):
+        rows = [row for row, each in enumerate(everything) if text.lower() in each]
+        for start in range(-1, len(everything) + 1):
+            found = await log.find(text, regex=False, start=max(start, 0), backwards=False)
+            assert found == next((row for row in rows if row >= start), None)
+            found = await log.find(text, regex=False, start=max(start, 0), backwards=True)
+            assert found == next((row for row in reversed(rows) if row <= max(start, 0)), None)
+    log.close()
+
+
+async def test_finding_in_what_was_filtered() -> None:
+    log = await opened(FakeLines(TWO_RUNS), search="s")
+    assert await shown(log) == ["1 [0-1] start", "1 [0] loss 1", "1 [1] loss 2", "2 [0-1] second"]
+    assert await log.find("loss 2", regex=False, start=0, backwards=False) == 2
+    assert await log.find("end", regex=False, start=0, backwards=False) is None
+    log.close()
+
+
+async def test_the_same_search_is_done_once() -> None:
+    lines = FakeLines(TWO_RUNS)
+    log = await opened(lines)
+    for start in (0, 1, 2):
+        await log.find("loss", regex=False, start=start, backwards=False)
+    assert lines.asked.count("search") == 1
+    log.close()
+
+
+async def test_a_very_long_line_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs_module, "MAX_LINE_BYTES", 10)
+    log = await opened(FakeLines({1: {0: ["x" * 50]}}))
+    (row,) = (await log.read(0, 1))["rows"]
+    assert (row["text"], row["size"]) == ("x" * 10, 50)
+    log.close()
+
+
+@pytest.mark.parametrize("error", [MeshNotFound("the mesh was released")])
+async def test_a_log_that_can_not_be_read_is_refused(error: MonarchNbError) -> None:
+    lines = FakeLines(TWO_RUNS)
+    lines.changes.put_nowait(error)
+    log = Log(lines, LogRequest((0, 1)), lambda _: None)  # type: ignore[arg-type]
+    with pytest.raises(MeshNotFound):
+        await log.opened(10)
+
+
+async def test_a_bad_expression_is_refused() -> None:
+    lines = FakeLines(TWO_RUNS)
+    log = Log(lines, LogRequest((0, 1), search="(", regex=True), lambda _: None)  # type: ignore[arg-type]
+    lines.tell()
+    with pytest.raises(UsageError):
+        await log.opened(10)
+
+
+# ---- several logs ----
+
+
+async def test_a_log_tells_how_it_grows_until_it_is_closed() -> None:
+    events: list[Json] = []
+    logs, lines = Logs(events.append, lambda: True), FakeLines(TWO_RUNS)
+    lines.tell()
+    told = await logs.open(lines, LogRequest((0, 1)))  # type: ignore[arg-type]
+    assert (told["rows"], told["complete"]) == (6, True)
+    assert events[-1] == {"type": "log", "log": told["log"], "total": 6, "complete": True, "silent": []}
+    log = logs.get(told["log"])
+    assert log is not None
+    logs.close(told["log"])
+    logs.close(told["log"])
+    assert logs.get(told["log"]) is None
+
+
+async def test_a_log_that_failed_to_open_is_not_kept() -> None:
+    logs, lines = Logs(lambda _: None, lambda: True), FakeLines(TWO_RUNS)
+    lines.changes.put_nowait(MeshNotFound("the mesh was released"))
+    with pytest.raises(MeshNotFound):
+        await logs.open(lines, LogRequest((0, 1)))  # type: ignore[arg-type]
+    assert not logs._logs
+
+
+@pytest.mark.parametrize("watched", [True, False])
+async def test_logs_that_nobody_reads_are_forgotten(watched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs_module, "FORGOTTEN_S", 0.0)
+    logs, ids = Logs(lambda _: None, lambda: watched), []
+    for _ in range(3):
+        lines = FakeLines(TWO_RUNS)
+        lines.tell()
+        ids.append((await logs.open(lines, LogRequest((0, 1))))["log"])  # type: ignore[arg-type]
+    assert [logs.get(each) is not None for each in ids] == ([True] * 3 if watched else [False, False, True])
+    for each in ids:
+        logs.close(each)
+
+
+async def test_only_so_many_logs_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs_module, "MAX_OPEN", 2)
+    logs, ids = Logs(lambda _: None, lambda: True), []
+    for _ in range(3):
+        lines = FakeLines(TWO_RUNS)
+        lines.tell()
+        ids.append((await logs.open(lines, LogRequest((0, 1))))["log"])  # type: ignore[arg-type]
+    assert [logs.get(each) is not None for each in ids] == [False, True, True]
+    for each in ids:
+        logs.close(each)

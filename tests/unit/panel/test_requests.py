@@ -1,0 +1,416 @@
+"""Requests by name: what they answer, and how they refuse."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from monarch_nb.errors import CapacityError, NodeUnreachable
+from monarch_nb.panel import actions
+from monarch_nb.panel.requests import Panel
+from monarch_nb.panel.view import Json
+from monarch_nb.proto import allocator_pb2 as pb
+from unit.panel.fake_pool import FakePool, Inbox, panel_on
+from unit.panel.replies import hold, run
+
+VALUES = {"name": "dev", "nodes": 2, "kind": "procs", "per_node": 4}
+
+
+def ask(panel: Panel, name: str, **body: Any) -> Any:
+    answer = panel.handle(name, body).result(10)
+    assert "result" in answer, answer
+    return answer["result"]
+
+
+def refused(panel: Panel, name: str, **body: Any) -> Json:
+    answer = panel.handle(name, body).result(10)
+    assert "error" in answer, answer
+    return dict(answer["error"])
+
+
+def finished(panel: Panel, name: str, **body: Any) -> Json:
+    """Start a job and return it as it ended."""
+    inbox = Inbox()
+    subscription = panel.subscribe(inbox.deliver).result(10)
+    try:
+        job = ask(panel, name, **body)["job"]
+        while job["state"] == "running":
+            event = inbox.any()
+            if event["type"] == "job":
+                job = event["job"]
+        return dict(job)
+    finally:
+        subscription.close_soon()
+
+
+# ---- view, forms, check ----
+
+
+def test_the_view_is_asked_for_and_is_fresh(panel: Panel, pool: FakePool) -> None:
+    assert set(ask(panel, "view")["nodes"]) == {"node0", "node1"}
+
+
+def test_every_form_names_its_action(panel: Panel) -> None:
+    forms = ask(panel, "forms")
+    assert {name: form["action"] for name, form in forms.items()} == {
+        name: name for name in ("reserve", "up", "extend")
+    }
+    assert forms["reserve"]["fields"][1]["maximum"] == 2
+
+
+def test_a_check_says_where_it_would_be(panel: Panel) -> None:
+    assert ask(panel, "check", action="reserve", values=VALUES | {"per_node": 3}) == {
+        "ok": True,
+        "message": "fits: node0, node1; 2 procs stay free",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "message"),
+    [
+        ({"name": "a b"}, "name", "no spaces"),
+        ({"name": "a/b"}, "name", "slashes"),
+        ({"name": "x" * 65}, "name", "at most 64"),
+        ({"nodes": 3}, "nodes", "at most 2"),
+        ({"time": "soon"}, "time", "90m"),
+    ],
+)
+def test_a_check_says_what_is_wrong_where(panel: Panel, changes: Json, field: str, message: str) -> None:
+    told = ask(panel, "check", action="reserve", values=VALUES | changes)
+    assert not told["ok"]
+    assert message in told["errors"][field]
+
+
+def test_an_emoji_is_a_name(panel: Panel) -> None:
+    assert ask(panel, "check", action="reserve", values=VALUES | {"name": "🚀"})["ok"]
+
+
+def test_a_check_says_who_holds_what_is_missing(panel: Panel, pool: FakePool) -> None:
+    hold([pool.fakes[1].reply], "other", procs=3)
+    told = ask(panel, "check", action="reserve", values=VALUES)
+    assert "only 1 of 2 nodes can take 4 procs" in told["errors"]["nodes"]
+    assert "other" in told["message"]
+
+
+def test_a_name_that_is_held_with_another_shape_is_refused_at_the_name(panel: Panel, pool: FakePool) -> None:
+    hold([pool.fakes[0].reply], procs=1)
+    assert "name" in ask(panel, "check", action="reserve", values=VALUES)["errors"]
+    same = VALUES | {"nodes": 1, "per_node": 1}
+    assert (
+        ask(panel, "check", action="reserve", values=same)["message"] == "you hold dev already, with 1 node × 1 procs"
+    )
+
+
+def test_without_a_pool_a_local_one_would_be_started(panel: Panel, pool: FakePool) -> None:
+    pool.fakes.clear()
+    assert "will be started" in ask(panel, "check", action="reserve", values=VALUES)["message"]
+
+
+def test_there_is_no_other_form(panel: Panel) -> None:
+    assert refused(panel, "check", action="dance", values={})["status"] == 404
+
+
+# ---- jobs ----
+
+
+class Reserved:
+    """Stands for a Reservation."""
+
+    id = "id-dev"
+    detached = False
+
+    def detach(self) -> None:
+        Reserved.detached = True
+
+
+def test_reserving_passes_on_what_was_filled_in(panel: Panel, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def reserve(name: str, **options: Any) -> Reserved:
+        asked.append((name, options))
+        options["progress"]("starting 8 ranks")
+        return Reserved()
+
+    monkeypatch.setattr(actions, "reserve", reserve)
+    values = VALUES | {"time": "8h", "idle": ""}
+    job = finished(panel, "reserve", values=values, notebook="/home/me/a.ipynb", python="/usr/bin/python3")
+    assert (job["state"], job["result"]) == ("done", {"reservation": "id-dev"})
+    ((name, options),) = asked
+    assert (name, options["nodes"], options["procs"], options["gpus"]) == ("dev", 2, 4, None)
+    assert (options["time"], options["idle"]) == (28800.0, None)
+    assert (options["notebook"], options["python"]) == ("/home/me/a.ipynb", "/usr/bin/python3")
+    assert Reserved.detached  # else it would never count as idle
+
+
+def test_a_notebook_is_named_below_the_root(pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    panel, asked = panel_on(pool, monkeypatch, root="/home/me"), []
+    monkeypatch.setattr(actions, "reserve", lambda name, **options: asked.append(options["notebook"]) or Reserved())
+    finished(panel, "reserve", values=VALUES, notebook="work/a.ipynb")
+    assert asked == ["/home/me/work/a.ipynb"]
+
+
+def test_what_does_not_fit_does_not_become_a_job(panel: Panel, pool: FakePool) -> None:
+    hold([pool.fakes[1].reply], "other", procs=3)
+    error = refused(panel, "reserve", values=VALUES)
+    assert (error["status"], list(error["errors"])) == (409, ["nodes"])
+    error = refused(panel, "reserve", values=VALUES | {"nodes": 0})
+    assert (error["status"], list(error["errors"])) == (400, ["nodes"])
+
+
+def test_a_pool_that_vanishes_meanwhile_fails_the_job_with_a_message(
+    panel: Panel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reserve(_: str, **__: Any) -> None:
+        raise CapacityError("the pool has gone")
+
+    monkeypatch.setattr(actions, "reserve", reserve)
+    job = finished(panel, "reserve", values=VALUES)
+    assert (job["state"], job["error"]) == ("failed", "the pool has gone")
+
+
+def test_a_job_can_be_cancelled(panel: Panel, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, begun = threading.Event(), threading.Event()
+
+    def reserve(_: str, **options: Any) -> None:
+        begun.set()
+        goes_on.wait(10)
+        options["progress"]("next")
+
+    monkeypatch.setattr(actions, "reserve", reserve)
+    inbox = Inbox()
+    subscription = panel.subscribe(inbox.deliver).result(10)
+    job = ask(panel, "reserve", values=VALUES)["job"]
+    assert begun.wait(10)
+    assert ask(panel, "cancel", job=job["id"]) == {}
+    goes_on.set()
+    while job["state"] == "running":
+        event = inbox.any()
+        job = event["job"] if event["type"] == "job" else job
+    assert job["state"] == "cancelled"
+    subscription.close_soon()
+
+
+def test_who_connects_meanwhile_is_told_of_running_jobs(panel: Panel, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(actions, "reserve", lambda _, **__: goes_on.wait(10) and Reserved())
+    job = ask(panel, "reserve", values=VALUES)["job"]
+    inbox = Inbox()
+    subscription = panel.subscribe(inbox.deliver).result(10)
+    while (event := inbox.any())["type"] != "job":
+        pass
+    assert event["job"]["id"] == job["id"]
+    goes_on.set()
+    subscription.close_soon()
+
+
+def test_starting_a_pool_passes_on_its_options(panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Json] = []
+    monkeypatch.setattr(pool, "up", lambda **options: asked.append(options) or [])
+    finished(panel, "up", values={"nodes": 3, "procs": 2, "gpus": "none", "isolate": True})
+    assert {key: value for key, value in asked[0].items() if key != "progress"} == {
+        "nodes": 3,
+        "procs": 2,
+        "gpus": "none",
+        "isolate": True,
+        "pool": "local",
+    }
+
+
+def test_a_pool_whose_start_is_cancelled_is_ended_again(
+    panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.fakes.clear()
+    ended: list[str] = []
+
+    def up(**options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "up", up)
+    monkeypatch.setattr(pool, "down", lambda force=False, **_: ended.append("down"))
+    assert finished(panel, "up", values={})["state"] == "cancelled"
+    assert ended == ["down"]
+
+
+def test_ending_a_pool(panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(pool, "down", lambda force, **_: asked.append(force) or 2)
+    assert finished(panel, "down")["result"] == {"nodes": 2}
+    assert finished(panel, "down", values={"force": True})["state"] == "done"
+    assert asked == [False, True]
+    assert refused(panel, "down", values=[])["status"] == 400
+
+
+def test_releasing(panel: Panel, pool: FakePool) -> None:
+    hold([fake.reply for fake in pool.fakes], procs=2)
+    assert finished(panel, "release", reservation="id-dev")["state"] == "done"
+    assert not any(fake.reply.reservations for fake in pool.fakes)
+    assert refused(panel, "release", reservation="id-dev")["status"] == 404
+
+
+def test_what_was_released_elsewhere_just_now_fails_the_job(
+    panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def reservations() -> list[object]:
+        return []
+
+    hold([pool.fakes[0].reply], procs=2)
+    monkeypatch.setattr(pool, "reservations", reservations)
+    job = finished(panel, "release", reservation="id-dev")
+    assert (job["state"], job["error"]) == ("failed", "dev was released meanwhile")
+
+
+def test_what_ended_by_itself_says_why(panel: Panel, pool: FakePool) -> None:
+    owner = ask(panel, "view")["owner"]
+    pool.fakes[0].reply.ended.add(
+        reservation_id="gone", name="dev", owner=owner, ended_at=1.0, why="its time of 8 h was up"
+    )
+    error = refused(panel, "extend", reservation="gone", by="1h")
+    assert error["status"] == 404
+    assert "its time of 8 h was up" in error["message"]
+
+
+ACTIONS = ["release", "extend", "restart", "interrupt", "stacks", "lost", "attach_lines"]
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_an_unknown_reservation_is_not_found(panel: Panel, name: str) -> None:
+    assert refused(panel, name, reservation="nonsense", by="1h")["status"] == 404
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_the_reservation_must_be_named(panel: Panel, name: str) -> None:
+    assert refused(panel, name)["status"] == refused(panel, name, reservation=7)["status"] == 400
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_others_reservations_are_not_touched(panel: Panel, pool: FakePool, name: str) -> None:
+    hold([pool.fakes[0].reply], procs=2, owner="somebody")
+    error = refused(panel, name, reservation="id-dev", by="1h")
+    assert (error["status"], error["message"]) == (403, "dev is held by somebody")
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_a_pool_that_is_away_says_so(panel: Panel, pool: FakePool, name: str) -> None:
+    pool.fakes.clear()
+    error = refused(panel, name, reservation="id-dev", by="1h")
+    assert (error["status"], error["message"]) == (503, "no pool 'local' is up")
+
+
+@pytest.mark.parametrize("name", ["restart", "interrupt", "stacks"])
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [({"ranks": "9"}, 400), ({"ranks": "x"}, 400), ({"ranks": [1]}, 400), ({"mesh": "nonsense"}, 404)],
+)
+def test_bad_ranks_and_meshes_are_refused(panel: Panel, pool: FakePool, name: str, body: Json, status: int) -> None:
+    hold([pool.fakes[0].reply], procs=2)
+    assert refused(panel, name, reservation="id-dev", **body)["status"] == status
+
+
+def test_only_a_time_limit_can_be_extended(panel: Panel, pool: FakePool) -> None:
+    hold([pool.fakes[0].reply], procs=2)
+    error = refused(panel, "extend", reservation="id-dev", by="1h")
+    assert (error["status"], list(error["errors"])) == (409, ["by"])
+    assert list(refused(panel, "extend", reservation="id-dev", by="soon")["errors"]) == ["by"]
+
+
+def test_a_reservation_whose_nodes_are_away_is_not_used(panel: Panel, pool: FakePool) -> None:
+    hold([fake.reply for fake in pool.fakes], procs=2)
+    pool.fakes.pop()
+    job = finished(panel, "stacks", reservation="id-dev")
+    assert (job["state"], job["error"]) == ("failed", "'dev' is held, but 1 of its 2 nodes do not answer")
+
+
+# ---- what is told before ----
+
+
+def test_what_would_be_lost(panel: Panel, pool: FakePool) -> None:
+    (mesh,) = hold([pool.fakes[0].reply], procs=3)
+    assert ask(panel, "lost", reservation="id-dev")["text"] == "3 ranks with their variables"
+    run([mesh], running_s=180.0)
+    mesh.ranks[2].state = pb.Rank.STATE_DEAD
+    mesh.ranks[2].run_id = ""
+    panel.live.wake()
+    text = ask(panel, "lost", reservation="id-dev")["text"]
+    assert text == "2 ranks with their variables; a cell that has run for 3 min"
+    assert ask(panel, "lost", reservation="id-dev", ranks="2")["text"] == "nothing: none of these ranks lives"
+
+
+def test_the_lines_that_attach(panel: Panel, pool: FakePool) -> None:
+    hold([pool.fakes[0].reply], "it's", procs=1)
+    code = ask(panel, "attach_lines", reservation="id-it's")["code"]
+    assert code == "%load_ext monarch_nb\n%mesh attach 'it'\"'\"'s'"
+
+
+# ---- logs ----
+
+
+def test_logs_of_nothing_are_not_found(panel: Panel) -> None:
+    assert refused(panel, "log_open", mesh="nonsense")["status"] == 404
+    assert refused(panel, "log_rows", log="nonsense", first=0, count=10)["status"] == 404
+    assert refused(panel, "log_find", log="nonsense", text="x", **{"from": 0})["status"] == 404
+    assert ask(panel, "log_close", log="nonsense") == {}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"ranks": "99"},
+        {"streams": "stdin"},
+        {"run": 0},
+        {"run": "1"},
+        {"search": 1},
+        {"regex": "yes"},
+        {"fold": None},
+    ],
+)
+def test_bad_log_requests_are_refused(panel: Panel, pool: FakePool, body: Json) -> None:
+    hold([pool.fakes[0].reply], procs=2)
+    error = refused(panel, "log_open", mesh="mesh-dev", **body)
+    assert error["status"] == 400
+    assert error["message"]
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"first": -1, "count": 1}, {"first": 0, "count": 10**9}, {"first": "0", "count": 1}]
+)
+def test_bad_windows_are_refused(panel: Panel, body: Json) -> None:
+    assert refused(panel, "log_rows", log="x", **body)["status"] == 400
+
+
+# ---- anything ----
+
+
+def test_an_unknown_request_is_not_found(panel: Panel) -> None:
+    assert refused(panel, "dance")["status"] == 404
+
+
+@pytest.mark.parametrize("body", [None, [], "x", 3])
+def test_a_body_is_an_object(panel: Panel, body: object) -> None:
+    assert panel.handle("view", body).result(10)["error"]["status"] == 400
+
+
+def test_an_error_of_the_clients_has_its_status(panel: Panel, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fresh() -> None:
+        raise NodeUnreachable("node0 does not answer")
+
+    monkeypatch.setattr(panel.live, "fresh", fresh)
+    assert refused(panel, "view") == {"status": 503, "message": "node0 does not answer", "errors": {}}
+
+
+def test_a_fault_of_ours_is_told_and_logged(
+    panel: Panel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fresh() -> None:
+        raise KeyError("oops")
+
+    monkeypatch.setattr(panel.live, "fresh", fresh)
+    assert refused(panel, "view")["status"] == 500
+    assert "the request view failed" in caplog.text
+
+
+def test_a_reservation_that_is_new_can_be_used_at_once(panel: Panel, pool: FakePool) -> None:
+    ask(panel, "view")
+    hold([pool.fakes[0].reply], procs=2)
+    assert ask(panel, "lost", reservation="id-dev")["text"] == "2 ranks with their variables"

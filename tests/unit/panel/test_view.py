@@ -1,0 +1,246 @@
+"""What allocators say becomes what the panel shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from monarch_nb.panel.view import CpuSlots, Json, NodeAnswer, Sent, build_view, is_as_sent
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+from unit.panel.replies import NOW, hold, node, run, view_of
+
+
+def the_only(view: Json) -> Json:
+    (reservation,) = view["reservations"].values()
+    return dict(reservation)
+
+
+def states(view: Json) -> list[str]:
+    return [rank["state"] for rank in the_only(view)["meshes"][0]["ranks"]]
+
+
+def test_a_pool_without_nodes_is_down() -> None:
+    view = view_of()
+    assert view["pool"] == {"name": "local", "state": "down", "message": "no pool 'local' is up", "nodes": 0}
+
+
+@pytest.mark.parametrize(
+    ("answer", "pool", "state"),
+    [
+        (NodeAnswer("node0", alive=False, served=False), "up", "starting"),
+        (NodeAnswer("node0"), "up", "starting"),
+        (NodeAnswer("node0", reply=node(ready=False)), "up", "starting"),
+        (NodeAnswer("node0", reply=node()), "up", "ok"),
+        (NodeAnswer("node0", reply=node(), silent_s=5.0), "silent", "silent"),
+        (NodeAnswer("node0", reply=node(), error="connection refused"), "silent", "silent"),
+        (NodeAnswer("node0", alive=False, reply=node()), "down", "dead"),
+    ],
+)
+def test_a_node_is_as_it_answers(answer: NodeAnswer, pool: str, state: str) -> None:
+    view = build_view("local", [answer], "me", NOW, CpuSlots())
+    assert (view["pool"]["state"], view["nodes"]["node0"]["state"]) == (pool, state)
+    assert (view["pool"]["message"] is None) == (pool == "up")
+
+
+def test_a_node_whose_template_failed_says_why() -> None:
+    reply = node(ready=False)
+    reply.node.template_error = "ImportError: no torch"
+    shown = view_of(reply)["nodes"]["node0"]
+    assert shown["state"] == "dead"
+    assert "no torch" in shown["message"]
+
+
+def test_a_reservation_is_put_together_from_its_nodes() -> None:
+    replies = [node("node0"), node("node1")]
+    hold(replies, procs=2, notebook="/home/me/work/a.ipynb")
+    reservation = the_only(view_of(*replies, root="/home/me"))
+    assert (reservation["node_ids"], reservation["nodes_answering"]) == (["node0", "node1"], 2)
+    assert reservation["notebook_path"] == "work/a.ipynb"
+    assert reservation["mine"]
+    (mesh,) = reservation["meshes"]
+    assert mesh["extent"] == {"hosts": 2, "procs": 2}
+    assert [(rank["rank"], rank["node"]) for rank in mesh["ranks"]] == [
+        (0, "node0"),
+        (1, "node0"),
+        (2, "node1"),
+        (3, "node1"),
+    ]
+
+
+@pytest.mark.parametrize("notebook", ["", "/elsewhere/a.ipynb", "/home/mean/a.ipynb"])
+def test_a_notebook_outside_the_root_has_no_path_below_it(notebook: str) -> None:
+    replies = [node()]
+    hold(replies, procs=1, notebook=notebook)
+    assert the_only(view_of(*replies, root="/home/me"))["notebook_path"] == ""
+
+
+def test_ranks_of_a_node_that_does_not_answer_are_unreachable() -> None:
+    replies = [node("node0"), node("node1")]
+    hold(replies, procs=2)
+    answers = [NodeAnswer("node0", reply=replies[0]), NodeAnswer("node1", reply=replies[1], silent_s=4.0)]
+    view = build_view("local", answers, "me", NOW, CpuSlots())
+    assert states(view) == ["idle", "idle", "unreachable", "unreachable"]
+    assert the_only(view)["nodes_answering"] == 1
+
+
+def test_ranks_of_a_node_that_never_answered_are_unreachable() -> None:
+    replies = [node("node0"), node("node1")]
+    hold(replies, procs=2)
+    assert states(view_of(replies[0])) == ["idle", "idle", "unreachable", "unreachable"]
+
+
+def test_what_ranks_do() -> None:
+    reply = node(procs=8)
+    (mesh,) = hold([reply], procs=5)
+    run([mesh], running_s=3.0)
+    mesh.ranks[1].where.CopyFrom(
+        run_pb2.Where(state=run_pb2.Where.STATE_COLLECTIVE, collective="all_reduce", line="train.py:41")
+    )
+    mesh.ranks[2].state, mesh.ranks[2].run_id = pb.Rank.STATE_IDLE, ""
+    mesh.ranks[2].failure.CopyFrom(run_pb2.Failure(name="ValueError", message="bad", where="Cell In[7]:3"))
+    mesh.ranks[3].state = pb.Rank.STATE_DEAD
+    mesh.ranks[3].death.CopyFrom(run_pb2.Death(signal=9, likely_cause="out of memory", stderr_tail=["oh"]))
+    mesh.ranks[4].state, mesh.ranks[4].run_id = pb.Rank.STATE_STARTING, ""
+    ranks = the_only(view_of(reply))["meshes"][0]["ranks"]
+    assert [(rank["state"], rank["detail"]) for rank in ranks] == [
+        ("running", ""),
+        ("waiting", "waits in all_reduce (train.py:41)"),
+        ("failed", "ValueError: bad (Cell In[7]:3)"),
+        ("dead", "killed by signal 9 (SIGKILL): out of memory"),
+        ("starting", ""),
+    ]
+    assert (ranks[0]["run"], ranks[0]["running_s"]) == ("run1", 3.0)
+    assert ranks[3]["stderr_tail"] == ["oh"]
+
+
+def test_runs_of_all_nodes() -> None:
+    replies = [node("node0"), node("node1")]
+    meshes = hold(replies, procs=2)
+    first = run(meshes, running_s=4.0, cell_number=12)
+    first[0].finished.append(0)
+    first[0].failed.append(0)
+    for part in run(meshes, "run2", 2):
+        part.ClearField("running")
+        for mesh in meshes:
+            for rank in mesh.ranks:
+                rank.run_id = "run1"
+    running, queued = the_only(view_of(*replies))["meshes"][0]["runs"]
+    assert (running["state"], running["ranks"], running["finished"], running["failed"]) == ("running", "0-3", "0", "0")
+    assert (running["running_s"], running["cell_number"], running["title"]) == (4.0, 12, "train()")
+    assert queued["state"] == "queued"
+
+
+def test_gpus_have_their_holders_and_readings() -> None:
+    reply = node(gpus=2)
+    hold([reply], gpus=1)
+    reply.readings.CopyFrom(
+        pb.NodeReadings(
+            cpu=0.4218,
+            memory_used_bytes=10_010_000_000,
+            memory_total_bytes=32_000_000_000,
+            gpus=[
+                pb.GpuReading(
+                    index=0,
+                    utilisation=0.931,
+                    memory_used_bytes=70_000_400_000,
+                    memory_total_bytes=141 << 30,
+                    temperature_c=54.4,
+                    power_w=311.7,
+                    power_limit_w=700.0,
+                ),
+                pb.GpuReading(index=1, error="GPU 1 has fallen off the bus"),
+            ],
+        )
+    )
+    shown = view_of(reply)["nodes"]["node0"]
+    assert (shown["cpu"], shown["memory"]) == (0.42, {"used": 10_000_000_000, "total": 32_000_000_000})
+    held, lost = shown["slots"][:2]
+    assert (held["kind"], held["index"], held["reservation"], held["rank"]) == ("gpu", 0, "id-dev", 0)
+    assert (held["utilisation"], held["temperature_c"], held["power_w"]) == (0.93, 54, 312)
+    assert held["memory"] == {"used": 70_000_000_000, "total": 141 << 30}
+    assert (lost["utilisation"], lost["reservation"]) == (None, None)
+    assert lost["error"] == "GPU 1 has fallen off the bus"
+    assert lost["memory"] == {"used": None, "total": 141 << 30}
+
+
+def test_cpu_slots_show_the_ranks_in_them() -> None:
+    reply = node(procs=3)
+    (mesh,) = hold([reply], procs=2)
+    mesh.ranks[1].cpu, mesh.ranks[1].memory_bytes = 0.987, 18_400_000
+    slots = view_of(reply)["nodes"]["node0"]["slots"]
+    assert [(slot["reservation"], slot["rank"]) for slot in slots] == [("id-dev", 0), ("id-dev", 1), (None, None)]
+    assert (slots[1]["utilisation"], slots[1]["memory"]) == (0.99, {"used": 18_000_000, "total": None})
+
+
+def test_slots_of_others_stay_where_they_are_when_a_reservation_goes() -> None:
+    slots = CpuSlots()
+    assert slots.assign("node0", 4, {"a": 1, "b": 2}) == ["a", "b", "b", None]
+    assert slots.assign("node0", 4, {"b": 2}) == [None, "b", "b", None]
+    assert slots.assign("node0", 4, {"b": 2, "c": 2}) == ["c", "b", "b", "c"]
+
+
+def test_time_left() -> None:
+    reply = node()
+    hold([reply], procs=1, time_s=7200.0, time_left_s=500.0, idle_s=600.0, idle_left_s=600.0)
+    reservation = the_only(view_of(reply))
+    assert (reservation["time_s"], reservation["time_left_s"], reservation["nearly_up"]) == (7200.0, 500.0, True)
+    assert (reservation["idle_s"], reservation["idle_left_s"]) == (600.0, 600.0)
+
+
+def test_without_limits_there_is_no_time_left() -> None:
+    reply = node()
+    hold([reply], procs=1)
+    reservation = the_only(view_of(reply))
+    assert [reservation[key] for key in ("time_s", "time_left_s", "idle_s", "idle_left_s", "nearly_up")] == [
+        None,
+        None,
+        None,
+        None,
+        False,
+    ]
+
+
+def test_what_ended_is_told_to_its_owner_only() -> None:
+    reply, owner = node(), view_of()["owner"]
+    reply.ended.add(reservation_id="a", name="dev", owner=owner, ended_at=NOW, why="its time of 8 h was up")
+    reply.ended.add(reservation_id="b", name="other", owner="somebody", ended_at=NOW, why="its time of 8 h was up")
+    (ended,) = view_of(reply)["ended"]
+    assert ended["id"] == "a"
+    assert "its time of 8 h was up" in ended["text"]
+
+
+# ---- what changed ----
+
+
+def counted(seconds: float, **changes: Any) -> bool:
+    """Whether a reservation, so much later and changed so, is as a browser counted."""
+    facts: dict[str, Any] = {"time_s": 100.0, "time_left_s": 80.0, "idle_s": 50.0, "idle_left_s": 40.0}
+    return is_as_sent(Sent(dict(facts), 0.0), facts | changes, seconds)
+
+
+def test_times_that_run_as_counted_are_not_sent_again() -> None:
+    assert counted(10, time_left_s=70.4, idle_left_s=29.6)
+    assert not counted(10, time_left_s=70.0, idle_left_s=40.0)
+    assert not counted(10, time_left_s=3670.0, idle_left_s=30.0)
+    assert not counted(10, time_left_s=None, idle_left_s=30.0)
+
+
+def test_the_idle_time_of_what_is_in_use_stands_still() -> None:
+    facts = {"idle_s": 50.0, "idle_left_s": 50.0}
+    assert is_as_sent(Sent(facts, 0.0), {"idle_s": 50.0, "idle_left_s": 50.0}, 100.0)
+    assert not is_as_sent(Sent(facts, 0.0), {"idle_s": 50.0, "idle_left_s": 45.0}, 100.0)
+
+
+@pytest.mark.parametrize(("state", "counts"), [("running", True), ("waiting", True), ("finished", False)])
+def test_only_what_runs_counts_on(state: str, counts: bool) -> None:
+    sent = Sent({"runs": [{"state": state, "running_s": 5.0}]}, 0.0)
+    assert is_as_sent(sent, {"runs": [{"state": state, "running_s": 15.0}]}, 10.0) == counts
+    assert is_as_sent(sent, {"runs": [{"state": state, "running_s": 5.0}]}, 10.0) != counts
+
+
+def test_anything_else_that_changed_is_sent() -> None:
+    sent = Sent({"ranks": [{"state": "idle", "running_s": None}]}, 0.0)
+    assert not is_as_sent(sent, {"ranks": [{"state": "dead", "running_s": None}]}, 0.0)
+    assert not is_as_sent(sent, {"ranks": []}, 0.0)

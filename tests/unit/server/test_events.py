@@ -1,0 +1,105 @@
+"""The WebSocket: who may open it, and what it tells."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from tornado.httpclient import HTTPClientError
+from tornado.websocket import WebSocketClientConnection
+
+from monarch_nb.client.bridge import post
+from unit.panel.fake_pool import FakePool
+from unit.panel.replies import hold
+from unit.server.conftest import Client
+
+
+async def event(socket: WebSocketClientConnection) -> Any:
+    message = await asyncio.wait_for(socket.read_message(), 10)
+    assert message is not None, f"closed: {socket.close_code} {socket.close_reason}"
+    return json.loads(message)
+
+
+@pytest.mark.parametrize("token", [None, "wrong"])
+async def test_who_is_not_authenticated_is_refused(client: Client, token: str | None) -> None:
+    with pytest.raises(HTTPClientError) as error:
+        await client.connect(token=token)
+    assert error.value.code == 403
+
+
+async def test_who_is_not_authorized_is_refused(client: Client) -> None:
+    client.app.authorizer.is_authorized = lambda *_: False
+    with pytest.raises(HTTPClientError) as error:
+        await client.connect()
+    assert error.value.code == 403
+
+
+async def test_another_site_is_refused(client: Client) -> None:
+    cookie = await client.cookie()
+    with pytest.raises(HTTPClientError) as error:
+        await client.connect(token=None, Cookie=cookie, Origin="http://evil.example")
+    assert error.value.code == 403
+    (await client.connect(token=None, Cookie=cookie, Origin=f"http://127.0.0.1:{client.port}")).close()
+
+
+async def test_the_view_comes_first_and_then_what_changes(client: Client, pool: FakePool) -> None:
+    socket = await client.connect(Origin=f"http://127.0.0.1:{client.port}")
+    assert set((await event(socket))["view"]["nodes"]) == {"node0", "node1"}
+    hold([pool.fakes[0].reply], procs=2)
+    post(client.extension.panel.live.wake)
+    assert list((await event(socket))["reservations"]) == ["id-dev"]
+    socket.close()
+
+
+async def test_a_browser_that_looks_away_is_heard(client: Client) -> None:
+    socket = await client.connect()
+    await event(socket)
+    (subscription,) = client.extension.panel.live._subscriptions
+    assert subscription.looking
+    await socket.write_message(json.dumps({"type": "look", "looking": False}))
+    while subscription.looking:
+        await asyncio.sleep(0.001)
+    socket.close()
+
+
+@pytest.mark.parametrize("message", ["nonsense", "[]", "{}", '"x"', "3"])
+async def test_nonsense_ends_the_connection(client: Client, message: str) -> None:
+    socket = await client.connect()
+    await event(socket)
+    await socket.write_message(message)
+    while await asyncio.wait_for(socket.read_message(), 10) is not None:
+        pass
+    assert socket.close_code == 1003
+
+
+async def test_a_message_of_a_newer_browser_is_ignored(client: Client) -> None:
+    socket = await client.connect()
+    await event(socket)
+    await socket.write_message('{"type": "dance"}')
+    await socket.write_message('{"type": "look", "looking": false}')
+    (subscription,) = client.extension.panel.live._subscriptions
+    while subscription.looking:
+        await asyncio.sleep(0.001)
+    socket.close()
+
+
+async def test_a_browser_that_has_left_is_forgotten(client: Client) -> None:
+    socket = await client.connect()
+    await event(socket)
+    socket.close()
+    while client.extension.panel.live._subscriptions:
+        await asyncio.sleep(0.001)
+
+
+async def test_pings_are_sent_as_the_server_is_configured(client: Client) -> None:
+    client.app.web_app.settings["ws_ping_interval"] = 20
+    pings: list[bytes] = []
+    socket = await client.connect()
+    assert socket.protocol is not None
+    handle = socket.protocol._handle_message
+    socket.protocol._handle_message = lambda opcode, data: (opcode == 9 and pings.append(data)) or handle(opcode, data)
+    while not pings:
+        await asyncio.sleep(0.001)
+    socket.close()
