@@ -156,7 +156,7 @@ test('chosen ranks are restarted, by keyboard alone', async () => {
   screen.getByRole('option', { name: /rank 1/ }).focus();
   await user.keyboard(' {ArrowRight} ');
   expect(screen.getAllByRole('option', { selected: true })).toHaveLength(2);
-  await user.click(button('Restart 1-2…'));
+  await user.click(button('Restart… ranks 1-2'));
   await user.click(within(await screen.findByRole('alertdialog')).getByRole('button', { name: 'Restart' }));
   expect(transport.asked('restart')).toEqual([{ reservation: 'R', mesh: 'M', ranks: '1-2' }]);
 });

@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 import { parseAnsi, plain } from '../src/core/ansi';
 import { bytes, duration, parseRanks, rankSet, shape, summary, timeLeft } from '../src/core/format';
 import { finalText, pattern } from '../src/core/logs';
-import { attaches, onMesh } from '../src/lab/lines';
+import { attaches, beginsWith, onMesh } from '../src/lab/lines';
 import { mesh, rank, reservation } from './fake';
 
 test('durations say their two largest units', () => {
@@ -101,4 +101,11 @@ test('a cell gets %%mesh once', () => {
   expect(onMesh('x = 1')).toBe('%%mesh\nx = 1');
   expect(onMesh('%%mesh -t 0\nx = 1')).toBe('%%mesh -t 0\nx = 1');
   expect(onMesh('%%meshy\nx')).toBe('%%mesh\n%%meshy\nx');
+});
+
+test('a running cell is known by its first line', () => {
+  expect(beginsWith('\n%%mesh -t 0\ntrain(model)\n', 'train(model)')).toBe(true);
+  expect(beginsWith('train(model, 10)', 'train(mod…')).toBe(true);
+  expect(beginsWith('x = 1', 'train()')).toBe(false);
+  expect(beginsWith('x = 1', '')).toBe(false);
 });

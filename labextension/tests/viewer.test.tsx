@@ -136,6 +136,9 @@ test('a run leads to its cell', async () => {
   const revealCell = vi.fn(async () => 'No cell has the number [4] any more.');
   await show({ revealCell });
   await userEvent.click(screen.getByRole('button', { name: 'Show cell' }));
-  expect(revealCell).toHaveBeenCalledWith(expect.objectContaining({ id: 'R' }), 4);
+  expect(revealCell).toHaveBeenCalledWith(
+    expect.objectContaining({ id: 'R' }),
+    expect.objectContaining({ cell_number: 4, title: 'train()' })
+  );
   expect(await screen.findByText(/any more/)).toBeTruthy();
 });

@@ -291,7 +291,7 @@ def _mesh(mesh_id: str, nodes: list[tuple[NodeAnswer, pb.ReservationStatus]]) ->
         "name": parts[0][1].name,
         "extent": {axis.name: axis.size for axis in spec.extent},
         "ranks": [ranks[rank] for rank in sorted(ranks)],
-        "runs": _runs([mesh for _, mesh in parts], ranks),
+        "runs": _runs([(answer.node_id, mesh) for answer, mesh in parts], ranks),
     }
 
 
@@ -324,7 +324,7 @@ def _rank_state(info: RankInfo, answers: bool) -> tuple[str, str]:
     return info.state, ""
 
 
-def _runs(meshes: list[pb.MeshStatus], ranks: Mapping[int, Json]) -> list[Json]:
+def _runs(parts: Iterable[tuple[str, pb.MeshStatus]], ranks: Mapping[int, Json]) -> list[Json]:
     begun = {rank["run"] for rank in ranks.values()}
     return [
         {
@@ -339,7 +339,8 @@ def _runs(meshes: list[pb.MeshStatus], ranks: Mapping[int, Json]) -> list[Json]:
             "finished": format_ranks(info.finished),
             "failed": format_ranks(info.failed),
         }
-        for info in run_infos(meshes)
+        for info in run_infos(parts)
+        if not (info.done and info.collected)
     ]
 
 

@@ -1,6 +1,6 @@
 import { createContext, useContext, useEffect, useReducer } from 'react';
 import { Store } from './store';
-import { LogTarget, Reservation } from './types';
+import { LogRun, LogTarget, Reservation } from './types';
 
 /** What surrounds the components: JupyterLab, or a cell's output. What it can not do is absent. */
 export interface Host {
@@ -9,7 +9,7 @@ export interface Host {
   /** Put the two lines into the current notebook and run them; resolves to what to tell the person. */
   attach?(reservation: Reservation): Promise<string>;
   /** Show the cell that a run came from; resolves to why not, or null. */
-  revealCell?(reservation: Reservation, cellNumber: number): Promise<string | null>;
+  revealCell?(reservation: Reservation, run: LogRun): Promise<string | null>;
   /** The current notebook's path, for a new reservation. */
   notebook?(): string | null;
 }

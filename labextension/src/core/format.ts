@@ -45,6 +45,13 @@ export function bytes(size: number): string {
   return `${value.toFixed(digits).replace('.0', '')} ${UNITS[unit]}`;
 }
 
+/** "5.3/25 GB", "800 MB/2 TB". */
+export function bytesOf(used: number, total: number): string {
+  const [size, unit] = bytes(used).split(' ');
+  const whole = bytes(total);
+  return whole.endsWith(` ${unit}`) ? `${size}/${whole}` : `${size} ${unit}/${whole}`;
+}
+
 export function percent(share: number): string {
   return `${Math.round(share * 100)} %`;
 }
@@ -66,6 +73,12 @@ export function rankSet(ranks: Iterable<number>): string {
     start = end + 1;
   }
   return parts.join(',');
+}
+
+/** "rank 3", "ranks 0-2,5". */
+export function rankNames(ranks: Iterable<number>): string {
+  const all = [...ranks];
+  return `rank${all.length === 1 ? '' : 's'} ${rankSet(all)}`;
 }
 
 /** "0-2,5" as [0, 1, 2, 5]; null when it is not a set of ranks. */

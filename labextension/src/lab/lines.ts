@@ -10,3 +10,10 @@ export function attaches(source: string, line: string, name: string): boolean {
 export function onMesh(source: string): string {
   return /^\s*%%mesh\b/.test(source) ? source : `%%mesh\n${source}`;
 }
+
+/** Whether a cell's code begins with a run's title: its first line, perhaps cut short. */
+export function beginsWith(source: string, title: string): boolean {
+  const lines = source.split('\n').filter(line => line.trim() && !/^\s*%%mesh\b/.test(line));
+  const words = title.replace(/(…|\.\.\.)$/, '').trim();
+  return words !== '' && (lines[0] ?? '').trim().startsWith(words);
+}

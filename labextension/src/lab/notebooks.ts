@@ -2,8 +2,8 @@ import { JupyterFrontEnd } from '@jupyterlab/application';
 import { CodeCell } from '@jupyterlab/cells';
 import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { OutputArea } from '@jupyterlab/outputarea';
-import { Reservation, Store } from '../core';
-import { attaches, onMesh } from './lines';
+import { LogRun, Reservation, Store } from '../core';
+import { attaches, beginsWith, onMesh } from './lines';
 
 const LOAD = '%load_ext monarch_nb';
 const ATTACHES = 'monarch_nb_attaches';
@@ -81,8 +81,8 @@ export class Notebooks {
     await run;
   }
 
-  /** Show the cell that has this number, if its notebook has it; else say why not. */
-  async reveal(reservation: Reservation, cellNumber: number): Promise<string | null> {
+  /** Show the cell that a run came from, if its notebook still has it; else say why not. */
+  async reveal(reservation: Reservation, run: LogRun): Promise<string | null> {
     const path = reservation.notebook_path;
     if (!path) {
       return 'This reservation belongs to no notebook that JupyterLab can open.';
@@ -98,11 +98,16 @@ export class Notebooks {
     this._app.shell.activateById(panel.id);
     await panel.context.ready;
     const { content } = panel;
-    const place = content.widgets.findIndex(
-      cell => cell instanceof CodeCell && cell.model.executionCount === cellNumber
-    );
+    const cells = content.widgets.map(cell => (cell instanceof CodeCell ? cell.model : null));
+    let place = cells.findIndex(cell => cell?.executionCount === run.cell_number);
     if (place < 0) {
-      return `No cell of ${panel.title.label} has the number [${cellNumber}] any more.`;
+      // A cell gets its number when it ends.
+      place = cells.findIndex(
+        cell => cell?.executionCount === null && beginsWith(cell.sharedModel.getSource(), run.title)
+      );
+    }
+    if (place < 0) {
+      return `No cell of ${panel.title.label} has the number [${run.cell_number}] any more.`;
     }
     content.activeCellIndex = place;
     await content.scrollToItem(place, 'center');

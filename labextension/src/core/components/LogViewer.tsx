@@ -11,11 +11,11 @@ import {
 } from 'react';
 import { Piece, parseAnsi, plain } from '../ansi';
 import { useSurroundings } from '../context';
-import { mainMesh, parseRanks } from '../format';
+import { bytes, mainMesh, parseRanks } from '../format';
 import { Geometry, LogQuery, LogSource, finalText, pattern, queryOf } from '../logs';
 import { State, useStore } from '../store';
 import { explain } from '../transport';
-import { LogRow, LogTarget, Reservation, Streams } from '../types';
+import { LogRow, LogRun, LogTarget, Reservation, Streams } from '../types';
 import { Button, Mark } from './basics';
 
 const ROW_PX = 18;
@@ -71,8 +71,8 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
       findField.current?.select();
     }
   };
-  const reveal = async (cellNumber: number): Promise<void> => {
-    setMessage((reservation && (await host.revealCell?.(reservation, cellNumber))) ?? '');
+  const reveal = async (run: LogRun): Promise<void> => {
+    setMessage((reservation && (await host.revealCell?.(reservation, run))) ?? '');
   };
   const [shownRun, setShownRun] = useState<number | null>(null);
   const run = source.runs.find(each => each.number === shownRun);
@@ -203,11 +203,7 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
           </select>
         )}
         {run && run.cell_number > 0 && host.revealCell && (
-          <Button
-            kind="quiet"
-            onClick={() => void reveal(run.cell_number)}
-            title="Show the cell that printed this"
-          >
+          <Button kind="quiet" onClick={() => void reveal(run)} title="Show the cell that printed this">
             Show cell
           </Button>
         )}
@@ -401,10 +397,13 @@ const Line = memo(function Line(props: {
   const { expression } = props;
   const pieces = useMemo(() => {
     const text = finalText(props.text);
-    return parseAnsi(
-      text.length > LONGEST ? `${text.slice(0, LONGEST)} … (${text.length - LONGEST} more)` : text
-    );
-  }, [props.text]);
+    const shown = text.slice(0, LONGEST);
+    const rest = Math.max(props.size ?? 0, text.length) - shown.length;
+    return [
+      ...parseAnsi(shown),
+      ...(rest > 0 ? [{ text: ` … ${bytes(rest)} more`, className: 'mnb-dim' }] : [])
+    ];
+  }, [props.text, props.size]);
   return (
     <div
       className={`mnb-line${props.isError ? ' mnb-line-error' : ''}${props.isFirst ? ' mnb-line-first' : ''}${props.isHit ? ' mnb-line-hit' : ''}`}

@@ -221,7 +221,12 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
             </Section>
           )}
           {only === null && (
-            <Section title="Nodes" open={!folded.has('nodes')} onToggle={() => toggle('nodes')}>
+            <Section
+              title="Nodes"
+              aside={Object.keys(view.nodes).length}
+              open={!folded.has('nodes')}
+              onToggle={() => toggle('nodes')}
+            >
               <PoolView nodes={view.nodes} reservations={view.reservations} onChoose={choose} />
             </Section>
           )}

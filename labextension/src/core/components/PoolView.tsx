@@ -1,5 +1,5 @@
 import { memo, useRef, useState } from 'react';
-import { bytes, count, percent } from '../format';
+import { bytes, bytesOf, percent } from '../format';
 import { Memory, PoolNode, Reservation, Slot } from '../types';
 import { Mark, useArrowKeys } from './basics';
 
@@ -64,11 +64,6 @@ const NODE_STATES = { ok: 'ok', starting: 'starting', silent: 'does not answer',
 
 const NodeRow = memo(function NodeRow(props: { node: PoolNode; reservations: Record<string, Reservation> }) {
   const { node, reservations } = props;
-  const columns = node.slots.length <= 8 ? 8 : 16;
-  const rows: Slot[][] = [];
-  for (let start = 0; start < node.slots.length; start += columns) {
-    rows.push(node.slots.slice(start, start + columns));
-  }
   return (
     <div className="mnb-node" data-node-state={node.state}>
       <div className="mnb-node-head">
@@ -82,13 +77,18 @@ const NodeRow = memo(function NodeRow(props: { node: PoolNode; reservations: Rec
         <span className="mnb-node-facts mnb-number">{nodeFacts(node)}</span>
       </div>
       {node.message && <p className="mnb-note">{node.message}</p>}
-      {rows.map((slots, row) => (
-        <div key={row} className="mnb-slots" style={{ gridTemplateColumns: `repeat(${columns}, 1fr)` }}>
+      {slotRows(node.slots).map(({ first, columns, slots }) => (
+        <div
+          key={first}
+          className="mnb-slots"
+          data-kind={slots[0].kind}
+          style={{ gridTemplateColumns: `repeat(${columns}, 1fr)` }}
+        >
           {slots.map((slot, column) => (
             <SlotCell
               key={`${slot.kind}${slot.index}`}
               node={node.id}
-              place={row * columns + column}
+              place={first + column}
               dense={columns > 8}
               level={slot.utilisation === null ? null : Math.round(slot.utilisation * 100)}
               memory={share(slot.memory)}
@@ -147,6 +147,28 @@ const SlotCell = memo(function SlotCell(props: {
     </button>
   );
 });
+
+interface Row {
+  first: number;
+  columns: number;
+  slots: Slot[];
+}
+
+/** GPUs and CPU slots in rows of their own, of eight or, where there are many, of sixteen. */
+function slotRows(slots: readonly Slot[]): Row[] {
+  const rows: Row[] = [];
+  for (let first = 0; first < slots.length;) {
+    const { kind } = slots[first];
+    const columns = slots.filter(slot => slot.kind === kind).length <= 8 ? 8 : 16;
+    let end = first + 1;
+    while (end < first + columns && slots[end]?.kind === kind) {
+      end += 1;
+    }
+    rows.push({ first, columns, slots: slots.slice(first, end) });
+    first = end;
+  }
+  return rows;
+}
 
 function share(memory: Memory | null): number | null {
   return memory && memory.total > 0 ? Math.min(100, Math.round((memory.used / memory.total) * 100)) : null;
@@ -230,21 +252,21 @@ function nodeFacts(node: PoolNode): string {
     facts.push(`CPU ${percent(node.cpu)}`);
   }
   if (node.memory) {
-    facts.push(memory(node.memory));
+    facts.push(bytesOf(node.memory.used, node.memory.total));
   }
   return facts.join(' · ');
 }
 
-/** "2 nodes · 12 of 16 GPUs free". */
+/** "12/16 GPUs · 8/16 procs free". */
 export function poolSummary(nodes: Record<string, PoolNode>): string {
   const all = Object.values(nodes);
-  const parts = [count(all.length, 'node')];
+  const parts: string[] = [];
   for (const kind of ['gpus', 'procs'] as const) {
     const total = all.reduce((sum, node) => sum + node[kind].total, 0);
     const free = all.reduce((sum, node) => sum + node[kind].free, 0);
     if (total) {
-      parts.push(`${free} of ${total} ${kind === 'gpus' ? 'GPUs' : 'procs'} free`);
+      parts.push(`${free}/${total} ${kind === 'gpus' ? 'GPUs' : 'procs'}`);
     }
   }
-  return parts.join(' · ');
+  return `${parts.join(' · ')} free`;
 }

@@ -1,6 +1,6 @@
 import { memo, useCallback, useEffect, useState } from 'react';
 import { useSurroundings } from '../context';
-import { bytes, count, mainMesh, percent, rankSet, shape } from '../format';
+import { bytes, count, mainMesh, parseRanks, percent, rankNames, rankSet, shape } from '../format';
 import { useStore } from '../store';
 import { explain } from '../transport';
 import { Intent, State } from '../store';
@@ -67,8 +67,9 @@ export const ReservationCard = memo(function ReservationCard(props: {
         store.dismissJob(ended.id);
         if (action === 'stacks') {
           setAside({ kind: 'stacks', groups: (ended.result as { groups: StackGroup[] }).groups });
-        } else if (ended.message && action !== 'release') {
-          setAside({ kind: 'message', text: ended.message, isBad: false });
+        } else {
+          const text = (ended.result as { text?: string } | null)?.text;
+          setAside(text ? { kind: 'message', text, isBad: false } : null);
         }
       }
     } catch (reason) {
@@ -110,7 +111,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
   );
   const openRank = useCallback((rank: number) => openLog(String(rank)), [openLog]);
 
-  const of = ranks === null ? '' : ` ${ranks}`;
+  const of = ranks === null ? '' : ` ${rankNames(chosen)}`;
   const detail = mesh && chosen.size === 1 ? mesh.ranks.find(rank => chosen.has(rank.rank)) : undefined;
   return (
     <article
@@ -175,25 +176,43 @@ export const ReservationCard = memo(function ReservationCard(props: {
           </div>
           <Trouble ranks={mesh.ranks} />
           {detail && <RankDetail rank={detail} at_s={reservation.at_s ?? 0} />}
-          <div className="mnb-actions" role="group" aria-label={`Actions on ${reservation.name}`}>
+          {chosen.size > 1 && <div className="mnb-rank-detail">{rankNames(chosen)} chosen</div>}
+          <div className="mnb-actions" role="group" aria-label={`Actions on ${reservation.name}${of}`}>
             {host.attach && (
               <Button
+                label="Attach notebook"
+                title="Attach the current notebook"
                 onClick={() => void attach()}
                 disabled={pending === 'attach'}
-                title="Attach the current notebook"
               >
-                Attach notebook
+                Attach
               </Button>
             )}
-            {host.openLog && <Button onClick={() => openLog(ranks)}>Log{of}</Button>}
-            <Button onClick={() => void perform('interrupt', ranks)} disabled={pending === 'interrupt'}>
+            {host.openLog && (
+              <Button label={`Log${of}`} onClick={() => openLog(ranks)}>
+                Log
+              </Button>
+            )}
+            <Button
+              label={`Stacks${of}`}
+              onClick={() => void perform('stacks', ranks)}
+              disabled={pending === 'stacks'}
+            >
+              Stacks
+            </Button>
+            <Button
+              label={`Interrupt${of}`}
+              onClick={() => void perform('interrupt', ranks)}
+              disabled={pending === 'interrupt'}
+            >
               Interrupt
             </Button>
-            <Button onClick={() => void perform('stacks', ranks)} disabled={pending === 'stacks'}>
-              Stacks{of}
-            </Button>
-            <Button onClick={() => void ask('restart', ranks)} disabled={pending === 'restart'}>
-              Restart{of}…
+            <Button
+              label={`Restart…${of}`}
+              onClick={() => void ask('restart', ranks)}
+              disabled={pending === 'restart'}
+            >
+              Restart…
             </Button>
             {forms?.extend && <Button onClick={() => setAside({ kind: 'extend' })}>Extend…</Button>}
             <Button onClick={() => void ask('release', null)} disabled={pending === 'release'}>
@@ -215,7 +234,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
               title={
                 aside.ranks === null
                   ? `Restart all ranks of ${reservation.name}?`
-                  : `Restart ranks ${aside.ranks}?`
+                  : `Restart ${rankNames(parseRanks(aside.ranks) ?? [])}?`
               }
               text={aside.text}
               accept="Restart"
@@ -293,11 +312,17 @@ function groups(ranks: readonly Rank[], states: readonly RankState[]): Group[] {
   return [...found.values()].sort((one, other) => other.ranks.length - one.ranks.length);
 }
 
+/** "ranks 0-1 wait in barrier (train.py:5)". */
+function sentence({ ranks, detail }: Group): string {
+  const words = ranks.length > 1 ? detail.replace(/^waits /, 'wait ') : detail;
+  return `${rankNames(ranks.map(rank => rank.rank))} ${words}`;
+}
+
 /** Where most of those wait that wait. It comes and goes: its line is always there. */
 function Waiting({ ranks }: { ranks: readonly Rank[] }) {
   const waiting = groups(ranks, ['waiting']);
   const [largest] = waiting;
-  const text = largest && `${rankSet(largest.ranks.map(rank => rank.rank))} ${largest.detail}`;
+  const text = largest && sentence(largest);
   return (
     <p
       className="mnb-detail mnb-waits mnb-state-waiting"
@@ -319,9 +344,7 @@ function Trouble({ ranks }: { ranks: readonly Rank[] }) {
           <span className={`mnb-state-${group[0].state}`}>
             <Mark shape={group[0].state} />
           </span>
-          <span>
-            <span className="mnb-number">{rankSet(group.map(rank => rank.rank))}</span> {detail}
-          </span>
+          <span className="mnb-clamped mnb-number">{sentence({ ranks: group, detail })}</span>
         </li>
       ))}
       {troubled.length > 4 && <li className="mnb-dim">and {troubled.length - 4} more</li>}
@@ -375,7 +398,7 @@ function RankDetail({ rank, at_s }: { rank: Rank; at_s: number }) {
   if (rank.gpu !== null) {
     facts.push(`GPU ${rank.gpu}`);
   }
-  if (rank.pid !== null) {
+  if (rank.pid) {
     facts.push(`pid ${rank.pid}`);
   }
   if (rank.cpu !== null) {

@@ -1,0 +1,168 @@
+import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { ServerTransport } from '../src/lab/transport';
+import { WidgetTransport } from '../src/widget/transport';
+
+class FakeSocket {
+  static all: FakeSocket[] = [];
+  readyState = 0;
+  sent: unknown[] = [];
+  onopen: () => void = () => undefined;
+  onclose: () => void = () => undefined;
+  onmessage: (event: { data: string }) => void = () => undefined;
+
+  constructor(readonly url: string) {
+    FakeSocket.all.push(this);
+  }
+
+  send(text: string): void {
+    this.sent.push(JSON.parse(text));
+  }
+
+  close(): void {
+    this.onclose();
+  }
+
+  open(): void {
+    this.readyState = 1;
+    this.onopen();
+  }
+}
+
+function server(answer: () => Response | Promise<Response>): {
+  transport: ServerTransport;
+  fetched: Request[];
+} {
+  const fetched: Request[] = [];
+  const settings = {
+    baseUrl: 'http://h/user/me/',
+    wsUrl: 'ws://h/user/me/',
+    token: 'T&T',
+    appendToken: true,
+    init: {},
+    fetch: async (request: Request) => {
+      fetched.push(request);
+      return answer();
+    },
+    Request,
+    Headers,
+    WebSocket: FakeSocket,
+    serializer: {}
+  };
+  return { transport: new ServerTransport(settings as never), fetched };
+}
+
+const json = (status: number, body: object): Response => new Response(JSON.stringify(body), { status });
+
+beforeEach(() => {
+  FakeSocket.all = [];
+  vi.useFakeTimers();
+});
+afterEach(() => void vi.useRealTimers());
+
+test('requests go below the base URL, with the token', async () => {
+  const { transport, fetched } = server(() => json(200, { result: { ok: true } }));
+  expect(await transport.request('check', { action: 'reserve' })).toEqual({ ok: true });
+  expect(fetched[0].url).toBe('http://h/user/me/monarch-nb/api/check');
+  expect(fetched[0].headers.get('Authorization')).toBe('token T&T');
+  expect(await fetched[0].json()).toEqual({ action: 'reserve' });
+});
+
+test('a refusal comes with its message and what is wrong with each field', async () => {
+  const { transport } = server(() => json(400, { message: 'no', errors: { nodes: 'at most 2' } }));
+  await expect(transport.request('reserve')).rejects.toMatchObject({
+    message: 'no',
+    status: 400,
+    errors: { nodes: 'at most 2' }
+  });
+});
+
+test('a server without the extension and a server that is away are told apart', async () => {
+  const without = server(() => new Response('<html>', { status: 404 })).transport;
+  await expect(without.request('view')).rejects.toThrow('has no monarch_nb extension');
+  const away = server(() => Promise.reject(new TypeError('Failed to fetch'))).transport;
+  await expect(away.request('view')).rejects.toThrow('does not answer');
+});
+
+test('the socket connects again, ever more patiently, and says whether anybody looks', () => {
+  const { transport } = server(() => json(200, {}));
+  const states: string[] = [];
+  const messages: unknown[] = [];
+  const stop = transport.listen(
+    message => messages.push(message),
+    state => states.push(state)
+  );
+  const [first] = FakeSocket.all;
+  expect(first.url).toBe('ws://h/user/me/monarch-nb/events?token=T%26T');
+  first.open();
+  transport.look(true);
+  expect(first.sent).toEqual([
+    { type: 'look', looking: false },
+    { type: 'look', looking: true }
+  ]);
+  first.onmessage({ data: '{"type":"change","now":1}' });
+  expect(messages).toEqual([{ type: 'change', now: 1 }]);
+  first.close();
+  expect(states).toEqual(['live', 'lost']);
+  vi.advanceTimersByTime(500);
+  FakeSocket.all[1].close();
+  vi.advanceTimersByTime(500);
+  expect(FakeSocket.all).toHaveLength(2);
+  vi.advanceTimersByTime(500);
+  FakeSocket.all[2].open();
+  expect(FakeSocket.all[2].sent).toEqual([{ type: 'look', looking: true }]);
+  stop();
+  vi.advanceTimersByTime(60_000);
+  expect(FakeSocket.all).toHaveLength(3);
+});
+
+function widget(): { transport: WidgetTransport; sent: any[]; say: (content: object) => void } {
+  const sent: any[] = [];
+  const listeners = new Set<(content: never) => void>();
+  const transport = new WidgetTransport({
+    get: () => '',
+    send: content => void sent.push(content),
+    on: (_, callback) => void listeners.add(callback),
+    off: (_, callback) => void listeners.delete(callback)
+  });
+  return { transport, sent, say: content => listeners.forEach(listener => listener(content as never)) };
+}
+
+test('a widget asks by messages and hears the answer to its own question', async () => {
+  const { transport, sent, say } = widget();
+  transport.listen(
+    () => undefined,
+    () => undefined
+  );
+  const one = transport.request('check', { action: 'reserve' });
+  const two = transport.request('lost');
+  const [first, second] = sent.filter(message => 'request' in message);
+  expect(first).toEqual({ id: first.id, request: 'check', body: { action: 'reserve' } });
+  say({ id: second.id, error: { status: 404, message: 'gone' } });
+  say({ id: first.id, result: 7 });
+  expect(await one).toBe(7);
+  await expect(two).rejects.toMatchObject({ status: 404, message: 'gone' });
+});
+
+test('a kernel that does not answer is said after a while', async () => {
+  const { transport } = widget();
+  const asked = expect(transport.request('view')).rejects.toThrow('The kernel does not answer');
+  vi.advanceTimersByTime(20_000);
+  await asked;
+});
+
+test('a widget says that it looks, and that it is gone', () => {
+  const { transport, sent, say } = widget();
+  const heard: unknown[] = [];
+  const stop = transport.listen(
+    message => heard.push(message),
+    () => undefined
+  );
+  say({ event: { type: 'change', now: 2 } });
+  stop();
+  say({ event: { type: 'change', now: 3 } });
+  expect(heard).toEqual([{ type: 'change', now: 2 }]);
+  expect(sent).toEqual([
+    { type: 'look', looking: true },
+    { type: 'look', looking: false }
+  ]);
+});
