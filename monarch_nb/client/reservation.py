@@ -413,8 +413,7 @@ def reserve(
     chosen.revive(say)
     if not chosen.is_up:
         _start_pool(chosen, shape, say)
-    asked_files = None if files is True else root
-    held = call(_reserve(chosen, name, shape, options, terms, replace, say, asked_files))
+    held = call(_reserve(chosen, name, shape, options, terms, replace, say, None if files is True else root))
     reservation = Reservation(chosen, held)
     if reload is not None:
         reservation.files.reload = reload
