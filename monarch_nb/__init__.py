@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         reserve,
     )
     from monarch_nb.client.run import InterruptReport, Run
-    from monarch_nb.client.sync import SyncReport
+    from monarch_nb.client.sync_report import SyncReport
     from monarch_nb.config import VERSION as __version__
     from monarch_nb.errors import (
         CapacityError,
@@ -114,7 +114,7 @@ _HOMES = {
         *("attach", "list_ended", "list_reservations", "reserve"),
     ),
     "monarch_nb.client.run": ("InterruptReport", "Run"),
-    "monarch_nb.client.sync": ("SyncReport",),
+    "monarch_nb.client.sync_report": ("SyncReport",),
     "monarch_nb.notebook": ("load_ipython_extension", "unload_ipython_extension"),
     "monarch_nb.shape": ("Extent",),
 }

@@ -303,8 +303,8 @@ def _release(options: argparse.Namespace) -> int:
     mine = {info.name: info for info in list_reservations(options.pool) if info.held_by_me}
     chosen = list(mine) if options.all else _chosen(options.name, list(mine))
     for name in chosen:
-        attach(name, pool=options.pool).release()
-        print(f"released {name} ({mine[name].shape})")
+        kept = attach(name, pool=options.pool).release()
+        print("\n".join([f"released {name} ({mine[name].shape})", *map(str, kept)]))
     if not chosen:
         print("nothing is held")
     return 0

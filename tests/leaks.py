@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monarch_nb.config import HOME_VARIABLE
+from monarch_nb.provision.local import KEPT
 
 GRACE_S = 3.0
 
@@ -43,7 +44,8 @@ def leaks_of(home: Path) -> list[str]:
         wait_for_end(process.pid, deadline - time.monotonic())
     leaks = [f"process {process}" for process in processes_of(home)]
     leaks += [f"socket {path}" for path in _listening_sockets() if path.startswith(str(home))]
-    leaks += [f"file {path}" for path in sorted(home.rglob("*"))] if home.exists() else []
+    kept = home / KEPT  # what ranks wrote outlives its pool
+    leaks += [f"file {path}" for path in sorted(home.rglob("*")) if not path.is_relative_to(kept)]
     return leaks
 
 

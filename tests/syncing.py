@@ -135,6 +135,10 @@ class Client:
         pending.settle()
         return applied
 
-    def status(self) -> MountStatus:
-        (found,) = [mount for mount in self.workspaces.status(self.reservation_id).mounts if mount.mount == self.mount]
+    def status(self, coming: Mapping[bytes, Made] | None = None) -> MountStatus:
+        """Return what the node has, looking at its disk; `coming` would be sent."""
+        entries = {path: made.entry for path, made in (coming or {}).items()}
+        change = self.change(entries, [])
+        status = self.workspaces.status(self.reservation_id, look=True, coming=[change])
+        (found,) = [mount for mount in status.mounts if mount.mount == self.mount]
         return found

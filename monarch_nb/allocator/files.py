@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import stat
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Container, Iterator
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping
 from typing import TypeVar
 
 from monarch_nb import config
 from monarch_nb.allocator.relay import Branch, Relay
 from monarch_nb.allocator.workspace.pending import Pending
-from monarch_nb.allocator.workspace.workspaces import Workspaces
+from monarch_nb.allocator.workspace.workspaces import Kept, Workspaces
 from monarch_nb.errors import FilesError, MonarchNbError
 from monarch_nb.files.tree import printable
 from monarch_nb.proto import files_pb2 as pb
@@ -43,7 +44,9 @@ class NodeFiles:
 
     def __init__(self, node_id: str, paths: config.NodePaths) -> None:
         self.workspaces = Workspaces(paths, node=node_id, cache_limit_bytes=CACHE_BYTES)
-        self._node_id = node_id
+        self._node_id, self._paths = node_id, paths
+        self.kept: dict[str, Kept] = {}
+        """By reservation that was released: what its ranks wrote."""
         self.relay = Relay()
         self._settling: set[asyncio.Future[None]] = set()
         self._closing = asyncio.Event()
@@ -69,9 +72,30 @@ class NodeFiles:
                 _log.warning("the workspace of %s can not be removed: %s", name or reservation_id, error)
             else:
                 if kept:
+                    self.kept[reservation_id] = kept
                     told = "%s was released; %d files that its ranks wrote (%d bytes) are in %s"
                     _log.info(told, name or reservation_id, kept.files, kept.size_bytes, kept.directory)
         self._locks.pop(reservation_id, None)
+
+    def remove_all(self, names: Mapping[str, str]) -> None:
+        """After `close`: remove all files of the node, but for what ranks wrote, also of reservations that are held.
+
+        Args:
+            names: of the reservations, by id.
+        """
+        for reservation_id in self.workspaces.reservations():
+            try:
+                self.workspaces.release(reservation_id, names.get(reservation_id, ""))
+            except OSError as error:
+                _log.warning("files of ranks of %s can not be kept: %s", names.get(reservation_id), error)
+        kept = self._paths.kept
+        for path in self._paths.directory.iterdir():
+            if path.is_dir() and path != kept:
+                shutil.rmtree(path, ignore_errors=True)
+            elif path != kept:
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # unless something is kept
+            self._paths.directory.rmdir()
 
     async def release_others(self, held: Container[str]) -> None:
         """Remove the workspaces of reservations that nobody holds: an allocator was killed while it released them."""
@@ -164,8 +188,15 @@ class NodeFiles:
 
     def _failed(self, error: OSError) -> MonarchNbError:
         path = os.fsencode(error.filename) if isinstance(error.filename, (str, bytes)) else b""
-        where = f" ({printable(path)})" if path else ""
+        where = f" ({self._shown(path)})" if path else ""
         return FilesError(f"{self._node_id}: {error.strerror}{where}; its files are as they were", self._node_id)
+
+    def _shown(self, path: bytes) -> str:
+        """Return a path as messages name it: one in a workspace as ranks know it."""
+        inside = os.fsencode(self._paths.workspaces) + b"/"
+        if path.startswith(inside):
+            path = b"/".join(path.removeprefix(inside).split(b"/")[2:]) or b"."  # without RESERVATION/tree
+        return printable(path)
 
     # ---- files back ----
 
@@ -179,7 +210,7 @@ class NodeFiles:
                 return pb.ListFilesReply(directory=os.path.dirname(path), entries=[entry], is_file=True)
             entries = list(_walk(path, b"", request.recursive))
         except OSError as error:
-            shown = printable(os.fsencode(error.filename or path))
+            shown = self._shown(os.fsencode(error.filename or path))
             what = f"there is no {shown}" if isinstance(error, FileNotFoundError) else f"{shown}: {error.strerror}"
             raise FilesError(f"{self._node_id}: {what}", self._node_id) from error
         return pb.ListFilesReply(directory=path, entries=entries)
@@ -190,13 +221,13 @@ class NodeFiles:
             descriptor = await asyncio.to_thread(os.open, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise FilesError(f"{self._node_id}: {printable(path)} is not a file", self._node_id)
+                    raise FilesError(f"{self._node_id}: {self._shown(path)} is not a file", self._node_id)
                 while data := await asyncio.to_thread(os.read, descriptor, config.CHUNK_BYTES):
                     yield pb.FilePiece(data=data)
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise FilesError(f"{self._node_id}: {printable(path)}: {error.strerror}", self._node_id) from error
+            raise FilesError(f"{self._node_id}: {self._shown(path)}: {error.strerror}", self._node_id) from error
 
 
 async def _work(is_small: bool, work: Callable[[], T]) -> T:

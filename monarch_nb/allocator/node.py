@@ -151,8 +151,11 @@ class Node:
         for task in (self._warming, *self._adopting):
             task.cancel()
         self.expiry.close()
+        if end_processes:  # before anything that takes long: whoever kills this allocator meanwhile leaves none behind
+            await self.supervisor.close(end_processes=True)
         await asyncio.gather(*self.releases.values(), return_exceptions=True)
-        await self.supervisor.close(end_processes=end_processes)
+        if not end_processes:
+            await self.supervisor.close(end_processes=False)
         self._flush()
         if self._flush_timer is not None:
             self._flush_timer.cancel()
@@ -161,7 +164,8 @@ class Node:
         await self.log_lines.close()
         await self.files.close()
         if end_processes:
-            shutil.rmtree(self.paths.directory, ignore_errors=True)
+            names = {reservation_id: lease.request.name for reservation_id, lease in self.state.leases.items()}
+            await asyncio.to_thread(self.files.remove_all, names)
 
     # ---- leases ----
 

@@ -64,7 +64,11 @@ class AllocatorService(service.AllocatorServicer):
     @_translated
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:
         ended = await _whole(self._node.release(request.reservation_id, request.why))
-        return pb.ReleaseReply(ranks_ended=ended)
+        reply = pb.ReleaseReply(ranks_ended=ended)
+        if kept := self._node.files.kept.get(request.reservation_id):
+            reply.kept.directory, reply.kept.files = str(kept.directory), kept.files
+            reply.kept.size_bytes = kept.size_bytes
+        return reply
 
     @_translated
     async def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.ExtendReply:
@@ -219,7 +223,8 @@ class AllocatorService(service.AllocatorServicer):
     @_translated
     async def Workspace(self, request: files_pb2.WorkspaceRequest, context: Any) -> files_pb2.WorkspaceReply:
         self._node.state.lease(request.reservation_id)
-        return await asyncio.to_thread(self._node.files.workspaces.status, request.reservation_id)
+        status = self._node.files.workspaces.status
+        return await asyncio.to_thread(status, request.reservation_id, look=request.look, coming=request.coming)
 
     @_translated
     async def ListFiles(self, request: files_pb2.ListFilesRequest, context: Any) -> files_pb2.ListFilesReply:

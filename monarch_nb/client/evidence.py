@@ -109,6 +109,19 @@ async def nodes_seeing(connections: Sequence[Connection], directory: str) -> lis
     return [not why_not for why_not in answers]
 
 
+async def nodes_blind_to(connections: Sequence[Connection], directory: str) -> list[str]:
+    """Return the names of the nodes that are proven not to see a directory of this computer. One that this process
+    may not write to proves nothing.
+
+    Raises:
+        NodeUnreachable: a node does not answer.
+    """
+    if not os.access(directory, os.W_OK):
+        return []
+    seen = await nodes_seeing(connections, directory)
+    return [node.name for node, sees in zip(connections, seen, strict=True) if not sees]
+
+
 async def check_shared(connections: Sequence[Connection], directory: str) -> None:
     """Make sure that a directory is the same storage on all nodes.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import glob
 import os
 import secrets
 import time
@@ -37,6 +39,15 @@ class FetchReport:
     total_bytes: int = 0
     seconds: float = 0.0
 
+    def __add__(self, other: FetchReport) -> FetchReport:
+        return FetchReport(
+            self.path,
+            self.files + other.files,
+            self.size_bytes + other.size_bytes,
+            self.total_bytes + other.total_bytes,
+            self.seconds + other.seconds,
+        )
+
 
 Progress = Callable[[FetchReport], None]
 
@@ -54,6 +65,44 @@ async def list_files(
     request = pb.ListFilesRequest(reservation_id=reservation_id, rank=rank, path=os.fsencode(path), recursive=recursive)
     reply: pb.ListFilesReply = await connection.unary("ListFiles", request, LIST_TIMEOUT_S)
     return reply
+
+
+async def expand(connection: Connection, reservation_id: str, rank: int, pattern: str) -> list[str]:
+    """Return the paths on a rank's node that match a pattern as a shell's; what is no pattern, or the name of a file
+    that has such characters, itself.
+
+    Raises:
+        FilesError: nothing matches.
+    """
+    if not glob.has_magic(pattern):
+        return [pattern]
+
+    async def listed(path: str) -> pb.ListFilesReply | None:
+        try:
+            return await list_files(connection, reservation_id, rank, path)
+        except FilesError:  # it is not there, or can not be read
+            return None
+
+    if await listed(pattern):
+        return [pattern]
+    found = ["/" if pattern.startswith("/") else ""]
+    for part in pattern.strip("/").split("/"):
+        if not glob.has_magic(part):
+            found = [os.path.join(path, part) for path in found]
+            continue
+        names: list[str] = []
+        for path in found:
+            listing = await listed(path or ".")
+            for entry in listing.entries if listing and not listing.is_file else ():
+                name = os.fsdecode(entry.path)
+                if fnmatch.fnmatchcase(name, part) and (part.startswith(".") or not name.startswith(".")):
+                    names.append(os.path.join(path, name))
+        found = names
+    if not glob.has_magic(pattern.rstrip("/").rpartition("/")[2]):  # its last part was only put together
+        found = [path for path in found if await listed(path)]
+    if not found:
+        raise FilesError(f"{connection.name}: nothing matches {pattern}", connection.name)
+    return found
 
 
 def file_info(entry: pb.TreeEntry) -> FileInfo:
@@ -99,6 +148,37 @@ async def fetch(
         except OSError as error:
             raise FilesError(f"{place} can not be written: {error.strerror}") from error
     report.seconds = time.monotonic() - began
+    return report
+
+
+async def fetch_matching(
+    connection: Connection,
+    reservation_id: str,
+    rank: int,
+    path: str,
+    *,
+    to: str | None,
+    overwrite: bool,
+    progress: Progress,
+) -> FetchReport:
+    """Bring what a path names, or all that match a pattern: see `Reservation.fetch`."""
+
+    async def bring(path: str, target: Path, into: bool) -> FetchReport:
+        return await fetch(
+            connection, reservation_id, rank, path, target, into=into, overwrite=overwrite, progress=progress
+        )
+
+    found = await expand(connection, reservation_id, rank, path)
+    as_there = to is None and is_below(path)
+    if found == [path]:
+        here = Path(to) if to is not None else Path(path) if as_there else Path(Path(path).name)
+        return await bring(path, Path.cwd() / here, to is not None and to.endswith(os.sep))
+    if as_there:
+        report = FetchReport(Path.cwd() / os.path.commonpath([os.path.dirname(one) for one in found]))
+    else:
+        report = FetchReport(Path.cwd() / (to or ""))
+    for one in found:
+        report += await bring(one, Path.cwd() / one if as_there else report.path, not as_there)
     return report
 
 

@@ -20,6 +20,7 @@ from monarch_nb import config
 from monarch_nb.allocator.limits import expired
 from monarch_nb.client.bridge import call
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
+from monarch_nb.client.diagnosis import size
 from monarch_nb.client.evidence import check_shared, nodes_seeing
 from monarch_nb.client.files.project import holds_home
 from monarch_nb.errors import (
@@ -130,6 +131,32 @@ class HeldReservation:
     def missing(self) -> int:
         """How many of its nodes do not answer."""
         return self.facts.nodes - len(self.nodes)
+
+
+@dataclass(frozen=True)
+class KeptFiles:
+    """What ranks wrote into a node's copy of the notebook's files, which was removed; as text a line that says it.
+
+    Attributes:
+        directory: where it is now, on the node.
+    """
+
+    node: str
+    directory: str
+    files: int
+    size_bytes: int
+
+    def __str__(self) -> str:
+        count = f"{self.files:,} file{'' if self.files == 1 else 's'}"
+        return f"kept {count}, {size(self.size_bytes)}, that ranks wrote on {self.node}: {self.directory}"
+
+
+@dataclass
+class Released:
+    """What became of a release: why nodes did not answer, and what ranks wrote."""
+
+    failed: list[MonarchNbError] = field(default_factory=list)
+    kept: list[KeptFiles] = field(default_factory=list)
 
 
 class Pool:
@@ -364,17 +391,21 @@ async def spawn_mesh(
     return mesh_id
 
 
-async def release(connections: Iterable[Connection], reservation_id: str) -> list[MonarchNbError]:
-    """Give a reservation back on every node that answers; return why others did not."""
+async def release(connections: Iterable[Connection], reservation_id: str) -> Released:
+    """Give a reservation back on every node that answers."""
     request = pb.ReleaseRequest(reservation_id=reservation_id)
-    calls = (connection.unary("Release", request) for connection in connections)
-    failed = []
-    for reply in await asyncio.gather(*calls, return_exceptions=True):
+    nodes = list(connections)
+    released = Released()
+    replies = await asyncio.gather(*(node.unary("Release", request) for node in nodes), return_exceptions=True)
+    for node, reply in zip(nodes, replies, strict=True):
         if isinstance(reply, MonarchNbError):
-            failed.append(reply)
+            released.failed.append(reply)
         elif isinstance(reply, BaseException):
             raise reply
-    return failed
+        elif reply.HasField("kept"):
+            kept = reply.kept
+            released.kept.append(KeptFiles(node.name, kept.directory, kept.files, kept.size_bytes))
+    return released
 
 
 async def _all(calls: Iterable[object]) -> None:

@@ -17,13 +17,14 @@ from monarch_nb.allocator.limits import how_it_ended
 from monarch_nb.client import pool as pools
 from monarch_nb.client.attachment import Attachment, TimeListener
 from monarch_nb.client.bridge import call
-from monarch_nb.client.fetch import FetchReport, FileInfo, fetch, file_info, is_below, list_files
+from monarch_nb.client.fetch import FetchReport, FileInfo, fetch_matching, file_info, list_files
 from monarch_nb.client.fetch import Progress as FetchProgress
-from monarch_nb.client.files.project import find_root, read_settings
+from monarch_nb.client.files.project import find_root, holds_home, read_settings
 from monarch_nb.client.infos import RankInfo, rank_infos
 from monarch_nb.client.mesh import Mesh
 from monarch_nb.client.pool import (
     HeldReservation,
+    KeptFiles,
     Pool,
     Progress,
     Shape,
@@ -33,7 +34,8 @@ from monarch_nb.client.pool import (
     pool_named,
 )
 from monarch_nb.client.sync import Progress as SyncProgress
-from monarch_nb.client.sync import SyncedFiles, SyncReport
+from monarch_nb.client.sync import SyncedFiles
+from monarch_nb.client.sync_report import SyncReport
 from monarch_nb.errors import CapacityError, NodeUnreachable, ReservationConflict, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import provisioner
@@ -233,7 +235,8 @@ class Reservation:
         """Bring a file or directory from a rank's node to this computer.
 
         Args:
-            path: on the node; relative ones start in the rank's directory.
+            path: on the node; relative ones start in the rank's directory. Or a pattern, as "checkpoints/*.pt": all
+                that match, with `to` into that directory.
             to: where it is to be here; by default a relative path is the same here, below the current directory, and
                 an absolute one gets its last name there. With a slash at its end, or for a file the name of a
                 directory that exists: into that directory.
@@ -248,14 +251,9 @@ class Reservation:
             PosixPath('/home/me/project/checkpoints/last.pt')
         """
         connection = self.mesh.core.connection_of(rank)
-        into = to is not None and os.fspath(to).endswith(os.sep)
-        here = Path(to).expanduser() if to is not None else Path(path) if is_below(path) else Path(Path(path).name)
-        target = Path.cwd() / here
-        return call(
-            fetch(
-                connection, self.id, rank, path, target, into=into, overwrite=overwrite, progress=progress or _nothing
-            )
-        )
+        here = None if to is None else os.path.expanduser(to)
+        say = progress or _nothing
+        return call(fetch_matching(connection, self.id, rank, path, to=here, overwrite=overwrite, progress=say))
 
     def doctor(self) -> Diagnosis:
         """Compare this process with every node: Python, torch, CUDA, the packages that are imported here, clocks,
@@ -287,18 +285,21 @@ class Reservation:
 
         return pip(self.mesh, self._connections, self._python, arguments, run or Mesh.run)
 
-    def release(self) -> None:
-        """End its ranks and give its slots back. Nothing is asked; releasing twice is fine.
+    def release(self) -> list[KeptFiles]:
+        """End its ranks and give its slots back; return what these wrote into copies of files, and where it is kept.
+
+        Nothing is asked; releasing twice is fine.
 
         Raises:
             NodeUnreachable: a node did not answer: its ranks go on. The others' have ended.
         """
-        failed = call(pools.release(self._connections.values(), self.id))
+        released = call(pools.release(self._connections.values(), self.id))
         self.files.close()
         exist = {node.node_id for node in provisioner().nodes(pool=self._pool.name)}
-        for error in failed:
+        for error in released.failed:
             if not isinstance(error, NodeUnreachable) or error.node in exist:
                 raise error
+        return released.kept
 
 
 def _synced_files(held: HeldReservation) -> SyncedFiles:
@@ -310,9 +311,8 @@ def _synced_files(held: HeldReservation) -> SyncedFiles:
     }
     _, spec = next(iter(meshes.values()))
     copies = {node: connection for node, (connection, one) in meshes.items() if one.in_workspace}
-    return SyncedFiles.get(
-        held.reservation_id, copies, shared=len(copies) < len(meshes), root=spec.root, reload=spec.reload
-    )
+    seeing = [connection for node, (connection, _) in meshes.items() if node not in copies]
+    return SyncedFiles.get(held.reservation_id, copies, seeing, root=spec.root, reload=spec.reload)
 
 
 async def _find_id(pool: Pool, reservation_id: str, name: str, *, memory: bool = False) -> HeldReservation:
@@ -374,6 +374,7 @@ def reserve(
             the project that `directory` is in, False for none. A home directory is never copied: nodes that do not
             see it have no files then.
         reload: whether ranks reload modules that changed before each run; by default as the project says, else True.
+            Of a reservation that is held already it changes that for this process.
         shared: storage that all nodes see, for data sets and checkpoints: `$MONARCH_NB_SHARED` in the ranks.
         time: how long it is held ("8h", a timedelta, seconds): then it is released, also while a cell runs, as Slurm
             does. By default until it is released. A reservation that is held already keeps its limits.
@@ -385,7 +386,7 @@ def reserve(
     Raises:
         UsageError: arguments that make no sense.
         CapacityError: the pool has not that much, or not that much free.
-        ReservationConflict: the name is held with another shape, or with other shared storage.
+        ReservationConflict: the name is held with another shape, with other files or with other shared storage.
         SharedStorageError: a node does not see `shared`; nothing is reserved.
         SpawnError: ranks could not be started (a broken preload: PreloadError).
         NodeUnreachable: it is held, and a node of it does not answer.
@@ -412,8 +413,11 @@ def reserve(
     chosen.revive(say)
     if not chosen.is_up:
         _start_pool(chosen, shape, say)
-    held = call(_reserve(chosen, name, shape, options, terms, replace, say))
-    return Reservation(chosen, held)
+    held = call(_reserve(chosen, name, shape, options, terms, replace, say, None if files is True else root))
+    reservation = Reservation(chosen, held)
+    if reload is not None:
+        reservation.files.reload = reload
+    return reservation
 
 
 def _project(start: str, files: str | os.PathLike[str] | bool, reload: bool | None) -> tuple[str, bool]:
@@ -427,12 +431,20 @@ def _project(start: str, files: str | os.PathLike[str] | bool, reload: bool | No
 
 
 async def _reserve(
-    pool: Pool, name: str, shape: Shape, options: SpawnOptions, terms: Terms, replace: bool, say: Progress
+    pool: Pool,
+    name: str,
+    shape: Shape,
+    options: SpawnOptions,
+    terms: Terms,
+    replace: bool,
+    say: Progress,
+    asked_files: str | None,
 ) -> HeldReservation:
     held = await pool.find(name, current_owner())
     if held is not None:
         if held.shape == shape and held.complete and not replace:
             _check_same_storage(held, options.shared)
+            _check_same_files(held, asked_files)
             return held
         if held.shape != shape and not replace:
             raise ReservationConflict(
@@ -443,7 +455,9 @@ async def _reserve(
             raise pools.not_whole(held)
         if held.complete or replace:
             say(f"releasing {name}")
-        await pools.release([connection for connection, _ in held.nodes.values()], held.reservation_id)
+        released = await pools.release([connection for connection, _ in held.nodes.values()], held.reservation_id)
+        for kept in released.kept:
+            say(str(kept))
     reservation_id = await pool.reserve(name, shape, options, terms, say)
     return await _find_id(pool, reservation_id, name)
 
@@ -454,6 +468,16 @@ def _check_same_storage(held: HeldReservation, asked: str) -> None:
             f"{held.facts.name!r} is already held {f'with --shared {has}' if has else 'without --shared'}; --replace "
             "releases it first (its ranks and their variables are lost)"
         )
+
+
+def _check_same_files(held: HeldReservation, asked: str | None) -> None:
+    root = next((mesh.spec.root for mesh in held.facts.meshes if mesh.name == "main"), "")
+    if asked in (None, root) or (asked and not root and holds_home(Path(asked))):
+        return
+    raise ReservationConflict(
+        f"{held.facts.name!r} is already held {f'with the files of {root}' if root else 'without files'}; --replace "
+        "releases it first (its ranks and their variables are lost)"
+    )
 
 
 def _shared(held: HeldReservation) -> str:

@@ -15,15 +15,17 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
 from monarch_nb.client.bridge import call
 from monarch_nb.client.connection import Connection
+from monarch_nb.client.evidence import nodes_blind_to
 from monarch_nb.client.files.local_tree import FileChanged, LocalTree, Report
-from monarch_nb.client.files.project import Settings, holds_home, read_settings
+from monarch_nb.client.files.project import Settings, check_beside, checked_directory, read_settings
+from monarch_nb.client.sync_report import Differences, Pending, SyncReport, differences, report_of
 from monarch_nb.client.transfer import INLINE_BYTES, Sender, Transfer
 from monarch_nb.errors import FilesError, MonarchNbError, UsageError
 from monarch_nb.files.tree import check_mount, chunk_hashes, difference, printable
@@ -36,50 +38,6 @@ MAX_ATTEMPTS = 50
 
 Progress = Callable[[str, int, int], None]
 """Told what is done ("reading files"), how many bytes are, and of how many; 0 of 0 when nobody knows yet."""
-
-
-@dataclass(frozen=True)
-class SyncReport:
-    """What a sync did.
-
-    Attributes:
-        files, size_bytes: that changed here. removed: files that went.
-        sent_bytes: that left this process: content, compressed, and what was said about it; nodes pass it on to one
-            another.
-        nodes: how many have a copy. seconds: it took.
-        kept: files that ranks wrote or changed and that were left as they are, and on which nodes.
-        local: by mount, what is not synced and why.
-    """
-
-    files: int = 0
-    size_bytes: int = 0
-    removed: int = 0
-    sent_bytes: int = 0
-    nodes: int = 0
-    seconds: float = 0.0
-    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    local: Mapping[str, Report] = field(default_factory=dict)
-
-    @property
-    def anything(self) -> bool:
-        """Whether something changed on the nodes, or could not."""
-        return bool(self.files or self.removed or self.kept)
-
-
-@dataclass
-class Pending:
-    """What a sync would do.
-
-    Attributes:
-        files: with their sizes. removed: files that would go.
-        unknown: nodes may have some of it: this process has not sent all of it to all of them.
-        local: by mount, what is not synced and why.
-    """
-
-    files: list[tuple[str, int]] = field(default_factory=list)
-    removed: list[str] = field(default_factory=list)
-    unknown: bool = False
-    local: dict[str, Report] = field(default_factory=dict)
 
 
 class _Mount:
@@ -135,16 +93,24 @@ class SyncedFiles:
     Args:
         reservation_id: whose.
         connections: to the nodes that have a workspace, by node rank.
-        shared: whether other nodes of the reservation see the files themselves.
+        seeing: to the nodes that see the files themselves.
         root: directory of the project whose files are synced; "" for none.
         reload: whether ranks reload changed modules before each run.
     """
 
     def __init__(
-        self, reservation_id: str, connections: Mapping[int, Connection], *, shared: bool, root: str, reload: bool
+        self,
+        reservation_id: str,
+        connections: Mapping[int, Connection],
+        seeing: Iterable[Connection] = (),
+        *,
+        root: str,
+        reload: bool,
     ) -> None:
-        self.reservation_id, self.root, self.reload, self.shared = reservation_id, root, reload, shared
-        self.connections = dict(connections)
+        self.reservation_id, self.root, self.reload = reservation_id, root, reload
+        self.connections, self._seeing = dict(connections), list(seeing)
+        self._added: dict[str, Path] = {}
+        """When all nodes see the files themselves: what was added, by name."""
         self._origin = ""
         """Whose files lie in the workspaces: "HOST:DIRECTORY"."""
         self._mounts: dict[str, _Mount] | None = None
@@ -155,14 +121,18 @@ class SyncedFiles:
 
     @classmethod
     def get(
-        cls, reservation_id: str, connections: Mapping[int, Connection], *, shared: bool, root: str, reload: bool
+        cls,
+        reservation_id: str,
+        connections: Mapping[int, Connection],
+        seeing: Iterable[Connection],
+        *,
+        root: str,
+        reload: bool,
     ) -> SyncedFiles:
         """Return the one object of a reservation in this process: two would each watch the same files."""
         known = cls._known.get(reservation_id)
         if known is None:
-            known = cls._known[reservation_id] = cls(
-                reservation_id, connections, shared=shared, root=root, reload=reload
-            )
+            known = cls._known[reservation_id] = cls(reservation_id, connections, seeing, root=root, reload=reload)
         known.connections.update(connections)
         return known
 
@@ -175,36 +145,98 @@ class SyncedFiles:
         """Return what a run is told: the version of the files, and where the kernel imports from."""
         mounts = {name: str(mount.tree.root) for name, mount in (self._mounts or {}).items()}
         copies = [CopiedTree(directory=directory, mount=name) for name, directory in mounts.items()]
-        paths = _import_paths([self.root, *mounts.values()])
-        if len(mounts) > 1 and self.root not in paths:
-            paths.append(self.root)  # for `import library` after `--add ../library`
+        added = self.added
+        paths = _import_paths([self.root, *map(str, added.values())])
+        paths += [path for directory in added.values() for path in _sources_in(directory)]
+        last = [str(directory.parent) for directory in added.values()]  # for `import library` after `--add ../library`
+        if added:
+            paths.append(self.root)  # for the same, where there are copies: beside each other in the workspace
+        paths = list(dict.fromkeys(paths))
         version = f"{self._version}:{zlib.crc32(repr((paths, mounts)).encode()):x}"
-        return Tree(version=version, reload=self.reload, import_paths=paths, copies=copies)
+        return Tree(version=version, reload=self.reload, import_paths=paths, copies=copies, last_import_paths=last)
+
+    @property
+    def added(self) -> dict[str, Path]:
+        """The directories that were added to the project's, by name."""
+        mounts = self._mounts or {}
+        return {**self._added, **{name: mount.tree.root for name, mount in mounts.items() if name}}
 
     def add(self, path: str | os.PathLike[str], name: str | None = None) -> str:
-        """Sync another directory too, from the next sync on; return its name in the workspace.
+        """Let ranks have another directory too, from the next run on: on their `sys.path`, and on nodes that have
+        copies as a copy beside the project's; return its name there.
 
         Raises:
-            UsageError: it does not exist, or the name is taken, or is none.
+            UsageError: it is none, or not to be copied, or the name is taken, or is none.
+            FilesError: a node that has no copies does not see it.
         """
-        chosen = Path(path).expanduser().absolute()
-        if not chosen.is_dir():
-            raise UsageError(f"{chosen} is no directory" if chosen.exists() else f"{chosen} does not exist")
-        if chosen != Path(chosen.anchor) and holds_home(chosen):
-            raise UsageError(f"{chosen} holds your home directory, which is never copied whole: add a directory in it")
-        mount = name or chosen.name
-        if not mount:
-            raise UsageError(f"--as NAME has to say what {chosen} is called in the workspace")
-        check_mount(mount)
+        chosen = checked_directory(path)
         with self._lock:
-            mounts = self._opened()
-            taken = mounts.get(mount)
-            if taken is not None and taken.tree.root == chosen:
-                return mount
-            if taken is not None or (self.root and (Path(self.root) / mount).exists()):
-                raise UsageError(f"{mount!r} is taken in the workspace: --as NAME chooses another name for {chosen}")
-            mounts[mount] = _Mount(mount, LocalTree(chosen, Settings(chosen, max_file_bytes=None), mount=mount))
-        return mount
+            if self.copies:
+                self._add_copy(chosen, name)
+            else:
+                self._add_seen(chosen, name)
+        return name or chosen.name
+
+    def _add_copy(self, chosen: Path, name: str | None) -> None:
+        mount = name or chosen.name
+        check_mount(mount)
+        mounts = self._opened()
+        taken = mounts.get(mount)
+        if taken is not None and taken.tree.root == chosen:
+            return
+        if "" in mounts:
+            check_beside(chosen, mounts[""].tree.root)
+        if taken is not None or (self.root and (Path(self.root) / mount).exists()):
+            raise UsageError(f"{mount!r} is taken in the workspace: --as NAME chooses another name for {chosen}")
+        mounts[mount] = _Mount(mount, LocalTree(chosen, Settings(chosen, max_file_bytes=None), mount=mount))
+
+    def _add_seen(self, chosen: Path, name: str | None) -> None:
+        if not self.root:
+            raise UsageError("it was reserved without files: %mesh reserve --replace --files DIR")
+        if name not in (None, chosen.name):
+            raise UsageError(f"--as {name}: every node sees {chosen} itself, under its own name")
+        check_beside(chosen, Path(self.root))
+        blind = call(nodes_blind_to(self._seeing, str(chosen)))
+        if blind:
+            raise FilesError(f"{', '.join(blind)} does not see {chosen}: put it where the project is", blind[0])
+        self._added[chosen.name] = chosen
+
+    def remove(self, path: str | os.PathLike[str]) -> SyncReport:
+        """Undo `add`: ranks have that directory no longer. What they wrote into its copies stays.
+
+        Args:
+            path: the directory, or its name in the workspace.
+
+        Raises:
+            UsageError: it was not added.
+            FilesError, NodeUnreachable: a node still has it.
+        """
+        chosen = Path(os.path.abspath(Path(path).expanduser()))
+        with self._lock:
+            if self.copies:
+                self._opened()
+            for name, directory in self.added.items():
+                if directory == chosen or name == os.fspath(path):
+                    break
+            else:
+                there = ", ".join(map(str, self.added.values())) or "nothing"
+                raise UsageError(f"{path} was not added; added: {there}")
+            if self._added.pop(name, None):
+                return SyncReport()
+            return self._end_copies(self._opened()[name])
+
+    def _end_copies(self, mount: _Mount) -> SyncReport:
+        began = time.monotonic()
+        change = pb.TreeChange(mount=mount.name, version=uuid.uuid4().hex, whole=True)
+        sender = Sender(self.reservation_id, lambda: change, mount.tree.content)
+        mount.have.clear()  # whoever could not end it gets it whole
+        transfer = call(sender.send(list(self.connections.values()), change, []))
+        self._version = uuid.uuid4().hex
+        self._raise_failed(transfer, None)
+        mount.tree.close()
+        del self._opened()[mount.name]
+        seconds = time.monotonic() - began
+        return replace(report_of(change, {}, transfer), nodes=len(self.connections), seconds=seconds)
 
     def instead_of(self, directory: str) -> str:
         """Return whose files ("HOST:DIRECTORY") the ranks have instead of those of a directory here; "" when they have
@@ -239,43 +271,61 @@ class SyncedFiles:
             total = SyncReport()
             for mount in list(self._opened().values()):
                 self._check_there(mount)
-                total = _added(total, self._sync_mount(mount, nodes, overwrite, progress))
-            local = {name: mount.report() for name, mount in self._opened().items()}
-            return _with(total, seconds=time.monotonic() - began, nodes=len(self.connections), local=local)
+                total += self._sync_mount(mount, nodes, overwrite, progress)
+            names = [connection.name for connection in self.connections.values()]
+            missed = tuple(
+                name for name in names if any(m.have.get(name) != m.version for m in self._opened().values())
+            )
+            return replace(
+                total,
+                seconds=time.monotonic() - began,
+                nodes=len(names) - len(missed),
+                missed=missed,
+                local={name: mount.report() for name, mount in self._opened().items()},
+            )
 
     def pending(self, progress: Progress = lambda *_: None) -> Pending:
         """Return what a sync would do."""
         pending = Pending()
         if not self.copies:
             return pending
+        coming = []
         with self._lock:
             for name, mount in self._opened().items():
                 mount.refresh(progress)
                 version, before = mount.sent
                 if any(mount.have.get(connection.name) != version for connection in self.connections.values()):
                     pending.unknown, before = True, {}
+                changed = [entry for path, entry in mount.entries.items() if before.get(path) != entry]
+                coming.append(pb.TreeChange(mount=name, changed=changed))
                 pending.files += [
-                    (os.path.join(name, printable(path)), entry.size_bytes)
-                    for path, entry in mount.entries.items()
-                    if before.get(path) != entry and entry.kind != pb.TreeEntry.KIND_DIRECTORY
+                    (os.path.join(name, printable(entry.path)), entry.size_bytes)
+                    for entry in changed
+                    if entry.kind != pb.TreeEntry.KIND_DIRECTORY
                 ]
                 pending.removed += [os.path.join(name, printable(path)) for path in before if path not in mount.entries]
                 pending.local[name] = mount.report()
+        there = differences(self.status(coming))
+        meant = {*(path for path, _ in pending.files), *pending.removed}
+        kept = dict(there.changed)
+        for path in meant & there.theirs.keys():
+            kept[path] = tuple(dict.fromkeys((*kept.get(path, ()), *there.theirs[path])))
+        pending.there = replace(there, changed=kept)
         return pending
 
-    def kept(self) -> dict[str, tuple[str, ...]]:
-        """Return which files nodes keep as ranks wrote them, though there is one of that name here, and which nodes."""
-        found: dict[str, tuple[str, ...]] = {}
-        for node, reply in self.status().items():
-            for mount in reply.mounts if isinstance(reply, pb.WorkspaceReply) else ():
-                for path in mount.kept:
-                    name = os.path.join(mount.mount, printable(path))
-                    found[name] = (*found.get(name, ()), node)
-        return found
+    def differences(self) -> Differences:
+        """Return where the copies are not what was put there. Every node looks at its disk."""
+        return differences(self.status())
 
-    def status(self) -> dict[str, pb.WorkspaceReply | MonarchNbError]:
-        """Return what every node with a copy has, by node."""
-        return call(self._ask_workspaces())
+    def status(self, coming: Sequence[pb.TreeChange] = ()) -> dict[str, pb.WorkspaceReply | MonarchNbError]:
+        """Return what every node with a copy has, by node, with what ranks changed and removed.
+
+        Args:
+            coming: what would be sent: nodes look also at names that only this has.
+        """
+        return call(
+            self._ask_workspaces(pb.WorkspaceRequest(reservation_id=self.reservation_id, look=True, coming=coming))
+        )
 
     def close(self) -> None:
         """Stop watching."""
@@ -336,7 +386,7 @@ class SyncedFiles:
                 mount.sent = mount.version, mount.entries
                 self._version = uuid.uuid4().hex  # also when others fail: those that have it are to see it
             self._raise_failed(transfer, nodes)
-            return _report_of(mount.name, change, transfer)
+            return report_of(change, mount.entries, transfer)
         raise FilesError(
             f"the files of {mount.tree.root} change faster than they can be sent: what writes them must pause, or "
             ".meshignore must name them"
@@ -392,17 +442,15 @@ class SyncedFiles:
 
     def _sources(self) -> dict[str, str]:
         sources: dict[str, str] = {}
-        for reply in call(self._ask_workspaces()).values():
+        for reply in call(self._ask_workspaces(pb.WorkspaceRequest(reservation_id=self.reservation_id))).values():
             if isinstance(reply, pb.WorkspaceReply):
                 sources |= {mount.mount: mount.source for mount in reply.mounts}
         return sources
 
-    async def _ask_workspaces(self) -> dict[str, pb.WorkspaceReply | MonarchNbError]:
+    async def _ask_workspaces(self, request: pb.WorkspaceRequest) -> dict[str, pb.WorkspaceReply | MonarchNbError]:
         async def ask(connection: Connection) -> pb.WorkspaceReply | MonarchNbError:
             try:
-                reply: pb.WorkspaceReply = await connection.unary(
-                    "Workspace", pb.WorkspaceRequest(reservation_id=self.reservation_id)
-                )
+                reply: pb.WorkspaceReply = await connection.unary("Workspace", request)
             except MonarchNbError as error:
                 return error
             return reply
@@ -410,6 +458,13 @@ class SyncedFiles:
         connections = list(self.connections.values())
         replies = await asyncio.gather(*(ask(connection) for connection in connections))
         return {connection.name: reply for connection, reply in zip(connections, replies, strict=True)}
+
+
+def _sources_in(directory: Path) -> list[str]:
+    """Return where to import from in a directory that was added: not from inside a package."""
+    if (directory / "__init__.py").exists():
+        return []
+    return [str(path) for path in (directory / "src", directory) if path.is_dir()]
 
 
 def _import_paths(roots: Iterable[str]) -> list[str]:
@@ -428,36 +483,3 @@ def _new_chunks(before: Mapping[bytes, pb.TreeEntry], changed: Sequence[pb.TreeE
         chunks = zip(chunk_hashes(entry), entry.sizes_bytes, strict=True)
         sizes |= {name: size for name, size in chunks if name not in known}
     return list(sizes) if sum(sizes.values()) <= INLINE_BYTES else []
-
-
-def _report_of(mount: str, change: pb.TreeChange, transfer: Transfer) -> SyncReport:
-    written = max((applied.written for applied in transfer.applied.values()), default=0)
-    files = [entry for entry in change.changed if entry.kind != pb.TreeEntry.KIND_DIRECTORY]
-    kept: dict[str, tuple[str, ...]] = {}
-    for node, applied in transfer.applied.items():
-        for path in applied.kept:
-            name = os.path.join(mount, printable(path))
-            kept[name] = (*kept.get(name, ()), node)
-    return SyncReport(
-        files=written,
-        size_bytes=transfer.total_bytes or sum(entry.size_bytes for entry in files if not change.whole),
-        removed=max((applied.removed for applied in transfer.applied.values()), default=0),
-        sent_bytes=transfer.sent_bytes,
-        kept=kept,
-    )
-
-
-def _added(one: SyncReport, other: SyncReport) -> SyncReport:
-    return SyncReport(
-        files=one.files + other.files,
-        size_bytes=one.size_bytes + other.size_bytes,
-        removed=one.removed + other.removed,
-        sent_bytes=one.sent_bytes + other.sent_bytes,
-        kept={**one.kept, **other.kept},
-    )
-
-
-def _with(report: SyncReport, *, seconds: float, nodes: int, local: Mapping[str, Report]) -> SyncReport:
-    return SyncReport(
-        report.files, report.size_bytes, report.removed, report.sent_bytes, nodes, seconds, report.kept, local
-    )

@@ -189,15 +189,16 @@ PULL = Command(
 SYNC = Command(
     "sync",
     "bring files that changed to the nodes now; every cell does so by itself",
-    usage="[--dry-run | --status | --add DIR [--as NAME] | --overwrite]",
+    usage="[--status | --add DIR [--as NAME] | --remove DIR | [--dry-run] [--overwrite]]",
     magic="%mesh ",
     section="Files",
     flags=(
         Flag("--dry-run", "show what would go"),
-        Flag("--status", "show what every node has"),
+        Flag("--status", "show what every node has, and what ranks changed there"),
         Flag("--add", "also this directory from now on: data, another package", value="DIR", completes="file"),
+        Flag("--remove", "a directory that was added: no longer", value="DIR", completes="file"),
         Flag("--as", "what DIR is called beside the notebook's files (its own name when not said)", value="NAME"),
-        Flag("--overwrite", "also files that ranks wrote or changed"),
+        Flag("--overwrite", "also replace what ranks wrote or changed, and bring back what they removed"),
     ),
     notes="Synced is the notebook's project: the nearest directory with .git or pyproject.toml, or else its own.\n"
     "Not synced: what .gitignore and .meshignore say, .git, virtual environments, caches, notebooks, and files\n"
@@ -211,10 +212,10 @@ FETCH = Command(
     usage="PATH [--rank R | --node N] [--to PATH] [--overwrite]",
     magic="%mesh ",
     section="Files",
-    words=Words("PATH", "on the node; relative to the rank's directory", least=1),
+    words=Words("PATH", "on the node, relative to the rank's directory; also a pattern: 'checkpoints/*.pt'", least=1),
     flags=(
-        Flag("--rank", "whose directory and node (0 when not said)", value="R", kind="number"),
-        Flag("--node", "the node, by number", value="N", kind="number"),
+        Flag("--rank", "whose directory and node (0 when not said); all: of each, into rank0/, rank1/, …", value="R"),
+        Flag("--node", "the node, by number; all: of each, into node0/, node1/, …", value="N"),
         Flag("--to", "where it is to be here (the same relative path when not said)", value="PATH", completes="file"),
         Flag("--overwrite", "replace files here that differ"),
     ),

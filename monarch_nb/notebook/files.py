@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.diagnosis import name_nodes
-from monarch_nb.errors import MonarchNbError, TargetError, UsageError
+from monarch_nb.errors import FilesError, MonarchNbError, TargetError, UsageError
 from monarch_nb.files.tree import printable
 from monarch_nb.notebook.command_line import Parsed
 from monarch_nb.notebook.following import RunInterrupted
@@ -24,7 +25,8 @@ from monarch_nb.times import duration
 if TYPE_CHECKING:
     from monarch_nb.client.files.local_tree import Report
     from monarch_nb.client.reservation import Reservation
-    from monarch_nb.client.sync import Pending, SyncedFiles, SyncReport
+    from monarch_nb.client.sync import SyncedFiles
+    from monarch_nb.client.sync_report import Differences, OnNodes, Pending, SyncReport
 
 NAMES_SHOWN = 5
 DRY_RUN_LINES = 50
@@ -74,39 +76,62 @@ class FileCommands:
         path, lines = parsed.text("add"), list[str]()
         if path is None and parsed.text("as") is not None:
             raise UsageError("--as NAME goes with --add DIR")
-        if not files.copies:
-            show(calm_line(placed_line(reservation)))
+        if (gone := parsed.text("remove")) is not None:
+            report = files.remove(gone)
+            lines = [f"ranks have {gone} no longer"]
+            lines += [*(sent_lines(report) if report.removed else []), *notes(report, files, self._directory)]
+            show(calm_line("\n".join(lines)))
             return
         if path is not None:
             name = files.add(path, parsed.text("as"))
-            lines = [f"{Path(path).expanduser().absolute()} is synced from now on, as {name}"]
+            lines = [f"{os.path.abspath(os.path.expanduser(path))} is synced from now on, as {name}"]
+        if not files.copies:
+            if path is not None:
+                show(calm_line(f"{files.added[name]} is on the ranks' sys.path from now on; every node sees it itself"))
+            else:
+                show(calm_line(placed_line(reservation)))
+            return
         if parsed.switch("status"):
             show(status_table(files))
         elif parsed.switch("dry_run"):
             with _LateProgress(self._shell) as progress:
-                progress.done("\n".join(dry_run(files.pending(progress))))
+                progress.done("\n".join(dry_run(files.pending(progress), _names(files), parsed.switch("overwrite"))))
         else:
             with _LateProgress(self._shell) as progress:
                 report = files.sync(overwrite=parsed.switch("overwrite"), progress=progress)
-                report = replace(report, kept=files.kept())
-                lines += sent_lines(report)
+                there = files.differences()
+                report = replace(report, kept=there.changed)
+                lines += sent_lines(report) if report.anything or not there.missing else []
                 if not path:
                     lines += [*ignored(report.local), *notes(report, files, self._directory)]
+                    lines += missing(there, _names(files))
                 progress.done("\n".join(lines))
 
     def fetch(self, parsed: Parsed) -> None:
         reservation = self._session.current()
-        rank, node = _place(reservation, parsed)
+        to, lines, failed, place = parsed.text("to"), list[str](), list[FilesError](), None
         with _LateProgress(self._shell) as progress:
-            report = reservation.fetch(
-                parsed.words[0],
-                rank=rank,
-                to=parsed.text("to"),
-                overwrite=parsed.switch("overwrite"),
-                progress=lambda report: progress("fetching", report.size_bytes, report.total_bytes),
-            )
-            what = f"{_count(report.files, 'file')}, {size(report.size_bytes)}"
-            progress.done(f"brought {what}, from {node} to {report.path} in {duration(report.seconds)}")
+            for name, rank, node in _places(reservation, parsed):
+                try:
+                    report = reservation.fetch(
+                        parsed.words[0],
+                        rank=rank,
+                        to=os.path.join(to or "", name, "") if name else to,
+                        overwrite=parsed.switch("overwrite"),
+                        progress=lambda report: progress("fetching", report.size_bytes, report.total_bytes),
+                    )
+                except FilesError as error:
+                    failed.append(error)
+                    continue
+                what, place = f"{_count(report.files, 'file')}, {size(report.size_bytes)}", report.path
+                lines.append(f"brought {what}, from {node} to {report.path} in {duration(report.seconds)}")
+            if not lines:
+                raise failed[0]
+            if place is not None and _is_synced(reservation.files, place):
+                lines.append(
+                    "it lies in the project: each node gets it before the next cell, unless .meshignore names it"
+                )
+            progress.done("\n".join([*lines, *map(str, failed)]))
 
     def list(self, parsed: Parsed) -> None:
         reservation = self._session.current()
@@ -208,18 +233,40 @@ def notes(report: SyncReport, files: SyncedFiles, directory: str) -> list[str]:
     Args:
         directory: the notebook's.
     """
-    lines = []
-    everyone = [connection.name for connection in files.connections.values()]
-    by_nodes: dict[tuple[str, ...], list[str]] = {}
-    for path, nodes in report.kept.items():
-        by_nodes.setdefault(tuple(name for name in everyone if name in nodes), []).append(path)
-    for kept_by, paths in by_nodes.items():
-        where = name_nodes(kept_by, everyone)
-        lines.append(f"kept {_some(paths)}, which ranks wrote on {where}: %mesh sync --overwrite sends yours")
+    everyone = _names(files)
+    lines = _grouped(
+        "kept {paths}, which ranks wrote on {nodes}: %mesh sync --overwrite sends yours", report.kept, everyone
+    )
+    lines += _grouped("left {paths} on {nodes}, which ranks wrote there", report.left, everyone)
+    lines += _grouped("overwrote {paths}, which ranks wrote on {nodes}", report.overwritten, everyone)
+    if report.missed:
+        lines.append(f"not reached: {name_nodes(report.missed, everyone)}; the next sync brings what is missing there")
+    if report.modules and not files.reload:
+        lines.append(
+            "reload is off: ranks keep the modules that they have; %mesh restart, or %mesh reserve … --reload auto"
+        )
     lines += left_out(report.local)
     if instead := files.instead_of(directory):
         lines.append(f"the ranks have the files of {instead}; not synced: {directory}. %mesh sync --add {directory}")
     return lines
+
+
+def missing(there: Differences, everyone: Sequence[str]) -> list[str]:
+    """Return what ranks removed, and which nodes could not say."""
+    removed = "ranks removed {paths} on {nodes}: %mesh sync --overwrite sends yours again"
+    return [*_grouped(removed, there.missing, everyone), *(str(error) for error in there.unanswered.values())]
+
+
+def _grouped(text: str, found: OnNodes, everyone: Sequence[str]) -> list[str]:
+    """Return a line for each set of nodes, with the paths that it is about."""
+    by_nodes: dict[tuple[str, ...], list[str]] = {}
+    for path, nodes in found.items():
+        by_nodes.setdefault(tuple(name for name in everyone if name in nodes), []).append(path)
+    return [text.format(paths=_some(paths), nodes=name_nodes(on, everyone)) for on, paths in by_nodes.items()]
+
+
+def _names(files: SyncedFiles) -> list[str]:
+    return [connection.name for connection in files.connections.values()]
 
 
 def left_out(local: Mapping[str, Report]) -> list[str]:
@@ -257,23 +304,51 @@ def status_table(files: SyncedFiles) -> Shown:
             rows.append((node, "", "", "", str(reply), ""))
             continue
         for mount in reply.mounts:
-            kept = _some([printable(path) for path in mount.kept])
-            rows.append((node, mount.mount or ".", f"{mount.files:,}", size(mount.size_bytes), mount.source, kept))
+            changed = _some([printable(path) for path in mount.changed])
+            removed = _some([printable(path) for path in mount.missing])
+            theirs = "; ".join(filter(None, [changed and f"wrote {changed}", removed and f"removed {removed}"]))
+            rows.append((node, mount.mount or ".", f"{mount.files:,}", size(mount.size_bytes), mount.source, theirs))
         if not reply.mounts:
             rows.append((node, "", "0", "", "nothing yet", ""))
-    return table("", ("node", "name", "files", "size", "from", "written by ranks"), rows)
+    return table("", ("node", "name", "files", "size", "from", "what ranks did"), rows)
 
 
-def dry_run(pending: Pending) -> list[str]:
-    """Return what a sync would do, and what it leaves out."""
+def dry_run(pending: Pending, everyone: Sequence[str], overwrite: bool) -> list[str]:
+    """Return what a sync would do, and what it leaves out.
+
+    Args:
+        everyone: the nodes' names.
+        overwrite: it would replace what ranks wrote.
+    """
+    theirs = [
+        f"{_fate(path, pending, overwrite)} {path}, which ranks wrote on {name_nodes(nodes, everyone)}"
+        for path, nodes in pending.there.changed.items()
+    ]
+    if overwrite:
+        theirs += [
+            f"restore {path}, which ranks removed on {name_nodes(nodes, everyone)}"
+            for path, nodes in pending.there.missing.items()
+        ]
     lines = [f"send    {path}  {size(size_bytes)}" for path, size_bytes in pending.files]
     lines += [f"remove  {path}" for path in pending.removed]
-    if len(lines) > DRY_RUN_LINES:
-        lines = [*lines[:DRY_RUN_LINES], f"… and {len(lines) - DRY_RUN_LINES:,} more"]
     if pending.files:
         all_of_it = f"{_count(len(pending.files), 'file')}, {size(sum(size_bytes for _, size_bytes in pending.files))}"
-        lines.append(f"{all_of_it}; nodes take only what they lack" if pending.unknown else all_of_it)
-    return [*(lines or ["nothing would be sent: the files are on the nodes already"]), *left_out(pending.local)]
+        total = [f"{all_of_it}; nodes take only what they lack" if pending.unknown else all_of_it]
+    else:
+        total = [] if lines or (overwrite and theirs) else ["nothing would be sent: the files are on the nodes already"]
+    unanswered = [str(error) for error in pending.there.unanswered.values()]
+    return [*_short(theirs), *_short(lines), *total, *unanswered, *left_out(pending.local)]
+
+
+def _fate(path: str, pending: Pending, overwrite: bool) -> str:
+    """Return what becomes of a file that ranks wrote."""
+    return "keep   " if not overwrite else "remove " if path in pending.removed else "replace"
+
+
+def _short(lines: list[str]) -> list[str]:
+    return (
+        lines if len(lines) <= DRY_RUN_LINES else [*lines[:DRY_RUN_LINES], f"… and {len(lines) - DRY_RUN_LINES:,} more"]
+    )
 
 
 def ignored(local: Mapping[str, Report]) -> list[str]:
@@ -289,9 +364,36 @@ def ignored(local: Mapping[str, Report]) -> list[str]:
     return lines
 
 
+def _places(reservation: Reservation, parsed: Parsed) -> list[tuple[str, int, str]]:
+    """Return whence to fetch: the directory for it when there may be several, the rank, and its node's name."""
+    ranks = reservation.mesh.ranks
+    per_node = len(ranks) // reservation.nodes
+    for flag, step in (("rank", 1), ("node", per_node)):
+        if parsed.text(flag) == "all":
+            if parsed.text("node" if flag == "rank" else "rank") is not None:
+                raise UsageError("--rank R or --node N, not both")
+            name_of = reservation.mesh.core.connection_of
+            return [(f"{flag}{rank // step}", rank, name_of(rank).name) for rank in ranks[::step]]
+    rank, node = _place(reservation, parsed)
+    return [("", rank, node)]
+
+
+def _number(parsed: Parsed, flag: str) -> int | None:
+    text = parsed.text(flag)
+    if text is None:
+        return parsed.count(flag)
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"--{flag} is a whole number or all, not {text!r}")
+    return int(text)
+
+
+def _is_synced(files: SyncedFiles, place: Path) -> bool:
+    return files.copies and any(place.is_relative_to(root) for root in (Path(files.root), *files.added.values()))
+
+
 def _place(reservation: Reservation, parsed: Parsed) -> tuple[int, str]:
     """Return the rank that is meant, and the name of its node."""
-    rank, node = parsed.count("rank"), parsed.count("node")
+    rank, node = _number(parsed, "rank"), _number(parsed, "node")
     if rank is not None and node is not None:
         raise UsageError("--rank R or --node N, not both")
     per_node = len(reservation.mesh.ranks) // reservation.nodes

@@ -127,7 +127,11 @@ class Subcommands:
                 progress=progress,
             )
             self._session.hold(reservation, pool)
-            progress.done(f"{_reserved_line(reservation, progress)}\n{_files_line(reservation, parsed.text('files'))}")
+            lines = [_reserved_line(reservation, progress), _files_line(reservation, parsed.text("files"))]
+            if (reload := parsed.text("reload")) and not progress.messages:
+                lines.append(f"reload: {reload} from now on")
+            lines += [message for message in progress.messages if message.startswith("kept ")]  # of what was replaced
+            progress.done("\n".join(lines))
 
     def _attach(self, parsed: Parsed) -> None:
         before = self._session.reservation
@@ -163,8 +167,9 @@ class Subcommands:
         reservation = current if mine and current else self._session.client.attach(name, pool=self._session.pool)
         with Progress(is_notebook(self._shell)) as progress:
             progress(f"releasing {name}")
-            reservation.release()
-            progress.done(f"{name}: released {shape(reservation)} in {duration(progress.elapsed_s)}")
+            kept = reservation.release()
+            line = f"{name}: released {shape(reservation)} in {duration(progress.elapsed_s)}"
+            progress.done("\n".join([line, *map(str, kept)]))
         if mine:
             self._session.released()
             self._mode.stop()

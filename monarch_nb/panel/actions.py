@@ -143,9 +143,12 @@ class Actions:
     def release(self, held: Json) -> Json:
         """Release a reservation, also when some of its nodes do not answer."""
 
-        def work(_: Say) -> None:
+        def work(say: Say) -> None:
             found = self._find(held)
-            for error in call(pools.release([connection for connection, _ in found.nodes.values()], held["id"])):
+            released = call(pools.release([connection for connection, _ in found.nodes.values()], held["id"]))
+            for kept in released.kept:
+                say(str(kept))
+            for error in released.failed:
                 raise error
 
         return self._start("release", f"Releasing {held['name']}", work)

@@ -330,19 +330,51 @@ class ReleaseReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RANKS_ENDED_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     ranks_ended: _builtins.int
+    @_builtins.property
+    def kept(self) -> Global___KeptFiles: ...
     def __init__(
         self,
         *,
         ranks_ended: _builtins.int = ...,
+        kept: Global___KeptFiles | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranks_ended", b"ranks_ended"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "ranks_ended", b"ranks_ended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseReply: _TypeAlias = ReleaseReply  # noqa: Y015
+
+@_typing.final
+class KeptFiles(_message.Message):
+    """What ranks wrote into a workspace that was removed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    directory: _builtins.str
+    """where it is now"""
+    files: _builtins.int
+    size_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        directory: _builtins.str = ...,
+        files: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "files", b"files", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptFiles: _TypeAlias = KeptFiles  # noqa: Y015
 
 @_typing.final
 class ExtendRequest(_message.Message):

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cmonarch_nb/proto/files.proto\x12\rmonarch_nb.v1\"\x85\x02\n\tTreeEntry\x12\x0c\n\x04path\x18\x01 \x01(\x0c\x12+\n\x04kind\x18\x02 \x01(\x0e\x32\x1d.monarch_nb.v1.TreeEntry.Kind\x12\x0c\n\x04mode\x18\x03 \x01(\r\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x13\n\x0bmodified_ns\x18\x05 \x01(\x12\x12\x0e\n\x06hashes\x18\x06 \x01(\x0c\x12\x13\n\x0bsizes_bytes\x18\x07 \x03(\r\x12\x0e\n\x06target\x18\x08 \x01(\x0c\"Q\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\r\n\tKIND_FILE\x10\x01\x12\x12\n\x0eKIND_DIRECTORY\x10\x02\x12\x10\n\x0cKIND_SYMLINK\x10\x03\"\x95\x01\n\nTreeChange\x12\r\n\x05mount\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0c\n\x04\x62\x61se\x18\x04 \x01(\t\x12\r\n\x05whole\x18\x05 \x01(\x08\x12)\n\x07\x63hanged\x18\x06 \x03(\x0b\x32\x18.monarch_nb.v1.TreeEntry\x12\x0f\n\x07removed\x18\x07 \x03(\x0c\"?\n\nChunkBatch\x12\x0e\n\x06hashes\x18\x01 \x01(\x0c\x12\x13\n\x0bsizes_bytes\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"(\n\x04Peer\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xc7\x01\n\x0fSyncTreeRequest\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\x12)\n\x06\x63hange\x18\x02 \x01(\x0b\x32\x19.monarch_nb.v1.TreeChange\x12)\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x19.monarch_nb.v1.ChunkBatch\x12\"\n\x05peers\x18\x04 \x03(\x0b\x32\x13.monarch_nb.v1.Peer\x12\x11\n\toverwrite\x18\x05 \x01(\x08\x12\x0f\n\x07pending\x18\x06 \x01(\x08\"9\n\rSyncTreeReply\x12(\n\x05nodes\x18\x01 \x03(\x0b\x32\x19.monarch_nb.v1.NodeSynced\"\x97\x01\n\nNodeSynced\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12-\n\x07\x61pplied\x18\x02 \x01(\x0b\x32\x1a.monarch_nb.v1.TreeAppliedH\x00\x12\x11\n\x07missing\x18\x03 \x01(\x0cH\x00\x12\x15\n\x0bneeds_whole\x18\x04 \x01(\x08H\x00\x12\x14\n\nerror_json\x18\x05 \x01(\tH\x00\x42\t\n\x07outcome\"=\n\x0bTreeApplied\x12\x0f\n\x07written\x18\x01 \x01(\r\x12\x0f\n\x07removed\x18\x02 \x01(\r\x12\x0c\n\x04kept\x18\x03 \x03(\x0c\"\x98\x01\n\x10PutChunksRequest\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\x12\r\n\x05mount\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\"\n\x05peers\x18\x04 \x03(\x0b\x32\x13.monarch_nb.v1.Peer\x12(\n\x05\x62\x61tch\x18\x05 \x01(\x0b\x32\x19.monarch_nb.v1.ChunkBatch\":\n\x0ePutChunksReply\x12(\n\x05nodes\x18\x01 \x03(\x0b\x32\x19.monarch_nb.v1.NodeStored\"I\n\nNodeStored\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x16\n\x0ereceived_bytes\x18\x02 \x01(\x04\x12\x12\n\nerror_json\x18\x03 \x01(\t\"\xd1\x01\n\x0fSeeTokenRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x35\n\x06\x61\x63tion\x18\x03 \x01(\x0e\x32%.monarch_nb.v1.SeeTokenRequest.Action\x12\x13\n\x0b\x66rom_client\x18\x04 \x01(\x08\"U\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x0e\n\nACTION_SEE\x10\x01\x12\x10\n\x0c\x41\x43TION_WRITE\x10\x02\x12\x11\n\rACTION_REMOVE\x10\x03\".\n\rSeeTokenReply\x12\x0c\n\x04seen\x18\x01 \x01(\x08\x12\x0f\n\x07why_not\x18\x02 \x01(\t\"Y\n\x10ListFilesRequest\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0c\n\x04path\x18\x03 \x01(\x0c\x12\x11\n\trecursive\x18\x04 \x01(\x08\"_\n\x0eListFilesReply\x12\x11\n\tdirectory\x18\x01 \x01(\x0c\x12)\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x18.monarch_nb.v1.TreeEntry\x12\x0f\n\x07is_file\x18\x03 \x01(\x08\"\x1f\n\x0fReadFileRequest\x12\x0c\n\x04path\x18\x01 \x01(\x0c\"\x19\n\tFilePiece\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"*\n\x10WorkspaceRequest\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\"d\n\x0eWorkspaceReply\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12*\n\x06mounts\x18\x02 \x03(\x0b\x32\x1a.monarch_nb.v1.MountStatus\x12\x13\n\x0b\x63\x61\x63he_bytes\x18\x03 \x01(\x04\"n\n\x0bMountStatus\x12\r\n\x05mount\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\r\n\x05\x66iles\x18\x04 \x01(\r\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x0c\n\x04kept\x18\x06 \x03(\x0c\"S\n\x1a\x44\x65scribeEnvironmentRequest\x12\x0e\n\x06python\x18\x01 \x01(\t\x12\x10\n\x08packages\x18\x02 \x03(\t\x12\x13\n\x0b\x64irectories\x18\x03 \x03(\t\"[\n\x18\x44\x65scribeEnvironmentReply\x12\x0c\n\x04json\x18\x01 \x01(\t\x12\r\n\x05now_s\x18\x02 \x01(\x01\x12\x11\n\tdirectory\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cmonarch_nb/proto/files.proto\x12\rmonarch_nb.v1\"\x85\x02\n\tTreeEntry\x12\x0c\n\x04path\x18\x01 \x01(\x0c\x12+\n\x04kind\x18\x02 \x01(\x0e\x32\x1d.monarch_nb.v1.TreeEntry.Kind\x12\x0c\n\x04mode\x18\x03 \x01(\r\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x13\n\x0bmodified_ns\x18\x05 \x01(\x12\x12\x0e\n\x06hashes\x18\x06 \x01(\x0c\x12\x13\n\x0bsizes_bytes\x18\x07 \x03(\r\x12\x0e\n\x06target\x18\x08 \x01(\x0c\"Q\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\r\n\tKIND_FILE\x10\x01\x12\x12\n\x0eKIND_DIRECTORY\x10\x02\x12\x10\n\x0cKIND_SYMLINK\x10\x03\"\x95\x01\n\nTreeChange\x12\r\n\x05mount\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0c\n\x04\x62\x61se\x18\x04 \x01(\t\x12\r\n\x05whole\x18\x05 \x01(\x08\x12)\n\x07\x63hanged\x18\x06 \x03(\x0b\x32\x18.monarch_nb.v1.TreeEntry\x12\x0f\n\x07removed\x18\x07 \x03(\x0c\"?\n\nChunkBatch\x12\x0e\n\x06hashes\x18\x01 \x01(\x0c\x12\x13\n\x0bsizes_bytes\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"(\n\x04Peer\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xc7\x01\n\x0fSyncTreeRequest\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\x12)\n\x06\x63hange\x18\x02 \x01(\x0b\x32\x19.monarch_nb.v1.TreeChange\x12)\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x19.monarch_nb.v1.ChunkBatch\x12\"\n\x05peers\x18\x04 \x03(\x0b\x32\x13.monarch_nb.v1.Peer\x12\x11\n\toverwrite\x18\x05 \x01(\x08\x12\x0f\n\x07pending\x18\x06 \x01(\x08\"9\n\rSyncTreeReply\x12(\n\x05nodes\x18\x01 \x03(\x0b\x32\x19.monarch_nb.v1.NodeSynced\"\x97\x01\n\nNodeSynced\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12-\n\x07\x61pplied\x18\x02 \x01(\x0b\x32\x1a.monarch_nb.v1.TreeAppliedH\x00\x12\x11\n\x07missing\x18\x03 \x01(\x0cH\x00\x12\x15\n\x0bneeds_whole\x18\x04 \x01(\x08H\x00\x12\x14\n\nerror_json\x18\x05 \x01(\tH\x00\x42\t\n\x07outcome\"b\n\x0bTreeApplied\x12\x0f\n\x07written\x18\x01 \x01(\r\x12\x0f\n\x07removed\x18\x02 \x01(\r\x12\x0c\n\x04kept\x18\x03 \x03(\x0c\x12\x0e\n\x06theirs\x18\x04 \x03(\x0c\x12\x13\n\x0boverwritten\x18\x05 \x03(\x0c\"\x98\x01\n\x10PutChunksRequest\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\x12\r\n\x05mount\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\"\n\x05peers\x18\x04 \x03(\x0b\x32\x13.monarch_nb.v1.Peer\x12(\n\x05\x62\x61tch\x18\x05 \x01(\x0b\x32\x19.monarch_nb.v1.ChunkBatch\":\n\x0ePutChunksReply\x12(\n\x05nodes\x18\x01 \x03(\x0b\x32\x19.monarch_nb.v1.NodeStored\"I\n\nNodeStored\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x16\n\x0ereceived_bytes\x18\x02 \x01(\x04\x12\x12\n\nerror_json\x18\x03 \x01(\t\"\xd1\x01\n\x0fSeeTokenRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x35\n\x06\x61\x63tion\x18\x03 \x01(\x0e\x32%.monarch_nb.v1.SeeTokenRequest.Action\x12\x13\n\x0b\x66rom_client\x18\x04 \x01(\x08\"U\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x0e\n\nACTION_SEE\x10\x01\x12\x10\n\x0c\x41\x43TION_WRITE\x10\x02\x12\x11\n\rACTION_REMOVE\x10\x03\".\n\rSeeTokenReply\x12\x0c\n\x04seen\x18\x01 \x01(\x08\x12\x0f\n\x07why_not\x18\x02 \x01(\t\"Y\n\x10ListFilesRequest\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0c\n\x04path\x18\x03 \x01(\x0c\x12\x11\n\trecursive\x18\x04 \x01(\x08\"_\n\x0eListFilesReply\x12\x11\n\tdirectory\x18\x01 \x01(\x0c\x12)\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x18.monarch_nb.v1.TreeEntry\x12\x0f\n\x07is_file\x18\x03 \x01(\x08\"\x1f\n\x0fReadFileRequest\x12\x0c\n\x04path\x18\x01 \x01(\x0c\"\x19\n\tFilePiece\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"c\n\x10WorkspaceRequest\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\x12\x0c\n\x04look\x18\x02 \x01(\x08\x12)\n\x06\x63oming\x18\x03 \x03(\x0b\x32\x19.monarch_nb.v1.TreeChange\"d\n\x0eWorkspaceReply\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12*\n\x06mounts\x18\x02 \x03(\x0b\x32\x1a.monarch_nb.v1.MountStatus\x12\x13\n\x0b\x63\x61\x63he_bytes\x18\x03 \x01(\x04\"\x92\x01\n\x0bMountStatus\x12\r\n\x05mount\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\r\n\x05\x66iles\x18\x04 \x01(\r\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x0f\n\x07\x63hanged\x18\x06 \x03(\x0c\x12\x0f\n\x07missing\x18\x07 \x03(\x0c\x12\x0e\n\x06theirs\x18\x08 \x03(\x0c\"S\n\x1a\x44\x65scribeEnvironmentRequest\x12\x0e\n\x06python\x18\x01 \x01(\t\x12\x10\n\x08packages\x18\x02 \x03(\t\x12\x13\n\x0b\x64irectories\x18\x03 \x03(\t\"[\n\x18\x44\x65scribeEnvironmentReply\x12\x0c\n\x04json\x18\x01 \x01(\t\x12\r\n\x05now_s\x18\x02 \x01(\x01\x12\x11\n\tdirectory\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,35 +48,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODESYNCED']._serialized_start=832
   _globals['_NODESYNCED']._serialized_end=983
   _globals['_TREEAPPLIED']._serialized_start=985
-  _globals['_TREEAPPLIED']._serialized_end=1046
-  _globals['_PUTCHUNKSREQUEST']._serialized_start=1049
-  _globals['_PUTCHUNKSREQUEST']._serialized_end=1201
-  _globals['_PUTCHUNKSREPLY']._serialized_start=1203
-  _globals['_PUTCHUNKSREPLY']._serialized_end=1261
-  _globals['_NODESTORED']._serialized_start=1263
-  _globals['_NODESTORED']._serialized_end=1336
-  _globals['_SEETOKENREQUEST']._serialized_start=1339
-  _globals['_SEETOKENREQUEST']._serialized_end=1548
-  _globals['_SEETOKENREQUEST_ACTION']._serialized_start=1463
-  _globals['_SEETOKENREQUEST_ACTION']._serialized_end=1548
-  _globals['_SEETOKENREPLY']._serialized_start=1550
-  _globals['_SEETOKENREPLY']._serialized_end=1596
-  _globals['_LISTFILESREQUEST']._serialized_start=1598
-  _globals['_LISTFILESREQUEST']._serialized_end=1687
-  _globals['_LISTFILESREPLY']._serialized_start=1689
-  _globals['_LISTFILESREPLY']._serialized_end=1784
-  _globals['_READFILEREQUEST']._serialized_start=1786
-  _globals['_READFILEREQUEST']._serialized_end=1817
-  _globals['_FILEPIECE']._serialized_start=1819
-  _globals['_FILEPIECE']._serialized_end=1844
-  _globals['_WORKSPACEREQUEST']._serialized_start=1846
-  _globals['_WORKSPACEREQUEST']._serialized_end=1888
-  _globals['_WORKSPACEREPLY']._serialized_start=1890
-  _globals['_WORKSPACEREPLY']._serialized_end=1990
-  _globals['_MOUNTSTATUS']._serialized_start=1992
-  _globals['_MOUNTSTATUS']._serialized_end=2102
-  _globals['_DESCRIBEENVIRONMENTREQUEST']._serialized_start=2104
-  _globals['_DESCRIBEENVIRONMENTREQUEST']._serialized_end=2187
-  _globals['_DESCRIBEENVIRONMENTREPLY']._serialized_start=2189
-  _globals['_DESCRIBEENVIRONMENTREPLY']._serialized_end=2280
+  _globals['_TREEAPPLIED']._serialized_end=1083
+  _globals['_PUTCHUNKSREQUEST']._serialized_start=1086
+  _globals['_PUTCHUNKSREQUEST']._serialized_end=1238
+  _globals['_PUTCHUNKSREPLY']._serialized_start=1240
+  _globals['_PUTCHUNKSREPLY']._serialized_end=1298
+  _globals['_NODESTORED']._serialized_start=1300
+  _globals['_NODESTORED']._serialized_end=1373
+  _globals['_SEETOKENREQUEST']._serialized_start=1376
+  _globals['_SEETOKENREQUEST']._serialized_end=1585
+  _globals['_SEETOKENREQUEST_ACTION']._serialized_start=1500
+  _globals['_SEETOKENREQUEST_ACTION']._serialized_end=1585
+  _globals['_SEETOKENREPLY']._serialized_start=1587
+  _globals['_SEETOKENREPLY']._serialized_end=1633
+  _globals['_LISTFILESREQUEST']._serialized_start=1635
+  _globals['_LISTFILESREQUEST']._serialized_end=1724
+  _globals['_LISTFILESREPLY']._serialized_start=1726
+  _globals['_LISTFILESREPLY']._serialized_end=1821
+  _globals['_READFILEREQUEST']._serialized_start=1823
+  _globals['_READFILEREQUEST']._serialized_end=1854
+  _globals['_FILEPIECE']._serialized_start=1856
+  _globals['_FILEPIECE']._serialized_end=1881
+  _globals['_WORKSPACEREQUEST']._serialized_start=1883
+  _globals['_WORKSPACEREQUEST']._serialized_end=1982
+  _globals['_WORKSPACEREPLY']._serialized_start=1984
+  _globals['_WORKSPACEREPLY']._serialized_end=2084
+  _globals['_MOUNTSTATUS']._serialized_start=2087
+  _globals['_MOUNTSTATUS']._serialized_end=2233
+  _globals['_DESCRIBEENVIRONMENTREQUEST']._serialized_start=2235
+  _globals['_DESCRIBEENVIRONMENTREQUEST']._serialized_end=2318
+  _globals['_DESCRIBEENVIRONMENTREPLY']._serialized_start=2320
+  _globals['_DESCRIBEENVIRONMENTREPLY']._serialized_end=2411
 # @@protoc_insertion_point(module_scope)

@@ -99,7 +99,7 @@ class TreeChange(_message.Message):
     mount: _builtins.str
     """Where in the workspace the tree lies: "" for the notebook's files, else the name that --add gave it."""
     source: _builtins.str
-    """Whose files these are: "HOST:DIRECTORY"."""
+    """Whose files these are: "HOST:DIRECTORY"; "" ends the mount: nothing of it is left but what ranks wrote."""
     version: _builtins.str
     """after the change; made by the client"""
     base: _builtins.str
@@ -292,11 +292,21 @@ class TreeApplied(_message.Message):
     WRITTEN_FIELD_NUMBER: _builtins.int
     REMOVED_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    THEIRS_FIELD_NUMBER: _builtins.int
+    OVERWRITTEN_FIELD_NUMBER: _builtins.int
     written: _builtins.int
     removed: _builtins.int
     @_builtins.property
     def kept(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """files that ranks wrote or changed: left as they are"""
+
+    @_builtins.property
+    def theirs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """files that ranks had written just so: not removed when they leave the tree"""
+
+    @_builtins.property
+    def overwritten(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """files that ranks wrote or changed and that are gone, because that was asked for"""
 
     def __init__(
         self,
@@ -304,10 +314,12 @@ class TreeApplied(_message.Message):
         written: _builtins.int = ...,
         removed: _builtins.int = ...,
         kept: _abc.Iterable[_builtins.bytes] | None = ...,
+        theirs: _abc.Iterable[_builtins.bytes] | None = ...,
+        overwritten: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "removed", b"removed", "written", b"written"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "overwritten", b"overwritten", "removed", b"removed", "theirs", b"theirs", "written", b"written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -572,15 +584,25 @@ class WorkspaceRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    LOOK_FIELD_NUMBER: _builtins.int
+    COMING_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
+    look: _builtins.bool
+    """at the disk: fill `changed` and `missing`"""
+    @_builtins.property
+    def coming(self) -> _containers.RepeatedCompositeFieldContainer[Global___TreeChange]:
+        """what the client would send: look also at names that only these have"""
+
     def __init__(
         self,
         *,
         reservation_id: _builtins.str = ...,
+        look: _builtins.bool = ...,
+        coming: _abc.Iterable[Global___TreeChange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coming", b"coming", "look", b"look", "reservation_id", b"reservation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -621,15 +643,25 @@ class MountStatus(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
-    KEPT_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    THEIRS_FIELD_NUMBER: _builtins.int
     mount: _builtins.str
     source: _builtins.str
     version: _builtins.str
     files: _builtins.int
     size_bytes: _builtins.int
     @_builtins.property
-    def kept(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """files that ranks wrote or changed"""
+    def changed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """what lies there is neither what was applied nor what is coming: ranks wrote it"""
+
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """ranks removed it"""
+
+    @_builtins.property
+    def theirs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """ranks had written it just so: it stays when it leaves the tree or changes"""
 
     def __init__(
         self,
@@ -639,11 +671,13 @@ class MountStatus(_message.Message):
         version: _builtins.str = ...,
         files: _builtins.int = ...,
         size_bytes: _builtins.int = ...,
-        kept: _abc.Iterable[_builtins.bytes] | None = ...,
+        changed: _abc.Iterable[_builtins.bytes] | None = ...,
+        missing: _abc.Iterable[_builtins.bytes] | None = ...,
+        theirs: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "kept", b"kept", "mount", b"mount", "size_bytes", b"size_bytes", "source", b"source", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "files", b"files", "missing", b"missing", "mount", b"mount", "size_bytes", b"size_bytes", "source", b"source", "theirs", b"theirs", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,43 +24,43 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1amonarch_nb/proto/run.proto\x12\rmonarch_nb.v1\"\xd3\x01\n\x07RunSpec\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0e\n\x06output\x18\x06 \x01(\x04\x12#\n\x04\x63\x65ll\x18\x03 \x01(\x0b\x32\x13.monarch_nb.v1.CellH\x00\x12#\n\x04push\x18\x04 \x01(\x0b\x32\x13.monarch_nb.v1.PushH\x00\x12#\n\x04pull\x18\x05 \x01(\x0b\x32\x13.monarch_nb.v1.PullH\x00\x12!\n\x04tree\x18\x07 \x01(\x0b\x32\x13.monarch_nb.v1.TreeB\x06\n\x04\x62ody\"h\n\x04Tree\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06reload\x18\x02 \x01(\x08\x12\x14\n\x0cimport_paths\x18\x03 \x03(\t\x12)\n\x06\x63opies\x18\x04 \x03(\x0b\x32\x19.monarch_nb.v1.CopiedTree\".\n\nCopiedTree\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12\r\n\x05mount\x18\x02 \x01(\t\"=\n\x04\x43\x65ll\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65ll_number\x18\x02 \x01(\r\x12\x12\n\nwant_value\x18\x03 \x01(\x08\"\x14\n\x04Push\x12\x0c\n\x04\x62lob\x18\x01 \x01(\t\"\x1a\n\x04Pull\x12\x12\n\nexpression\x18\x01 \x01(\t\"\xf6\x02\n\nRankResult\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\'\n\x07outcome\x18\x03 \x01(\x0e\x32\x16.monarch_nb.v1.Outcome\x12\x13\n\x0b\x62undle_json\x18\x04 \x01(\t\x12\x16\n\x0cvalue_inline\x18\x05 \x01(\x0cH\x00\x12\x14\n\nvalue_blob\x18\x06 \x01(\tH\x00\x12\x15\n\x0bvalue_error\x18\x07 \x01(\tH\x00\x12\'\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x16.monarch_nb.v1.Failure\x12#\n\x05\x64\x65\x61th\x18\t \x01(\x0b\x32\x14.monarch_nb.v1.Death\x12\x12\n\nduration_s\x18\n \x01(\x01\x12\"\n\x03\x65nd\x18\x0b \x01(\x0b\x32\x15.monarch_nb.v1.Cursor\x12\x15\n\rgroup_aborted\x18\x0c \x01(\x08\x12\x0e\n\x06notice\x18\r \x01(\t\x12\x11\n\tuntouched\x18\x0e \x01(\x08\x42\x07\n\x05value\"J\n\x07\x46\x61ilure\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\ttraceback\x18\x03 \x01(\t\x12\r\n\x05where\x18\x04 \x01(\t\"\x85\x01\n\x05\x44\x65\x61th\x12\x16\n\texit_code\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06signal\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x14\n\x0clikely_cause\x18\x03 \x01(\t\x12\x13\n\x0bstderr_tail\x18\x04 \x03(\t\x12\x0b\n\x03pid\x18\x05 \x01(\rB\x0c\n\n_exit_codeB\t\n\x07_signal\"I\n\x06\x43ursor\x12\x14\n\x0cstdout_bytes\x18\x01 \x01(\x04\x12\x14\n\x0cstderr_bytes\x18\x02 \x01(\x04\x12\x13\n\x0bmarks_bytes\x18\x03 \x01(\x04\"[\n\x04Mark\x12\x14\n\x0cstdout_bytes\x18\x01 \x01(\x04\x12\x14\n\x0cstderr_bytes\x18\x02 \x01(\x04\x12\'\n\x07\x64isplay\x18\x03 \x01(\x0b\x32\x16.monarch_nb.v1.Display\"\x98\x01\n\x07\x44isplay\x12\x14\n\x0c\x63ontent_json\x18\x01 \x01(\t\x12)\n\x04kind\x18\x02 \x01(\x0e\x32\x1b.monarch_nb.v1.Display.Kind\"L\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\r\n\tKIND_SHOW\x10\x01\x12\x0f\n\x0bKIND_UPDATE\x10\x02\x12\x0e\n\nKIND_CLEAR\x10\x03\"\xd0\x01\n\x05Where\x12)\n\x05state\x18\x01 \x01(\x0e\x32\x1a.monarch_nb.v1.Where.State\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\ncollective\x18\x03 \x01(\t\x12\x0c\n\x04line\x18\x04 \x01(\t\x12\x11\n\trunning_s\x18\x05 \x01(\x01\"W\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nSTATE_IDLE\x10\x01\x12\x11\n\rSTATE_RUNNING\x10\x02\x12\x14\n\x10STATE_COLLECTIVE\x10\x03*\x87\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0e\n\nOUTCOME_OK\x10\x01\x12\x11\n\rOUTCOME_ERROR\x10\x02\x12\x17\n\x13OUTCOME_INTERRUPTED\x10\x03\x12\x10\n\x0cOUTCOME_DIED\x10\x04\x12\x15\n\x11OUTCOME_CANCELLED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1amonarch_nb/proto/run.proto\x12\rmonarch_nb.v1\"\xd3\x01\n\x07RunSpec\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0e\n\x06output\x18\x06 \x01(\x04\x12#\n\x04\x63\x65ll\x18\x03 \x01(\x0b\x32\x13.monarch_nb.v1.CellH\x00\x12#\n\x04push\x18\x04 \x01(\x0b\x32\x13.monarch_nb.v1.PushH\x00\x12#\n\x04pull\x18\x05 \x01(\x0b\x32\x13.monarch_nb.v1.PullH\x00\x12!\n\x04tree\x18\x07 \x01(\x0b\x32\x13.monarch_nb.v1.TreeB\x06\n\x04\x62ody\"\x83\x01\n\x04Tree\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06reload\x18\x02 \x01(\x08\x12\x14\n\x0cimport_paths\x18\x03 \x03(\t\x12)\n\x06\x63opies\x18\x04 \x03(\x0b\x32\x19.monarch_nb.v1.CopiedTree\x12\x19\n\x11last_import_paths\x18\x05 \x03(\t\".\n\nCopiedTree\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12\r\n\x05mount\x18\x02 \x01(\t\"=\n\x04\x43\x65ll\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65ll_number\x18\x02 \x01(\r\x12\x12\n\nwant_value\x18\x03 \x01(\x08\"\x14\n\x04Push\x12\x0c\n\x04\x62lob\x18\x01 \x01(\t\"\x1a\n\x04Pull\x12\x12\n\nexpression\x18\x01 \x01(\t\"\xf6\x02\n\nRankResult\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\'\n\x07outcome\x18\x03 \x01(\x0e\x32\x16.monarch_nb.v1.Outcome\x12\x13\n\x0b\x62undle_json\x18\x04 \x01(\t\x12\x16\n\x0cvalue_inline\x18\x05 \x01(\x0cH\x00\x12\x14\n\nvalue_blob\x18\x06 \x01(\tH\x00\x12\x15\n\x0bvalue_error\x18\x07 \x01(\tH\x00\x12\'\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x16.monarch_nb.v1.Failure\x12#\n\x05\x64\x65\x61th\x18\t \x01(\x0b\x32\x14.monarch_nb.v1.Death\x12\x12\n\nduration_s\x18\n \x01(\x01\x12\"\n\x03\x65nd\x18\x0b \x01(\x0b\x32\x15.monarch_nb.v1.Cursor\x12\x15\n\rgroup_aborted\x18\x0c \x01(\x08\x12\x0e\n\x06notice\x18\r \x01(\t\x12\x11\n\tuntouched\x18\x0e \x01(\x08\x42\x07\n\x05value\"J\n\x07\x46\x61ilure\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\ttraceback\x18\x03 \x01(\t\x12\r\n\x05where\x18\x04 \x01(\t\"\x85\x01\n\x05\x44\x65\x61th\x12\x16\n\texit_code\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06signal\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x14\n\x0clikely_cause\x18\x03 \x01(\t\x12\x13\n\x0bstderr_tail\x18\x04 \x03(\t\x12\x0b\n\x03pid\x18\x05 \x01(\rB\x0c\n\n_exit_codeB\t\n\x07_signal\"I\n\x06\x43ursor\x12\x14\n\x0cstdout_bytes\x18\x01 \x01(\x04\x12\x14\n\x0cstderr_bytes\x18\x02 \x01(\x04\x12\x13\n\x0bmarks_bytes\x18\x03 \x01(\x04\"[\n\x04Mark\x12\x14\n\x0cstdout_bytes\x18\x01 \x01(\x04\x12\x14\n\x0cstderr_bytes\x18\x02 \x01(\x04\x12\'\n\x07\x64isplay\x18\x03 \x01(\x0b\x32\x16.monarch_nb.v1.Display\"\x98\x01\n\x07\x44isplay\x12\x14\n\x0c\x63ontent_json\x18\x01 \x01(\t\x12)\n\x04kind\x18\x02 \x01(\x0e\x32\x1b.monarch_nb.v1.Display.Kind\"L\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\r\n\tKIND_SHOW\x10\x01\x12\x0f\n\x0bKIND_UPDATE\x10\x02\x12\x0e\n\nKIND_CLEAR\x10\x03\"\xd0\x01\n\x05Where\x12)\n\x05state\x18\x01 \x01(\x0e\x32\x1a.monarch_nb.v1.Where.State\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\ncollective\x18\x03 \x01(\t\x12\x0c\n\x04line\x18\x04 \x01(\t\x12\x11\n\trunning_s\x18\x05 \x01(\x01\"W\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nSTATE_IDLE\x10\x01\x12\x11\n\rSTATE_RUNNING\x10\x02\x12\x14\n\x10STATE_COLLECTIVE\x10\x03*\x87\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0e\n\nOUTCOME_OK\x10\x01\x12\x11\n\rOUTCOME_ERROR\x10\x02\x12\x17\n\x13OUTCOME_INTERRUPTED\x10\x03\x12\x10\n\x0cOUTCOME_DIED\x10\x04\x12\x15\n\x11OUTCOME_CANCELLED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'monarch_nb.proto.run_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTCOME']._serialized_start=1650
-  _globals['_OUTCOME']._serialized_end=1785
+  _globals['_OUTCOME']._serialized_start=1678
+  _globals['_OUTCOME']._serialized_end=1813
   _globals['_RUNSPEC']._serialized_start=46
   _globals['_RUNSPEC']._serialized_end=257
-  _globals['_TREE']._serialized_start=259
-  _globals['_TREE']._serialized_end=363
-  _globals['_COPIEDTREE']._serialized_start=365
-  _globals['_COPIEDTREE']._serialized_end=411
-  _globals['_CELL']._serialized_start=413
-  _globals['_CELL']._serialized_end=474
-  _globals['_PUSH']._serialized_start=476
-  _globals['_PUSH']._serialized_end=496
-  _globals['_PULL']._serialized_start=498
-  _globals['_PULL']._serialized_end=524
-  _globals['_RANKRESULT']._serialized_start=527
-  _globals['_RANKRESULT']._serialized_end=901
-  _globals['_FAILURE']._serialized_start=903
-  _globals['_FAILURE']._serialized_end=977
-  _globals['_DEATH']._serialized_start=980
-  _globals['_DEATH']._serialized_end=1113
-  _globals['_CURSOR']._serialized_start=1115
-  _globals['_CURSOR']._serialized_end=1188
-  _globals['_MARK']._serialized_start=1190
-  _globals['_MARK']._serialized_end=1281
-  _globals['_DISPLAY']._serialized_start=1284
-  _globals['_DISPLAY']._serialized_end=1436
-  _globals['_DISPLAY_KIND']._serialized_start=1360
-  _globals['_DISPLAY_KIND']._serialized_end=1436
-  _globals['_WHERE']._serialized_start=1439
-  _globals['_WHERE']._serialized_end=1647
-  _globals['_WHERE_STATE']._serialized_start=1560
-  _globals['_WHERE_STATE']._serialized_end=1647
+  _globals['_TREE']._serialized_start=260
+  _globals['_TREE']._serialized_end=391
+  _globals['_COPIEDTREE']._serialized_start=393
+  _globals['_COPIEDTREE']._serialized_end=439
+  _globals['_CELL']._serialized_start=441
+  _globals['_CELL']._serialized_end=502
+  _globals['_PUSH']._serialized_start=504
+  _globals['_PUSH']._serialized_end=524
+  _globals['_PULL']._serialized_start=526
+  _globals['_PULL']._serialized_end=552
+  _globals['_RANKRESULT']._serialized_start=555
+  _globals['_RANKRESULT']._serialized_end=929
+  _globals['_FAILURE']._serialized_start=931
+  _globals['_FAILURE']._serialized_end=1005
+  _globals['_DEATH']._serialized_start=1008
+  _globals['_DEATH']._serialized_end=1141
+  _globals['_CURSOR']._serialized_start=1143
+  _globals['_CURSOR']._serialized_end=1216
+  _globals['_MARK']._serialized_start=1218
+  _globals['_MARK']._serialized_end=1309
+  _globals['_DISPLAY']._serialized_start=1312
+  _globals['_DISPLAY']._serialized_end=1464
+  _globals['_DISPLAY_KIND']._serialized_start=1388
+  _globals['_DISPLAY_KIND']._serialized_end=1464
+  _globals['_WHERE']._serialized_start=1467
+  _globals['_WHERE']._serialized_end=1675
+  _globals['_WHERE_STATE']._serialized_start=1588
+  _globals['_WHERE_STATE']._serialized_end=1675
 # @@protoc_insertion_point(module_scope)

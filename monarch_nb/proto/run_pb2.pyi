@@ -111,6 +111,7 @@ class Tree(_message.Message):
     RELOAD_FIELD_NUMBER: _builtins.int
     IMPORT_PATHS_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
+    LAST_IMPORT_PATHS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     reload: _builtins.bool
     """modules that changed, before the body runs"""
@@ -122,6 +123,10 @@ class Tree(_message.Message):
 
     @_builtins.property
     def copies(self) -> _containers.RepeatedCompositeFieldContainer[Global___CopiedTree]: ...
+    @_builtins.property
+    def last_import_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Directories to be put at the end of sys.path of ranks that see the client's files themselves."""
+
     def __init__(
         self,
         *,
@@ -129,10 +134,11 @@ class Tree(_message.Message):
         reload: _builtins.bool = ...,
         import_paths: _abc.Iterable[_builtins.str] | None = ...,
         copies: _abc.Iterable[Global___CopiedTree] | None = ...,
+        last_import_paths: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies", "import_paths", b"import_paths", "reload", b"reload", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies", "import_paths", b"import_paths", "last_import_paths", b"last_import_paths", "reload", b"reload", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,6 +27,8 @@ from monarch_nb.errors import PoolError, UsageError
 from monarch_nb.provision import Node, Option, Progress
 from monarch_nb.shape import counted
 
+KEPT = "kept"
+"""In the state directory: what ranks wrote and outlives its pool. No pool has that name."""
 SERVE_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 30.0
 """Removing copies of big projects takes a while, and an allocator that is killed meanwhile leaves its templates."""
@@ -126,7 +128,8 @@ class LocalProvisioner:
             return self.nodes(pool=pool)
 
     def down(self, force: bool = False, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> int:
-        """End every node with all its ranks and remove its files; return how many nodes there were.
+        """End every node with all its ranks and remove its files; return how many nodes there were. What ranks wrote
+        into their copies of a notebook's files is kept, and `progress` told where.
 
         Args:
             force: also when reservations are held.
@@ -153,6 +156,8 @@ class LocalProvisioner:
             _end(nodes, say)
             for node in nodes:
                 shutil.rmtree(NodePaths(node.directory).sockets, ignore_errors=True)
+                for place in _keep(node):
+                    say(f"kept what ranks wrote on {node.node_id}: {place}")
             shutil.rmtree(directory, ignore_errors=True)
             return len(nodes)
 
@@ -173,7 +178,7 @@ def _check_request(nodes: int | None, procs: int | None, gpus: str | None) -> No
 
 
 def _checked_directory(pool: str) -> Path:
-    if not _NAME.fullmatch(pool):
+    if not _NAME.fullmatch(pool) or pool == KEPT:
         raise UsageError(f"{pool!r} is no name for a pool: letters, digits, '-', '_' and '.', at most 32")
     return pool_directory(pool)
 
@@ -281,6 +286,16 @@ def _end(nodes: Iterable[Node], say: Progress) -> None:
         stubborn = [node.node_id for node, process in watched if not process.end(END_TIMEOUT_S)]
     if stubborn:
         raise PoolError(f"killed {', '.join(stubborn)}, which did not end when asked; run monarch-nb down again")
+
+
+def _keep(node: Node) -> Iterator[Path]:
+    """Move what ranks wrote to where it outlives the pool; yield the places."""
+    kept = NodePaths(node.directory).kept
+    if not kept.exists():
+        return
+    target = private_directory(private_directory(home_directory() / KEPT) / time.strftime("%Y%m%d-%H%M%S"))
+    for path in kept.iterdir():
+        yield path.rename(target / f"{path.name}-{node.node_id}")
 
 
 @contextmanager

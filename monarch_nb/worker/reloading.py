@@ -66,7 +66,8 @@ class Reloader:
         self._workspace = workspace
         self._seen = ("", False)
         self._import_paths: list[str] = []
-        self._set_paths: tuple[list[str], list[str]] = [], []  # what the kernel imported from, and sys.path after that
+        self._last_paths: list[str] = []
+        self._set_paths: tuple[list[str], list[str], list[str]] = [], [], []  # asked for; sys.path then
         self._told: dict[str, tuple[Signature | None, str]] = {}  # modules that failed -> what was said, of which file
 
     def follow(self, tree: Tree) -> None:
@@ -81,17 +82,18 @@ class Reloader:
 
     def _set_import_paths(self, tree: Tree) -> None:
         """Import from where the kernel does; in a workspace from the copies, and last from the workspace itself."""
-        asked = list(tree.import_paths)
-        if not self._workspace and self._set_paths == (asked, sys.path):
+        asked = list(tree.import_paths), list(tree.last_import_paths)
+        if not self._workspace and self._set_paths == (*asked, sys.path):
             return  # before every run
         copies = {copy.directory: copy.mount for copy in tree.copies} if self._workspace else {}
-        wanted = [self._copied(path, copies) for path in asked]
-        last = [self._workspace] if self._workspace else []
-        ours = {*self._import_paths, *wanted, *last}
+        wanted = [self._copied(path, copies) for path in tree.import_paths]
+        last = [self._workspace] if self._workspace else list(tree.last_import_paths)
+        ours = {*self._import_paths, *self._last_paths, *wanted, *last}
         others = [path for path in sys.path[1:] if path not in ours and not _is_below(path, copies)]
         self._import_paths = list(dict.fromkeys(path for path in wanted if path not in sys.path[:1]))
-        sys.path[1:] = [*self._import_paths, *others, *(path for path in last if path not in sys.path[:1])]
-        self._set_paths = asked, list(sys.path)
+        self._last_paths = [path for path in last if path not in (*sys.path[:1], *self._import_paths, *others)]
+        sys.path[1:] = [*self._import_paths, *others, *self._last_paths]
+        self._set_paths = *asked, list(sys.path)
 
     def _copied(self, path: str, copies: Mapping[str, str]) -> str:
         """Return where the copy of one of the client's paths lies."""
@@ -103,7 +105,12 @@ class Reloader:
     def _look_again(self) -> None:
         """Have the next import list the user's directories again: times of directories are too coarse to tell every
         change. Not those of libraries: there are hundreds, and this may be done before every run."""
-        directories = {*sys.path[:1], *self._import_paths, *(os.path.dirname(one.path) for one in _executed.values())}
+        directories = {
+            *sys.path[:1],
+            *self._import_paths,
+            *self._last_paths,
+            *(os.path.dirname(one.path) for one in _executed.values()),
+        }
         if self._workspace:
             directories.update(path for path in sys.path_importer_cache if path.startswith(self._workspace))
         for directory in directories:

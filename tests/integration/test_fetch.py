@@ -11,10 +11,11 @@ from integration.copies import copies, module, names_in
 from monarch_nb.client.bridge import call
 from monarch_nb.client.fetch import FetchReport
 from monarch_nb.client.reservation import Reservation, reserve
-from monarch_nb.config import NodePaths
+from monarch_nb.config import NodePaths, home_directory
 from monarch_nb.errors import FilesError, MonarchNbError
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.provision import Node
+from monarch_nb.provision.local import LocalProvisioner
 
 RANKS = 8
 WRITES = "open('notes.txt', 'w').write(f'of rank {rank}')"
@@ -56,7 +57,7 @@ class TestKept:
         synced.sync()
         synced.mesh.select([0]).run("open('log.txt', 'a').write(' and theirs')")
         Path("log.txt").unlink()
-        assert synced.sync().kept == {"log.txt": ("node0",)}
+        assert synced.sync().left == {"log.txt": ("node0",)}
         assert [(copy / "log.txt").exists() for copy in copies(synced)] == [True, False, False, False]
 
     def test_overwritten_on_demand(self, synced: Reservation) -> None:
@@ -94,17 +95,34 @@ class TestKept:
         dev = reserve("training", nodes=4, procs=2)
         dev.mesh.run("import model")
         dev.mesh.select([2]).run("import os; os.mkdir('out'); open('out/last.pt', 'w').write('weights')")
-        dev.release()
+        (kept,) = dev.release()
+        assert (kept.node, kept.files, kept.size_bytes) == ("node1", 1, 7)
         for number, node in enumerate(isolated_pool):
             paths = NodePaths(node.directory)
             assert not (paths.workspaces / dev.id).exists()
-            kept = list(paths.kept.glob("training-*")) if paths.kept.exists() else []
+            places = list(paths.kept.glob("training-*")) if paths.kept.exists() else []
             if number != 1:
-                assert not kept
+                assert not places
                 continue
-            assert names_in(kept[0]).keys() == {b"out", b"out/last.pt"}
-            assert (kept[0] / "out/last.pt").read_text() == "weights"
-            assert str(kept[0]) in paths.allocator_log.read_text()
+            assert [str(place) for place in places] == [kept.directory]
+            assert names_in(places[0]).keys() == {b"out", b"out/last.pt"}
+            assert (places[0] / "out/last.pt").read_text() == "weights"
+            assert kept.directory in paths.allocator_log.read_text()
+
+    def test_they_outlive_the_pool(self, isolated_pool: list[Node], project: Path) -> None:
+        Path("model.py").write_text(module(1))
+        released, held = (reserve(name, nodes=1, procs=1) for name in ("released", "held"))
+        for dev in (released, held):
+            dev.mesh.run(f"import model; open('result', 'w').write('of {dev.name}')")
+        released.release()
+        said: list[str] = []
+        LocalProvisioner().down(force=True, progress=said.append)
+        places = [Path(line.partition(": ")[2]) for line in said if line.startswith("kept what ranks wrote on node")]
+        ours = [place for place in places if place.name.startswith(("released", "held"))]
+        assert [names_in(place).keys() for place in ours] == [{b"result"}] * 2
+        assert {(place / "result").read_text() for place in ours} == {"of released", "of held"}
+        assert [path.name for path in home_directory().iterdir()] == ["kept"]
+        LocalProvisioner().up(nodes=4, procs=2, isolate=True)
 
 
 class TestFetch:
@@ -162,8 +180,18 @@ class TestFetch:
         assert Path("elsewhere/b").read_text() == "b"
         assert synced.fetch("out", to="elsewhere").files == 2, "the same files again are no harm"
 
+    def test_all_that_match_a_pattern(self, synced: Reservation) -> None:
+        synced.mesh.select([4]).run(
+            "import os; os.mkdir('out')\nfor name in 'a.pt', 'b.pt', 'log': open(f'out/{name}', 'w').write(name)"
+        )
+        report = synced.fetch("out/*.pt", rank=4)
+        assert (report.path, report.files, report.size_bytes) == (Path.cwd() / "out", 2, 8)
+        assert names_in(Path("out")).keys() == {b"a.pt", b"b.pt"}
+        report = synced.fetch("out/[al]*", rank=4, to="elsewhere")
+        assert (report.path, names_in(report.path).keys()) == (Path.cwd() / "elsewhere", {b"a.pt", b"log"})
+
     def test_what_does_not_exist(self, synced: Reservation) -> None:
-        with pytest.raises(FilesError, match=r"node2: there is no .*/nothing"):
+        with pytest.raises(FilesError, match=r"^node2: there is no nothing$"):
             synced.fetch("nothing", rank=4)
         assert not Path("nothing").exists()
 
@@ -172,6 +200,14 @@ class TestFetch:
         synced.fetch("last.pt", rank=4)
         assert synced.sync().kept == {"last.pt": ("node0", "node1", "node3")}
         assert [(copy / "last.pt").read_text() for copy in copies(synced)] == [f"of {rank}" for rank in ONE_PER_NODE]
+
+    def test_what_was_fetched_and_is_deleted_here_is_not_deleted_there(self, synced: Reservation) -> None:
+        synced.mesh.select([4]).run("open('last.pt', 'w').write('weights')")
+        synced.fetch("last.pt", rank=4)
+        assert synced.sync().files == 1
+        Path("last.pt").unlink()
+        assert synced.sync().left == {"last.pt": ("node2",)}
+        assert [(copy / "last.pt").exists() for copy in copies(synced)] == [False, False, True, False]
 
     @pytest.mark.parametrize("kind", ["pipe", "directory", "device"])
     def test_only_files_are_read(self, synced: Reservation, tmp_path: Path, kind: str) -> None:
@@ -211,5 +247,5 @@ class TestList:
         ]
         assert found[0].size_bytes == 3
         assert [info.path for info in synced.list_files("out/a.txt", rank=6)] == ["a.txt"]
-        with pytest.raises(FilesError, match=r"node0: there is no .*/out"):
+        with pytest.raises(FilesError, match=r"^node0: there is no out$"):
             synced.list_files("out")

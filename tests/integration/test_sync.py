@@ -12,9 +12,9 @@ from integration.copies import assert_same, copies, module, names_in
 from integration.live import Recorder
 from monarch_nb.client.files.local_tree import Report
 from monarch_nb.client.reservation import Reservation, reserve
-from monarch_nb.client.sync import SyncReport
+from monarch_nb.client.sync_report import SyncReport
 from monarch_nb.config import NodePaths
-from monarch_nb.errors import RunFailed, UsageError
+from monarch_nb.errors import ReservationConflict, RunFailed, UsageError
 from monarch_nb.provision import Node
 
 RANKS = 8
@@ -326,6 +326,11 @@ class TestMore:
         with pytest.raises(UsageError, match="--as NAME chooses another name"):
             synced.files.add(tmp_path / "other" / "library")
         assert synced.files.add(tmp_path / "other" / "library", "second") == "second"
+        write(str(tmp_path / "sources/src/package/__init__.py"), module("of sources"))
+        synced.files.add(tmp_path / "sources")
+        assert synced.mesh.run("import package; package.value()").values == ["of sources"] * RANKS
+        synced.files.remove(tmp_path / "sources")
+        assert not any((copy / "sources").exists() for copy in copies(synced))
 
     def test_the_same_project_again_is_not_sent_again(self, isolated_pool: list[Node], project: Path) -> None:
         Path("data.bin").write_bytes(os.urandom(4 << 20))
@@ -407,6 +412,26 @@ class TestShared:
         assert dev.mesh.run("model.value()").values == ["three"] * 4
         dev.release()
 
+    def test_another_directory_is_imported_as_from_copies(
+        self, local_pool: list[Node], project: Path, tmp_path: Path
+    ) -> None:
+        write(str(tmp_path / "sources/src/package/__init__.py"), module("of sources"))
+        write(str(tmp_path / "beside/__init__.py"), module("beside"))
+        dev = reserve("dev", nodes=2, procs=2)
+        for name in ("sources", "beside"):
+            assert dev.files.add(tmp_path / name) == name
+        assert (
+            dev.mesh.run("import package, beside; package.value(), beside.value()").values
+            == [("of sources", "beside")] * 4
+        )
+        write(str(tmp_path / "beside/__init__.py"), module("edited"))
+        assert dev.mesh.run("beside.value()").values == ["edited"] * 4
+        for name in ("sources", "beside"):
+            dev.files.remove(name)
+        dev.mesh.restart()
+        assert dev.mesh.run("import importlib.util; importlib.util.find_spec('beside')").values == [None] * 4
+        dev.release()
+
     def test_the_evidence_is_gone(self, local_pool: list[Node], project: Path) -> None:
         reserve("dev", nodes=2, procs=1).release()
         assert not list(project.iterdir())
@@ -439,4 +464,19 @@ class TestReload:
         assert (copies(dev)[3] / "model.py").read_text() == module("two")
         dev.mesh.restart()
         assert dev.mesh.run("import model; model.value()").values == ["two"] * 4
+        assert reserve("dev", nodes=4, procs=1, reload=True).id == dev.id
+        write("model.py", module("three"))
+        assert dev.mesh.run("model.value()").values == ["three"] * 4, "it is changed where it is held"
+        reserve("dev", nodes=4, procs=1)
+        write("model.py", module("four"))
+        assert dev.mesh.run("model.value()").values == ["four"] * 4, "and stays when nothing is said of it"
+        dev.release()
+
+    def test_other_files_need_another_reservation(self, local_pool: list[Node], project: Path, tmp_path: Path) -> None:
+        dev = reserve("dev", procs=1)
+        for files in (True, project):
+            assert reserve("dev", procs=1, files=files).id == dev.id
+        for other in (False, tmp_path):
+            with pytest.raises(ReservationConflict, match=f"already held with the files of {project}; --replace"):
+                reserve("dev", procs=1, files=other)
         dev.release()

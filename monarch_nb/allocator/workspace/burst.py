@@ -37,6 +37,8 @@ class Burst:
         self.kept: set[bytes] = set()
         self.replaced: list[tuple[bytes, TreeEntry]] = []
         self._reported: list[bytes] = []
+        self._holding: set[bytes] = set()
+        self._overwritten: list[bytes] = []
         self._aside = 0
         self._removed = 0
         self._undo: list[tuple[bytes, Undo]] = []
@@ -60,7 +62,9 @@ class Burst:
                 for directory, modules in self._compiled.items():
                     forget_compiled(self._tree, directory, modules)
         written = sum(entry.kind != DIRECTORY and entry.path not in self.kept for entry in self._plan.change.changed)
-        return TreeApplied(written=written, removed=self._removed, kept=sorted(self._reported))
+        return TreeApplied(
+            written=written, removed=self._removed, kept=sorted(self._reported), overwritten=sorted(self._overwritten)
+        )
 
     def undo(self) -> None:
         """Take back what was done, last first. What resists is looked at again by the next sync."""
@@ -70,7 +74,7 @@ class Burst:
                     with Directories(self._root) as tree:
                         step(tree)
                 except OSError:
-                    self._plan.mount.kept.add(path)
+                    self._plan.mount.unsure.add(path)
 
     def _remove(self, path: bytes) -> None:
         try:
@@ -86,12 +90,14 @@ class Burst:
             if (path not in plan.again and (old is None or old.kind != DIRECTORY)) or not self._remove_directory(
                 path, facts, directory, name
             ):
-                self._keep(path)
+                self._leave(path, is_directory=True)
             return
         ours = plan.is_ours(path, facts, directory, name)
         if not ours and not plan.overwrite:
-            self._keep(path)
+            self._leave(path)
             return
+        if not ours:
+            self._overwritten.append(path)
         self._set_aside(path, facts, directory, name, old if ours else None)
         self._removed += 1
         self._note_module(path)
@@ -137,6 +143,8 @@ class Burst:
                 if stat.S_ISDIR(facts.st_mode) and not plan.overwrite:
                     self._keep(path)
                     return []
+                if not ours or stat.S_ISDIR(facts.st_mode):
+                    self._overwritten.append(path)
                 replaceable = entry.kind != DIRECTORY and not stat.S_ISDIR(facts.st_mode)
                 undoes_itself = self._set_aside(
                     path, facts, directory, name, plan.old(path) if ours else None, leave=replaceable
@@ -212,6 +220,13 @@ class Burst:
         self._undo.append((path, lambda tree: _set_mode(tree, path, mode, modified_ns)))
         os.chmod(name, entry.mode, dir_fd=directory)
         os.utime(name, ns=(entry.modified_ns, entry.modified_ns), dir_fd=directory, follow_symlinks=False)
+
+    def _leave(self, path: bytes, *, is_directory: bool = False) -> None:
+        """What left the tree stays: from now on it is the ranks' alone. A directory goes without saying when something
+        that is said lies in it."""
+        if not is_directory or path not in self._holding:
+            self._reported.append(path)
+        self._holding.add(path.rpartition(b"/")[0])
 
     def _keep(self, path: bytes) -> None:
         self.kept.add(path)

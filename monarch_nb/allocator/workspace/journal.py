@@ -29,7 +29,7 @@ class Record:
         number: of the change; its staging directory's name.
         overwrite: whether it may replace what ranks wrote.
         body: prepared: the TreeChange; committing: a TreeApplied whose `kept` was left out at once; done: one whose
-            `kept` is all that the mount keeps.
+            `kept` is all that the mount keeps. `theirs` in both: what ranks had written just so.
     """
 
     step: Step

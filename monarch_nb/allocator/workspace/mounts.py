@@ -20,7 +20,10 @@ class Mount:
 
     Attributes:
         entries: what was applied last, also where ranks have put something else.
-        kept: paths where the disk is not what the tree says: ranks wrote there. Also of files that left the tree.
+        kept: paths where the disk is not what the tree says: ranks wrote there.
+        theirs: paths that ranks wrote just as the tree came to say: these stay when they leave the tree.
+        unsure: paths where nobody knows what lies there: something failed. Not remembered over a restart.
+        forgot: nothing is known at all: the journal was damaged.
         applied: the answer to the change that led to `version`.
     """
 
@@ -29,6 +32,9 @@ class Mount:
     version: str = ""
     entries: dict[bytes, TreeEntry] = field(default_factory=dict)
     kept: set[bytes] = field(default_factory=set)
+    theirs: set[bytes] = field(default_factory=set)
+    unsure: set[bytes] = field(default_factory=set)
+    forgot: bool = False
     applied: TreeApplied = field(default_factory=TreeApplied)
     files: int = 0
     size_bytes: int = 0
@@ -63,16 +69,20 @@ class Mount:
             removed=sorted(removed, reverse=True),  # what lies in a directory before the directory
         )
 
-    def apply(self, change: TreeChange, applied: TreeApplied, kept: Iterable[bytes]) -> None:
-        """Make this what it is after an effective change."""
-        for path in (*change.removed, *(entry.path for entry in change.changed)):
+    def apply(self, change: TreeChange, done: TreeApplied) -> None:
+        """Make this what it is after an effective change. `done.kept` is all that the mount keeps from now on."""
+        touched = {*change.removed, *(entry.path for entry in change.changed)}
+        for path in touched:
             if (old := self.entries.get(path)) is not None:
                 self._count(old, -1)
         apply_change(self.entries, change)
         for entry in change.changed:
             self._count(entry, 1)
-        self.source, self.version, self.applied = change.source, change.version, applied
-        self.kept = set(kept)
+        self.source, self.version, self.applied = change.source, change.version, done
+        self.kept = set(done.kept)
+        self.theirs = (self.theirs - touched) | set(done.theirs)
+        self.unsure.clear()
+        self.forgot = False
 
     def whole(self) -> TreeChange:
         """Return the change that makes all of this out of nothing."""
@@ -91,7 +101,6 @@ class Mount:
             version=self.version,
             files=self.files,
             size_bytes=self.size_bytes,
-            kept=sorted(self.kept),
         )
 
     def _count(self, entry: TreeEntry, sign: int) -> None:

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -14,7 +14,7 @@ from typing import Literal
 
 from monarch_nb.allocator.workspace.burst import Burst
 from monarch_nb.allocator.workspace.content import Content
-from monarch_nb.allocator.workspace.directories import Directories, remove_tree
+from monarch_nb.allocator.workspace.directories import Directories, remove_directory, remove_tree
 from monarch_nb.allocator.workspace.journal import Journal, Record
 from monarch_nb.allocator.workspace.mounts import DIRECTORY, FILE, Mount
 from monarch_nb.allocator.workspace.plan import Plan, directory_mode
@@ -133,7 +133,7 @@ class Pending:
         Raises:
             MonarchNbError: it can not be done.
         """
-        self._plan.skipped = set(skipped.kept)
+        self._plan.skipped, self._plan.theirs = set(skipped.kept), set(skipped.theirs)
         with self._guarded():
             self._burst(recovering=True)
 
@@ -186,16 +186,17 @@ class Pending:
 
     def _explain(self, error: OSError) -> str:
         reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
-        return f"{self._node}: {reason}: the files could not be written in {self._root}; its copy is as it was"
+        where = f" in {self.mount.name}" if self.mount.name else ""
+        return f"{self._node}: {reason}: the files could not be written{where}; its copy is as it was"
 
     def _burst(self, *, recovering: bool) -> None:
         plan = self._plan
         burst = Burst(plan, self._root, self._staging, recovering=recovering)
-        skipped = TreeApplied(kept=sorted(plan.skipped)).SerializeToString()
-        self._journal.append(Record("committing", self._number, plan.overwrite, skipped))
+        skipped = TreeApplied(kept=sorted(plan.skipped), theirs=sorted(plan.theirs))
+        self._journal.append(Record("committing", self._number, plan.overwrite, skipped.SerializeToString()))
         try:
             applied = burst.run()
-            done = TreeApplied(written=applied.written, removed=applied.removed, kept=sorted(burst.kept))
+            done = TreeApplied(kept=sorted(burst.kept), theirs=sorted(plan.theirs - burst.kept))
             self._journal.append(Record("done", self._number, body=done.SerializeToString()))
         except OSError:
             burst.undo()
@@ -203,7 +204,11 @@ class Pending:
             self._journal.append(Record("undone", self._number))
             raise
         self._replaced, self._state = burst.replaced, "committed"
-        self.mount.apply(self.change, applied, burst.kept)
+        self.mount.apply(self.change, done)
+        self.mount.applied = applied
+        if not self.change.source:
+            with suppress(OSError), Directories(self._root.parent) as workspace:  # else something of a rank's is in it
+                remove_directory(workspace.open(b""), os.fsencode(self._root.name))
 
     def _stage(self) -> None:
         """Look at the tree, and stage everything but the content that is still to come."""

@@ -25,22 +25,24 @@ class Plan:
         skipped: paths where ranks were first: nothing is staged for them.
         merging: new directories that ranks have made already.
         right: files and links that hold what they should: no more than mode and time are to be set.
+        theirs: those of them that ranks wrote.
     """
 
     def __init__(self, mount: Mount, change: TreeChange, overwrite: bool) -> None:
         self.mount, self.change, self.overwrite = mount, change, overwrite
-        self.again = frozenset(mount.kept)
+        self.again = frozenset(mount.kept | mount.unsure)
         self.below: dict[bytes, list[TreeEntry]] = {}
         self.staged_as: dict[bytes, bytes] = {}
         self.skipped: set[bytes] = set()
         self.merging: set[bytes] = set()
         self.right: set[bytes] = set()
+        self.theirs: set[bytes] = set()
         self._looked_into: dict[bytes, Stamp] = {}
         self.tops = list(self._lay_out())
 
     def old(self, path: bytes) -> TreeEntry | None:
         """Return what was put at `path` last; None when ranks were there first."""
-        return None if path in self.again else self.mount.entries.get(path)
+        return None if path in self.again or path in self.mount.theirs else self.mount.entries.get(path)
 
     def look(self, new: TreeEntry, facts: os.stat_result, directory: int, name: bytes) -> bool:
         """Return whether `new` may replace what lies in its place. Reads the file where its facts do not tell.
@@ -57,6 +59,8 @@ class Plan:
             is_right = is_as_applied(new, facts, directory, name)
         if is_right:
             self.right.add(new.path)
+            if old is None and not self.overwrite and not self.mount.forgot and new.path not in self.mount.unsure:
+                self.theirs.add(new.path)
             self._looked_into[new.path] = _stamp(facts)
             return True
         return untouched or self.look_into(new.path, facts, directory, name) or self.overwrite

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
@@ -21,7 +21,7 @@ from time import strftime
 
 from google.protobuf.message import DecodeError
 
-from monarch_nb.allocator.workspace.content import Content
+from monarch_nb.allocator.workspace.content import Content, agrees
 from monarch_nb.allocator.workspace.directories import (
     Directories,
     facts_at,
@@ -30,7 +30,7 @@ from monarch_nb.allocator.workspace.directories import (
     remove_tree,
 )
 from monarch_nb.allocator.workspace.journal import Journal, Record
-from monarch_nb.allocator.workspace.mounts import DIRECTORY, Mount
+from monarch_nb.allocator.workspace.mounts import DIRECTORY, FILE, Mount
 from monarch_nb.allocator.workspace.pending import Pending
 from monarch_nb.allocator.workspace.plan import is_as_applied
 from monarch_nb.config import NodePaths
@@ -105,15 +105,21 @@ class Workspaces:
         workspace = self._known.get(reservation_id)
         return workspace.resume(mount, version) if workspace else None
 
-    def status(self, reservation_id: str) -> WorkspaceReply:
+    def status(self, reservation_id: str, *, look: bool = False, coming: Iterable[TreeChange] = ()) -> WorkspaceReply:
         """Return what a workspace holds.
+
+        Args:
+            look: at the disk too: what is not as it was applied.
+            coming: what a client would send, to look also at names that only these changes have.
 
         Raises:
             ReservationNotFound: the reservation has none, or was released.
         """
         workspace = self._workspace(reservation_id)
         return WorkspaceReply(
-            directory=str(workspace.tree), mounts=workspace.statuses(), cache_bytes=self._content.cache_bytes
+            directory=str(workspace.tree),
+            mounts=workspace.statuses(look, {change.mount: change.changed for change in coming}),
+            cache_bytes=self._content.cache_bytes,
         )
 
     def release(self, reservation_id: str, name: str = "") -> Kept | None:
@@ -154,6 +160,7 @@ class _Workspace:
         self._content, self._node = content, node
         self._lock = RLock()
         self._mounts: dict[str, Mount] = {}
+        self._forgot = False
         self._pending: dict[str, Pending] = {}
         self._number = 0
         self.tree.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -166,7 +173,7 @@ class _Workspace:
     def begin(self, change: TreeChange, overwrite: bool) -> Pending | None:
         """See Workspaces.begin."""
         with self._lock:
-            mount = self._mounts.get(change.mount) or Mount(change.mount)
+            mount = self._mounts.get(change.mount) or Mount(change.mount, forgot=self._forgot)
             self._refuse(mount, change, overwrite)
             if same := self.resume(mount.name, change.version):
                 return same
@@ -174,7 +181,9 @@ class _Workspace:
                 return self._make(mount, TreeChange(version=change.version), 0, overwrite)
             if not change.whole and change.base != mount.version:
                 return None
-            extra = mount.kept | self._changed_by_ranks(mount) if overwrite else mount.kept
+            extra = mount.kept | mount.unsure
+            if overwrite:
+                extra |= mount.theirs | set(self._differing(mount, mount.entries))
             effective = mount.effective(change, extra)
             if earlier := self._pending.pop(mount.name, None):
                 earlier.abandon()
@@ -190,8 +199,14 @@ class _Workspace:
             pending = self._pending.get(mount)
             return pending if pending and not pending.is_over and pending.change.version == version else None
 
-    def statuses(self) -> Iterator[MountStatus]:
-        return (mount.status() for mount in list(self._mounts.values()) if mount.version)
+    def statuses(self, look: bool, coming: Mapping[str, Iterable[TreeEntry]]) -> Iterator[MountStatus]:
+        """See Workspaces.status."""
+        for mount in list(self._mounts.values()):
+            if mount.version and mount.source:  # else it never came, or was ended
+                status = mount.status()
+                if look:
+                    self._look(mount, coming.get(mount.name, ()), status)
+                yield status
 
     def close(self) -> None:
         """Abandon what is on its way; what lies here is no content to copy from any more."""
@@ -205,7 +220,7 @@ class _Workspace:
         """Remove what was synced, into the cache as far as it reaches; return how many files and bytes ranks wrote."""
         for mount in sorted(self._mounts.values(), key=lambda mount: mount.name, reverse=True):
             with Directories(self._root(mount.name)) as tree:
-                for path in sorted(mount.entries, reverse=True):
+                for path in sorted(mount.entries.keys() - mount.theirs, reverse=True):
                     try:
                         self._clear_entry(mount.entries[path], tree)
                     except OSError:
@@ -236,7 +251,9 @@ class _Workspace:
     def _refuse(self, mount: Mount, change: TreeChange, overwrite: bool) -> None:
         if not change.version:
             raise UsageError("a change of a tree needs a version")
-        if mount.source not in ("", change.source) and not overwrite:
+        if not change.source and (change.changed or not change.whole or not change.mount):
+            raise UsageError("a change of a tree needs a source: one without ends a tree that was added")
+        if change.source and mount.source not in ("", change.source) and not overwrite:
             raise UsageError(
                 f"the ranks of this reservation work on the files of {mount.source}, not on those of {change.source}; "
                 "run `%mesh sync --overwrite` to replace them, or `%%mesh --no-sync` to leave them"
@@ -245,22 +262,48 @@ class _Workspace:
             root = self._mounts.get("", Mount(""))
             both = [name for name in (mount.name.encode(),) if name in root.entries]
         else:
-            both = [entry.path for entry in change.changed if entry.path.decode(errors="replace") in self._mounts]
+            added = {name.encode() for name, one in self._mounts.items() if one.source}
+            both = [entry.path for entry in change.changed if entry.path in added]
         if both:
             name = printable(both[0])
             raise UsageError(f"{name!r} is both among the notebook's files and the name of files that were added")
 
-    def _changed_by_ranks(self, mount: Mount) -> set[bytes]:
-        """Return the paths that are not as they were applied. Looks at every one."""
-        found: set[bytes] = set()
+    def _look(self, mount: Mount, coming: Iterable[TreeEntry], status: MountStatus) -> None:
+        """Fill in what ranks changed and removed."""
+        status.theirs.extend(sorted(mount.theirs))
+        wanted = {entry.path: entry for entry in coming}
+        for path, there in sorted(self._differing(mount, {**wanted, **mount.entries}).items()):
+            entry = mount.entries.get(path)
+            if not there:
+                if entry is not None and entry.kind != DIRECTORY:
+                    status.missing.append(path)
+            elif not self._holds(mount, path, [entry, wanted.get(path)]):
+                status.changed.append(path)
+
+    def _differing(self, mount: Mount, entries: Mapping[bytes, TreeEntry]) -> dict[bytes, bool]:
+        """Return the paths that do not look as `entries` say, and whether something is there. Reads no content."""
+        found: dict[bytes, bool] = {}
         if not self._root(mount.name).exists():
             return found
         with Directories(self._root(mount.name)) as tree:
-            for path, entry in mount.entries.items():
+            for path, entry in list(entries.items()):
                 facts = tree.facts(path)
                 if facts is None or not is_as_applied(entry, facts, *tree.parent(path)):
-                    found.add(path)
+                    found[path] = facts is not None
         return found
+
+    def _holds(self, mount: Mount, path: bytes, entries: Iterable[TreeEntry | None]) -> bool:
+        """Return whether a file that looks different holds what one of `entries` says all the same."""
+        with Directories(self._root(mount.name)) as tree:
+            if (facts := tree.facts(path)) is None:
+                return False
+            return any(
+                entry is not None
+                and entry.kind == FILE
+                and entry.size_bytes == facts.st_size
+                and agrees(*tree.parent(path), entry)
+                for entry in entries
+            )
 
     def _make(self, mount: Mount, change: TreeChange, number: int, overwrite: bool) -> Pending:
         return Pending(
@@ -288,6 +331,7 @@ class _Workspace:
         except (DecodeError, KeyError) as error:
             _log.warning("%s is damaged (%s): the next sync finds out what there is", self.directory / "journal", error)
             self._mounts.clear()
+            self._forgot = True
             self._journal.rewrite([])
 
     def _replay(self) -> list[tuple[TreeChange, Record]]:
@@ -305,7 +349,7 @@ class _Workspace:
                 change = prepared.pop(record.number)
                 if record.step == "done":
                     applied = TreeApplied.FromString(record.body)
-                    self._mounts.setdefault(change.mount, Mount(change.mount)).apply(change, applied, applied.kept)
+                    self._mounts.setdefault(change.mount, Mount(change.mount)).apply(change, applied)
         return [
             (prepared[number], record)
             for number, record in committing.items()
@@ -321,7 +365,7 @@ class _Workspace:
         except MonarchNbError as error:
             _log.warning("%s; it is looked at again by the next sync", error)
             mount.version = ""
-            mount.kept |= {*change.removed, *(entry.path for entry in change.changed)}
+            mount.unsure |= {*change.removed, *(entry.path for entry in change.changed)}
 
     def _compact(self) -> None:
         """Write the journal anew when most of it is of the past."""
@@ -331,9 +375,9 @@ class _Workspace:
             records = []
             for mount in self._mounts.values():
                 self._number += 1
-                kept = TreeApplied(kept=sorted(mount.kept)).SerializeToString()
+                done = TreeApplied(kept=sorted(mount.kept), theirs=sorted(mount.theirs)).SerializeToString()
                 records.append(Record("prepared", self._number, body=mount.whole().SerializeToString()))
-                records.append(Record("done", self._number, body=kept))
+                records.append(Record("done", self._number, body=done))
             records += [pending.record() for pending in self._pending.values() if pending.is_ready]
             self._journal.rewrite(records)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from dataclasses import dataclass
@@ -51,6 +52,42 @@ def holds_home(directory: Path) -> bool:
     """Return whether a directory is the home directory or above it: too much to be copied to other computers."""
     home = _home()
     return directory == Path(directory.anchor) or (home is not None and home.is_relative_to(directory))
+
+
+def checked_directory(path: str | os.PathLike[str]) -> Path:
+    """Return the directory that a user wants to add.
+
+    Raises:
+        UsageError: it is no directory, or holds too much.
+    """
+    chosen = Path(os.path.abspath(Path(path).expanduser()))
+    if not chosen.exists():
+        raise UsageError(f"{chosen} does not exist")
+    if not chosen.is_dir():
+        raise UsageError(f"{chosen} is no directory: add the one that it lies in, {chosen.parent}")
+    if chosen == Path(chosen.anchor):
+        raise UsageError(f"{chosen} holds all files of this computer: add a directory in it")
+    if holds_home(chosen):
+        raise UsageError(f"{chosen} holds your home directory, which is never copied whole: add a directory in it")
+    return chosen
+
+
+def check_beside(directory: Path, project: Path) -> None:
+    """Refuse a directory that is to be added to a project and holds it, or lies in it.
+
+    Raises:
+        UsageError: it does.
+    """
+    inside, outside = directory.resolve(), project.resolve()
+    if inside == outside:
+        raise UsageError(f"{directory} is the project, which ranks have already")
+    if outside.is_relative_to(inside):
+        raise UsageError(f"{directory} holds the project itself ({project}): add a directory beside it")
+    if inside.is_relative_to(outside):
+        raise UsageError(
+            f"{directory} lies in the project, which ranks have already; `!{inside.relative_to(outside)}/` in "
+            ".meshignore brings back what .gitignore leaves out"
+        )
 
 
 def read_settings(directory: Path) -> Settings:

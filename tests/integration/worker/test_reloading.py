@@ -374,6 +374,21 @@ def test_where_a_rank_in_a_workspace_imports_from(template: TemplateProcess, tmp
     tree = Tree(version="2", reload=True, import_paths=[str(hidden / "tools")], copies=copies)
     assert rank.ok("list(sys.path)", tree=tree)[1:2] == [str(workspace / "tools")]
     assert rank.ok("import tools_only\nlist(sys.path)", tree=tree).count(str(workspace / "src")) == 0
+    tree = Tree(version="3", reload=True, last_import_paths=[str(hidden)], copies=copies)
+    assert str(hidden) not in rank.ok("list(sys.path)", tree=tree), "the client's own is not there"
+
+
+def test_what_is_imported_last_hides_nothing(template: TemplateProcess, tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise ValueError('hidden')")
+    (tmp_path / "beside.py").touch()
+    rank = RankProcess(template, spec := template.rank_spec(0, 1), template.fork_specs([spec])[0])
+    template.ranks.append(rank)
+    tree = Tree(reload=True, last_import_paths=[str(tmp_path)])
+    rank.ok("import sys, json, beside", tree=tree)
+    for _ in range(2):
+        assert rank.ok("list(sys.path)", tree=tree)[-1] == str(tmp_path)
+    assert rank.ok(f"sys.path.count({str(tmp_path)!r})", tree=tree) == 1
+    assert rank.ok(f"sys.path.count({str(tmp_path)!r})", tree=Tree(reload=True)) == 0
 
 
 def test_files_of_a_workspace_have_the_users_names(template: TemplateProcess, tmp_path: Path) -> None:

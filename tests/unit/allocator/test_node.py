@@ -272,7 +272,12 @@ class TestRelease:
         monkeypatch.setattr(Pending, "prepare", slow)
         names = [f"d{number}".encode() for number in range(SMALL_CHANGE_ENTRIES + 1)]
         kind = files_pb2.TreeEntry.KIND_DIRECTORY
-        change = {"version": "v", "whole": True, "changed": [{"path": n, "kind": kind, "mode": 0o755} for n in names]}
+        change = {
+            "version": "v",
+            "source": "s",
+            "whole": True,
+            "changed": [{"path": n, "kind": kind, "mode": 0o755} for n in names],
+        }
         syncing = asyncio.create_task(node.files.sync(files_pb2.SyncTreeRequest(reservation_id="r", change=change)))
         await asyncio.to_thread(entered.wait, 10)
         closing = asyncio.create_task(node.files.close())
@@ -290,6 +295,33 @@ class TestRelease:
         monkeypatch.setattr(node.files.workspaces, "release", fails_on_disk)
         await node.release("r")
         assert_nothing_left(node)
+
+    async def test_at_the_end_processes_go_before_big_trees(
+        self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await spawn(node)
+        removing, may_go = threading.Event(), threading.Event()
+
+        def release(*_: object) -> None:
+            removing.set()
+            may_go.wait(10)
+
+        monkeypatch.setattr(node.files.workspaces, "release", release)
+        releasing = node.start_release("r")
+        await asyncio.to_thread(removing.wait, 10)
+        closed = asyncio.Event()
+
+        async def close(**_: object) -> None:
+            closed.set()
+
+        monkeypatch.setattr(node.supervisor, "close", close)
+        closing = asyncio.create_task(node.close(end_processes=True))
+        await asyncio.wait_for(closed.wait(), 10)
+        assert not releasing.done()
+        may_go.set()
+        await closing
+        assert not node.paths.workspaces.exists()
+        monkeypatch.setattr(node, "close", close)  # once is enough
 
     async def test_the_log_says_where_files_of_ranks_are(
         self, node: NodeWithoutProcesses, caplog: pytest.LogCaptureFixture

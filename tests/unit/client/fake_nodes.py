@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
+from monarch_nb.allocator.files import NodeFiles
 from monarch_nb.client.connection import Connection
+from monarch_nb.config import NodePaths
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable
 from monarch_nb.files.chunks import unpack
 from monarch_nb.files.tree import chunk_hashes
@@ -18,6 +21,7 @@ class FakeNode:
 
     Attributes:
         error: what it answers to each change. unreachable: it does not answer at all.
+        blind: it does not see what the client has.
         loses_chunks: how many streams of content pass it by.
         keeps: paths that ranks wrote.
     """
@@ -26,7 +30,7 @@ class FakeNode:
         self.name, self.address, self._everyone = name, f"unix:/{name}", everyone
         everyone[name] = self
         self.error: MonarchNbError | None = None
-        self.unreachable, self.loses_chunks = False, 0
+        self.unreachable, self.loses_chunks, self.blind = False, 0, False
         self.keeps: set[bytes] = set()
         self.versions: dict[str, str] = {}
         self.sources: dict[str, str] = {}
@@ -47,10 +51,12 @@ class FakeNode:
         self._answer()
         if method == "Workspace":
             mounts = [
-                pb.MountStatus(mount=mount, source=self.sources[mount], version=version, kept=sorted(self.keeps))
+                pb.MountStatus(mount=mount, source=self.sources[mount], version=version, changed=sorted(self.keeps))
                 for mount, version in self.versions.items()
             ]
             return pb.WorkspaceReply(mounts=mounts)
+        if method == "SeeToken":
+            return pb.SeeTokenReply(why_not="there is nothing" if self.blind else "")
         assert method == "SyncTree"
         nodes = [self, *(self._everyone[peer.node_id] for peer in request.peers)]
         return pb.SyncTreeReply(nodes=[node._take(request) for node in nodes])
@@ -132,3 +138,39 @@ def connections(nodes: list[FakeNode]) -> list[Connection]:
 
 
 DISK_FULL = FilesError("node1: no space left on device; its files are as they were", "node1")
+DISK_RESERVATION = "r1"
+
+
+class DiskNode:
+    """A node's files, without a wire in between; `asked` has the changes that came."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self.name, self.address = name, f"unix:{directory}/{name}"
+        (directory / name).mkdir()
+        self.files = NodeFiles(name, NodePaths(directory / name))
+        self.tree = self.files.workspaces.directory(DISK_RESERVATION)
+        self.asked: list[pb.SyncTreeRequest] = []
+        self.is_up = True
+        self.after_sync: Callable[[], None] = lambda: None
+
+    async def unary(self, method: str, request: Any, _: float = 0) -> Any:
+        if not self.is_up:
+            raise NodeUnreachable(f"{self.name} does not answer", self.name)
+        if method == "Workspace":
+            return self.files.workspaces.status(DISK_RESERVATION, look=request.look, coming=request.coming)
+        assert method == "SyncTree"
+        self.asked.append(pb.SyncTreeRequest.FromString(request.SerializeToString()))
+        alone = pb.SyncTreeRequest.FromString(request.SerializeToString())
+        del alone.peers[:]
+        reply = await self.files.sync(alone)
+        for peer in request.peers:
+            await self.pass_on(peer.node_id, alone, reply)
+        self.after_sync()
+        return reply
+
+    async def pass_on(self, name: str, request: pb.SyncTreeRequest, reply: pb.SyncTreeReply) -> None:
+        raise NotImplementedError
+
+    async def send_stream(self, method: str, messages: AsyncIterator[Any], _: float) -> Any:
+        assert method == "PutChunks"
+        return await self.files.put_chunks(messages)

@@ -1,7 +1,9 @@
-"""Bringing files from a node to where something else may be."""
+"""Files from a node: what is found there, where it goes on this computer, and what it never replaces."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,9 @@ from typing import Any
 import pytest
 
 from monarch_nb.allocator.files import NodeFiles
-from monarch_nb.client.fetch import FetchReport, fetch
+from monarch_nb.client.fetch import FetchReport, expand, fetch, file_info, is_below
 from monarch_nb.config import NodePaths
-from monarch_nb.errors import FilesError
+from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable
 from monarch_nb.proto import files_pb2 as pb
 
 
@@ -20,6 +22,7 @@ class FakeConnection:
 
     def __init__(self, home: Path, directory: Path) -> None:
         home.mkdir()
+        self.name = "node0"
         self.files, self.directory = NodeFiles("node0", NodePaths(home)), directory
 
     async def unary(self, _: str, request: pb.ListFilesRequest, timeout_s: float) -> pb.ListFilesReply:
@@ -90,3 +93,151 @@ async def test_what_vanishes_while_it_is_listed_is_left_out(
     monkeypatch.setattr(files, "_entry", vanishes)
     report = await bring(node, ".", tmp_path / "here")
     assert report.files == 1
+
+
+async def test_a_pattern_finds_names_as_a_shell_does(there: Path, node: Any) -> None:
+    for name in ("ckpt/1.pt", "ckpt/2.pt", "ckpt/.hidden.pt", "ckpt/log", "run1/last.pt", "run2/other", "odd[1]"):
+        (there / name).parent.mkdir(exist_ok=True)
+        (there / name).touch()
+    for pattern, found in (
+        ("ckpt/*.pt", ["ckpt/1.pt", "ckpt/2.pt"]),
+        ("run*/last.pt", ["run1/last.pt"]),
+        ("run?", ["run1", "run2"]),
+        ("odd[1]", ["odd[1]"]),
+        (f"{there}/ckpt/[!2].pt", [f"{there}/ckpt/1.pt"]),
+        ("no pattern", ["no pattern"]),
+    ):
+        assert await expand(node, "r", 0, pattern) == found
+    with pytest.raises(FilesError, match=r"node0: nothing matches ckpt/\*\.bin"):
+        await expand(node, "r", 0, "ckpt/*.bin")
+
+
+async def test_a_path_in_a_workspace_is_named_as_ranks_know_it(tmp_path: Path, node: Any) -> None:
+    node.directory = node.files.workspaces.directory("r") / "notebooks"
+    node.directory.mkdir()
+    with pytest.raises(FilesError, match=r"^node0: there is no notebooks/out$"):
+        await bring(node, "out", tmp_path / "here")
+    with pytest.raises(FilesError, match=r"^node0: there is no /nowhere$"):
+        await bring(node, "/nowhere", tmp_path / "here")
+
+
+# Against a node that says what a test wants
+
+MODIFIED_NS = 1_700_000_000_000_000_000
+FILE, DIRECTORY, LINK = pb.TreeEntry.KIND_FILE, pb.TreeEntry.KIND_DIRECTORY, pb.TreeEntry.KIND_SYMLINK
+
+
+class ScriptedNode:
+    """What lies on a node, as one path of it; a content of None breaks off."""
+
+    def __init__(self, content: dict[str, bytes | None], *entries: pb.TreeEntry, is_file: bool = False) -> None:
+        self._content = content
+        files = [
+            pb.TreeEntry(
+                path=name.encode(), kind=FILE, mode=0o640, size_bytes=len(data or b""), modified_ns=MODIFIED_NS
+            )
+            for name, data in content.items()
+        ]
+        self._reply = pb.ListFilesReply(directory=b"/there", entries=[*entries, *files], is_file=is_file)
+
+    async def unary(self, method: str, request: pb.ListFilesRequest, timeout_s: float) -> pb.ListFilesReply:
+        assert (method, request.reservation_id, request.rank, request.recursive) == ("ListFiles", "r1", 4, True)
+        return self._reply
+
+    async def stream(self, method: str, request: pb.ReadFileRequest) -> AsyncIterator[pb.FilePiece]:
+        data = self._content[request.path.decode().removeprefix("/there/")]
+        if data is None:
+            yield pb.FilePiece(data=b"hal")
+            raise NodeUnreachable("node1 does not answer", "node1")
+        for at in range(0, len(data), 2):
+            yield pb.FilePiece(data=data[at : at + 2])
+
+
+def bring_scripted(node: Any, path: str, target: Path, **options: Any) -> FetchReport:
+    settings: dict[str, Any] = {"overwrite": False, "progress": lambda _: None, **options}
+    return asyncio.run(fetch(node, "r1", 4, path, target, **settings))
+
+
+def one_file(data: bytes | None = b"abc") -> ScriptedNode:
+    return ScriptedNode({"last.pt": data}, is_file=True)
+
+
+def test_a_file_is_what_it_is_there(tmp_path: Path) -> None:
+    said: list[int] = []
+    target = tmp_path / "new" / "mine.pt"
+    report = bring_scripted(one_file(), "last.pt", target, progress=lambda report: said.append(report.size_bytes))
+    assert target.read_bytes() == b"abc"
+    assert (report.path, report.files, report.size_bytes, report.total_bytes) == (target, 1, 3, 3)
+    assert said == [2, 3]
+    status = target.stat()
+    assert (status.st_mtime_ns, status.st_mode & 0o777) == (MODIFIED_NS, 0o640)
+
+
+def test_a_file_goes_into_a_directory_that_exists_or_is_asked_for(tmp_path: Path) -> None:
+    assert bring_scripted(one_file(), "checkpoints/last.pt", tmp_path).path == tmp_path / "last.pt"
+    assert bring_scripted(one_file(), "/a/last.pt", tmp_path / "new", into=True).path == tmp_path / "new" / "last.pt"
+    assert (tmp_path / "new" / "last.pt").read_bytes() == b"abc"
+
+
+def test_a_directory_becomes_the_target_each_time(tmp_path: Path) -> None:
+    node = ScriptedNode({"a.pt": b"a", "sub/b.pt": b"bb"}, pb.TreeEntry(path=b"sub", kind=DIRECTORY, mode=0o755))
+    for _ in range(2):
+        report = bring_scripted(node, "checkpoints", tmp_path / "mine")
+        assert (report.path, report.files, report.size_bytes) == (tmp_path / "mine", 2, 3)
+    assert sorted(os.listdir(tmp_path / "mine")) == ["a.pt", "sub"]
+    assert (tmp_path / "mine" / "sub" / "b.pt").read_bytes() == b"bb"
+    assert bring_scripted(node, "checkpoints/", tmp_path, into=True).path == tmp_path / "checkpoints"
+
+
+def test_links_stay_links(tmp_path: Path) -> None:
+    node = ScriptedNode({"a.pt": b"a"}, pb.TreeEntry(path=b"last", kind=LINK, target=b"a.pt"))
+    bring_scripted(node, ".", tmp_path / "mine")
+    assert os.readlink(tmp_path / "mine" / "last") == "a.pt"
+
+
+def test_what_differs_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    node = ScriptedNode({"a.pt": b"a", "b.pt": b"b"})
+    (tmp_path / "b.pt").write_bytes(b"mine")
+    with pytest.raises(FilesError, match=r"b\.pt exists and differs: --overwrite replaces it"):
+        bring_scripted(node, ".", tmp_path)
+    assert not (tmp_path / "a.pt").exists(), "nothing is brought when something is in the way"
+    bring_scripted(node, ".", tmp_path, overwrite=True)
+    assert (tmp_path / "b.pt").read_bytes() == b"b"
+
+
+def test_a_node_that_is_lost_leaves_what_was_here(tmp_path: Path) -> None:
+    target = tmp_path / "last.pt"
+    target.write_bytes(b"mine")
+    with pytest.raises(NodeUnreachable):
+        bring_scripted(one_file(None), "last.pt", target, overwrite=True)
+    assert target.read_bytes() == b"mine"
+    assert os.listdir(tmp_path) == ["last.pt"]
+
+
+def test_a_place_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    with pytest.raises(FilesError, match=r"can not be written: File exists"):
+        bring_scripted(one_file(), "last.pt", tmp_path / "file" / "last.pt")
+
+
+@pytest.mark.parametrize("path", [b"../evil", b"/etc/evil", b"a/../../evil"])
+def test_a_node_can_not_write_outside_of_the_target(tmp_path: Path, path: bytes) -> None:
+    node = ScriptedNode({}, pb.TreeEntry(path=path, kind=LINK, target=b"/etc/passwd"))
+    with pytest.raises((MonarchNbError, ValueError)):
+        bring_scripted(node, ".", tmp_path / "mine")
+    assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "below"),
+    [("a/b", True), ("./a", True), ("a/../b", True), ("/tmp/a", False), ("../a", False), ("a/../../b", False)],
+)
+def test_what_is_below_the_directory_of_ranks_keeps_its_place(path: str, below: bool) -> None:
+    assert is_below(path) is below
+    assert not is_below(f"~/{path}")
+
+
+def test_entries_as_callers_see_them() -> None:
+    info = file_info(pb.TreeEntry(path=b"a", kind=FILE, size_bytes=3, modified_ns=1_500_000_000))
+    assert (info.path, info.kind, info.size_bytes, info.modified_at) == ("a", "file", 3, 1.5)
+    assert file_info(pb.TreeEntry(path=b"p")).kind == "other"

@@ -1,115 +1,349 @@
-"""The notebook's files on nodes without processes or network: what an interrupt, a bad name or a lost node leaves."""
+"""The files of a reservation, from a real directory to nodes that are plain objects."""
 
-from __future__ import annotations
-
-from collections.abc import AsyncIterator, Callable, Iterator
+import itertools
+import socket
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from monarch_nb.allocator.files import NodeFiles
 from monarch_nb.client import sync
-from monarch_nb.client.files.local_tree import LocalTree, Refreshed
+from monarch_nb.client.files.local_tree import FileChanged, LocalTree, Refreshed
 from monarch_nb.client.sync import SyncedFiles
-from monarch_nb.config import NodePaths
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable, UsageError
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.rpc.status import error_to_json
+from unit.client.fake_nodes import (
+    DISK_FULL,
+    DISK_RESERVATION,
+    DiskNode,
+    FakeNode,
+    connections,
+    fake_nodes,
+)
 
-RESERVATION = "r1"
-
-
-class FakeNode:
-    """A node's files, without a wire in between; `asked` has the changes that came."""
-
-    def __init__(self, directory: Path, name: str) -> None:
-        self.name, self.address = name, f"unix:{directory}/{name}"
-        (directory / name).mkdir()
-        self.files = NodeFiles(name, NodePaths(directory / name))
-        self.tree = self.files.workspaces.directory(RESERVATION)
-        self.asked: list[pb.SyncTreeRequest] = []
-        self.is_up = True
-        self.after_sync: Callable[[], None] = lambda: None
-
-    async def unary(self, method: str, request: Any, _: float = 0) -> Any:
-        if not self.is_up:
-            raise NodeUnreachable(f"{self.name} does not answer", self.name)
-        if method == "Workspace":
-            return self.files.workspaces.status(RESERVATION)
-        assert method == "SyncTree"
-        self.asked.append(pb.SyncTreeRequest.FromString(request.SerializeToString()))
-        alone = pb.SyncTreeRequest.FromString(request.SerializeToString())
-        del alone.peers[:]
-        reply = await self.files.sync(alone)
-        for peer in request.peers:
-            await self.pass_on(peer.node_id, alone, reply)
-        self.after_sync()
-        return reply
-
-    async def pass_on(self, name: str, request: pb.SyncTreeRequest, reply: pb.SyncTreeReply) -> None:
-        raise NotImplementedError
-
-    async def send_stream(self, method: str, messages: AsyncIterator[Any], _: float) -> Any:
-        assert method == "PutChunks"
-        return await self.files.put_chunks(messages)
+_numbers = itertools.count()
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    (project := tmp_path / "project").mkdir()
-    (project / "model.py").write_text("x = 1\n")
-    return project
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "model.py").write_text("one")
+    (root / "data.txt").write_text("data")
+    return root
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> FakeNode:
-    (home := tmp_path / "nodes").mkdir()
-    return FakeNode(home, "node0")
+def nodes() -> list[FakeNode]:
+    return fake_nodes(3)
+
+
+@pytest.fixture
+def files(project: Path, nodes: list[FakeNode]) -> Iterator[SyncedFiles]:
+    opened = made(project, nodes)
+    yield opened
+    opened.close()
+
+
+def made(project: Path | str, nodes: list[FakeNode]) -> SyncedFiles:
+    return SyncedFiles(f"r{next(_numbers)}", dict(enumerate(connections(nodes))), root=str(project), reload=True)
+
+
+class TestWhatGoes:
+    def test_everything_the_first_time_and_then_what_changed(
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path
+    ) -> None:
+        first = files.sync()
+        assert (first.files, first.nodes, first.size_bytes) == (2, 3, 7)
+        assert all(node.content() == {"model.py": b"one", "data.txt": b"data"} for node in nodes)
+        (project / "model.py").write_text("two")
+        (project / "data.txt").unlink()
+        second = files.sync()
+        assert (second.files, second.removed, second.size_bytes) == (1, 1, 3)
+        assert all(node.content() == {"model.py": b"two"} for node in nodes)
+        change = nodes[0].asked[-1].change
+        assert not change.whole
+        assert [entry.path for entry in change.changed] == [b"model.py"]
+
+    def test_nothing_is_asked_when_nothing_changed(self, files: SyncedFiles, nodes: list[FakeNode]) -> None:
+        files.sync()
+        before = len(nodes[0].asked)
+        report = files.sync()
+        assert not report.anything
+        assert len(nodes[0].asked) == before
+
+    def test_the_version_of_a_run_changes_with_the_files_only(self, files: SyncedFiles, project: Path) -> None:
+        files.sync()
+        first = files.tree().version
+        files.sync()
+        assert files.tree().version == first
+        (project / "model.py").write_text("two")
+        files.sync()
+        assert files.tree().version != first
+
+    def test_a_look_at_what_would_go_takes_nothing_from_the_sync(
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path
+    ) -> None:
+        pending = files.pending()
+        assert (sorted(pending.files), pending.unknown) == ([("data.txt", 4), ("model.py", 3)], True)
+        files.sync()
+        (project / "model.py").write_text("two!")
+        (project / "data.txt").unlink()
+        for _ in range(2):
+            pending = files.pending()
+            assert (pending.files, pending.removed, pending.unknown) == ([("model.py", 4)], ["data.txt"], False)
+        assert files.sync().files == 1
+        assert nodes[2].content() == {"model.py": b"two!"}
+        assert not files.pending().files
+
+    def test_progress_says_what_is_done(self, files: SyncedFiles) -> None:
+        said: list[tuple[str, int, int]] = []
+        files.sync(progress=lambda *how_far: said.append(how_far))
+        assert said[0] == (f"looking at the files of {files.root}", 0, 0)
+        assert said[1] == ("reading files", 7, 7)
+        assert said[-1] == ("sending files", 7, 7)
+
+    def test_a_reservation_without_copies_asks_nobody(self, project: Path, nodes: list[FakeNode]) -> None:
+        for files in (made("", nodes), made(project, [])):
+            assert not files.copies
+            assert not files.sync().anything
+            assert not files.pending().files
+        assert not nodes[0].asked
+
+
+class TestNodesThatFail:
+    def test_one_that_lagged_gets_everything_the_next_time(
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path
+    ) -> None:
+        files.sync()
+        nodes[1].error = DISK_FULL
+        (project / "model.py").write_text("two")
+        report = files.sync(nodes=[0, 2])
+        assert (report.nodes, report.missed) == (2, ("node1",)), "only nodes that have it are counted"
+        nodes[1].error = None
+        (project / "data.txt").write_text("more")
+        files.sync()
+        assert all(node.content() == {"model.py": b"two", "data.txt": b"more"} for node in nodes)
+
+    def test_one_that_lagged_gets_it_though_nothing_changed_since(
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path
+    ) -> None:
+        nodes[1].error = DISK_FULL
+        files.sync(nodes=[0])
+        nodes[1].error = None
+        before = len(nodes[0].asked)
+        files.sync()
+        assert nodes[1].content() == nodes[0].content()
+        assert len(nodes[0].asked) == before
+
+    def test_the_error_of_a_node_that_is_needed_is_raised(self, files: SyncedFiles, nodes: list[FakeNode]) -> None:
+        nodes[1].error = DISK_FULL
+        with pytest.raises(FilesError, match="node1: no space left"):
+            files.sync(nodes=[0, 1])
+
+    def test_several_are_named(self, files: SyncedFiles, nodes: list[FakeNode]) -> None:
+        nodes[1].error, nodes[2].unreachable = DISK_FULL, True
+        with pytest.raises(FilesError, match=r"(?s)node1: no space left.*node2 does not answer"):
+            files.sync()
+        assert nodes[0].content()["model.py"] == b"one"
+
+    def test_one_that_does_not_answer(self, files: SyncedFiles, nodes: list[FakeNode]) -> None:
+        nodes[0].unreachable = True
+        with pytest.raises(NodeUnreachable):
+            files.sync()
+        assert nodes[1].content() == nodes[2].content() != {}
+        assert not files.sync(nodes=[1, 2]).anything
+
+    def test_a_change_that_nobody_took_is_not_lost(
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path
+    ) -> None:
+        files.sync()
+        for node in nodes:
+            node.error = DISK_FULL
+        (project / "model.py").write_text("two")
+        with pytest.raises(FilesError):
+            files.sync()
+        for node in nodes:
+            node.error = None
+        (project / "data.txt").write_text("more")
+        assert files.sync().files == 2
+        assert nodes[0].content() == {"model.py": b"two", "data.txt": b"more"}
+
+
+class TestWhatRanksWrote:
+    def test_is_kept_and_said_until_it_is_overwritten(
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path
+    ) -> None:
+        files.sync()
+        for node in nodes[:2]:
+            node.keeps.add(b"data.txt")
+        (project / "data.txt").write_text("mine")
+        report = files.sync()
+        assert report.kept == {"data.txt": ("node0", "node1")}
+        assert files.differences().changed == {"data.txt": ("node0", "node1")}
+        assert nodes[0].content()["data.txt"] == b"data"
+        assert not files.sync().anything
+        assert files.sync(overwrite=True).files == 1
+        assert all(node.content()["data.txt"] == b"mine" for node in nodes)
+        assert not files.differences().changed
+
+
+class TestFilesThatChangeMeanwhile:
+    @pytest.fixture
+    def changes(self, monkeypatch: pytest.MonkeyPatch, project: Path) -> list[str]:
+        """What model.py holds after each time that it is read to be sent; the test fills it."""
+        texts: list[str] = []
+        content = LocalTree.content
+
+        def changing(tree: LocalTree, hashes: Iterable[bytes]) -> Any:
+            if texts:
+                (project / "model.py").write_text(texts.pop(0))
+                raise FileChanged("model.py changed while it was sent", b"model.py")
+            return content(tree, hashes)
+
+        monkeypatch.setattr(LocalTree, "content", changing)
+        return texts
+
+    def test_are_looked_at_again(self, files: SyncedFiles, nodes: list[FakeNode], changes: list[str]) -> None:
+        changes += ["two", "three"]
+        assert files.sync().files == 2
+        assert all(node.content()["model.py"] == b"three" for node in nodes)
+
+    def test_and_again_with_what_changed_before(
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path, changes: list[str]
+    ) -> None:
+        files.sync()
+        (project / "data.txt").write_text("more")
+        changes += ["two"]
+        files.sync()
+        assert nodes[0].content() == {"model.py": b"two", "data.txt": b"more"}
+
+
+class TestMore:
+    def test_a_directory_is_added_beside_the_others(
+        self, files: SyncedFiles, nodes: list[FakeNode], tmp_path: Path
+    ) -> None:
+        library = tmp_path / "library"
+        library.mkdir()
+        (library / "code.py").write_text("code")
+        files.sync()
+        assert files.add(library) == files.add(library) == "library"
+        assert files.sync().files == 1
+        assert nodes[2].content("library") == {"code.py": b"code"}
+        assert nodes[2].content() == {"model.py": b"one", "data.txt": b"data"}
+
+    def test_names_that_are_taken(self, files: SyncedFiles, project: Path, tmp_path: Path) -> None:
+        files.sync()
+        (project / "library").mkdir()
+        for parent in ("a", "b"):
+            (tmp_path / parent / "library").mkdir(parents=True)
+        with pytest.raises(UsageError, match="'library' is taken in the workspace: --as NAME"):
+            files.add(tmp_path / "a" / "library")
+        assert files.add(tmp_path / "a" / "library", "mine") == "mine"
+        with pytest.raises(UsageError, match="'mine' is taken"):
+            files.add(tmp_path / "b" / "library", "mine")
+
+    def test_what_can_not_be_added(
+        self, files: SyncedFiles, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(UsageError, match="does not exist"):
+            files.add(tmp_path / "nowhere")
+        with pytest.raises(UsageError, match=f"is no directory: add the one that it lies in, {project}"):
+            files.add(project / "model.py")
+        with pytest.raises(UsageError, match="/ holds all files of this computer"):
+            files.add("/", "all")
+        with pytest.raises(UsageError, match="holds the project itself"):
+            files.add(project / "..")
+        with pytest.raises(UsageError, match="is the project"):
+            files.add(project)
+        (project / "data").mkdir()
+        with pytest.raises(UsageError, match=r"lies in the project, .* `!data/` in .meshignore"):
+            files.add(project / "data")
+        monkeypatch.setenv("HOME", str(tmp_path / "me"))
+        with pytest.raises(UsageError, match="holds your home directory"):
+            files.add(tmp_path)
+
+    def test_a_new_kernel_goes_on_with_what_was_added(
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path, tmp_path: Path
+    ) -> None:
+        library = tmp_path / "library"
+        library.mkdir()
+        files.add(library)
+        files.sync()
+        (library / "code.py").write_text("code")
+        again = made(project, nodes)
+        again.sync()
+        again.close()
+        assert nodes[1].content("library") == {"code.py": b"code"}
+
+    def test_files_of_another_computer_are_left_alone(self, project: Path, nodes: list[FakeNode]) -> None:
+        for node in nodes:
+            node.versions[""], node.sources[""] = "v9", "elsewhere:/home/other/project"
+        files = made(project, nodes)
+        assert not files.sync().anything
+        assert files.instead_of(str(project)) == "elsewhere:/home/other/project"
+        assert not nodes[0].asked
+
+    def test_a_source_says_whose_files_these_are(
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path
+    ) -> None:
+        files.sync()
+        assert nodes[0].sources[""] == f"{socket.gethostname()}:{project}"
+
+
+class TestWhereRanksImportFrom:
+    def test_what_was_added_can_be_imported(
+        self, files: SyncedFiles, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        library = tmp_path / "library"
+        (library / "src").mkdir(parents=True)
+        monkeypatch.setattr(sys, "path", ["/usr/lib", str(library / "src")])
+        before = files.tree()
+        assert not before.import_paths
+        files.add(library)
+        tree = files.tree()
+        assert list(tree.import_paths) == [str(library / "src"), str(library), str(project)]
+        assert {(copy.directory, copy.mount) for copy in tree.copies} == {(str(project), ""), (str(library), "library")}
+        assert tree.version != before.version
+
+    def test_where_every_node_sees_it_too(
+        self, nodes: list[FakeNode], project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "path", ["/usr/lib"])
+        for name in ("plain", "package", "sources/src"):
+            (tmp_path / name).mkdir(parents=True)
+        (tmp_path / "package/__init__.py").touch()
+        files = SyncedFiles("seen", {}, connections(nodes), root=str(project), reload=True)
+        for name in ("plain", "package", "sources"):
+            assert files.add(tmp_path / name) == name
+        tree = files.tree()
+        paths = ["plain", "sources/src", "sources", "project"]
+        assert list(tree.import_paths) == [str(tmp_path / name) for name in paths]
+        assert set(tree.last_import_paths) == {str(tmp_path)}, "for `import package`, behind all else"
+        assert not nodes[0].asked
+        files.remove(tmp_path / "plain")
+        assert str(tmp_path / "plain") not in files.tree().import_paths
+        for path, message in ((tmp_path / "none", "does not exist"), (tmp_path, "holds the project itself")):
+            with pytest.raises(UsageError, match=message):
+                files.add(path)
+        with pytest.raises(UsageError, match="under its own name"):
+            files.add(tmp_path / "plain", "other")
+        nodes[1].blind = True
+        with pytest.raises(FilesError, match=r"node1 does not see .*/plain: put it where the project is"):
+            files.add(tmp_path / "plain")
+        assert "plain" not in files.added
+
+    def test_without_files_nothing_is_added(self, nodes: list[FakeNode], tmp_path: Path) -> None:
+        (tmp_path / "library").mkdir()
+        with pytest.raises(UsageError, match="reserved without files"):
+            SyncedFiles("none", {}, connections(nodes), root="", reload=True).add(tmp_path / "library")
 
 
 def files_of(project: Path, *nodes: Any) -> SyncedFiles:
-    return SyncedFiles(RESERVATION, dict(enumerate(nodes)), shared=False, root=str(project), reload=True)
-
-
-@pytest.fixture
-def files(project: Path, node: FakeNode) -> Iterator[SyncedFiles]:
-    made = files_of(project, node)
-    yield made
-    made.close()
-
-
-def test_an_interrupt_while_changes_are_collected_loses_none(
-    project: Path, node: FakeNode, files: SyncedFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files.sync()
-    (project / "model.py").write_text("x = 2\n")
-    refresh = LocalTree.refresh
-
-    def interrupted(tree: LocalTree, progress: Any) -> Refreshed:
-        refresh(tree, progress)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(LocalTree, "refresh", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            files.sync()
-    files.sync()
-    assert (node.tree / "model.py").read_text() == "x = 2\n"
-
-
-def test_ranks_look_at_their_files_after_a_sync_whose_end_was_not_seen(
-    project: Path, node: FakeNode, files: SyncedFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files.sync()
-    before = files.tree().version
-    monkeypatch.setattr(sync, "call", _interrupted_at_the_end)
-    for text in ("x = 2\n", "x = 1\n"):
-        (project / "model.py").write_text(text)
-        with pytest.raises(KeyboardInterrupt):
-            files.sync()
-    assert (node.tree / "model.py").read_text() == "x = 1\n"
-    assert files.tree().version != before
+    return SyncedFiles(DISK_RESERVATION, dict(enumerate(nodes)), root=str(project), reload=True)
 
 
 def _interrupted_at_the_end(work: Any) -> Any:
@@ -119,55 +353,185 @@ def _interrupted_at_the_end(work: Any) -> Any:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("name", [".config", "a/b", "a\0b", "a" * 300])
-def test_a_name_that_no_node_would_take_is_refused_at_once(tmp_path: Path, files: SyncedFiles, name: str) -> None:
-    (tmp_path / "data").mkdir()
-    with pytest.raises(UsageError):
-        files.add(tmp_path / "data", name)
-    assert files.sync().nodes == 1
+class TestOnDisk:
+    """Nodes with real workspaces: what ranks wrote, an interrupt, a bad name or a lost node."""
 
+    @pytest.fixture
+    def project(self, tmp_path: Path) -> Path:
+        (project := tmp_path / "project").mkdir()
+        (project / "model.py").write_text("x = 1\n")
+        return project
 
-def test_the_root_of_all_files_needs_a_name(files: SyncedFiles) -> None:
-    with pytest.raises(UsageError, match="--as NAME"):
-        files.add("/")
+    @pytest.fixture
+    def node(self, tmp_path: Path) -> DiskNode:
+        (home := tmp_path / "nodes").mkdir()
+        return DiskNode(home, "node0")
 
+    @pytest.fixture
+    def files(self, project: Path, node: DiskNode) -> Iterator[SyncedFiles]:
+        made = files_of(project, node)
+        yield made
+        made.close()
 
-def test_an_added_directory_that_is_gone_is_said_once(
-    tmp_path: Path, project: Path, node: FakeNode, files: SyncedFiles
-) -> None:
-    (data := tmp_path / "data").mkdir()
-    (data / "numbers").write_text("1")
-    files.add(data)
-    files.sync()
-    (data / "numbers").unlink()
-    data.rmdir()
-    with pytest.raises(FilesError, match="is gone: it is synced no longer"):
+    def test_an_interrupt_while_changes_are_collected_loses_none(
+        self, project: Path, node: DiskNode, files: SyncedFiles, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         files.sync()
-    (project / "model.py").write_text("x = 2\n")
-    files.sync()
-    assert (node.tree / "model.py").read_text() == "x = 2\n"
-    assert (node.tree / "data/numbers").read_text() == "1"
+        (project / "model.py").write_text("x = 2\n")
+        refresh = LocalTree.refresh
 
+        def interrupted(tree: LocalTree, progress: Any) -> Refreshed:
+            refresh(tree, progress)
+            raise KeyboardInterrupt
 
-def test_a_lost_node_does_not_make_the_others_compare_every_file(tmp_path: Path, project: Path, node: FakeNode) -> None:
-    lost = FakeNode(tmp_path / "nodes", "node1")
+        with monkeypatch.context() as patched:
+            patched.setattr(LocalTree, "refresh", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                files.sync()
+        files.sync()
+        assert (node.tree / "model.py").read_text() == "x = 2\n"
 
-    async def pass_on(_: str, request: pb.SyncTreeRequest, reply: pb.SyncTreeReply) -> None:
-        try:
-            reply.nodes.extend((await lost.unary("SyncTree", request)).nodes)
-        except MonarchNbError as error:
-            reply.nodes.add(node_id="node1", error_json=error_to_json(error))
+    def test_ranks_look_at_their_files_after_a_sync_whose_end_was_not_seen(
+        self, project: Path, node: DiskNode, files: SyncedFiles, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        files.sync()
+        before = files.tree().version
+        monkeypatch.setattr(sync, "call", _interrupted_at_the_end)
+        for text in ("x = 2\n", "x = 1\n"):
+            (project / "model.py").write_text(text)
+            with pytest.raises(KeyboardInterrupt):
+                files.sync()
+        assert (node.tree / "model.py").read_text() == "x = 1\n"
+        assert files.tree().version != before
 
-    node.pass_on = pass_on  # type: ignore[method-assign]
-    files = files_of(project, node, lost)
-    files.sync()
-    lost.is_up = False
-    for number in (2, 3):
-        (project / "model.py").write_text(f"x = {number}\n")
-        files.sync([0])
-    assert [request.change.whole for request in node.asked[-2:]] == [False, False]
-    lost.is_up = True
-    (project / "model.py").write_text("x = 4\n")
-    files.sync()
-    assert [(each.tree / "model.py").read_text() for each in (node, lost)] == ["x = 4\n"] * 2
-    files.close()
+    @pytest.mark.parametrize("name", [".config", "a/b", "a\0b", "a" * 300])
+    def test_a_name_that_no_node_would_take_is_refused_at_once(
+        self, tmp_path: Path, files: SyncedFiles, name: str
+    ) -> None:
+        (tmp_path / "data").mkdir()
+        with pytest.raises(UsageError):
+            files.add(tmp_path / "data", name)
+        assert files.sync().nodes == 1
+
+    def test_a_fetched_file_of_the_ranks_is_not_lost_when_it_is_deleted_here(
+        self, project: Path, node: DiskNode, files: SyncedFiles
+    ) -> None:
+        files.sync()
+        for place in (node.tree, project):  # the second is what a fetch does
+            (place / "last.pt").write_text("weights")
+        assert not files.sync().kept
+        assert not files.differences().changed
+        (project / "last.pt").unlink()
+        pending = files.pending()
+        assert (pending.removed, pending.there.changed) == (["last.pt"], {"last.pt": ("node0",)})
+        report = files.sync()
+        assert (report.kept, report.left) == ({}, {"last.pt": ("node0",)})
+        assert (node.tree / "last.pt").read_text() == "weights"
+        assert not files.sync().anything, "said once"
+
+    def test_what_ranks_did_is_seen_before_it_meets_an_edit(
+        self, project: Path, node: DiskNode, files: SyncedFiles
+    ) -> None:
+        (project / "data").write_text("1")
+        files.sync()
+        (node.tree / "model.py").write_text("of a rank")
+        (node.tree / "own.txt").write_text("of a rank")
+        (node.tree / "data").unlink()
+        found = files.differences()
+        assert (found.changed, found.missing) == ({"model.py": ("node0",)}, {"data": ("node0",)})
+        (project / "own.txt").write_text("mine")
+        there = files.pending().there
+        assert there.changed == {"model.py": ("node0",), "own.txt": ("node0",)}
+        report = files.sync(overwrite=True)
+        assert report.overwritten == there.changed
+        assert (node.tree / "data").read_text() == "1"
+        found = files.differences()
+        assert not found.changed | found.missing
+
+    def test_a_node_that_does_not_answer_is_named(self, node: DiskNode, files: SyncedFiles) -> None:
+        files.sync()
+        node.is_up = False
+        assert list(files.differences().unanswered) == ["node0"]
+
+    def test_a_directory_that_was_added_goes_again_and_what_ranks_wrote_in_it_stays(
+        self, tmp_path: Path, project: Path, node: DiskNode, files: SyncedFiles
+    ) -> None:
+        (library := tmp_path / "library").mkdir()
+        for name in ("code.py", "data"):
+            (library / name).write_text("1")
+        files.add(library)
+        files.sync()
+        report = files.remove("library")
+        assert (report.removed, report.left) == (2, {})
+        assert not (node.tree / "library").exists()
+        assert not files.tree().last_import_paths
+        assert len(files.status()["node0"].mounts) == 1  # type: ignore[union-attr]
+        with pytest.raises(UsageError, match="library was not added; added: nothing"):
+            files.remove(library)
+        files.add(library)
+        files.sync()
+        (node.tree / "library/data").write_text("of a rank")
+        assert files.remove(library).left == {"library/data": ("node0",)}
+        (other := tmp_path / "other").mkdir()
+        files.add(other, "library")
+        files.sync()
+        assert (node.tree / "library/data").read_text() == "of a rank"
+        (project / "model.py").write_text("x = 2\n")
+        assert files.sync().files == 1
+
+    def test_the_removal_of_a_directory_that_a_node_missed_is_made_good(
+        self, tmp_path: Path, node: DiskNode, files: SyncedFiles
+    ) -> None:
+        (library := tmp_path / "library").mkdir()
+        (library / "code.py").write_text("1")
+        files.add(library)
+        files.sync()
+        node.is_up = False
+        with pytest.raises(NodeUnreachable):
+            files.remove(library)
+        node.is_up = True
+        files.sync()
+        assert (node.tree / "library/code.py").exists(), "it was not removed"
+        files.remove(library)
+        assert not (node.tree / "library").exists()
+
+    def test_an_added_directory_that_is_gone_is_said_once(
+        self, tmp_path: Path, project: Path, node: DiskNode, files: SyncedFiles
+    ) -> None:
+        (data := tmp_path / "data").mkdir()
+        (data / "numbers").write_text("1")
+        files.add(data)
+        files.sync()
+        (data / "numbers").unlink()
+        data.rmdir()
+        with pytest.raises(FilesError, match="is gone: it is synced no longer"):
+            files.sync()
+        (project / "model.py").write_text("x = 2\n")
+        files.sync()
+        assert (node.tree / "model.py").read_text() == "x = 2\n"
+        assert (node.tree / "data/numbers").read_text() == "1"
+
+    def test_a_lost_node_does_not_make_the_others_compare_every_file(
+        self, tmp_path: Path, project: Path, node: DiskNode
+    ) -> None:
+        lost = DiskNode(tmp_path / "nodes", "node1")
+
+        async def pass_on(_: str, request: pb.SyncTreeRequest, reply: pb.SyncTreeReply) -> None:
+            try:
+                reply.nodes.extend((await lost.unary("SyncTree", request)).nodes)
+            except MonarchNbError as error:
+                reply.nodes.add(node_id="node1", error_json=error_to_json(error))
+
+        node.pass_on = pass_on  # type: ignore[method-assign]
+        files = files_of(project, node, lost)
+        files.sync()
+        lost.is_up = False
+        for number in (2, 3):
+            (project / "model.py").write_text(f"x = {number}\n")
+            files.sync([0])
+        assert [request.change.whole for request in node.asked[-2:]] == [False, False]
+        lost.is_up = True
+        (project / "model.py").write_text("x = 4\n")
+        files.sync()
+        assert [(each.tree / "model.py").read_text() for each in (node, lost)] == ["x = 4\n"] * 2
+        files.close()

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +17,10 @@ from monarch_nb.client.events import Event, Finished, Result, Text
 from monarch_nb.client.infos import RankInfo, RunInfo
 from monarch_nb.client.logs import LogRecord
 from monarch_nb.client.mesh import StackReport
+from monarch_nb.client.pool import KeptFiles
 from monarch_nb.client.reservation import EndedReservation
 from monarch_nb.client.run import InterruptReport
-from monarch_nb.client.sync import Pending, SyncReport
+from monarch_nb.client.sync_report import Differences, Pending, SyncReport
 from monarch_nb.errors import PickleError, RankFailure, ReservationNotFound, RunFailed, RunNotFound
 from monarch_nb.shape import Extent
 
@@ -196,11 +198,12 @@ class FakeFiles:
     """Files of a reservation: none are copied until a test says so."""
 
     def __init__(self) -> None:
-        self.copies, self.root = False, "/project"
+        self.copies, self.root, self.reload = False, "/project", True
         self.connections = {number: SimpleNamespace(name=f"node{number}") for number in range(2)}
         self.calls: list[tuple[Any, ...]] = []
         self.reports: list[SyncReport | Exception] = []
-        self.kept_files: dict[str, tuple[str, ...]] = {}
+        self.there = Differences()
+        self.would = Pending()
         self.statuses: dict[str, Any] = {}
         self.instead = ""
 
@@ -218,11 +221,19 @@ class FakeFiles:
         self.calls.append(("add", path, name))
         return name or "added"
 
-    def pending(self, progress: Any) -> Pending:
-        return Pending()
+    @property
+    def added(self) -> dict[str, Path]:
+        return {"added": Path("/added")}
 
-    def kept(self) -> dict[str, tuple[str, ...]]:
-        return self.kept_files
+    def remove(self, path: str) -> SyncReport:
+        self.calls.append(("remove", path))
+        return self.reports.pop(0)
+
+    def pending(self, progress: Any) -> Pending:
+        return self.would
+
+    def differences(self) -> Differences:
+        return self.there
 
     def status(self) -> dict[str, Any]:
         return self.statuses
@@ -259,8 +270,9 @@ class FakeReservation:
     def detach(self) -> None:
         self.client.calls.append(("detach", self.name))
 
-    def release(self) -> None:
+    def release(self) -> list[KeptFiles]:
         del self.client.held[self.name]
+        return self.client.kept
 
     def info(self) -> Any:
         return SimpleNamespace(
@@ -289,12 +301,16 @@ class FakeClient:
         self.dead: set[int] = set()
         self.ended: list[EndedReservation] = []
         self.ctrl_c = 0
+        self.kept: list[KeptFiles] = []
         self.on_submit: Callable[[FakeRun], None] = FakeRun.finish
         self.on_attach: Callable[[FakeRun], None] = lambda run: None
 
     def reserve(self, name: str | None, /, *, nodes: int, procs: int, progress: Any, **options: Any) -> Any:
         self.calls.append(("reserve", name, nodes, procs, {key: value for key, value in options.items() if value}))
         name = name or "main"
+        if options["replace"]:
+            for kept in self.held[name].release():
+                progress(str(kept))
         if name not in self.held:
             progress("forking ranks")
             self.held[name] = FakeReservation(self, name, nodes, procs or options["gpus"], options["notebook"])

@@ -8,13 +8,15 @@ import pytest
 
 from monarch_nb.client.fetch import FetchReport, FileInfo
 from monarch_nb.client.files.local_tree import Report
-from monarch_nb.client.sync import Pending, SyncReport
+from monarch_nb.client.sync_report import Differences, Pending, SyncReport
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable, RunFailed
 from monarch_nb.notebook import files as notebook_files
 from monarch_nb.notebook.files import bar, dry_run, left_out, sent_lines
 from monarch_nb.notebook.following import RunInterrupted
 from monarch_nb.proto import files_pb2 as pb
 from unit.notebook_magics.fakes import FakeClient, FakeFiles, Notebook, hello
+
+NODES = ["node0", "node1"]
 
 
 def local(
@@ -62,17 +64,37 @@ class TestLines:
         assert bar("fetching", 10, 10, 0.0).startswith("fetching ████████████████████ 10 B of 10 B")
 
     def test_a_dry_run_names_files_and_counts_them(self) -> None:
-        pending = Pending([("a.py", 10), ("lib/b.py", 20)], ["old.py"], False, {"": local(large={b"big": 10**9})})
-        assert dry_run(pending)[:4] == [
+        pending = Pending([("a.py", 10), ("lib/b.py", 20)], ["old.py"], local={"": local(large={b"big": 10**9})})
+        assert dry_run(pending, NODES, overwrite=False)[:4] == [
             "send    a.py  10 B",
             "send    lib/b.py  20 B",
             "remove  old.py",
             "2 files, 30 B",
         ]
-        assert dry_run(pending)[4].startswith("too large: big (1.0 GB)")
-        assert dry_run(Pending()) == ["nothing would be sent: the files are on the nodes already"]
+        assert dry_run(pending, NODES, overwrite=False)[4].startswith("too large: big (1.0 GB)")
+        nothing = ["nothing would be sent: the files are on the nodes already"]
+        assert dry_run(Pending(), NODES, overwrite=False) == nothing
         many = Pending([(f"{number}.py", 1) for number in range(60)], [], unknown=True)
-        assert dry_run(many)[-2:] == ["… and 10 more", "60 files, 60 B; nodes take only what they lack"]
+        assert dry_run(many, NODES, overwrite=False)[-2:] == [
+            "… and 10 more",
+            "60 files, 60 B; nodes take only what they lack",
+        ]
+
+    def test_a_dry_run_says_what_becomes_of_what_ranks_wrote(self) -> None:
+        there = Differences({"a.py": ("node1",), "log": ("node0", "node1")}, {"b.py": ("node0",)})
+        pending = Pending([("a.py", 10)], ["log"], there=there)
+        assert dry_run(pending, NODES, overwrite=False)[:2] == [
+            "keep    a.py, which ranks wrote on node1",
+            "keep    log, which ranks wrote on every node",
+        ]
+        assert dry_run(pending, NODES, overwrite=True)[:3] == [
+            "replace a.py, which ranks wrote on node1",
+            "remove  log, which ranks wrote on every node",
+            "restore b.py, which ranks removed on node0",
+        ]
+        quiet = Pending(there=Differences({"a.py": ("node1",)}))
+        assert dry_run(quiet, NODES, overwrite=False)[-1].startswith("nothing would be sent")
+        assert len(dry_run(quiet, NODES, overwrite=True)) == 1
 
 
 class TestBeforeACell:
@@ -101,6 +123,23 @@ class TestBeforeACell:
         assert "kept a, which ranks wrote on every node: %mesh sync --overwrite sends yours" in shown
         assert "kept b, c, which ranks wrote on node1:" in shown
         assert "sent" not in shown
+
+    def test_says_what_stays_what_is_gone_and_who_was_not_reached(self, held: Notebook, copied: FakeFiles) -> None:
+        report = SyncReport(
+            removed=1, nodes=1, left={"log": ("node0",)}, overwritten={"b": ("node1",)}, missed=("node1",)
+        )
+        copied.reports = [report]
+        shown = held.ok("%%mesh\n1")
+        assert "left log on node0, which ranks wrote there" in shown
+        assert "overwrote b, which ranks wrote on node1" in shown
+        assert "not reached: node1; the next sync brings what is missing there" in shown
+
+    def test_says_once_that_modules_stay_old_when_nothing_is_reloaded(self, held: Notebook, copied: FakeFiles) -> None:
+        copied.reports = [SyncReport(1, 1, nodes=2, modules=True) for _ in range(3)]
+        assert "reload is off" not in held.ok("%%mesh\n1")
+        copied.reload = False
+        assert "reload is off: ranks keep the modules that they have; %mesh restart" in held.ok("%%mesh\n1")
+        assert "reload is off" not in held.ok("%%mesh\n1")
 
     def test_does_not_sync_when_told_not_to(self, held: Notebook, copied: FakeFiles) -> None:
         held.ok("%%mesh --no-sync\n1")
@@ -164,12 +203,14 @@ class TestProgress:
 
 class TestSync:
     def test_says_what_went_and_what_is_kept(self, held: Notebook, copied: FakeFiles) -> None:
-        copied.kept_files = {"mine.txt": ("node0",)}
+        copied.there = Differences({"mine.txt": ("node0",)})
         shown = held.ok("%mesh sync")
         assert shown == "kept mine.txt, which ranks wrote on node0: %mesh sync --overwrite sends yours"
-        copied.kept_files = {}
+        copied.there = Differences(missing={"b.py": ("node0", "node1")})
+        assert held.ok("%mesh sync") == "ranks removed b.py on every node: %mesh sync --overwrite sends yours again"
+        copied.there = Differences()
         assert held.ok("%mesh sync --overwrite") == "the files are on 2 nodes already"
-        assert [call[2] for call in copied.calls] == [False, True]
+        assert [call[2] for call in copied.calls] == [False, False, True]
 
     def test_adds_a_directory(self, held: Notebook, copied: FakeFiles, tmp_path: Path) -> None:
         copied.reports = [SyncReport(2, 9, nodes=2, seconds=0.5)]
@@ -178,26 +219,51 @@ class TestSync:
         )
         assert copied.calls[0] == ("add", str(tmp_path), "library")
 
+    def test_removes_one(self, held: Notebook, copied: FakeFiles) -> None:
+        copied.reports = [SyncReport(removed=2, nodes=2, seconds=0.5, left={"library/log": ("node0",)})]
+        assert held.ok("%mesh sync --remove ../library").splitlines() == [
+            "ranks have ../library no longer",
+            "removed 2 files there in 0.5 s",
+            "left library/log on node0, which ranks wrote there",
+        ]
+        assert copied.calls == [("remove", "../library")]
+
+    def test_adds_one_that_every_node_sees(self, held: Notebook, client: FakeClient) -> None:
+        shown = held.ok("%mesh sync --add /added")
+        assert shown == "/added is on the ranks' sys.path from now on; every node sees it itself"
+
     def test_a_name_without_a_directory(self, held: Notebook, copied: FakeFiles) -> None:
         assert "--as NAME goes with --add DIR" in str(held.error("%mesh sync --as x"))
 
     def test_a_look_sends_nothing(self, held: Notebook, copied: FakeFiles) -> None:
         assert "nothing would be sent" in held.ok("%mesh sync --dry-run")
+        copied.would = Pending(there=Differences({"mine.txt": ("node0",)}))
+        assert "replace mine.txt, which ranks wrote on node0" in held.ok("%mesh sync --dry-run --overwrite")
         assert not copied.calls
 
     def test_status_names_nodes_that_do_not_answer(self, held: Notebook, copied: FakeFiles) -> None:
-        mount = pb.MountStatus(source="vm:/project", files=3, size_bytes=12_000, kept=[b"mine.txt"])
+        mount = pb.MountStatus(
+            source="vm:/project", files=3, size_bytes=12_000, changed=[b"mine.txt"], missing=[b"gone"]
+        )
         copied.statuses = {
             "node0": pb.WorkspaceReply(mounts=[mount]),
             "node1": NodeUnreachable("node1 does not answer", "node1"),
             "node2": pb.WorkspaceReply(),
         }
         rows = held.ok("%mesh sync --status").splitlines()
-        assert rows[1].split() == ["node0", ".", "3", "12", "kB", "vm:/project", "mine.txt"]
+        assert rows[1].split() == [
+            "node0",
+            ".",
+            "3",
+            "12",
+            "kB",
+            "vm:/project",
+            *["wrote", "mine.txt;", "removed", "gone"],
+        ]
         assert rows[2].split() == ["node1", "node1", "does", "not", "answer"]
         assert rows[3].split() == ["node2", "0", "nothing", "yet"]
 
-    @pytest.mark.parametrize("line", ["sync", "sync --status", "sync --dry-run", "sync --overwrite", "sync --add /tmp"])
+    @pytest.mark.parametrize("line", ["sync", "sync --status", "sync --dry-run", "sync --overwrite"])
     def test_nodes_that_see_the_files_need_nothing(self, held: Notebook, client: FakeClient, line: str) -> None:
         assert held.ok(f"%mesh {line}") == "files: every node sees /project itself, nothing is copied"
         assert not client.held["dev"].files.calls
@@ -226,9 +292,9 @@ class TestFetchAndList:
 
         def fetch(path: str, *, rank: int, to: str | None, overwrite: bool, progress: Any) -> FetchReport:
             calls.append((path, rank, to, overwrite))
-            if path == "nowhere":
-                raise FilesError("node0: there is no /workspace/nowhere", "node0")
-            return FetchReport(Path("/here/last.pt"), 1, 2000, 2000, 0.2)
+            if path == "nowhere" or (path == "of some" and rank):
+                raise FilesError(f"node{rank // 2}: there is no {path}", "node0")
+            return FetchReport(Path("/project/in" if path == "in" else "/here/last.pt"), 1, 2000, 2000, 0.2)
 
         def list_files(path: str, *, rank: int) -> list[FileInfo]:
             calls.append((path, rank))
@@ -246,7 +312,28 @@ class TestFetchAndList:
         assert asked == [("checkpoints/last.pt", 3, "mine/", True), ("a", 2, None, False), ("a", 0, None, False)]
 
     def test_what_is_not_there(self, held: Notebook, asked: list[tuple[Any, ...]]) -> None:
-        assert str(held.error("%mesh fetch nowhere")) == "node0: there is no /workspace/nowhere"
+        assert str(held.error("%mesh fetch nowhere")) == "node0: there is no nowhere"
+
+    def test_from_every_rank_or_node(self, held: Notebook, asked: list[tuple[Any, ...]]) -> None:
+        shown = held.ok("%mesh fetch 'ckpt/*.pt' --rank all --to mine").splitlines()
+        assert [(rank, to) for _, rank, to, _ in asked] == [(rank, f"mine/rank{rank}/") for rank in range(4)]
+        assert [line.split(" from ")[1].split()[0] for line in shown] == ["node0", "node0", "node1", "node1"]
+        asked.clear()
+        held.ok("%mesh fetch a --node all")
+        assert [(rank, to) for _, rank, to, _ in asked] == [(0, "node0/"), (2, "node1/")]
+        shown = held.ok("%mesh fetch 'of some' --node all").splitlines()
+        assert shown[0].startswith("brought 1 file")
+        assert shown[1] == "node1: there is no of some"
+        assert str(held.error("%mesh fetch nowhere --rank all")) == "node0: there is no nowhere"
+
+    def test_what_lands_in_the_project_is_said_to_be_synced(
+        self, held: Notebook, asked: list[tuple[Any, ...]], copied: FakeFiles
+    ) -> None:
+        said = "it lies in the project: each node gets it before the next cell, unless .meshignore names it"
+        assert held.ok("%mesh fetch in").splitlines()[1:] == [said]
+        assert said not in held.ok("%mesh fetch a")
+        copied.copies = False
+        assert said not in held.ok("%mesh fetch in")
 
     def test_a_listing(self, held: Notebook, asked: list[tuple[Any, ...]]) -> None:
         lines = held.ok("%mesh ls checkpoints --node 1").splitlines()
@@ -262,6 +349,8 @@ class TestFetchAndList:
             ("ls --node 2", "dev has no node 2: 2 nodes × 2 ranks"),
             ("fetch a --rank 4", "dev has no rank 4"),
             ("ls --rank 1 --node 1", "--rank R or --node N, not both"),
+            ("fetch a --rank all --node 1", "--rank R or --node N, not both"),
+            ("fetch a --rank x", "--rank is a whole number or all, not 'x'"),
         ],
     )
     def test_targets_that_are_none(self, held: Notebook, asked: list[tuple[Any, ...]], line: str, message: str) -> None:

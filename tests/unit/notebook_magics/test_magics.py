@@ -7,6 +7,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.events import Text
+from monarch_nb.client.pool import KeptFiles
 from monarch_nb.client.reservation import EndedReservation
 from monarch_nb.errors import PickleError, RankFailure, RunFailed, TargetError, UsageError
 from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
@@ -74,6 +75,12 @@ def test_a_cell_without_a_mesh_says_what_to_type(notebook: Notebook) -> None:
     assert "%mesh reserve dev" in str(error)
 
 
+def test_reload_of_what_is_held_is_said(held: Notebook) -> None:
+    again = "%mesh reserve dev --nodes 2 --procs 2"
+    assert held.ok(f"{again} --reload off").splitlines()[-1] == "reload: off from now on"
+    assert "reload" not in held.ok(again)
+
+
 def test_attach_detach_release(held: Notebook, client: FakeClient) -> None:
     assert held.ok("%mesh detach") == "detached from dev; it stays held: %mesh attach dev returns to it"
     assert "holds no mesh" in str(held.error("%mesh status"))
@@ -87,6 +94,13 @@ def test_attach_detach_release(held: Notebook, client: FakeClient) -> None:
     held.ok("%mesh release --all")
     assert not client.held
     assert held.ok("%mesh release --all") == "nothing to release"
+
+
+def test_what_ranks_wrote_is_named_when_a_reservation_goes(held: Notebook, client: FakeClient) -> None:
+    client.kept = [KeptFiles("node1", "/state/kept/dev-1", 3, 12_000_000)]
+    line = "kept 3 files, 12 MB, that ranks wrote on node1: /state/kept/dev-1"
+    assert held.ok("%mesh reserve dev --nodes 2 --procs 2 --replace").splitlines()[-1] == line
+    assert held.ok("%mesh release").splitlines()[1:] == [line]
 
 
 def test_attach_needs_a_name_when_there_are_several(notebook: Notebook, client: FakeClient) -> None:

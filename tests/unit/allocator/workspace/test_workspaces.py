@@ -135,10 +135,10 @@ def test_what_ranks_wrote_is_kept_and_said_once(client: Client, tree: Path) -> N
     assert client.asked_for[-1] == 0, "content that is not going to be written is not asked for"
     applied = client.sync({b"a": file(b"one"), b"new": file(b"5"), b"other": file(b"changed")})
     assert list(applied.kept) == []
-    assert list(client.status().kept) == [b"a", b"b", b"d", b"new"]
+    assert list(client.status().changed) == [b"a", b"new"]
 
 
-def test_what_is_kept_is_kept_until_contents_agree(client: Client, tree: Path) -> None:
+def test_what_is_kept_differs_until_contents_agree(client: Client, tree: Path) -> None:
     client.sync({b"a": file(b"1")})
     (tree / "a").write_text("rank")
     client.sync({b"a": file(b"2")})
@@ -146,9 +146,74 @@ def test_what_is_kept_is_kept_until_contents_agree(client: Client, tree: Path) -
     assert (tree / "a").read_text() == "rank"
     client.sync({b"a": file(b"rank", mode=0o600, modified_ns=7)})
     facts = (tree / "a").stat()
-    assert (list(client.status().kept), facts.st_mtime_ns, stat.S_IMODE(facts.st_mode)) == ([], 7, 0o600)
-    client.sync({b"a": file(b"4")})
-    assert (tree / "a").read_text() == "4"
+    assert (list(client.status().changed), facts.st_mtime_ns, stat.S_IMODE(facts.st_mode)) == ([], 7, 0o600)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_file_of_the_ranks_that_came_back_from_the_client_stays_theirs(
+    client: Client, tree: Path, tmp_path: Path, restart: bool
+) -> None:
+    client.sync({b"a": file(b"1")})
+    for name in ("last.pt", "edited.pt"):
+        (tree / name).write_text("weights")
+    fetched = {b"a": file(b"1"), b"last.pt": file(b"weights"), b"edited.pt": file(b"weights")}
+    assert list(client.sync(fetched).kept) == []
+    client.sync({**fetched, b"a": file(b"2")})  # another sync in between changes nothing
+    if restart:
+        client = Client(open_workspaces(tmp_path), ID, like=client)
+    applied = client.sync({b"edited.pt": file(b"edited")})
+    assert (list(applied.kept), applied.removed) == ([b"edited.pt", b"last.pt"], 1)
+    assert [(tree / name).read_text() for name in ("last.pt", "edited.pt")] == ["weights", "weights"]
+    assert list(client.sync({b"edited.pt": file(b"edited again")}).kept) == [], "said once"
+
+
+def test_release_keeps_a_file_of_the_ranks_that_came_back(workspaces: Workspaces, client: Client, tree: Path) -> None:
+    (tree / "last.pt").write_text("weights")
+    client.sync({b"a": file(b"1"), b"last.pt": file(b"weights")})
+    kept = workspaces.release(ID)
+    assert kept
+    assert listing(kept.directory) == ["last.pt"]
+
+
+def test_overwrite_makes_a_file_of_the_ranks_the_clients(client: Client, tree: Path) -> None:
+    (tree / "last.pt").write_text("weights")
+    client.sync({b"last.pt": file(b"weights")})
+    applied = client.sync({b"last.pt": file(b"weights")}, overwrite=True)
+    assert (list(applied.overwritten), list(client.sync({}).kept)) == ([], [])
+    assert listing(tree) == []
+
+
+def test_what_left_the_tree_and_stays_is_the_ranks_alone(client: Client, tree: Path) -> None:
+    client.sync({b"log": file(b"1"), b"d": directory(), b"d/a": file(b"2"), b"e": directory()})
+    (tree / "log").write_text("and more")
+    (tree / "d/a").write_text("and more")
+    (tree / "e/own").write_text("rank")
+    assert list(client.sync({}).kept) == [b"d/a", b"e", b"log"], "the directory of a file that is named is not"
+    assert list(client.status().changed) == []
+    assert list(client.sync({b"x": file(b"1")}, overwrite=True).overwritten) == []
+    assert listing(tree) == ["d", "d/a", "e", "e/own", "log", "x"]
+
+
+def test_a_look_finds_what_ranks_did(client: Client, tree: Path) -> None:
+    entries = {name: file(b"12") for name in (b"same", b"touched", b"changed", b"gone", b"same size")}
+    client.sync({**entries, b"d": directory(), b"d/inside": file(b"1"), b"link": link(b"same")})
+    os.utime(tree / "touched", ns=(5, 5))
+    (tree / "changed").write_text("more")
+    (tree / "same size").write_text("21")
+    (tree / "gone").unlink()
+    (tree / "d/inside").unlink()
+    (tree / "d").rmdir()
+    (tree / "link").unlink()
+    (tree / "link").symlink_to("elsewhere")
+    for name in ("own", "equal"):
+        (tree / name).write_text("rank")
+    status = client.status()
+    assert list(status.changed) == [b"changed", b"link", b"same size"]
+    assert list(status.missing) == [b"d/inside", b"gone"]
+    coming = {b"own": file(b"mine"), b"equal": file(b"rank"), b"new": file(b"1"), b"changed": file(b"more")}
+    assert list(client.status(coming).changed) == [b"link", b"own", b"same size"]
+    (found,) = client.workspaces.status(ID).mounts
+    assert (list(found.changed), list(found.missing)) == ([], []), "nobody asked for a look"
 
 
 def test_a_kept_file_that_ranks_remove_comes_back_with_the_next_sync(client: Client, tree: Path) -> None:
@@ -158,7 +223,7 @@ def test_a_kept_file_that_ranks_remove_comes_back_with_the_next_sync(client: Cli
     (tree / "a").unlink()
     client.sync({b"a": file(b"2"), b"b": file(b"3")})
     assert (tree / "a").read_text() == "2"
-    assert list(client.status().kept) == []
+    assert list(client.status().changed) == []
 
 
 def test_overwrite_makes_the_tree_what_it_is_to_be(client: Client, tree: Path) -> None:
@@ -173,7 +238,8 @@ def test_overwrite_makes_the_tree_what_it_is_to_be(client: Client, tree: Path) -
     (tree / "own").write_text("rank")
     (tree / "d/e").unlink()
     applied = client.sync({**entries, b"a": file(b"5")}, overwrite=True)
-    assert (list(applied.kept), list(client.status().kept)) == ([], [])
+    assert (list(applied.kept), list(client.status().changed)) == ([], [])
+    assert list(applied.overwritten) == [b"a", b"b", b"c"], "d/e was only missing"
     assert [(tree / name).read_text() for name in ("a", "b", "c", "d/e", "own")] == ["5", "2", "3", "4", "rank"]
 
 

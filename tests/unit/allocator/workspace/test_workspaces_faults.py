@@ -227,8 +227,8 @@ def test_an_allocator_killed_anywhere_in_a_burst_goes_on(tmp_path: Path, monkeyp
         seen = facts_of(tree)
         seen["d/ranks"] = seen["d/ranks"][2]
         assert seen == goal, (number, calls)
-        (mount,) = workspaces.status(ID).mounts
-        assert (mount.version, list(mount.kept)) == (client.version, [b"d/ranks"]), (number, calls)
+        (mount,) = workspaces.status(ID, look=True).mounts
+        assert (mount.version, list(mount.changed)) == (client.version, [b"d/ranks"]), (number, calls)
         assert not (tree.parent / "staging").exists()
         again = Client(workspaces, ID, like=client)
         assert list(again.sync(BEFORE).kept) == []
@@ -300,7 +300,7 @@ def test_the_journal_is_written_anew_before_it_grows_without_end(
     assert (tree.parent / "journal").stat().st_size < 10_000
     waiting.commit()
     again = Client(open_workspaces(tmp_path), ID, like=client)
-    assert (again.status().version, list(again.status().kept)) == (client.version, [b"d/ranks"])
+    assert (again.status().version, list(again.status().changed)) == (client.version, [b"d/ranks"])
     assert Client(again.workspaces, ID, mount="data").status().version == data.version
     again.sync({})
     data = Client(again.workspaces, ID, mount="data", source="other", like=data)
