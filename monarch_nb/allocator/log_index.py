@@ -24,7 +24,7 @@ _STEP_BYTES = 256 << 10
 """Read and counted at a time: the node does nothing else for so long."""
 _BATCH_BYTES = 32 << 20
 """After so much, what was counted can be seen."""
-_MARKS_BYTES = 64 << 10
+_MARKS_BYTES = 16 << 10
 _DIGESTED_BYTES = 64 << 10
 
 Line = tuple[str, bytes, int]
@@ -57,12 +57,18 @@ class StreamIndex:
         while len(begun) < len(cuts):
             start = self.size_bytes
             end = min(cuts[-1], start + _STEP_BYTES)
-            data = await asyncio.to_thread(self._files.read, self._kind, start, end)
+            data = await self._load(start, end)
             if len(data) < end - start:
                 raise OSError(f"{self._files.path(self._kind)} became shorter")
             self._count_cuts(data, start, cuts, begun)
             self._count_blocks(data, start)
         return begun
+
+    async def _load(self, start: int, end: int) -> bytes:
+        """Read; what is little in place, because most runs print little and a thread costs more."""
+        if end - start <= BLOCK_BYTES:
+            return self._files.read(self._kind, start, end)
+        return await asyncio.to_thread(self._files.read, self._kind, start, end)
 
     def _count_cuts(self, data: bytes, start: int, cuts: Sequence[int], begun: list[int]) -> None:
         position, newlines, end = 0, self._newlines, start + len(data)
@@ -92,7 +98,7 @@ class StreamIndex:
             return 0
         block = bisect_left(self._before, line) - 1
         first, last = block * BLOCK_BYTES, min(self.size_bytes, (block + 1) * BLOCK_BYTES)
-        data = await asyncio.to_thread(self._files.read, self._kind, first, last)
+        data = await self._load(first, last)
         rest = data.split(b"\n", line - self._before[block])[-1]
         return first + len(data) - len(rest)
 
@@ -101,7 +107,7 @@ class StreamIndex:
         if first >= last:
             return []
         start, end = await self.start(first), await self.start(last)
-        data = await asyncio.to_thread(self._files.read, self._kind, start, min(end, start + most_bytes))
+        data = await self._load(start, min(end, start + most_bytes))
         texts = data.split(b"\n")
         lines = [(self._kind, text, len(text)) for text in texts[:-1]]
         if start + len(data) == end:
@@ -172,7 +178,8 @@ class RankIndex:
 
     async def _extend_once(self) -> bool:
         """Count what was written, or some of it; return whether there was more."""
-        pieces, cursor = await asyncio.to_thread(self.files.segments, self._cursor, _MARKS_BYTES)
+        await asyncio.sleep(0)
+        pieces, cursor = self.files.segments(self._cursor, _MARKS_BYTES)
         for batch in _batches(pieces):
             cuts = {kind: [end for each, end in batch if each == kind] for kind in self.streams}
             begun = {kind: iter(await self.streams[kind].extend(ends)) for kind, ends in cuts.items()}

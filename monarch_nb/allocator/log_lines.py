@@ -39,6 +39,8 @@ class LogLines:
         self._loop = asyncio.get_running_loop()
         self._indices: dict[str, dict[tuple[int, int], RankIndex]] = {}
         """By mesh; by output and rank."""
+        self._of_runs: dict[tuple[str, int, int], RankIndex] = {}
+        """The same by mesh, number of the run and rank."""
         self._forget_timer: asyncio.TimerHandle | None = None
         self._searcher = Searcher()
 
@@ -108,7 +110,7 @@ class LogLines:
                     index = RankIndex(RankFiles(runs, output, rank), number_of.get((output, rank), output))
                     if not index.is_behind():
                         continue
-                    of_mesh[output, rank] = index
+                    of_mesh[output, rank] = self._of_runs[request.mesh_id, index.number, rank] = index
                 if request.number in (0, index.number):
                     yield await self._extended(index)
         self._forget_later()
@@ -132,7 +134,8 @@ class LogLines:
         for mesh_id, indices in list(self._indices.items()):
             is_gone = mesh_id not in self._node.state.meshes
             for key in [key for key, index in indices.items() if is_gone or index.used_s <= unused_s]:
-                del indices[key]
+                index = indices.pop(key)
+                self._of_runs.pop((mesh_id, index.number, index.files.rank), None)
             if not indices:
                 del self._indices[mesh_id]
         if self._indices:
@@ -141,9 +144,8 @@ class LogLines:
     async def _index(self, mesh_id: str, window: pb.LogWindow) -> RankIndex | None:
         """Return the index of what a rank wrote in a run; None when that is nothing."""
         self._node.state.mesh(mesh_id)
-        for index in self._indices.get(mesh_id, {}).values():
-            if (index.number, index.files.rank) == (window.number, window.rank):
-                return await self._extended(index)
+        if known := self._of_runs.get((mesh_id, window.number, window.rank)):
+            return await self._extended(known)
         request = pb.WatchLogRequest(mesh_id=mesh_id, ranks=[window.rank], number=window.number)
         async for index in self._counted(request):
             return index
