@@ -1,4 +1,4 @@
-import { ReactNode, RefObject, memo, useCallback, useEffect, useId, useRef } from 'react';
+import { ReactNode, RefObject, memo, useCallback, useEffect, useId, useLayoutEffect, useRef } from 'react';
 import { useSurroundings, useTick } from '../context';
 import { duration, timeLeft } from '../format';
 import { NodeState, RankState } from '../types';
@@ -170,7 +170,7 @@ export function Question(props: {
 }) {
   const id = useId();
   const box = useRef<HTMLDivElement>(null);
-  useEffect(() => box.current?.querySelector<HTMLButtonElement>('button')?.focus(), []);
+  useFocus(box, 'button');
   return (
     <div
       ref={box}
@@ -197,6 +197,20 @@ export function Question(props: {
       </div>
     </div>
   );
+}
+
+/** Move the focus to what `selector` finds in a container while it is shown, and back when the focus goes with it. */
+export function useFocus(container: RefObject<HTMLElement>, selector: string): void {
+  useLayoutEffect(() => {
+    const before = document.activeElement as HTMLElement | null;
+    const element = container.current;
+    element?.querySelector<HTMLElement>(selector)?.focus();
+    return () => {
+      if (element?.contains(document.activeElement) && before?.isConnected) {
+        before.focus();
+      }
+    };
+  }, []);
 }
 
 /**
