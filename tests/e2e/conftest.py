@@ -81,12 +81,17 @@ def page(request: pytest.FixtureRequest, lab: Lab, browser_context: BrowserConte
     """An empty page; what the test leaves in JupyterLab and on the pool ends with it."""
     page = browser_context.new_page()
     failed = request.session.testsfailed
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(error.stack or str(error)))
+    page.on("console", lambda said: errors.append(f"{said.text} {said.location}") if said.type == "error" else None)
     yield page
     try:
         if request.session.testsfailed > failed:
             PICTURES.mkdir(parents=True, exist_ok=True)
             page.screenshot(path=PICTURES / f"{_name(request)}.png")
         page.close()
+        ours = [error for error in errors if "extensions/monarch-nb" in error]
+        assert not ours, "the panel's code failed:\n" + "\n".join(ours)
     finally:
         lab.shut_kernels_down()
         for reservation in monarch_nb.list_reservations():

@@ -144,7 +144,7 @@ class Lab:
 
 
 def _install_panel(folder: Path) -> None:
-    """Let a JupyterLab that keeps its things in `folder` find the panel in this checkout, as a wheel would install it."""
+    """Install the panel of this checkout, as a wheel would, for a JupyterLab that keeps what it has in `folder`."""
     if not (PANEL / "package.json").exists():
         raise AssertionError("the panel is not built: make panel")
     extensions = folder / "data" / "labextensions"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 import monarch_nb
 from e2e.lab import DARK, LIGHT, REPOSITORY, Lab, NotebookPage
-from e2e.panel import TAB, LogPage, PanelPage
+from e2e.panel import LogPage, PanelPage
 from integration.live import Gate, kill, pids_of, started
 from monarch_nb.client.reservation import Reservation
 
@@ -49,7 +48,7 @@ def test_nothing_shuts_anybody_out(
         held: Reservation = request.getfixturevalue("held")
         gate = make_gate()
         panel.wait_for_state("idle", 0, 1, 2, 3)
-        with pytest.raises(monarch_nb.RunError):
+        with pytest.raises(monarch_nb.RunFailed):
             held.mesh.select([2]).run("1 / 0")
         run, _ = started(held.mesh.select([0]), f"print('\\033[31mred \\033[93myellow\\033[0m')\n{gate.wait}")
         kill(pids_of(held.mesh)[3])
@@ -155,7 +154,9 @@ def test_notebook_7_has_the_panel_at_its_side(lab: Lab, page: Page, make_gate: C
     path = lab.write("seven.ipynb", [f"{gate.wait}\nprint('done', rank)"])
     page.goto(lab.url(f"notebooks/{path.name}"))
     notebook, panel = NotebookPage(lab, page, path), PanelPage(page)
-    expect(page.locator(".jp-NotebookKernelStatus, .jp-Notebook-ExecutionIndicator[data-status='idle']").first).to_be_visible()
+    expect(
+        page.locator(".jp-NotebookKernelStatus, .jp-Notebook-ExecutionIndicator[data-status='idle']").first
+    ).to_be_visible()
     notebook.choose("View", "Left Sidebar", "Show GPU nodes and reservations")
     panel.wait_until_live()
     panel.reserve(name="dev", nodes="1", kind="procs", per_node="2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -88,7 +89,7 @@ def test_the_form_says_whether_it_fits_and_why_not(panel: PanelPage) -> None:
 def test_ranks_that_wait_fail_and_die_are_seen_and_one_is_restarted(panel: PanelPage, held: Reservation) -> None:
     panel.wait_for_state("idle", 0, 1, 2, 3)
     waiting, _ = started(held.mesh.select([0, 1]), HANG)
-    with pytest.raises(monarch_nb.RunError):
+    with pytest.raises(monarch_nb.RunFailed):
         held.mesh.select([2]).run("1 / 0")
     panel.wait_for_state("waiting", 0, 1)
     panel.wait_for_state("failed", 2)
@@ -188,10 +189,20 @@ def test_a_notebook_without_a_kernel_is_told_so(lab: Lab, page: Page) -> None:
     panel = PanelPage(page)
     panel.show()
     panel.reserve(name="dev", nodes="1", kind="procs", per_node="1")
-    lab.shut_kernels_down()
+    notebook.choose("Kernel", "Shut Down Kernel")
     expect(page.locator("#jp-main-statusbar")).to_contain_text("No Kernel")
     panel.button("Attach notebook").click()
     expect(panel.card("dev")).to_contain_text("no_kernel.ipynb has no kernel: choose a Python kernel")
+    assert sources(notebook) == ["rank"]
+
+
+def test_a_notebook_that_lost_its_kernel_is_told_so(
+    lab: Lab, notebook: NotebookPage, panel: PanelPage, held: Reservation
+) -> None:
+    lab.shut_kernels_down()
+    expect(panel.page.locator("#jp-main-statusbar")).to_contain_text("Disconnected")
+    panel.button("Attach notebook").click()
+    expect(panel.card("dev")).to_contain_text("is not connected to its kernel")
     assert sources(notebook) == ["rank"]
 
 
@@ -217,7 +228,8 @@ def other_language(workplace: Path) -> str:
     name = "otherlang"
     code = (
         "from ipykernel.ipkernel import IPythonKernel\n"
-        f"class Kernel(IPythonKernel):\n    language_info = dict(name={name!r}, mimetype='text/plain', file_extension='.o')\n"
+        "class Kernel(IPythonKernel):\n"
+        f"    language_info = dict(name={name!r}, mimetype='text/plain', file_extension='.o')\n"
         "from ipykernel.kernelapp import launch_new_instance\n"
         "launch_new_instance(kernel_class=Kernel)"
     )
@@ -225,7 +237,7 @@ def other_language(workplace: Path) -> str:
     folder.mkdir(parents=True)
     argv = [sys.executable, "-c", code, "-f", "{connection_file}"]
     specification = {"argv": argv, "display_name": "Other", "language": name}
-    (folder / "kernel.json").write_text(__import__("json").dumps(specification))
+    (folder / "kernel.json").write_text(json.dumps(specification))
     return name
 
 

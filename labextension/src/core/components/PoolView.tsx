@@ -171,7 +171,9 @@ function slotRows(slots: readonly Slot[]): Row[] {
 }
 
 function share(memory: Memory | null): number | null {
-  return memory && memory.total > 0 ? Math.min(100, Math.round((memory.used / memory.total) * 100)) : null;
+  return memory && memory.used !== null && memory.total > 0
+    ? Math.min(100, Math.round((memory.used / memory.total) * 100))
+    : null;
 }
 
 function brackets(slots: readonly Slot[]): { start: number; end: number; reservation: string }[] {
@@ -235,6 +237,9 @@ function slotFacts(slot: Slot, reservations: Record<string, Reservation>): strin
 }
 
 function memory({ used, total }: Memory): string {
+  if (used === null) {
+    return bytes(total);
+  }
   return total > 0 ? `${bytes(used)} of ${bytes(total)}` : bytes(used);
 }
 
@@ -251,7 +256,7 @@ function nodeFacts(node: PoolNode): string {
   if (node.cpu !== null) {
     facts.push(`CPU ${percent(node.cpu)}`);
   }
-  if (node.memory) {
+  if (node.memory?.used) {
     facts.push(bytesOf(node.memory.used, node.memory.total));
   }
   return facts.join(' · ');
