@@ -58,12 +58,13 @@ class Lab:
         notebooks: the folder that it serves.
     """
 
-    def __init__(self, folder: Path, base_url: str = "/") -> None:
+    def __init__(self, folder: Path, base_url: str = "/", options: Sequence[str] = ()) -> None:
         self.notebooks = folder / "notebooks"
         self.notebooks.mkdir()
         self._settings = folder / "settings" / "@jupyterlab"
         self._token = secrets.token_hex(8)
         self._base_url = base_url
+        self._options = options
         self._port = _free_port()
         self._set("apputils-extension", "notification", {"fetchNews": "false", "checkForUpdates": False})
         _install_panel(folder)
@@ -77,6 +78,7 @@ class Lab:
                 *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1"),
                 *(f"--port={self._port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={self._token}"),
                 *(f"--ServerApp.root_dir={self.notebooks}", f"--ServerApp.base_url={self._base_url}"),
+                *self._options,
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -156,9 +158,9 @@ def _install_panel(folder: Path) -> None:
 
 
 @contextmanager
-def running_lab(folder: Path, base_url: str = "/") -> Iterator[Lab]:
+def running_lab(folder: Path, base_url: str = "/", options: Sequence[str] = ()) -> Iterator[Lab]:
     """A JupyterLab that keeps all it has in `folder`, of which `home_variables` are set."""
-    lab = Lab(folder, base_url)
+    lab = Lab(folder, base_url, options)
     try:
         lab.start()
         yield lab

@@ -101,7 +101,7 @@ def test_ranks_that_wait_fail_and_die_are_seen_and_one_is_restarted(panel: Panel
     expect(panel.page.locator(".jp-toast-content, .Toastify__toast", has_text=told).first).to_be_visible()
 
     panel.button("Interrupt").click()
-    panel.wait_for_state("failed", 0, 1)
+    panel.wait_for_state("idle", 0, 1)
     panel.rank(3).click()
     panel.button("Restart 3…").click()
     expect(panel.question).to_contain_text("Restart ranks 3?")
@@ -181,28 +181,15 @@ def test_a_reservation_that_is_released_elsewhere_goes_from_the_panel(panel: Pan
     expect(panel.page.locator(".mnb-log").get_by_role("alert")).to_be_visible()
 
 
-def test_a_notebook_without_a_kernel_is_told_so(lab: Lab, page: Page) -> None:
-    path = lab.write("no_kernel.ipynb", ["rank"])
-    page.goto(lab.address(path))
-    notebook = NotebookPage(lab, page, path)
-    notebook.wait_for_kernel()
-    panel = PanelPage(page)
-    panel.show()
-    panel.reserve(name="dev", nodes="1", kind="procs", per_node="1")
-    notebook.choose("Kernel", "Shut Down Kernel")
-    expect(page.locator("#jp-main-statusbar")).to_contain_text("No Kernel")
-    panel.button("Attach notebook").click()
-    expect(panel.card("dev")).to_contain_text("no_kernel.ipynb has no kernel: choose a Python kernel")
-    assert sources(notebook) == ["rank"]
-
-
-def test_a_notebook_that_lost_its_kernel_is_told_so(
+def test_a_notebook_without_a_kernel_is_told_so(
     lab: Lab, notebook: NotebookPage, panel: PanelPage, held: Reservation
 ) -> None:
     lab.shut_kernels_down()
     expect(panel.page.locator("#jp-main-statusbar")).to_contain_text("Disconnected")
     panel.button("Attach notebook").click()
-    expect(panel.card("dev")).to_contain_text("is not connected to its kernel")
+    expect(panel.card("dev")).to_contain_text("has no kernel: choose a Python kernel")
+    notebook.run_on_mesh(0)
+    expect(panel.page.locator(".Toastify__toast", has_text="has no kernel")).to_be_visible()
     assert sources(notebook) == ["rank"]
 
 

@@ -128,11 +128,6 @@ export class Notebooks {
         `${panel.title.label} has no kernel: choose a Python kernel (Kernel → Change Kernel…).`
       );
     }
-    if (kernel.connectionStatus !== 'connected') {
-      throw new Error(
-        `${panel.title.label} is not connected to its kernel: restart it (Kernel → Restart Kernel…).`
-      );
-    }
     const { language_info } = await kernel.info;
     if (language_info.name !== 'python') {
       throw new Error(
