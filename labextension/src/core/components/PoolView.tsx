@@ -38,7 +38,7 @@ export const PoolView = memo(function PoolView(props: {
         onMouseLeave={() => setInspected(null)}
         onClick={event => choose(event.target)}
       >
-        {Object.values(props.nodes).map(each => (
+        {inOrder(props.nodes).map(each => (
           <NodeRow key={each.id} node={each} reservations={props.reservations} />
         ))}
       </div>
@@ -59,6 +59,11 @@ export const PoolView = memo(function PoolView(props: {
     </div>
   );
 });
+
+/** node2 before node10. */
+function inOrder(nodes: Record<string, PoolNode>): PoolNode[] {
+  return Object.values(nodes).sort((one, other) => one.id.localeCompare(other.id, undefined, { numeric: true }));
+}
 
 const NODE_STATES = { ok: 'ok', starting: 'starting', silent: 'does not answer', dead: 'gone' };
 
