@@ -93,4 +93,4 @@ class LogPage:
         return self.root.get_by_role("button", name=name, exact=True)
 
     def wait_for_total(self, lines: int) -> None:
-        expect(self.root.get_by_role("status")).to_have_text(f"{lines:,} lines")
+        expect(self.root.get_by_role("status")).to_have_text(f"{lines:,} line{'s' if lines != 1 else ''}")
