@@ -126,8 +126,8 @@ def reserve_form(view: Json) -> Form:
         [
             Field("name", "Name", "text", name, help="how it is found again"),
             Field("nodes", "Nodes", "integer", 1, 1, len(nodes) or None),
-            Field("kind", "Of each node", "choice", kinds[0]["value"], choices=kinds),
-            Field("per_node", "How many per node", "integer", free or 1, 1, max(most.values()) or None),
+            Field("kind", "Kind", "choice", kinds[0]["value"], choices=kinds),
+            Field("per_node", "Per node", "integer", free or 1, 1, max(most.values()) or None),
             Field(
                 "time",
                 "Time",

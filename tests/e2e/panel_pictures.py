@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, Locator, expect
 import monarch_nb
 from e2e.lab import Lab, NotebookPage
 from e2e.panel import LogPage, PanelPage
-from integration.live import Gate, kill, pids_of, started
+from integration.live import Gate, kill, pids_of
 
 Save = Callable[[str, Locator], None]
 SETUP = """\
@@ -41,7 +41,7 @@ def draw(lab: Lab, browser: Browser, suffix: str, gate: Gate, save: Save) -> Non
     Args:
         save: called with a picture's name and the part of the page that it shows.
     """
-    path = lab.write(f"train{suffix}.ipynb", [SETUP, TRAIN])
+    path = lab.write("train.ipynb", [SETUP, TRAIN])
     page = browser.new_page(viewport={"width": 1000, "height": 640}, device_scale_factor=1.5)
     page.goto(lab.address(path))
     notebook, panel, log = NotebookPage(lab, page, path), PanelPage(page), LogPage(page)
@@ -85,22 +85,21 @@ def draw(lab: Lab, browser: Browser, suffix: str, gate: Gate, save: Save) -> Non
     gate.open(4)
     notebook.wait_for_end(2)
 
+    panel.button("Log").click()
+    log.find_field.fill("slow")
+    page.keyboard.press("Enter")
+    expect(log.hit).to_be_visible()
+    save(f"panel-log{suffix}", log.root)
     held.mesh.restart()
     kill(pids_of(held.mesh)[7])
     panel.wait_for_state("dead", 7)
-    started(held.mesh.select(range(7)), FAIL)
+    held.mesh.select(range(7)).submit(FAIL)
     panel.wait_for_state("failed", 6)
     panel.wait_for_state("waiting", 0, 5)
     photograph("trouble")
     panel.button("Release…").click()
     expect(panel.question).to_contain_text("variables")
     photograph("release")
-    panel.button("Keep").click()
-    panel.button("Log").click()
-    log.find_field.fill("slow")
-    page.keyboard.press("Enter")
-    expect(log.hit).to_be_visible()
-    save(f"panel-log{suffix}", log.root)
     held.release()
     page.close()
     lab.shut_kernels_down()
