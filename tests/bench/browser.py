@@ -142,7 +142,7 @@ def measure_flooded_log(bench: Bench) -> Outcome:
         _log_button(page).click()
         page.locator(".mnb-lines").wait_for()
         run = reservation.mesh.submit(code)
-        while not run.done():
+        while not run.done:
             page.wait_for_timeout(200)
         page.wait_for_timeout(1000)
         rate = FLOOD_LINES_PER_S * seconds / max(_elapsed(reservation.mesh))
