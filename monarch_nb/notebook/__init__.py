@@ -47,6 +47,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     _unload[shell] = unload
     if line := session.reattach():
         show(calm_line(line))
+        session.reattached_in = shell.execution_count
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:

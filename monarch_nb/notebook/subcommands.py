@@ -137,7 +137,9 @@ class Subcommands:
         before = self._session.reservation
         reservation = self._session.attach(parsed.word)
         runs = self._session.open_runs()
-        if before is None or before.id != reservation.id or not runs:  # else `%load_ext` has said it, and runs follow
+        same = before is not None and before.id == reservation.id
+        said = same and (bool(runs) or self._session.reattached_in == self._shell.execution_count)
+        if not said:  # `%load_ext` has said it, in a cell above or in this one
             show(calm_line(attached_line(reservation)))  # runs follow, each with a line of its own
         if parsed.switch("from_start") and not runs:
             show(calm_line("every run was shown to the end: %mesh logs --run N shows one again"))

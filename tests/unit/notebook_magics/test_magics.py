@@ -103,6 +103,12 @@ def test_what_ranks_wrote_is_named_when_a_reservation_goes(held: Notebook, clien
     assert held.ok("%mesh release").splitlines()[1:] == [line]
 
 
+def test_attach_in_the_cell_that_loads_the_extension_says_it_once(held: Notebook) -> None:
+    attached = "attached to dev: 2 nodes × 2 procs, 4 ranks alive"
+    assert held.ok("%reload_ext monarch_nb.notebook\n%mesh attach dev") == attached
+    assert held.ok("%mesh attach dev") == attached
+
+
 def test_attach_needs_a_name_when_there_are_several(notebook: Notebook, client: FakeClient) -> None:
     client.held = {name: FakeReservation(client, name, 1, 1, "/elsewhere") for name in ("a", "b")}
     assert "you hold a, b: say which" in str(notebook.error("%mesh attach"))
