@@ -76,16 +76,18 @@ const panelPlugin: JupyterFrontEndPlugin<void> = {
   description: 'The panel: reserve nodes and watch them.',
   autoStart: true,
   requires: [IMesh, INotebookTracker],
-  optional: [ILayoutRestorer, ICommandPalette],
+  optional: [ILabShell, ILayoutRestorer, ICommandPalette],
   activate: (
     app: JupyterFrontEnd,
     mesh: Mesh,
     tracker: INotebookTracker,
+    shell: ILabShell | null,
     restorer: ILayoutRestorer | null,
     palette: ICommandPalette | null
   ) => {
     const { store } = mesh;
     const panel = new SidePanel(mesh.store, mesh.host);
+    panel.toggleClass('mnb-in-lab', shell !== null);
     app.shell.add(panel, 'left', { rank: 700, type: 'Monarch' });
     restorer?.add(panel, panel.id);
     const follow = (): void => panel.setNotebook(mesh.notebooks.currentPath());

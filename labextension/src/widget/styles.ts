@@ -1,7 +1,10 @@
+import controls from '../../style/controls.css';
 import log from '../../style/log.css';
 import panel from '../../style/panel.css';
+import pool from '../../style/pool.css';
+import reservations from '../../style/reservations.css';
 import tokens from '../../style/tokens.css';
 import widget from '../../style/widget.css';
 
 /** All styles as text: the widget brings its own. */
-export const css = [tokens, panel, log, widget].join('\n');
+export const css = [tokens, panel, controls, reservations, pool, log, widget].join('\n');

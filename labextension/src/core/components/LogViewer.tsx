@@ -252,11 +252,12 @@ function Lines(props: {
   const { source, total, follow, onFollow, onTop, goal } = props;
   const box = useRef<HTMLDivElement>(null);
   const [viewport, setViewport] = useState(0);
-  const [top, setTop] = useState(0);
+  const [place, setTop] = useState(0);
   const expected = useRef(-1);
   const widest = useRef(0);
   const shown = useRef<{ top: number; rows: LogRow[] }>({ top: 0, rows: [] });
   const geometry = useMemo(() => new Geometry(total, viewport, ROW_PX), [total, viewport]);
+  const top = follow ? geometry.lastTop : geometry.clamp(place);
 
   useLayoutEffect(() => {
     const element = box.current!;
@@ -336,7 +337,7 @@ function Lines(props: {
   };
 
   const first = Math.floor(top);
-  const rows = source.rows(first, Math.ceil(viewport / ROW_PX) + 1);
+  const rows = viewport > 0 ? source.rows(first, Math.ceil(viewport / ROW_PX) + 1) : null;
   if (rows) {
     shown.current = { top, rows };
   }
@@ -355,7 +356,8 @@ function Lines(props: {
     <div
       ref={box}
       className="mnb-lines"
-      role="region"
+      role="log"
+      aria-live="off"
       aria-label="Lines of the log"
       tabIndex={0}
       onScroll={onScroll}
