@@ -151,6 +151,13 @@ class Browser:
         ranks: list[Any] = reservation["meshes"][0]["ranks"]
         return ranks
 
+    @property
+    def runs(self) -> list[Any]:
+        """The runs of the only reservation."""
+        (reservation,) = self.view["reservations"].values()
+        runs: list[Any] = reservation["meshes"][0]["runs"]
+        return runs
+
     def states(self) -> list[str]:
         return [rank["state"] for rank in self.ranks] if self.view["reservations"] else []
 
@@ -198,6 +205,8 @@ async def test_from_reserve_to_release(server: Server, gate: Gate, tmp_path: Pat
     assert told["text"].startswith("interrupted ranks 0-3")
     assert run.wait(TIMEOUT_S)
     await browser.until(lambda told: set(told.states()) <= {"idle", "failed"})
+    run.collected()
+    await browser.until(lambda told: [each["state"] for each in told.runs] == ["finished"])
 
     kill(browser.ranks[3]["pid"])
     await browser.until(lambda told: told.states()[3:] == ["dead"])
