@@ -8,6 +8,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.events import Text
 from monarch_nb.client.pool import KeptFiles
+from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.reservation import EndedReservation
 from monarch_nb.errors import PickleError, RankFailure, RunFailed, TargetError, UsageError
 from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
@@ -610,3 +611,16 @@ class TestTime:
         held.shown.outputs.clear()
         load_ipython_extension(held.shell)
         assert held.text() == "", "it is said once"
+
+
+class TestPanel:
+    def test_where_nobody_is_in_front_it_shows_the_pool_as_it_is(self, notebook: Notebook) -> None:
+        assert notebook.ok("%mesh panel").startswith("pool local · no pool 'local' is up")
+
+    def test_it_is_completed(self, held: Notebook) -> None:
+        assert held.complete("%mesh pan") == ["%mesh panel"]
+        assert held.complete("%mesh panel d") == ["%mesh panel dev"]
+
+    def test_an_object_that_shows_itself_needs_a_notebook(self) -> None:
+        with pytest.raises(UsageError, match="a panel needs a notebook with the extension: %load_ext monarch_nb"):
+            panel_of(None)  # type: ignore[arg-type]  # it is not looked at
