@@ -103,6 +103,29 @@ test('a log that the server has forgotten is opened again', async () => {
   expect(source.rows(0, 40)).toHaveLength(40);
 });
 
+test('after a gap the log goes on, also when the server has forgotten it', async () => {
+  total = 10;
+  await source.open(QUERY);
+  transport.connection('lost');
+  total = 12;
+  transport.connection('live');
+  await settle();
+  expect([source.total, opened]).toEqual([12, 1]);
+  transport.connection('lost');
+  transport.replies.log_rows = () => {
+    throw new RequestError('no such log', 404);
+  };
+  total = 14;
+  transport.connection('live');
+  await settle();
+  expect([source.total, opened]).toEqual([14, 2]);
+  source.close();
+  transport.connection('lost');
+  transport.connection('live');
+  await settle();
+  expect(opened).toBe(2);
+});
+
 test('a mesh that is gone is said', async () => {
   transport.replies.log_open = () => {
     throw new RequestError('dev has been released', 404);

@@ -57,7 +57,7 @@ def measure(bench: Bench) -> Outcome:
             cell = _execute(notebook, f"%%mesh\n{program(_PROGRAM)}")
             ours_s = reservation.mesh.pull("elapsed_s")
             slowdowns.append(max(ours_s) / max(plain_s))
-            rates.append(_most_in_a_second(notebook.shown_at_s))
+            rates.append(most_in_a_second(notebook.shown_at_s))
             sizes.append(len(json.dumps(cell.outputs, ensure_ascii=False).encode()))
             bench.say(f"flood: ranks {max(ours_s):.2f} s, plain processes {max(plain_s):.2f} s")
         complete = _logs_are_complete(reservation.mesh, len(sizes))
@@ -88,7 +88,8 @@ def _execute(notebook: _Notebook, code: str) -> Any:
     return notebook.execute_cell(cell, len(notebook.nb.cells) - 1)
 
 
-def _most_in_a_second(times_s: list[float]) -> int:
+def most_in_a_second(times_s: list[float]) -> int:
+    """Return the most of these times that lie within one second."""
     return max((sum(start <= at < start + 1 for at in times_s) for start in times_s), default=0)
 
 

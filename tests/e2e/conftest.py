@@ -10,16 +10,22 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import BrowserContext
+from playwright.sync_api import BrowserContext, Page
 
 import monarch_nb
 from e2e.lab import Lab, NotebookPage, OpenNotebook, home_variables, running_browser, running_lab
+from e2e.panel import PanelPage
+from gpus import FAKE_NVML, FakeGpus
 from integration.live import Gate
 from leaks import GRACE_S, processes_of, wait_for_end
+from monarch_nb.client.reservation import Reservation
 from monarch_nb.provision import Node
+from monarch_nb.provision.local import LocalProvisioner
 
 PICTURES = Path(__file__).parents[2] / "build" / "e2e"
 """Where a failed test leaves what the page looked like."""
+BASE_URL = "/hub/user/ada/"
+"""As behind JupyterHub: whatever forgets it finds nothing."""
 OPEN_MESH = "%load_ext monarch_nb\n%mesh reserve dev --nodes 2 --procs 2"
 
 
@@ -41,8 +47,24 @@ def workplace() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
+def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeGpus]:
+    """The 8 GPUs of the pool's first node."""
+    file = tmp_path_factory.mktemp("gpus") / "gpus.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(FAKE_NVML))
+        patch.setenv("FAKE_NVML", str(file))
+        yield FakeGpus(file)
+
+
+@pytest.fixture(scope="session")
+def shared_pool(shared_home: Path, gpus: FakeGpus) -> list[Node]:
+    """A pool of 2 nodes × 4 procs, the first with GPUs, for the whole session."""
+    return LocalProvisioner().up(nodes=2, procs=4)
+
+
+@pytest.fixture(scope="session")
 def lab(workplace: Path, shared_home: Path, shared_pool: list[Node]) -> Iterator[Lab]:
-    with running_lab(workplace) as lab:
+    with running_lab(workplace, BASE_URL) as lab:
         yield lab
     shutil.rmtree(shared_home / "notebooks", ignore_errors=True)  # what is remembered of notebooks is meant to stay
 
@@ -55,24 +77,21 @@ def browser_context(lab: Lab) -> Iterator[BrowserContext]:
 
 
 @pytest.fixture
-def open_notebook(request: pytest.FixtureRequest, lab: Lab, browser_context: BrowserContext) -> Iterator[OpenNotebook]:
-    """Open a notebook of some code cells; the first one, which has run then, holds 2 × 2 ranks."""
+def page(request: pytest.FixtureRequest, lab: Lab, browser_context: BrowserContext) -> Iterator[Page]:
+    """An empty page; what the test leaves in JupyterLab and on the pool ends with it."""
     page = browser_context.new_page()
-    name = re.sub(r"\W", "_", request.node.name)
-
-    def open_one(*cells: str) -> NotebookPage:
-        notebook = NotebookPage(lab, page, lab.write(f"{name}.ipynb", [OPEN_MESH, *cells]))
-        notebook.open()
-        notebook.run(0)
-        return notebook
-
     failed = request.session.testsfailed
-    yield open_one
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(error.stack or str(error)))
+    page.on("console", lambda said: errors.append(f"{said.text} {said.location}") if said.type == "error" else None)
+    yield page
     try:
         if request.session.testsfailed > failed:
             PICTURES.mkdir(parents=True, exist_ok=True)
-            page.screenshot(path=PICTURES / f"{name}.png")
+            page.screenshot(path=PICTURES / f"{_name(request)}.png")
         page.close()
+        ours = [error for error in errors if "extensions/monarch-nb" in error and "net::ERR" not in error]
+        assert not ours, "the panel's code failed:\n" + "\n".join(ours)
     finally:
         lab.shut_kernels_down()
         for reservation in monarch_nb.list_reservations():
@@ -80,7 +99,46 @@ def open_notebook(request: pytest.FixtureRequest, lab: Lab, browser_context: Bro
 
 
 @pytest.fixture
+def open_notebook(request: pytest.FixtureRequest, lab: Lab, page: Page) -> OpenNotebook:
+    """Open a notebook of some code cells; the first one, which has run then, holds 2 × 2 ranks."""
+
+    def open_one(*cells: str) -> NotebookPage:
+        notebook = NotebookPage(lab, page, lab.write(f"{_name(request)}.ipynb", [OPEN_MESH, *cells]))
+        notebook.open()
+        notebook.run(0)
+        return notebook
+
+    return open_one
+
+
+@pytest.fixture
+def notebook(request: pytest.FixtureRequest, lab: Lab, page: Page) -> NotebookPage:
+    """A notebook of one cell, `rank`, that is open, holds nothing, and has a kernel."""
+    notebook = NotebookPage(lab, page, lab.write(f"{_name(request)}.ipynb", ["rank"]))
+    notebook.open()
+    return notebook
+
+
+@pytest.fixture
+def panel(notebook: NotebookPage) -> PanelPage:
+    """The panel beside `notebook`."""
+    panel = PanelPage(notebook.page)
+    panel.show()
+    return panel
+
+
+@pytest.fixture
+def held(notebook: NotebookPage) -> Reservation:
+    """2 × 2 ranks, `dev`, that `notebook` holds."""
+    return monarch_nb.reserve("dev", nodes=2, procs=2, notebook=str(notebook.path))
+
+
+@pytest.fixture
 def make_gate(tmp_path: Path) -> Iterator[Callable[[], Gate]]:
     """Make places where cells wait until the test lets them pass: nothing depends on how fast anything is."""
     with ExitStack() as stack:
         yield lambda: stack.enter_context(closing(Gate(tmp_path)))
+
+
+def _name(request: pytest.FixtureRequest) -> str:
+    return re.sub(r"\W", "_", request.node.name)

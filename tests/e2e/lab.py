@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.request import Request, urlopen
 
 import nbformat
@@ -24,6 +24,8 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 WAIT_MS = 60_000
 """How long a page may take to show what it must: far longer than it does, since other work may go on."""
+REPOSITORY = Path(__file__).parents[2]
+PANEL = REPOSITORY / "monarch_nb" / "labextension"
 LIGHT, DARK = "JupyterLab Light", "JupyterLab Dark"
 
 _CHROMIUM_ARGUMENTS = [
@@ -50,36 +52,40 @@ def home_variables(folder: Path) -> dict[str, str]:
 
 
 class Lab:
-    """A JupyterLab server.
+    """A JupyterLab server, with the panel as it is built now.
 
     Attributes:
         notebooks: the folder that it serves.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, base_url: str = "/", options: Sequence[str] = ()) -> None:
         self.notebooks = folder / "notebooks"
         self.notebooks.mkdir()
         self._settings = folder / "settings" / "@jupyterlab"
         self._token = secrets.token_hex(8)
+        self._base_url = base_url
+        self._options = options
         self._port = _free_port()
+        self._set("apputils-extension", "notification", {"fetchNews": "false", "checkForUpdates": False})
+        _install_panel(folder)
+
+    def start(self) -> None:
+        """Start it, and wait until it serves; again after `stop`, where it was."""
         self._log: deque[str] = deque(maxlen=60)
         self._ready = threading.Event()
-        self._set("apputils-extension", "notification", {"fetchNews": "false", "checkForUpdates": False})
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1"),
                 *(f"--port={self._port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={self._token}"),
-                f"--ServerApp.root_dir={self.notebooks}",
+                *(f"--ServerApp.root_dir={self.notebooks}", f"--ServerApp.base_url={self._base_url}"),
+                *self._options,
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
-        threading.Thread(target=self._read_log, daemon=True).start()
-
-    def wait_until_ready(self) -> None:
-        """Wait until it serves."""
+        threading.Thread(target=self._read_log, args=(self._process.stderr,), daemon=True).start()
         if not self._ready.wait(START_TIMEOUT_S) or self._process.poll() is not None:
             raise AssertionError("JupyterLab did not start:\n" + "".join(self._log))
 
@@ -107,7 +113,12 @@ class Lab:
 
     def address(self, path: Path, single: bool = False) -> str:
         """Where a browser finds a notebook; `single`: with nothing around it."""
-        return f"http://127.0.0.1:{self._port}/{'doc' if single else 'lab'}/tree/{path.name}?reset&token={self._token}"
+        return self.url(f"{'doc' if single else 'lab'}/tree/{path.name}?reset")
+
+    def url(self, place: str) -> str:
+        """Where a browser finds a page of this server, whose address may have a query."""
+        join = "&" if "?" in place else "?"
+        return f"http://127.0.0.1:{self._port}{self._base_url}{place}{join}token={self._token}"
 
     def shut_kernels_down(self) -> None:
         """End every kernel, as `Shut Down All Kernels` does."""
@@ -115,8 +126,7 @@ class Lab:
             self._request("DELETE", f"sessions/{session['id']}")
 
     def _request(self, method: str, path: str) -> Any:
-        headers = {"Authorization": f"token {self._token}"}
-        request = Request(f"http://127.0.0.1:{self._port}/api/{path}", method=method, headers=headers)
+        request = Request(self.url(f"api/{path}"), method=method)
         with urlopen(request, timeout=STOP_TIMEOUT_S) as reply:
             body = reply.read()
         return json.loads(body) if body else None
@@ -126,21 +136,33 @@ class Lab:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{plugin}.jupyterlab-settings").write_text(json.dumps(settings))
 
-    def _read_log(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._log.append(line)
+    def _read_log(self, lines: IO[str]) -> None:
+        log, ready = self._log, self._ready
+        for line in lines:
+            log.append(line)
             if " is running at:" in line:
-                self._ready.set()
-        self._ready.set()  # it has ended
+                ready.set()
+        ready.set()  # it has ended
+
+
+def _install_panel(folder: Path) -> None:
+    """Install the panel of this checkout, as a wheel would, for a JupyterLab that keeps what it has in `folder`."""
+    if not (PANEL / "package.json").exists():
+        raise AssertionError("the panel is not built: make panel")
+    extensions = folder / "data" / "labextensions"
+    extensions.mkdir()
+    (extensions / "monarch-nb").symlink_to(PANEL)
+    configuration = folder / "config" / "jupyter_server_config.d"
+    configuration.mkdir()
+    shutil.copy(REPOSITORY / "jupyter-config" / "server-config" / "monarch_nb.json", configuration)
 
 
 @contextmanager
-def running_lab(folder: Path) -> Iterator[Lab]:
+def running_lab(folder: Path, base_url: str = "/", options: Sequence[str] = ()) -> Iterator[Lab]:
     """A JupyterLab that keeps all it has in `folder`, of which `home_variables` are set."""
-    lab = Lab(folder)
+    lab = Lab(folder, base_url, options)
     try:
-        lab.wait_until_ready()
+        lab.start()
         yield lab
     finally:
         lab.stop()
@@ -205,6 +227,17 @@ class NotebookPage:
         """Put the cursor at the end of a cell."""
         self.cell(place).locator(".cm-content").click()
         self.page.keyboard.press("Control+End")
+
+    def write(self, place: int, source: str) -> None:
+        """Replace what a cell has by `source`, of which each line begins where it says."""
+        self.focus(place)
+        self.page.keyboard.press("Control+a")
+        self.page.keyboard.insert_text(source)
+
+    def run_on_mesh(self, place: int) -> None:
+        """Press the toolbar's button that runs a cell on the mesh."""
+        self.focus(place)
+        self.page.locator("[data-jp-item-name='run-on-mesh']").click()
 
     def wait_for_end(self, place: int) -> None:
         expect(self._prompt(place)).to_have_text(_DONE)

@@ -11,9 +11,11 @@ from contextlib import closing
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Locator
 
+from e2e import panel_pictures
 from e2e.lab import DARK, LIGHT, Lab, NotebookPage, home_variables, running_browser, running_lab
+from gpus import FAKE_NVML, FakeGpus
 from integration.live import Gate
 from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.provision.local import LocalProvisioner
@@ -63,14 +65,21 @@ def main() -> None:
     """Draw them all."""
     folder = Path(tempfile.mkdtemp(prefix="mnb-e2e-", dir="/tmp"))
     os.environ |= {**home_variables(folder), HOME_VARIABLE: str(folder / "nb")}
+    os.environ |= {"PYTHONPATH": str(FAKE_NVML), "FAKE_NVML": str(folder / "gpus.json")}
+    gpus = FakeGpus(folder / "gpus.json")
     try:
-        LocalProvisioner().up(nodes=2, procs=4)
         with running_lab(folder) as lab, running_browser() as browser:
             IMAGES.mkdir(exist_ok=True)
             for theme, suffix in ((LIGHT, ""), (DARK, "-dark")):
                 lab.use_theme(theme)
                 with closing(Gate(folder)) as gate:
+                    gpus.set(gpus=8)
+                    panel_pictures.draw(lab, browser, suffix, gate, _save)
+                    LocalProvisioner().down(force=True)
+                    gpus.set(driver=False)
+                    LocalProvisioner().up(nodes=2, procs=4)
                     _draw(lab, browser, suffix, gate)
+                    LocalProvisioner().down(force=True)
     finally:
         LocalProvisioner().down(force=True)
         shutil.rmtree(folder)
@@ -108,8 +117,15 @@ def _photograph(notebook: NotebookPage, name: str, first: int, last: int) -> Non
     above, below = notebook.cell(first).bounding_box(), notebook.cell(last).bounding_box()
     assert above is not None
     assert below is not None
-    clip = {**above, "height": below["y"] + below["height"] - above["y"]}
-    picture = Image.open(io.BytesIO(notebook.page.screenshot(clip=clip))).convert("RGB")
+    _keep(name, notebook.page.screenshot(clip={**above, "height": below["y"] + below["height"] - above["y"]}))
+
+
+def _save(name: str, shown: Locator) -> None:
+    _keep(name, shown.screenshot())
+
+
+def _keep(name: str, screenshot: bytes) -> None:
+    picture = Image.open(io.BytesIO(screenshot)).convert("RGB")
     picture.quantize(_COLOURS, dither=Image.Dither.NONE).save(IMAGES / f"{name}.png", optimize=True)
 
 

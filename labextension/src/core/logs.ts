@@ -53,6 +53,7 @@ export class LogSource {
   private _wanted: [number, number] = [0, 0];
   private _generation = 0;
   private _stopListening: (() => void) | null = null;
+  private _stopWatching: (() => void) | null = null;
 
   constructor(
     private readonly _store: Store,
@@ -65,6 +66,7 @@ export class LogSource {
     const generation = ++this._generation;
     this._query = query;
     this.error = '';
+    this._stopWatching = this._watchConnection();
     try {
       const opened = await this._store.transport.request<OpenedLog>('log_open', query);
       if (generation !== this._generation) {
@@ -91,8 +93,9 @@ export class LogSource {
 
   close(): void {
     this._generation += 1;
+    this._stopWatching?.();
     this._stopListening?.();
-    this._stopListening = null;
+    this._stopWatching = this._stopListening = null;
     this.isOpen = false;
     if (this._log !== null) {
       this._forget(this._log);
@@ -162,6 +165,22 @@ export class LogSource {
     this.error = error ?? '';
     this._load();
     this._onChange();
+  }
+
+  /** Look again after each gap in which nothing could be heard: the log has grown, or the server has forgotten it. */
+  private _watchConnection(): () => void {
+    let before = this._store.state.connection;
+    return this._store.subscribe(() => {
+      const now = this._store.state.connection;
+      if (now === 'live' && before === 'lost') {
+        if (this._log !== null) {
+          void this._fetch(Math.floor(Math.max(0, this.total - 1) / PAGE), this._log);
+        } else if (this.error && this._query) {
+          void this.open(this._query);
+        }
+      }
+      before = now;
+    });
   }
 
   private _load(): void {

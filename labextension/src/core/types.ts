@@ -1,7 +1,7 @@
 /** What panel, widget and server say to each other. All sizes in bytes, all times in seconds; null: unknown. */
 
 export interface Memory {
-  used: number;
+  used: number | null;
   total: number;
 }
 

@@ -2,7 +2,7 @@ import { FormEvent, useEffect, useId, useRef, useState } from 'react';
 import { useSurroundings } from '../context';
 import { RequestError, explain } from '../transport';
 import { Check, Field, Form, Job, Value, Values } from '../types';
-import { Button, Mark, Progress } from './basics';
+import { Button, Mark, Progress, useFocus } from './basics';
 
 const CHECK_AFTER_MS = 120;
 
@@ -42,7 +42,7 @@ export function FormView(props: {
     // `body` is as constant as the form.
   }, [store, form.action, values, props.premise]);
 
-  useEffect(() => box.current?.querySelector<HTMLElement>('input, select')?.focus(), []);
+  useFocus(box, 'input, select');
 
   const submit = async (event: FormEvent): Promise<void> => {
     event.preventDefault();

@@ -11,7 +11,7 @@ import {
 } from 'react';
 import { Piece, parseAnsi, plain } from '../ansi';
 import { useSurroundings } from '../context';
-import { bytes, mainMesh, parseRanks } from '../format';
+import { bytes, count, mainMesh, parseRanks } from '../format';
 import { Geometry, LogQuery, LogSource, finalText, pattern, queryOf } from '../logs';
 import { State, useStore } from '../store';
 import { explain } from '../transport';
@@ -211,7 +211,7 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
         <span className="mnb-dim mnb-number" role="status">
           {message ||
             (source.isOpen
-              ? `${source.total.toLocaleString('en')} lines${source.complete ? '' : ', counting…'}`
+              ? `${count(source.total, 'line')}${source.complete ? '' : ', counting…'}`
               : source.error
                 ? ''
                 : 'Opening…')}

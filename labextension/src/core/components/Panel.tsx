@@ -4,7 +4,7 @@ import { clock, shape } from '../format';
 import { State, Store, useStore } from '../store';
 import { explain } from '../transport';
 import { LogTarget, Reservation, View } from '../types';
-import { Button, Mark, Section } from './basics';
+import { Boundary, Button, Mark, Section } from './basics';
 import { FormView } from './FormView';
 import { Jobs, Notices } from './Jobs';
 import { LogViewer } from './LogViewer';
@@ -40,7 +40,9 @@ export function Panel({ store, host, only = null, notebook = null }: PanelProps)
   return (
     <SurroundingsProvider value={surroundings}>
       <div className="mnb-panel">
-        <Content only={only} notebook={notebook} />
+        <Boundary>
+          <Content only={only} notebook={notebook} />
+        </Boundary>
         {target && (
           <div className="mnb-inner-log">
             <LogViewer

@@ -38,7 +38,7 @@ export const PoolView = memo(function PoolView(props: {
         onMouseLeave={() => setInspected(null)}
         onClick={event => choose(event.target)}
       >
-        {Object.values(props.nodes).map(each => (
+        {inOrder(props.nodes).map(each => (
           <NodeRow key={each.id} node={each} reservations={props.reservations} />
         ))}
       </div>
@@ -59,6 +59,11 @@ export const PoolView = memo(function PoolView(props: {
     </div>
   );
 });
+
+/** node2 before node10. */
+function inOrder(nodes: Record<string, PoolNode>): PoolNode[] {
+  return Object.values(nodes).sort((one, other) => one.id.localeCompare(other.id, undefined, { numeric: true }));
+}
 
 const NODE_STATES = { ok: 'ok', starting: 'starting', silent: 'does not answer', dead: 'gone' };
 
@@ -171,7 +176,9 @@ function slotRows(slots: readonly Slot[]): Row[] {
 }
 
 function share(memory: Memory | null): number | null {
-  return memory && memory.total > 0 ? Math.min(100, Math.round((memory.used / memory.total) * 100)) : null;
+  return memory && memory.used !== null && memory.total > 0
+    ? Math.min(100, Math.round((memory.used / memory.total) * 100))
+    : null;
 }
 
 function brackets(slots: readonly Slot[]): { start: number; end: number; reservation: string }[] {
@@ -235,6 +242,9 @@ function slotFacts(slot: Slot, reservations: Record<string, Reservation>): strin
 }
 
 function memory({ used, total }: Memory): string {
+  if (used === null) {
+    return bytes(total);
+  }
   return total > 0 ? `${bytes(used)} of ${bytes(total)}` : bytes(used);
 }
 
@@ -251,7 +261,7 @@ function nodeFacts(node: PoolNode): string {
   if (node.cpu !== null) {
     facts.push(`CPU ${percent(node.cpu)}`);
   }
-  if (node.memory) {
+  if (node.memory?.used) {
     facts.push(bytesOf(node.memory.used, node.memory.total));
   }
   return facts.join(' · ');

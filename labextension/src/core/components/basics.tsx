@@ -1,4 +1,14 @@
-import { ReactNode, RefObject, memo, useCallback, useEffect, useId, useRef } from 'react';
+import {
+  Component,
+  ReactNode,
+  RefObject,
+  memo,
+  useCallback,
+  useEffect,
+  useId,
+  useLayoutEffect,
+  useRef
+} from 'react';
 import { useSurroundings, useTick } from '../context';
 import { duration, timeLeft } from '../format';
 import { NodeState, RankState } from '../types';
@@ -170,7 +180,7 @@ export function Question(props: {
 }) {
   const id = useId();
   const box = useRef<HTMLDivElement>(null);
-  useEffect(() => box.current?.querySelector<HTMLButtonElement>('button')?.focus(), []);
+  useFocus(box, 'button');
   return (
     <div
       ref={box}
@@ -197,6 +207,42 @@ export function Question(props: {
       </div>
     </div>
   );
+}
+
+/** What is inside, or why it can not be shown: a fault of ours in one place leaves the rest. */
+export class Boundary extends Component<{ children: ReactNode }, { failure: string }> {
+  override state = { failure: '' };
+
+  static getDerivedStateFromError(reason: unknown): { failure: string } {
+    return { failure: String(reason) };
+  }
+
+  override render(): ReactNode {
+    const { failure } = this.state;
+    if (!failure) {
+      return this.props.children;
+    }
+    return (
+      <div className="mnb-empty" role="alert">
+        <p>This can not be shown: {failure}</p>
+        <Button onClick={() => this.setState({ failure: '' })}>Try again</Button>
+      </div>
+    );
+  }
+}
+
+/** Move the focus to what `selector` finds in a container while it is shown, and back when the focus goes with it. */
+export function useFocus(container: RefObject<HTMLElement>, selector: string): void {
+  useLayoutEffect(() => {
+    const before = document.activeElement as HTMLElement | null;
+    const element = container.current;
+    element?.querySelector<HTMLElement>(selector)?.focus();
+    return () => {
+      if (element?.contains(document.activeElement) && before?.isConnected) {
+        before.focus();
+      }
+    };
+  }, []);
 }
 
 /**

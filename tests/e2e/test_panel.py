@@ -1,0 +1,270 @@
+"""The panel in JupyterLab: reserve, attach, watch, restart, release; and what goes on meanwhile elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect
+
+import monarch_nb
+from e2e.lab import Lab, NotebookPage
+from e2e.panel import LogPage, PanelPage
+from gpus import FakeGpus
+from integration.live import Gate, kill, pids_of, started
+from monarch_nb.client.reservation import Reservation
+from monarch_nb.provision import Node
+from monarch_nb.provision.local import LocalProvisioner
+
+ATTACH = "%load_ext monarch_nb\n%mesh attach dev"
+HANG = "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()"
+
+
+def sources(notebook: NotebookPage) -> list[str]:
+    return [cell.source for cell in notebook.save().cells]
+
+
+def test_nodes_are_reserved_used_and_released_without_a_magic(
+    notebook: NotebookPage, panel: PanelPage, make_gate: Callable[[], Gate]
+) -> None:
+    gate = make_gate()
+    panel.reserve(name="dev", nodes="2", kind="procs", per_node="2", time="8h")
+    expect(panel.card("dev")).to_contain_text("2 nodes × 2 procs")
+    expect(panel.card("dev")).to_contain_text("8 h left")
+    panel.wait_for_state("idle", 0, 1, 2, 3)
+
+    panel.button("Attach notebook").click()
+    expect(panel.card("dev")).to_contain_text("is attached")
+    panel.button("Attach notebook").click()
+    notebook.wait_for_end(0)
+    assert sources(notebook) == [ATTACH, "rank"]
+    notebook.wait_for_text(0, "attached to dev: 2 nodes × 2 procs, 4 ranks alive")
+
+    notebook.write(1, f"{gate.wait}\nrank * 10")
+    notebook.run_on_mesh(1)
+    panel.wait_for_state("running", 0, 1, 2, 3)
+    expect(panel.status).to_have_text(re.compile(r"^dev · 4 ranks · 4 running · 8 h left$"))
+    expect(panel.card("dev")).to_contain_text("with open(")
+    gate.open(4)
+    notebook.wait_for_end(1)
+    panel.wait_for_state("idle", 0, 1, 2, 3)
+    expect(panel.status).to_have_text("dev · 4 ranks · 8 h left")
+    assert "Out[3]: 30" in notebook.text(1)
+
+    panel.button("Release…").click()
+    expect(panel.question).to_contain_text("4 ranks with their variables")
+    panel.page.keyboard.press("Escape")
+    expect(panel.question).to_have_count(0)
+    panel.button("Release…").click()
+    panel.button("Release").click()
+    expect(panel.card("dev")).to_have_count(0)
+    expect(panel.root).to_contain_text("You hold nothing")
+    assert monarch_nb.list_reservations() == []
+
+
+def test_the_form_says_whether_it_fits_and_why_not(panel: PanelPage) -> None:
+    panel.open_form(name="dev", nodes="2", kind="procs", per_node="4")
+    verdict = panel.form.get_by_role("status")
+    expect(verdict).to_have_text("fits: node0, node1; 0 procs stay free")
+    panel.fill(per_node="5")
+    expect(panel.form).to_contain_text("5 procs")
+    expect(panel.form.locator("[type=submit]")).to_be_disabled()
+    panel.fill(per_node="2", name="my dev 🎉")
+    expect(panel.field("Name")).to_have_attribute("aria-invalid", "true")
+    panel.fill(name="dev", time="soon")
+    expect(panel.field("Time")).to_have_attribute("aria-invalid", "true")
+    panel.fill(time="", nodes="")
+    expect(panel.field("Nodes")).to_have_attribute("aria-invalid", "true")
+    panel.fill(nodes="2")
+    expect(verdict).to_have_text("fits: node0, node1; 4 procs stay free")
+    panel.button("Close").click()
+    assert monarch_nb.list_reservations() == []
+
+
+def test_ranks_that_wait_fail_and_die_are_seen_and_one_is_restarted(panel: PanelPage, held: Reservation) -> None:
+    panel.wait_for_state("idle", 0, 1, 2, 3)
+    waiting, _ = started(held.mesh.select([0, 1]), HANG)
+    with pytest.raises(monarch_nb.RunFailed):
+        held.mesh.select([2]).run("1 / 0")
+    panel.wait_for_state("waiting", 0, 1)
+    panel.wait_for_state("failed", 2)
+    expect(panel.card("dev")).to_contain_text("ZeroDivisionError")
+    kill(pids_of(held.mesh)[3])
+    panel.wait_for_state("dead", 3)
+    told = re.compile(r"rank 3 of dev: .*SIGKILL")
+    expect(panel.notice(told)).to_be_visible()
+    expect(panel.page.locator(".jp-toast-content, .Toastify__toast", has_text=told).first).to_be_visible()
+
+    panel.button("Interrupt").click()
+    panel.wait_for_state("idle", 0, 1)
+    panel.rank(3).click()
+    panel.button("Restart… rank 3").click()
+    expect(panel.question).to_contain_text("Restart rank 3?")
+    panel.button("Restart").click()
+    panel.wait_for_state("idle", 3)
+    assert not waiting.failed.keys() - {0, 1}
+
+
+def test_stacks_say_where_ranks_are(panel: PanelPage, held: Reservation, make_gate: Callable[[], Gate]) -> None:
+    gate = make_gate()
+    run, _ = started(held.mesh, f"def train_step():\n    {gate.wait}\ntrain_step()")
+    panel.button("Stacks").click()
+    stacks = panel.root.get_by_role("region", name="Stacks")
+    expect(stacks).to_contain_text("ranks 0-3")
+    expect(stacks).to_contain_text("train_step")
+    gate.open(4)
+    run.wait()
+
+
+def test_a_reload_brings_panel_and_log_back(notebook: NotebookPage, panel: PanelPage, held: Reservation) -> None:
+    held.mesh.run("print('step', 1)")
+    panel.button("Log").click()
+    log = LogPage(panel.page)
+    expect(log.line("step 1")).to_be_visible()
+    with panel.page.expect_response(lambda reply: "/api/workspaces/" in reply.url and reply.request.method == "PUT"):
+        panel.rank(0).click()  # whatever: the layout is saved a moment after it changes
+    panel.page.reload()
+    panel.wait_until_live()
+    panel.wait_for_state("idle", 0, 1, 2, 3)
+    expect(log.line("step 1")).to_be_visible()
+    expect(panel.status).to_have_text("dev · 4 ranks")
+
+
+def test_a_restarted_server_finds_everything_again(lab: Lab, panel: PanelPage, held: Reservation) -> None:
+    held.mesh.run("print('step', 1)")
+    panel.button("Log").click()
+    log = LogPage(panel.page)
+    expect(log.line("step 1")).to_be_visible()
+    lab.stop()
+    expect(panel.root).to_contain_text("The Jupyter server does not answer")
+    held.mesh.run("print('step', 2)")
+    lab.start()
+    panel.wait_until_live()
+    panel.wait_for_state("idle", 0, 1, 2, 3)
+    held.mesh.run("print('step', 3)")
+    expect(log.line("step 3")).to_be_visible()
+    expect(log.line("step 2")).to_be_visible()
+    panel.button("Stacks").click()
+    expect(panel.root.get_by_role("region", name="Stacks")).to_contain_text("ranks 0-3")
+
+
+def test_two_tabs_show_the_same(panel: PanelPage, lab: Lab, browser_context: BrowserContext) -> None:
+    second = browser_context.new_page()
+    try:
+        second.goto(lab.url("lab/workspaces/second?reset"))
+        other = PanelPage(second)
+        other.show()
+        panel.reserve(name="dev", nodes="1", kind="procs", per_node="2")
+        other.wait_for_state("idle", 0, 1)
+        panel.button("Release…").click()
+        expect(panel.question).to_be_visible()
+        other.button("Release…").click()
+        other.button("Release").click()
+        for each in (other, panel):
+            expect(each.card("dev")).to_have_count(0)
+            expect(each.root).to_contain_text("You hold nothing")
+    finally:
+        second.close()
+
+
+def test_a_reservation_that_is_released_elsewhere_goes_from_the_panel(panel: PanelPage, held: Reservation) -> None:
+    panel.button("Log").click()
+    panel.button("Extend…").click()
+    held.release()
+    expect(panel.card("dev")).to_have_count(0)
+    expect(panel.root).to_contain_text("You hold nothing")
+    expect(panel.page.locator(".mnb-log").get_by_role("alert")).to_be_visible()
+
+
+def test_a_notebook_without_a_kernel_is_told_so(
+    lab: Lab, notebook: NotebookPage, panel: PanelPage, held: Reservation
+) -> None:
+    lab.shut_kernels_down()
+    expect(panel.page.locator("#jp-main-statusbar")).to_contain_text("Disconnected")
+    panel.button("Attach notebook").click()
+    expect(panel.card("dev")).to_contain_text("has no kernel: choose a Python kernel")
+    notebook.run_on_mesh(0)
+    expect(panel.page.locator(".Toastify__toast", has_text="has no kernel")).to_be_visible()
+    assert sources(notebook) == ["rank"]
+
+
+def test_a_notebook_of_another_language_is_told_so(lab: Lab, page: Page, other_language: str) -> None:
+    path = lab.write("other.ipynb", ["print(1)"])
+    written = nbformat.read(path, as_version=4)
+    written.metadata.kernelspec = {"name": other_language, "display_name": "Other", "language": other_language}
+    nbformat.write(written, path)
+    page.goto(lab.address(path))
+    expect(page.locator("#jp-main-statusbar")).to_contain_text("Other | Idle")
+    panel = PanelPage(page)
+    panel.show()
+    panel.reserve(name="dev", nodes="1", kind="procs", per_node="1")
+    panel.button("Attach notebook").click()
+    expect(panel.card("dev")).to_contain_text(f"other.ipynb has a kernel for {other_language}")
+    NotebookPage(lab, page, path).run_on_mesh(0)
+    expect(page.locator(".Toastify__toast", has_text=f"has a kernel for {other_language}")).to_be_visible()
+
+
+@pytest.fixture
+def other_language(workplace: Path) -> str:
+    """A kernel that says it is for another language."""
+    name = "otherlang"
+    code = (
+        "from ipykernel.ipkernel import IPythonKernel\n"
+        "class Kernel(IPythonKernel):\n"
+        f"    language_info = dict(name={name!r}, mimetype='text/plain', file_extension='.o')\n"
+        "from ipykernel.kernelapp import launch_new_instance\n"
+        "launch_new_instance(kernel_class=Kernel)"
+    )
+    folder = workplace / "data" / "kernels" / name
+    folder.mkdir(parents=True)
+    argv = [sys.executable, "-c", code, "-f", "{connection_file}"]
+    specification = {"argv": argv, "display_name": "Other", "language": name}
+    (folder / "kernel.json").write_text(json.dumps(specification))
+    return name
+
+
+def test_gpus_are_a_map_of_what_they_do_and_who_holds_them(panel: PanelPage, gpus: FakeGpus) -> None:
+    free = panel.slot("node0", 7)
+    figures = re.compile(r"^node0 GPU 7: free · \d+ % · .* of 151 GB · \d+ °C · \d+ of 700 W · Stand-in H200$")
+    expect(free).to_have_accessible_name(figures)
+    before = free.get_attribute("aria-label")
+    expect(free).not_to_have_accessible_name(before)
+    free.evaluate("slot => slot.dataset.same = 'yes'")
+    panel.reserve(name="dev", nodes="1", kind="gpus", per_node="2")
+    expect(panel.slot("node0", 1)).to_have_accessible_name(re.compile(r"^node0 GPU 1: dev rank 1 · "))
+    gpus.set(lost=[7])
+    expect(free).to_have_accessible_name(re.compile(r"GPU 7 has fallen off the bus"))
+    gpus.set()
+    expect(free).to_have_accessible_name(figures)
+    expect(free).to_have_attribute("data-same", "yes")  # nothing was rendered anew
+
+
+@pytest.fixture
+def pool_again() -> object:
+    yield
+    LocalProvisioner().down(force=True)
+    LocalProvisioner().up(nodes=2, procs=4)
+
+
+def test_a_pool_that_vanishes_under_the_form_is_started_again_from_the_panel(
+    panel: PanelPage, shared_pool: list[Node], pool_again: None
+) -> None:
+    panel.open_form(name="dev", nodes="2", kind="procs", per_node="2")
+    verdict = panel.form.get_by_role("status")
+    expect(verdict).to_have_text("fits: node0, node1; 4 procs stay free")
+    LocalProvisioner().down()
+    expect(verdict).to_have_text("no pool is up: a local one, 2 nodes × 2 procs, will be started")
+    panel.button("Close").click()
+    expect(panel.root).to_contain_text("no pool 'local' is up")
+    panel.button("Start a local pool…").click()
+    expect(panel.form).to_have_accessible_name("Start a local pool")
+    panel.fill(nodes="2", procs="3")
+    panel.submit()
+    expect(panel.form.get_by_role("progressbar")).to_be_visible()
+    expect(panel.root).to_contain_text("6 of 6 procs free")
+    expect(panel.root.locator(".mnb-node[data-node-state='ok']")).to_have_count(2)
