@@ -72,7 +72,7 @@ def test_a_notebook_that_is_closed_and_opened_again_has_its_live_panel(open_note
     card_of(notebook, 1).get_by_role("button", name="Stacks").click()
     expect(card_of(notebook, 1)).to_contain_text("ranks 0-3")
     saved = notebook.save()
-    shown = saved.cells[1].outputs
+
     assert (
         saved.cells[1]
         .outputs[0]["data"]["text/plain"]
