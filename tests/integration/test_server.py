@@ -265,7 +265,7 @@ async def test_gpus(fake_gpus: FakeGpus, pool_home: Path, tmp_path: Path) -> Non
         browser = await server.browser()
         values = {"name": "dev", "nodes": 1, "kind": "gpus", "per_node": 2}
         told = await server.ask("check", action="reserve", values=values)
-        assert told == {"ok": True, "message": "fits: node0; 6 gpus stay free"}
+        assert told == {"ok": True, "message": "fits: node0; 6 gpus free after that"}
         await browser.finish("reserve", values=values)
         await browser.until(lambda told: told.states() == ["idle"] * 2)
         slots = [slot for slot in browser.view["nodes"]["node0"]["slots"] if slot["kind"] == "gpu"]
