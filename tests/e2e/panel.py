@@ -81,7 +81,7 @@ class LogPage:
 
     def __init__(self, page: Page) -> None:
         self.page = page
-        self.root = page.locator(".mnb-log")
+        self.root = page.locator(".mnb-log:visible")
         self.lines = self.root.locator(".mnb-line")
         self.find_field = self.root.get_by_label("Find in the log")
         self.hit = self.root.locator(".mnb-line-hit")

@@ -70,7 +70,7 @@ def test_nodes_are_reserved_used_and_released_without_a_magic(
 def test_the_form_says_whether_it_fits_and_why_not(panel: PanelPage) -> None:
     panel.open_form(name="dev", nodes="2", kind="procs", per_node="4")
     verdict = panel.form.get_by_role("status")
-    expect(verdict).to_have_text("fits: node0, node1; 0 procs stay free")
+    expect(verdict).to_have_text("fits: node0, node1; 0 procs free after that")
     panel.fill(per_node="5")
     expect(panel.form).to_contain_text("5 procs")
     expect(panel.form.locator("[type=submit]")).to_be_disabled()
@@ -81,7 +81,7 @@ def test_the_form_says_whether_it_fits_and_why_not(panel: PanelPage) -> None:
     panel.fill(time="", nodes="")
     expect(panel.field("Nodes")).to_have_attribute("aria-invalid", "true")
     panel.fill(nodes="2")
-    expect(verdict).to_have_text("fits: node0, node1; 4 procs stay free")
+    expect(verdict).to_have_text("fits: node0, node1; 4 procs free after that")
     panel.button("Close").click()
     assert monarch_nb.list_reservations() == []
 
@@ -107,7 +107,7 @@ def test_ranks_that_wait_fail_and_die_are_seen_and_one_is_restarted(panel: Panel
     expect(panel.question).to_contain_text("Restart rank 3?")
     panel.button("Restart").click()
     panel.wait_for_state("idle", 3)
-    assert not waiting.failed.keys() - {0, 1}
+    waiting.wait()
 
 
 def test_stacks_say_where_ranks_are(panel: PanelPage, held: Reservation, make_gate: Callable[[], Gate]) -> None:
@@ -140,6 +140,8 @@ def test_a_restarted_server_finds_everything_again(lab: Lab, panel: PanelPage, h
     panel.button("Log").click()
     log = LogPage(panel.page)
     expect(log.line("step 1")).to_be_visible()
+    dialog = panel.page.locator(".jp-Dialog", has_text="Server Connection Error")
+    panel.page.add_locator_handler(dialog, lambda: dialog.locator(".jp-mod-accept").click())
     lab.stop()
     expect(panel.root).to_contain_text("The Jupyter server does not answer")
     held.mesh.run("print('step', 2)")
@@ -256,7 +258,7 @@ def test_a_pool_that_vanishes_under_the_form_is_started_again_from_the_panel(
 ) -> None:
     panel.open_form(name="dev", nodes="2", kind="procs", per_node="2")
     verdict = panel.form.get_by_role("status")
-    expect(verdict).to_have_text("fits: node0, node1; 4 procs stay free")
+    expect(verdict).to_have_text("fits: node0, node1; 4 procs free after that")
     LocalProvisioner().down()
     expect(verdict).to_have_text("no pool is up: a local one, 2 nodes × 2 procs, will be started")
     panel.button("Close").click()
