@@ -80,7 +80,8 @@ class Actions:
         try:
             chosen = choose_nodes(shape, nodes)
         except CapacityError as error:
-            raise Refused(409, str(error), {_short_of(view, shape): str(error)}) from None
+            summary = str(error).partition("\n")[0].rstrip(":")  # a field has little room, and the nodes are in sight
+            raise Refused(409, str(error), {_short_of(view, shape): summary}) from None
         left = sum(node.gpus_free if shape.gpus else node.procs_free for node in nodes) - shape.nodes * shape.per_node
         return (
             f"fits: {', '.join(nodes[index].node_id for index in chosen)}; {counted(left, shape.kind)} free after that"

@@ -70,7 +70,7 @@ def draw(lab: Lab, browser: Browser, suffix: str, gate: Gate, save: Save) -> Non
     notebook.run_on_mesh(2)
     panel.wait_for_state("running", 0, 1, 2, 3)
     panel.wait_for_state("waiting", 4, 5, 6, 7)
-    save(f"panel{suffix}", page.locator("body"))
+    save(f"panel{suffix}", page.locator("#main"))
     photograph("running")
     panel.button("Stacks").click()
     expect(panel.root.get_by_role("region", name="Stacks")).to_contain_text("train")

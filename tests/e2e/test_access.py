@@ -156,7 +156,7 @@ def test_notebook_7_has_the_panel_at_its_side(lab: Lab, page: Page, make_gate: C
     page.goto(lab.url(f"notebooks/{path.name}"))
     notebook, panel = NotebookPage(lab, page, path), PanelPage(page)
     expect(page.locator(".jp-NotebookKernelLogo")).to_be_visible()
-    notebook.choose("View", "Left Sidebar", "Show GPU nodes and reservations")
+    notebook.choose("View", "Show Pool and Reservations")
     panel.wait_until_live()
     panel.reserve(name="dev", nodes="1", kind="procs", per_node="2")
     panel.button("Attach notebook").click()

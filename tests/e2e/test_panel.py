@@ -268,5 +268,5 @@ def test_a_pool_that_vanishes_under_the_form_is_started_again_from_the_panel(
     panel.fill(nodes="2", procs="3")
     panel.submit()
     expect(panel.form.get_by_role("progressbar")).to_be_visible()
-    expect(panel.root).to_contain_text("6 of 6 procs free")
+    expect(panel.root).to_contain_text("6/6 procs free")
     expect(panel.root.locator(".mnb-node[data-node-state='ok']")).to_have_count(2)

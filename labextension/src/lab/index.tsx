@@ -168,7 +168,9 @@ const logPlugin: JupyterFrontEndPlugin<void> = {
         let widget = tracker.find(each => each.id === LogWidget.idOf(target));
         if (!widget) {
           widget = new LogWidget(mesh.store, mesh.host, target);
-          app.shell.add(widget, 'main', { mode: 'split-bottom', type: 'Monarch' });
+          const beside = tracker.currentWidget; // the first log takes half of the place, others are tabs there
+          const place = beside ? ({ mode: 'tab-after', ref: beside.id } as const) : ({ mode: 'split-bottom' } as const);
+          app.shell.add(widget, 'main', { ...place, type: 'Monarch' });
           void tracker.add(widget);
         }
         app.shell.activateById(widget.id);
