@@ -62,7 +62,9 @@ export const PoolView = memo(function PoolView(props: {
 
 /** node2 before node10. */
 function inOrder(nodes: Record<string, PoolNode>): PoolNode[] {
-  return Object.values(nodes).sort((one, other) => one.id.localeCompare(other.id, undefined, { numeric: true }));
+  return Object.values(nodes).sort((one, other) =>
+    one.id.localeCompare(other.id, undefined, { numeric: true })
+  );
 }
 
 const NODE_STATES = { ok: 'ok', starting: 'starting', silent: 'does not answer', dead: 'gone' };
