@@ -169,7 +169,9 @@ const logPlugin: JupyterFrontEndPlugin<void> = {
         if (!widget) {
           widget = new LogWidget(mesh.store, mesh.host, target);
           const beside = tracker.currentWidget; // the first log takes half of the place, others are tabs there
-          const place = beside ? ({ mode: 'tab-after', ref: beside.id } as const) : ({ mode: 'split-bottom' } as const);
+          const place = beside
+            ? ({ mode: 'tab-after', ref: beside.id } as const)
+            : ({ mode: 'split-bottom' } as const);
           app.shell.add(widget, 'main', { ...place, type: 'Monarch' });
           void tracker.add(widget);
         }
