@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
-WAIT_MS = 20_000
+WAIT_MS = 60_000
 """How long a page may take to show what it must: far longer than it does, since other work may go on."""
 REPOSITORY = Path(__file__).parents[2]
 PANEL = REPOSITORY / "monarch_nb" / "labextension"

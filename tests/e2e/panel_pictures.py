@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, Locator, expect
 import monarch_nb
 from e2e.lab import Lab, NotebookPage
 from e2e.panel import LogPage, PanelPage
-from integration.live import Gate, kill, pids_of, started
+from integration.live import Gate, kill, pids_of
 
 Save = Callable[[str, Locator], None]
 SETUP = """\
@@ -20,15 +20,19 @@ TRAIN = """\
 def train(steps):
     for step in range(steps):
         if step % 60 == 0:
-            print(f"step {{step:3}}  loss {{2.3 * 0.996 ** step:.4f}}")
+            print(f"step {step:3}  loss {2.3 * 0.996 ** step:.4f}")
         if step == 100 and rank % 4 == 2:
-            print(f"slow batch: {{0.6 + rank / 10:.1f}} s", file=sys.stderr)
+            print(f"slow batch: {0.6 + rank / 10:.1f} s", file=sys.stderr)
     if rank < 4:
-        {wait}
+        save_checkpoint()
     dist.barrier()
 
 train(steps=240)"""
-FAIL = "if rank == 6:\n    raise ValueError('bad batch')\ndist.barrier()"
+FAIL = """\
+import torch.distributed as dist
+if rank == 6:
+    raise ValueError("bad batch")
+dist.init_process_group("gloo")"""
 
 
 def draw(lab: Lab, browser: Browser, suffix: str, gate: Gate, save: Save) -> None:
@@ -37,7 +41,7 @@ def draw(lab: Lab, browser: Browser, suffix: str, gate: Gate, save: Save) -> Non
     Args:
         save: called with a picture's name and the part of the page that it shows.
     """
-    path = lab.write(f"train{suffix}.ipynb", [SETUP, TRAIN.format(wait=gate.wait)])
+    path = lab.write("train.ipynb", [SETUP, TRAIN])
     page = browser.new_page(viewport={"width": 1000, "height": 640}, device_scale_factor=1.5)
     page.goto(lab.address(path))
     notebook, panel, log = NotebookPage(lab, page, path), PanelPage(page), LogPage(page)
@@ -65,6 +69,8 @@ def draw(lab: Lab, browser: Browser, suffix: str, gate: Gate, save: Save) -> Non
     panel.wait_for_state("idle", *range(8))
     panel.button("Attach notebook").click()
     notebook.wait_for_text(0, "8 ranks alive")
+    held = monarch_nb.attach("train")
+    held.mesh.run(f"def save_checkpoint():\n    {gate.wait}")
     notebook.run_on_mesh(1)
     notebook.wait_for_end(1)
     notebook.run_on_mesh(2)
@@ -79,22 +85,21 @@ def draw(lab: Lab, browser: Browser, suffix: str, gate: Gate, save: Save) -> Non
     gate.open(4)
     notebook.wait_for_end(2)
 
-    held = monarch_nb.attach("train")
-    started(held.mesh.select(range(7)), FAIL, ranks=7)
+    panel.button("Log").click()
+    log.find_field.fill("slow")
+    page.keyboard.press("Enter")
+    expect(log.hit).to_be_visible()
+    save(f"panel-log{suffix}", log.root)
+    held.mesh.restart()
     kill(pids_of(held.mesh)[7])
     panel.wait_for_state("dead", 7)
+    held.mesh.select(range(7)).submit(FAIL)
     panel.wait_for_state("failed", 6)
     panel.wait_for_state("waiting", 0, 5)
     photograph("trouble")
     panel.button("Release…").click()
     expect(panel.question).to_contain_text("variables")
     photograph("release")
-    panel.button("Keep").click()
-    panel.button("Log").click()
-    log.find_field.fill("slow")
-    page.keyboard.press("Enter")
-    expect(log.hit).to_be_visible()
-    save(f"panel-log{suffix}", log.root)
     held.release()
     page.close()
     lab.shut_kernels_down()
