@@ -155,7 +155,7 @@ def _parse_part(part: str, size: int, text: str) -> Sequence[int]:
 
 
 def _parse_slice(part: str, text: str) -> slice:
-    if ":" not in part or not re.fullmatch(r"(-?\d*)(:-?\d*){1,2}", part):
+    if ":" not in part or not re.fullmatch(r"(-?\d+)?(:(-?\d+)?){1,2}", part):
         raise TargetError(f"can not read targets {text!r}: name ranks as in 0, 0,2-3, ::2, all or hosts=0,procs=0:2")
     values = [int(value) if value else None for value in part.split(":")]
     if len(values) == 3 and values[2] == 0:

@@ -115,54 +115,92 @@ test('the socket connects again, ever more patiently, and says whether anybody l
   expect(FakeSocket.all).toHaveLength(3);
 });
 
-function widget(): { transport: WidgetTransport; sent: any[]; say: (content: object) => void } {
+function widget() {
   const sent: any[] = [];
-  const listeners = new Set<(content: never) => void>();
+  const listeners: [string, (content: never) => void][] = [];
   const transport = new WidgetTransport({
     get: () => '',
     send: content => void sent.push(content),
-    on: (_, callback) => void listeners.add(callback),
-    off: (_, callback) => void listeners.delete(callback)
+    on: (event, callback) => void listeners.push([event, callback]),
+    off: (_, callback) =>
+      void listeners.splice(
+        listeners.findIndex(([, other]) => other === callback),
+        1
+      )
   });
-  return { transport, sent, say: content => listeners.forEach(listener => listener(content as never)) };
+  const trigger = (event: string, content: object = {}): void =>
+    listeners.filter(([name]) => name === event).forEach(([, listener]) => listener(content as never));
+  const states: string[] = [];
+  const heard: unknown[] = [];
+  const listen = (): (() => void) =>
+    transport.listen(
+      message => heard.push(message),
+      state => states.push(state)
+    );
+  return {
+    transport,
+    sent,
+    heard,
+    states,
+    listen,
+    trigger,
+    say: (content: object) => trigger('msg:custom', content)
+  };
 }
 
 test('a widget asks by messages and hears the answer to its own question', async () => {
-  const { transport, sent, say } = widget();
-  transport.listen(
-    () => undefined,
-    () => undefined
-  );
+  const { transport, sent, say, listen } = widget();
+  listen();
   const one = transport.request('check', { action: 'reserve' });
   const two = transport.request('lost');
   const [first, second] = sent.filter(message => 'request' in message);
   expect(first).toEqual({ id: first.id, request: 'check', body: { action: 'reserve' } });
+  say({ id: second.id + 1, result: 'of another view' });
   say({ id: second.id, error: { status: 404, message: 'gone' } });
   say({ id: first.id, result: 7 });
   expect(await one).toBe(7);
   await expect(two).rejects.toMatchObject({ status: 404, message: 'gone' });
 });
 
-test('a kernel that does not answer is said after a while', async () => {
-  const { transport } = widget();
-  const asked = expect(transport.request('view')).rejects.toThrow('The kernel does not answer');
-  vi.advanceTimersByTime(20_000);
-  await asked;
+test('a kernel that runs a cell is said to be busy while the widget is still live', async () => {
+  const { transport, sent, states, say, listen } = widget();
+  listen();
+  say({ event: { type: 'change', now: 1 } });
+  const asked = transport.request('view');
+  vi.advanceTimersByTime(60_000);
+  say({ event: { type: 'change', now: 2 } });
+  expect(states).toEqual(['live', 'busy', 'busy']);
+  say({ id: sent[0].id, result: 7 });
+  expect(await asked).toBe(7);
+  expect(states.at(-1)).toBe('live');
 });
 
-test('a widget says that it looks, and that it is gone', () => {
-  const { transport, sent, say } = widget();
-  const heard: unknown[] = [];
-  const stop = transport.listen(
-    message => heard.push(message),
-    () => undefined
-  );
+test('a kernel that has ended is said at once, and what was asked is answered', async () => {
+  const { transport, states, trigger, listen } = widget();
+  listen();
+  const asked = expect(transport.request('view')).rejects.toThrow('The kernel of this panel has ended');
+  trigger('comm_live_update');
+  await asked;
+  expect(states).toEqual(['lost']);
+});
+
+test('a widget says when it is seen, now and then that it still is, and that it is gone', () => {
+  const { transport, sent, heard, say, listen } = widget();
+  const stop = listen();
+  transport.look(true);
+  transport.look(true);
   say({ event: { type: 'change', now: 2 } });
+  vi.advanceTimersByTime(30_000);
+  transport.look(false);
+  vi.advanceTimersByTime(30_000);
   stop();
   say({ event: { type: 'change', now: 3 } });
   expect(heard).toEqual([{ type: 'change', now: 2 }]);
+  const { view } = sent[0];
   expect(sent).toEqual([
-    { type: 'look', looking: true },
-    { type: 'look', looking: false }
+    { type: 'look', view, looking: true },
+    { type: 'look', view, looking: true },
+    { type: 'look', view, looking: false },
+    { type: 'leave', view }
   ]);
 });

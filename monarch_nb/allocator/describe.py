@@ -64,7 +64,7 @@ async def describe_status(node: Node, *, memory: bool, readings: bool, past_runs
 
     Args:
         memory: also each rank's.
-        readings: also how busy all are.
+        readings: also how busy all are, and each mesh's newest run although it is over.
         past_runs: also of one mesh.
     """
     taken: Mapping[int, RankReading] = {}
@@ -105,7 +105,7 @@ async def describe_status(node: Node, *, memory: bool, readings: bool, past_runs
                     name=mesh.spec.name,
                     spec=mesh.spec,
                     ranks=describe_ranks(node, mesh, mesh.ranks, taken),
-                    runs=_run_statuses(mesh, past_runs),
+                    runs=_run_statuses(mesh, past_runs, with_newest=readings),
                     last_number=mesh.last_number,
                 )
     return reply
@@ -190,9 +190,14 @@ async def _report(python: str, question: bytes) -> bytes:
     return answer
 
 
-def _run_statuses(mesh: Mesh, past: pb.PastRuns) -> list[pb.RunStatus]:
+def _run_statuses(mesh: Mesh, past: pb.PastRuns, *, with_newest: bool) -> list[pb.RunStatus]:
     if past.mesh_id != mesh.spec.mesh_id:
-        return [_run_status(run) for run in mesh.runs.values() if not (run.finished and run.collected)]
+        newest = mesh.last_number if with_newest else 0
+        return [
+            _run_status(run)
+            for run in mesh.runs.values()
+            if not (run.finished and run.collected) or run.number == newest
+        ]
     return [_run_status(run, _failures(run, past.tracebacks_of == run.number)) for run in mesh.runs.values()]
 
 

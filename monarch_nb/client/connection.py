@@ -255,7 +255,8 @@ class Connection:
         listeners.remove(listener)
         if not listeners:
             del self._attached[reservation_id]
-            self.send(detach=pb.Detach(reservation_id=reservation_id))
+            # Also while the session is being opened: the attach before it is on its way.
+            self._outgoing.put_nowait(pb.SessionRequest(detach=pb.Detach(reservation_id=reservation_id)))
 
     def forget(self, run_id: str) -> None:
         """Follow a run no longer."""

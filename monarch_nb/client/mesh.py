@@ -17,6 +17,7 @@ from monarch_nb.client.decoding import describe_death
 from monarch_nb.client.infos import RankInfo, RunInfo, infos_of_node, run_infos
 from monarch_nb.client.logs import LogRecord, follow_logs, read_logs
 from monarch_nb.client.packing import pack_variables
+from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.run import ALLOCATOR_DOWN, InterruptReport, Listener, OnError, Run
 from monarch_nb.errors import (
     MonarchNbError,
@@ -205,6 +206,14 @@ class Mesh:
 
     def __len__(self) -> int:
         return len(self.ranks)
+
+    def panel(self) -> Any:
+        """Return its live panel, for the output of a notebook's cell: ranks, what they run, logs, restart, release.
+
+        Raises:
+            UsageError: this is no notebook, or one without the extension.
+        """
+        return panel_of(self)
 
     # ---- parts ----
 

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb import config
 from monarch_nb.allocator.limits import how_it_ended
@@ -33,6 +33,7 @@ from monarch_nb.client.pool import (
     current_owner,
     pool_named,
 )
+from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.sync import Progress as SyncProgress
 from monarch_nb.client.sync import SyncedFiles
 from monarch_nb.client.sync_report import SyncReport
@@ -136,6 +137,7 @@ class Reservation:
     """What a user holds: nodes, slots on each, and a main mesh of ranks that live until `release()`.
 
     Attributes:
+        pool: name of the pool that it is in.
         shared: the storage that all its nodes see, `$MONARCH_NB_SHARED` in the ranks; empty when none was named.
 
     Example:
@@ -146,7 +148,7 @@ class Reservation:
 
     def __init__(self, pool: Pool, held: HeldReservation) -> None:
         facts = held.facts
-        self._pool = pool
+        self._pool, self.pool = pool, pool.name
         self.id, self.name, self.owner, self.notebook = facts.reservation_id, facts.name, facts.owner, facts.notebook
         self.nodes, self.procs, self.gpus = facts.nodes, facts.procs, facts.gpus
         self._connections = {rank: connection for rank, (connection, _) in held.nodes.items()}
@@ -197,6 +199,14 @@ class Reservation:
         """Call `listener` on a background thread with one line when the time is nearly up and when it was; with an
         empty text when the line before does not hold any more (somebody extended the time)."""
         self._attachment.add_listener(listener)
+
+    def panel(self) -> Any:
+        """Return its live panel, for the output of a notebook's cell: ranks, what they run, logs, restart, release.
+
+        Raises:
+            UsageError: this is no notebook, or one without the extension.
+        """
+        return panel_of(self)
 
     def detach(self) -> None:
         """Use it no longer from this process, as far as its idle limit is concerned; it is held on."""

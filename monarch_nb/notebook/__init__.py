@@ -19,11 +19,14 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     from monarch_nb.notebook.completion import make_matcher
     from monarch_nb.notebook.magics import MeshMagics
     from monarch_nb.notebook.mode import MeshMode
+    from monarch_nb.notebook.panels import Panels
     from monarch_nb.notebook.session import Session, notebook_path
     from monarch_nb.notebook.tables import calm_line, show
 
     unload_ipython_extension(shell)
     session, mode = Session(monarch_nb, notebook_path(shell.user_ns, os.environ)), MeshMode()
+    panels = Panels(shell, session)
+    unregister_panels = panels.register()
     matcher = make_matcher(session, mode, shell.user_ns)
     callbacks: dict[str, Callable[..., Any]] = {
         "pre_execute": mode.pre_execute,
@@ -32,6 +35,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     }
 
     def unload() -> None:
+        unregister_panels()
         for event, callback in callbacks.items():
             shell.events.unregister(event, callback)
         shell.input_transformers_cleanup.remove(mode)
@@ -39,7 +43,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
         for kind, name in (("line", "mesh"), ("cell", "mesh"), ("cell", "local")):
             shell.magics_manager.magics[kind].pop(name, None)
 
-    shell.register_magics(MeshMagics(shell, session, mode))
+    shell.register_magics(MeshMagics(shell, session, mode, panels))
     shell.input_transformers_cleanup.append(mode)
     shell.Completer.custom_matchers.append(matcher)
     for event, callback in callbacks.items():
@@ -47,6 +51,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     _unload[shell] = unload
     if line := session.reattach():
         show(calm_line(line))
+        session.reattached_in = shell.execution_count
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:

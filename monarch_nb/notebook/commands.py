@@ -114,6 +114,17 @@ EXTEND = Command(
     examples=(("%mesh extend 2h", "released two hours later than it would have been"),),
 )
 LIST = Command("list", "every reservation in the pool", magic="%mesh ", section="Hold")
+PANEL = Command(
+    "panel",
+    "the pool live: reserve, watch GPUs and ranks, read logs, restart, release",
+    usage="[NAME]",
+    magic="%mesh ",
+    section="Look",
+    words=Words("NAME", "show this reservation alone", completes="reservation"),
+    notes="Goes on while cells run, and asks the nodes only while somebody sees it.\n"
+    "In JupyterLab, Notebook 7, VS Code and Colab; elsewhere it shows how things are now.",
+    examples=(("%mesh panel", ""), ("mesh.panel()", "the same for one mesh, in Python")),
+)
 STATUS = Command("status", "the ranks, what they do, and why any of them died", magic="%mesh ", section="Look")
 STACKS = Command(
     "stacks",
@@ -285,7 +296,7 @@ MESH = CommandSet(
     "live ranks for this notebook",
     commands=(
         *(RESERVE, ATTACH, DETACH, RELEASE, EXTEND, LIST),
-        *(STATUS, STACKS, LOGS, DOCTOR),
+        *(PANEL, STATUS, STACKS, LOGS, DOCTOR),
         *(PUSH, PULL),
         *(SYNC, FETCH, LS),
         *(PIP, INTERRUPT, RESTART, ON, OFF, HELP),

@@ -11,6 +11,7 @@ from monarch_nb.errors import UsageError
 from monarch_nb.notebook.cell import CellRunner
 from monarch_nb.notebook.files import FileCommands
 from monarch_nb.notebook.mode import MeshMode
+from monarch_nb.notebook.panels import Panels
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.subcommands import Subcommands
 from monarch_nb.notebook.tables import calm_line, show
@@ -23,13 +24,13 @@ _USER_FRAME = 2
 class MeshMagics(Magics):
     """The magics of one kernel."""
 
-    def __init__(self, shell: InteractiveShell, session: Session, mode: MeshMode) -> None:
+    def __init__(self, shell: InteractiveShell, session: Session, mode: MeshMode, panels: Panels) -> None:
         super().__init__(shell)
         self._shell = shell
         files = FileCommands(shell, session)
         self._session = session
         self._cells = CellRunner(shell, session, mode, files)
-        self._subcommands = Subcommands(shell, session, mode, self._cells, files)
+        self._subcommands = Subcommands(shell, session, mode, self._cells, files, panels)
 
     @no_var_expand
     @line_cell_magic

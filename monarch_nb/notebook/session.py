@@ -68,6 +68,8 @@ class Session:
         self.runs: dict[str, Run] = {}
         self.seen: set[str] = set()
         self.show_time: Callable[[str], bool] = lambda _: False
+        self.reattached_in: int | None = None
+        """The execution count of the cell whose `%load_ext` said what it is attached to."""
         self._unsaid = ""
 
     def hold(self, reservation: Reservation, pool: str | None = None) -> None:

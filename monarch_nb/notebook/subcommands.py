@@ -26,6 +26,7 @@ from monarch_nb.notebook.command_line import (
 from monarch_nb.notebook.files import FileCommands, placed_line
 from monarch_nb.notebook.logs import nothing_line, shown_logs
 from monarch_nb.notebook.mode import MeshMode
+from monarch_nb.notebook.panels import Panels
 from monarch_nb.notebook.progress import Progress
 from monarch_nb.notebook.session import Session, attached_line, shape
 from monarch_nb.notebook.tables import (
@@ -49,8 +50,15 @@ class Subcommands:
     """`%mesh SUBCOMMAND …`."""
 
     def __init__(
-        self, shell: InteractiveShell, session: Session, mode: MeshMode, cells: CellRunner, files: FileCommands
+        self,
+        shell: InteractiveShell,
+        session: Session,
+        mode: MeshMode,
+        cells: CellRunner,
+        files: FileCommands,
+        panels: Panels,
     ) -> None:
+        self._panels = panels
         self._shell, self._session, self._mode, self._cells = shell, session, mode, cells
         self._handlers: dict[Command, Callable[[Parsed], Any]] = {
             commands.RESERVE: self._reserve,
@@ -59,6 +67,7 @@ class Subcommands:
             commands.RELEASE: self._release,
             commands.EXTEND: self._extend,
             commands.LIST: self._list,
+            commands.PANEL: self._panel,
             commands.STATUS: self._status,
             commands.STACKS: self._stacks,
             commands.LOGS: self._logs,
@@ -137,7 +146,9 @@ class Subcommands:
         before = self._session.reservation
         reservation = self._session.attach(parsed.word)
         runs = self._session.open_runs()
-        if before is None or before.id != reservation.id or not runs:  # else `%load_ext` has said it, and runs follow
+        same = before is not None and before.id == reservation.id
+        said = same and (bool(runs) or self._session.reattached_in == self._shell.execution_count)
+        if not said:  # `%load_ext` has said it, in a cell above or in this one
             show(calm_line(attached_line(reservation)))  # runs follow, each with a line of its own
         if parsed.switch("from_start") and not runs:
             show(calm_line("every run was shown to the end: %mesh logs --run N shows one again"))
@@ -180,6 +191,10 @@ class Subcommands:
         left_s = reservation.extend(by_s)
         at = time_of_day(time.time() + left_s)
         show(calm_line(f"{reservation.name}: {duration(by_s)} more, {duration(left_s)} left: released at {at}"))
+
+    def _panel(self, parsed: Parsed) -> None:
+        held = self._session.client.attach(parsed.word, pool=self._session.pool) if parsed.word else None
+        show(self._panels.panel(held))
 
     def _list(self, _: Parsed) -> None:
         current = self._session.reservation

@@ -49,7 +49,7 @@ def is_notebook(shell: InteractiveShell) -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-def show(shown: Shown) -> None:
+def show(shown: object) -> None:
     """Display it in the cell that executes now."""
     _display(shown)
 

@@ -40,24 +40,24 @@ class Field:
         """Return what was filled in: durations in seconds; None when nothing was.
 
         Raises:
-            UsageError: it makes no sense.
+            UsageError: it makes no sense; the text goes below the field.
         """
         if value is None or (isinstance(value, str) and not value.strip()):
             if self.required:
-                raise UsageError(f"{self.label}: fill this in")
+                raise UsageError("fill this in")
             return None
         if self.type == "integer":
             return self._integer(value)
         if self.type == "duration":
-            return seconds_of(value if not isinstance(value, bool) else None, self.label)
+            return seconds_of(value if not isinstance(value, bool) else None, "this")
         if self.type == "boolean":
             if not isinstance(value, bool):
-                raise UsageError(f"{self.label} is true or false, not {value!r}")
+                raise UsageError(f"true or false, not {value!r}")
             return value
         if not isinstance(value, str):
-            raise UsageError(f"{self.label} is a text, not {value!r}")
+            raise UsageError(f"a text, not {value!r}")
         if self.type == "choice" and value not in [choice["value"] for choice in self.choices]:
-            raise UsageError(f"{self.label}: {value!r} is none of {', '.join(each['value'] for each in self.choices)}")
+            raise UsageError(f"{value!r} is none of {', '.join(each['value'] for each in self.choices)}")
         return value.strip()
 
     def _integer(self, value: object) -> int:
@@ -68,11 +68,11 @@ class Field:
         if isinstance(number, float) and number.is_integer():
             number = int(number)
         if type(number) is not int:
-            raise UsageError(f"{self.label} is a whole number, not {value!r}")
+            raise UsageError(f"a whole number, not {value!r}")
         if self.minimum is not None and number < self.minimum:
-            raise UsageError(f"{self.label}: at least {self.minimum}")
+            raise UsageError(f"at least {self.minimum}")
         if self.maximum is not None and number > self.maximum:
-            raise UsageError(f"{self.label}: at most {self.maximum}")
+            raise UsageError(f"at most {self.maximum}")
         return number
 
 
@@ -96,7 +96,7 @@ class Form:
         """
         if not isinstance(values, Mapping):
             raise Refused(400, "values are missing")
-        read, errors = {}, {}
+        read, errors, labels = {}, {}, {field.name: field.label for field in self.fields}
         for field in self.fields:
             try:
                 read[field.name] = field.read(values.get(field.name, field.default))
@@ -105,7 +105,8 @@ class Form:
         for name in values.keys() - {field.name for field in self.fields}:
             errors[str(name)] = f"there is no field {name!r}"
         if errors:
-            raise Refused(400, next(iter(errors.values())), errors)
+            first, text = next(iter(errors.items()))
+            raise Refused(400, f"{labels.get(first, first)}: {text}", errors)
         return read
 
 

@@ -61,6 +61,11 @@ class Subscription:
         self.looking = looking
         self._live.wake()
 
+    def begin_again(self) -> None:
+        """Deliver the whole view next: somebody listens who has heard nothing yet."""
+        self._whole = True
+        self._ready.set()
+
     def close(self) -> None:
         """Deliver nothing more."""
         self._task.cancel()

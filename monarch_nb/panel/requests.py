@@ -79,12 +79,16 @@ class Panel:
         """Have events delivered, on the background loop, until the subscription is closed (there)."""
 
         async def subscribe() -> Subscription:
-            subscription = self.live.subscribe(deliver, looking=looking)
-            for job in self._jobs.running():
-                subscription.put({"type": "job", "job": job})
-            return subscription
+            return self.subscribe_here(deliver, looking=looking)
 
         return _in_own_context(subscribe())
+
+    def subscribe_here(self, deliver: Deliver, *, looking: bool = True) -> Subscription:
+        """As `subscribe`, on the background loop."""
+        subscription = self.live.subscribe(deliver, looking=looking)
+        for job in self._jobs.running():
+            subscription.put({"type": "job", "job": job})
+        return subscription
 
     async def _answer(self, name: str, body: object) -> Json:
         try:

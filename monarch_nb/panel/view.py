@@ -241,8 +241,9 @@ def _reservation(
 ) -> Json:
     facts = nodes[0][1]
     statuses = [status for answer, status in nodes if answer.answers] or [facts]
+    confirmed = all(status.confirmed for status in statuses)  # before that, no time runs
     limits = Limits(max(status.time_s for status in statuses))
-    time_left_s = min(status.time_left_s for status in statuses) if facts.time_s else None
+    time_left_s = min(status.time_left_s for status in statuses) if facts.time_s and confirmed else None
     return {
         "id": reservation_id,
         "name": facts.name,
@@ -259,9 +260,9 @@ def _reservation(
         "time_s": limits.time_s or None,
         "time_left_s": time_left_s,
         "idle_s": facts.idle_s or None,
-        "idle_left_s": max(status.idle_left_s for status in statuses) if facts.idle_s else None,
+        "idle_left_s": max(status.idle_left_s for status in statuses) if facts.idle_s and confirmed else None,
         "nearly_up": time_left_s is not None and time_left_s <= limits.warn_before_s,
-        "confirmed": all(status.confirmed for status in statuses),
+        "confirmed": confirmed,
         "meshes": [_mesh(mesh_id, nodes) for mesh_id in _mesh_ids(nodes)],
     }
 
@@ -326,6 +327,8 @@ def _rank_state(info: RankInfo, answers: bool) -> tuple[str, str]:
 
 def _runs(parts: Iterable[tuple[str, pb.MeshStatus]], ranks: Mapping[int, Json]) -> list[Json]:
     begun = {rank["run"] for rank in ranks.values()}
+    infos = run_infos(parts)
+    newest = max((info.number for info in infos), default=0)
     return [
         {
             "id": info.run_id,
@@ -339,8 +342,8 @@ def _runs(parts: Iterable[tuple[str, pb.MeshStatus]], ranks: Mapping[int, Json])
             "finished": format_ranks(info.finished),
             "failed": format_ranks(info.failed),
         }
-        for info in run_infos(parts)
-        if not (info.done and info.collected)
+        for info in infos
+        if not (info.done and info.collected) or info.number == newest
     ]
 
 

@@ -778,7 +778,7 @@ class StatusRequest(_message.Message):
     PAST_RUNS_FIELD_NUMBER: _builtins.int
     memory: _builtins.bool
     readings: _builtins.bool
-    """and memory, measured now and then and estimated in between"""
+    """and memory, measured now and then and estimated in between; and each mesh's newest run"""
     @_builtins.property
     def past_runs(self) -> Global___PastRuns: ...
     def __init__(

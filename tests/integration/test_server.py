@@ -18,9 +18,11 @@ import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
+from gpus import FakeGpus
 from integration.live import TIMEOUT_S, Gate, eventually, kill, started
 from monarch_nb.client.reservation import attach
 from monarch_nb.provision import Node
+from monarch_nb.provision.local import LocalProvisioner
 
 TOKEN = "a-token"
 VALUES = {"name": "dev", "nodes": 2, "kind": "procs", "per_node": 2, "time": "2h", "idle": "1h"}
@@ -149,6 +151,13 @@ class Browser:
         ranks: list[Any] = reservation["meshes"][0]["ranks"]
         return ranks
 
+    @property
+    def runs(self) -> list[Any]:
+        """The runs of the only reservation."""
+        (reservation,) = self.view["reservations"].values()
+        runs: list[Any] = reservation["meshes"][0]["runs"]
+        return runs
+
     def states(self) -> list[str]:
         return [rank["state"] for rank in self.ranks] if self.view["reservations"] else []
 
@@ -177,7 +186,8 @@ async def test_from_reserve_to_release(server: Server, gate: Gate, tmp_path: Pat
     await browser.until(lambda told: told.states() == ["idle"] * 4)
     held = browser.view["reservations"][reservation]
     assert (held["notebook"], held["notebook_path"], held["time_s"]) == (str(notebook), "a.ipynb", 7200.0)
-    assert 0 < held["idle_left_s"] < 3600.0  # nobody is attached: the server does not count
+    # Nobody is attached: the server does not count.
+    await browser.until(lambda told: told.view["reservations"][reservation]["idle_left_s"] < 3600.0)
     slots = [slot["rank"] for node in browser.view["nodes"].values() for slot in node["slots"] if slot["kind"] == "cpu"]
     assert slots == [0, 1, None, None, 2, 3, None, None]
 
@@ -195,6 +205,8 @@ async def test_from_reserve_to_release(server: Server, gate: Gate, tmp_path: Pat
     assert told["text"].startswith("interrupted ranks 0-3")
     assert run.wait(TIMEOUT_S)
     await browser.until(lambda told: set(told.states()) <= {"idle", "failed"})
+    run.collected()
+    await browser.until(lambda told: [each["state"] for each in told.runs] == ["finished"])
 
     kill(browser.ranks[3]["pid"])
     await browser.until(lambda told: told.states()[3:] == ["dead"])
@@ -244,6 +256,27 @@ async def test_logs(server: Server) -> None:
     await browser.until(lambda told: "error" in told.logs[errors["log"]])
     assert (await server.fetch("log_open", mesh=mesh.id))[0] == 404
     browser.close()
+
+
+async def test_gpus(fake_gpus: FakeGpus, pool_home: Path, tmp_path: Path) -> None:
+    LocalProvisioner().up(nodes=1, procs=1)
+    server = Server(tmp_path)
+    try:
+        browser = await server.browser()
+        values = {"name": "dev", "nodes": 1, "kind": "gpus", "per_node": 2}
+        told = await server.ask("check", action="reserve", values=values)
+        assert told == {"ok": True, "message": "fits: node0; 6 gpus free after that"}
+        await browser.finish("reserve", values=values)
+        await browser.until(lambda told: told.states() == ["idle"] * 2)
+        slots = [slot for slot in browser.view["nodes"]["node0"]["slots"] if slot["kind"] == "gpu"]
+        assert [slot["rank"] for slot in slots] == [0, 1, *[None] * 6]
+        assert all(0 <= slot["utilisation"] <= 1 and slot["memory"]["used"] is not None for slot in slots)
+        fake_gpus.set(lost=[3])
+        await browser.until(lambda told: told.view["nodes"]["node0"]["slots"][3]["error"])
+        assert browser.view["nodes"]["node0"]["slots"][3]["utilisation"] is None
+        browser.close()
+    finally:
+        server.stop()
 
 
 async def test_a_server_that_was_restarted_finds_all_again(shared_pool: list[Node], tmp_path: Path) -> None:

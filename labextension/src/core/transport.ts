@@ -1,6 +1,7 @@
 import { Message } from './types';
 
-export type Connection = 'connecting' | 'live' | 'lost';
+/** busy: what is shown is live, and requests wait for the kernel of the widget, which runs a cell. */
+export type Connection = 'connecting' | 'live' | 'busy' | 'lost';
 
 /** How requests reach the server and its messages come back: HTTP and a WebSocket, or messages of a widget. */
 export interface Transport {

@@ -1,12 +1,11 @@
 /** The panel as a widget of a notebook (anywidget): requests and events are messages of the widget. */
 
 import { createRoot } from 'react-dom/client';
-import { Host, Panel, Store } from '../core';
+import { Host, Panel, Reservation, Store, Transport } from '../core';
 import { css } from './styles';
-import { Model, WidgetTransport } from './transport';
+import { GONE, Model, WidgetTransport } from './transport';
 
 const STYLE = 'monarch-nb-style';
-const host: Host = {};
 
 function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   addStyle(el.getRootNode());
@@ -14,15 +13,41 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   const transport = new WidgetTransport(model);
   const store = new Store(transport);
   const root = createRoot(el);
-  const only = model.get('reservation');
-  root.render(<Panel store={store} host={host} only={typeof only === 'string' && only ? only : null} />);
+  const only = String(model.get('reservation') ?? '') || null;
+  root.render(<Panel store={store} host={hostOf(transport, only)} only={only} />);
   store.start();
-  const onVisible = (): void => transport.look(!document.hidden);
-  document.addEventListener('visibilitychange', onVisible);
+  const stop = watch(el, seen => transport.look(seen));
   return () => {
-    document.removeEventListener('visibilitychange', onVisible);
+    stop();
     store.stop();
     root.unmount();
+  };
+}
+
+/** What the kernel of a notebook can do: attach itself. */
+function hostOf(transport: Transport, only: string | null): Host {
+  const attach = async (reservation: Reservation): Promise<string> =>
+    (await transport.request<{ text: string }>('attach', { name: reservation.name })).text;
+  return { away: GONE, ...(only ? {} : { attach }) };
+}
+
+/** Say when a person begins and ends to see an element: it is scrolled into view, in a page that is shown. */
+function watch(element: HTMLElement, onSeen: (seen: boolean) => void): () => void {
+  let isNear = true;
+  const tell = (): void => onSeen(isNear && !document.hidden);
+  const observer = new IntersectionObserver(
+    entries => {
+      isNear = entries[entries.length - 1].isIntersecting;
+      tell();
+    },
+    { rootMargin: '200px' }
+  );
+  observer.observe(element);
+  document.addEventListener('visibilitychange', tell);
+  tell();
+  return () => {
+    observer.disconnect();
+    document.removeEventListener('visibilitychange', tell);
   };
 }
 

@@ -16,50 +16,70 @@ type Incoming =
 interface Pending {
   resolve: (value: never) => void;
   reject: (reason: RequestError) => void;
+  /** Runs until it is late. */
   timer: ReturnType<typeof setTimeout>;
 }
 
-const ANSWER_WITHIN_MS = 20_000;
+const BUSY_AFTER_MS = 1500;
+/** The kernel forgets views that it has not heard of for some time: their browser has gone. */
+const WORD_EVERY_MS = 30_000;
+export const GONE = 'The kernel of this panel has ended. Run the cell again.';
 
-/** Requests and answers as messages of a widget. */
+/** Of one view. All views of a widget hear all messages: requests and views have numbers that are theirs alone. */
 export class WidgetTransport implements Transport {
-  private _next = 0;
+  private readonly _view = String(Math.random()).slice(2);
+  private _next = Math.floor(Math.random() * 2 ** 32) * 2 ** 16;
   private readonly _pending = new Map<number, Pending>();
+  private readonly _late = new Set<number>();
   private _deliver: ((message: Message) => void) | null = null;
+  private _onConnection: ((state: Connection) => void) | null = null;
+  private _looking = false;
+  private _word: ReturnType<typeof setInterval> | undefined;
 
   constructor(private readonly _model: Model) {}
 
   request<T>(name: string, body: object = {}): Promise<T> {
     const id = ++this._next;
     return new Promise<T>((resolve, reject) => {
+      // It is not given up: a kernel that runs a cell reads what came meanwhile afterwards.
       const timer = setTimeout(() => {
-        this._pending.delete(id);
-        reject(new RequestError('The kernel does not answer: it may be busy with a cell, or gone.', 0));
-      }, ANSWER_WITHIN_MS);
+        this._late.add(id);
+        this._onConnection?.('busy');
+      }, BUSY_AFTER_MS);
       this._pending.set(id, { resolve: resolve as (value: never) => void, reject, timer });
       this._model.send({ id, request: name, body });
     });
   }
 
   listen(onMessage: (message: Message) => void, onConnection: (state: Connection) => void): () => void {
-    this._deliver = message => {
-      onConnection('live');
-      onMessage(message);
-    };
+    this._deliver = onMessage;
+    this._onConnection = onConnection;
     this._model.on('msg:custom', this._receive as (content: never) => void);
-    this.look(true);
+    this._model.on('comm_live_update', this._lose);
+    this._word = setInterval(() => this._looking && this._say(), WORD_EVERY_MS);
     return () => {
-      this.look(false);
+      clearInterval(this._word);
+      this._model.send({ type: 'leave', view: this._view });
       this._model.off('msg:custom', this._receive as (content: never) => void);
+      this._model.off('comm_live_update', this._lose);
+      this._deliver = this._onConnection = null;
     };
   }
 
   look(looking: boolean): void {
-    this._model.send({ type: 'look', looking });
+    if (looking !== this._looking) {
+      this._looking = looking;
+      this._say();
+    }
+  }
+
+  private _say(): void {
+    this._model.send({ type: 'look', view: this._view, looking: this._looking });
   }
 
   private readonly _receive = (content: Incoming): void => {
     if ('event' in content) {
+      this._onConnection?.(this._late.size ? 'busy' : 'live');
       this._deliver?.(content.event);
       return;
     }
@@ -67,13 +87,29 @@ export class WidgetTransport implements Transport {
     if (!pending) {
       return;
     }
-    this._pending.delete(content.id);
-    clearTimeout(pending.timer);
+    this._forget(content.id, pending);
     if ('error' in content) {
       const { message, status, errors } = content.error;
       pending.reject(new RequestError(message, status, errors));
     } else {
       pending.resolve(content.result as never);
     }
+  };
+
+  private _forget(id: number, pending: Pending): void {
+    clearTimeout(pending.timer);
+    this._pending.delete(id);
+    if (this._late.delete(id) && !this._late.size) {
+      this._onConnection?.('live');
+    }
+  }
+
+  /** Widget managers say so when a kernel is gone; what had been said before is answered no more. */
+  private readonly _lose = (): void => {
+    for (const [id, pending] of this._pending) {
+      this._forget(id, pending);
+      pending.reject(new RequestError(GONE, 0));
+    }
+    this._onConnection?.('lost');
   };
 }

@@ -1,7 +1,7 @@
 """Extents and targets: what people type as ranks, and what is printed of them."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from monarch_nb.errors import TargetError
@@ -113,6 +113,7 @@ class TestTargets:
             parse_targets(text, EXTENT)
 
     @given(st.text(max_size=12) | st.text("0123456789-:,=[]() hostspc", max_size=12))
+    @example(":-")
     def test_any_text_gives_ranks_of_the_mesh_or_one_clear_error(self, text: str) -> None:
         try:
             ranks = parse_targets(text, EXTENT)

@@ -348,7 +348,7 @@ class Notebook:
         self.shell = shell
         self.shown = Displays()
         shell.display_pub = self.shown
-        shell.kernel = SimpleNamespace()  # a front end that updates displays
+        shell.kernel = SimpleNamespace(get_parent=dict)  # a front end that updates displays, nobody before it
 
     def run(self, cell: str, **options: Any) -> ExecutionResult:
         self.shown.outputs.clear()

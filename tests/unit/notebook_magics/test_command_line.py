@@ -158,7 +158,7 @@ def test_durations_have_units() -> None:
 
 def test_what_comes_later_is_not_offered() -> None:
     offered = {command.name for command in commands.MESH.commands}
-    assert not offered & {"run", "debug", "panel"}
+    assert not offered & {"run", "debug"}
 
 
 def test_help_names_everything_and_is_aligned() -> None:

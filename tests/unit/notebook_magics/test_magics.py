@@ -8,6 +8,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.events import Text
 from monarch_nb.client.pool import KeptFiles
+from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.reservation import EndedReservation
 from monarch_nb.errors import PickleError, RankFailure, RunFailed, TargetError, UsageError
 from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
@@ -101,6 +102,12 @@ def test_what_ranks_wrote_is_named_when_a_reservation_goes(held: Notebook, clien
     line = "kept 3 files, 12 MB, that ranks wrote on node1: /state/kept/dev-1"
     assert held.ok("%mesh reserve dev --nodes 2 --procs 2 --replace").splitlines()[-1] == line
     assert held.ok("%mesh release").splitlines()[1:] == [line]
+
+
+def test_attach_in_the_cell_that_loads_the_extension_says_it_once(held: Notebook) -> None:
+    attached = "attached to dev: 2 nodes × 2 procs, 4 ranks alive"
+    assert held.ok("%reload_ext monarch_nb.notebook\n%mesh attach dev") == attached
+    assert held.ok("%mesh attach dev") == attached
 
 
 def test_attach_needs_a_name_when_there_are_several(notebook: Notebook, client: FakeClient) -> None:
@@ -604,3 +611,16 @@ class TestTime:
         held.shown.outputs.clear()
         load_ipython_extension(held.shell)
         assert held.text() == "", "it is said once"
+
+
+class TestPanel:
+    def test_where_nobody_is_in_front_it_shows_the_pool_as_it_is(self, notebook: Notebook) -> None:
+        assert notebook.ok("%mesh panel").startswith("pool local · no pool 'local' is up")
+
+    def test_it_is_completed(self, held: Notebook) -> None:
+        assert held.complete("%mesh pan") == ["%mesh panel"]
+        assert held.complete("%mesh panel d") == ["%mesh panel dev"]
+
+    def test_an_object_that_shows_itself_needs_a_notebook(self) -> None:
+        with pytest.raises(UsageError, match="a panel needs a notebook with the extension: %load_ext monarch_nb"):
+            panel_of(None)  # type: ignore[arg-type]  # it is not looked at

@@ -189,6 +189,29 @@ def test_time_left() -> None:
     assert (reservation["idle_s"], reservation["idle_left_s"]) == (600.0, 600.0)
 
 
+def test_before_it_is_confirmed_no_time_runs() -> None:
+    reply = node()
+    hold([reply], procs=1, time_s=7200.0, idle_s=600.0)
+    reply.reservations[0].confirmed = False
+    reservation = the_only(view_of(reply))
+    told = [reservation[key] for key in ("confirmed", "time_left_s", "idle_left_s", "nearly_up")]
+    assert told == [False, None, None, False]
+
+
+def test_the_newest_run_stays_when_it_is_over() -> None:
+    reply = node()
+    meshes = hold([reply], procs=2)
+    for number in (1, 2):
+        (part,) = run(meshes, f"run{number}", number)
+        part.ClearField("running")
+        part.finished.extend([0, 1])
+        part.collected = True
+    for rank in meshes[0].ranks:
+        rank.run_id = ""
+    (newest,) = the_only(view_of(reply))["meshes"][0]["runs"]
+    assert (newest["number"], newest["state"]) == (2, "finished")
+
+
 def test_without_limits_there_is_no_time_left() -> None:
     reply = node()
     hold([reply], procs=1)

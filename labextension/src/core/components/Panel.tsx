@@ -97,6 +97,7 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
       ?.scrollIntoView({ block: 'nearest' });
   }, []);
 
+  const isLive = connection === 'live' || connection === 'busy';
   const isUp = view?.pool.state === 'up';
   useEffect(() => {
     if (view && !store.state.forms) {
@@ -124,7 +125,7 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
     return (
       <div className="mnb-empty" role="status">
         {connection === 'lost'
-          ? 'The Jupyter server does not answer. Trying again…'
+          ? (host.away ?? 'The Jupyter server does not answer. Trying again…')
           : 'Looking for the pool…'}
       </div>
     );
@@ -132,7 +133,7 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
   const { pool } = view;
   const current = form && forms?.[form];
   return (
-    <div ref={box} className={`mnb-content${connection === 'live' ? '' : ' mnb-stale'}`}>
+    <div ref={box} className={`mnb-content${isLive ? '' : ' mnb-stale'}`}>
       {only === null && (
         <div className="mnb-toolbar">
           <span className="mnb-toolbar-title">
@@ -148,9 +149,16 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
           )}
         </div>
       )}
-      {connection !== 'live' && (
+      {!isLive && (
         <p className="mnb-note mnb-soon" role="status">
-          <Mark shape="warning" /> The Jupyter server does not answer: this is how it was. Trying again…
+          <Mark shape="warning" />{' '}
+          {host.away ?? 'The Jupyter server does not answer: this is how it was. Trying again…'}
+        </p>
+      )}
+      {connection === 'busy' && (
+        <p className="mnb-note" role="status">
+          <Mark shape="waiting" /> The kernel runs a cell: what you ask for is done after it. What is shown
+          stays live.
         </p>
       )}
       {isUp && pool.message && <p className="mnb-note mnb-soon">{pool.message}</p>}

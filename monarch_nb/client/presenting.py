@@ -1,0 +1,34 @@
+"""How a notebook shows what a client holds: the notebook's extension says how, and without it there is no way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.errors import UsageError
+
+if TYPE_CHECKING:
+    from monarch_nb.client.mesh import Mesh
+    from monarch_nb.client.reservation import Reservation
+
+MakePanel = Callable[["Reservation | Mesh"], Any]
+"""Makes a live panel of a reservation, or of a mesh: an object that the notebook displays."""
+
+_makers: list[MakePanel] = []
+
+
+def present_with(make: MakePanel) -> Callable[[], None]:
+    """Have panels made by `make`; returns what ends that."""
+    _makers.append(make)
+    return lambda: _makers.remove(make)
+
+
+def panel_of(held: Reservation | Mesh) -> Any:
+    """Return a live panel.
+
+    Raises:
+        UsageError: this is no notebook, or one without the extension.
+    """
+    if not _makers:
+        raise UsageError("a panel needs a notebook with the extension: %load_ext monarch_nb")
+    return _makers[-1](held)

@@ -1,0 +1,218 @@
+"""The widget in a real kernel, on a real pool: what a front end hears and says."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from jupyter_client.manager import KernelManager
+from nbclient import NotebookClient
+
+import monarch_nb
+from integration.live import Gate
+
+pytestmark = pytest.mark.usefixtures("shared_pool")
+WAIT_S = 60.0
+OPEN_MESH = "%load_ext monarch_nb\n%mesh reserve dev --nodes 2 --procs 2"
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+class FrontEnd:
+    """A notebook's front end that has a widget manager: cells and comms."""
+
+    def __init__(self, notebook: Path) -> None:
+        self._manager = KernelManager(kernel_name="python3")
+        self._manager.start_kernel(env={**os.environ, "JPY_SESSION_NAME": str(notebook)}, cwd=str(notebook.parent))
+        self._client = self._manager.client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=WAIT_S)
+        self._heard: list[dict[str, Any]] = []
+        self._numbers = itertools.count(1)
+
+    def close(self) -> None:
+        self._client.stop_channels()
+        self._manager.shutdown_kernel(now=True)
+
+    def start(self, code: str) -> str:
+        cell: str = self._client.execute(code)
+        return cell
+
+    def run(self, code: str) -> list[dict[str, Any]]:
+        """Run a cell; return the data of what it shows."""
+        cell = self.start(code)
+        self.wait_for(lambda message: _is_end_of(cell, message))
+        shown = [
+            message["content"]["data"]
+            for message in self._heard
+            if message["parent_header"].get("msg_id") == cell
+            and message["msg_type"] in ("display_data", "execute_result")
+        ]
+        errors = [message for message in self._heard if message["msg_type"] == "error"]
+        assert not errors, errors
+        return shown
+
+    def say(self, widget: str, content: dict[str, Any]) -> None:
+        """Send a widget's message, as its view does."""
+        body = {"comm_id": widget, "data": {"method": "custom", "content": content}}
+        self._client.shell_channel.send(self._client.session.msg("comm_msg", body))
+
+    def ask(self, widget: str, name: str, body: dict[str, Any]) -> int:
+        number = next(self._numbers)
+        self.say(widget, {"id": number, "request": name, "body": body})
+        return number
+
+    def answer(self, widget: str, number: int) -> Any:
+        content = self.wait_for_custom(widget, lambda content: content.get("id") == number)
+        assert "error" not in content, content
+        return content["result"]
+
+    def wait_for_custom(self, widget: str, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Return the first message of a widget that is wanted, among those that nobody has waited for."""
+
+        def is_it(message: dict[str, Any]) -> bool:
+            content = message["content"]
+            return (
+                message["msg_type"] == "comm_msg"
+                and content["comm_id"] == widget
+                and wanted(content["data"].get("content", {}))
+            )
+
+        custom: dict[str, Any] = self.wait_for(is_it)["content"]["data"]["content"]
+        return custom
+
+    def wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        for message in self._heard:
+            if wanted(message):
+                self._heard.remove(message)
+                return message
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            try:
+                message = self._client.get_iopub_msg(timeout=1.0)
+            except queue.Empty:
+                continue
+            if wanted(message):
+                return message
+            self._heard.append(message)
+        raise AssertionError(f"nothing of that came: {[message['msg_type'] for message in self._heard]}")
+
+
+def _is_end_of(cell: str, message: dict[str, Any]) -> bool:
+    return (
+        message["msg_type"] == "status"
+        and message["content"]["execution_state"] == "idle"
+        and message["parent_header"].get("msg_id") == cell
+    )
+
+
+@pytest.fixture
+def front_end(tmp_path: Path) -> Iterator[FrontEnd]:
+    with closing(FrontEnd(tmp_path / "a.ipynb")) as front_end:
+        try:
+            yield front_end
+            front_end.run("%mesh release dev")  # what is remembered of the notebook goes with it
+        finally:
+            for held in monarch_nb.list_reservations():
+                monarch_nb.attach(held.name).release()
+
+
+def _states(content: dict[str, Any]) -> dict[int, str]:
+    """The states of ranks that a message tells of."""
+    event = content.get("event", {})
+    reservations = event.get("view", event).get("reservations") or {}
+    return {
+        rank["rank"]: rank["state"]
+        for held in reservations.values()
+        if held is not None
+        for mesh in held["meshes"]
+        for rank in mesh["ranks"]
+    }
+
+
+def test_the_panel_goes_on_while_a_cell_blocks_the_kernel(front_end: FrontEnd, tmp_path: Path) -> None:
+    front_end.run(OPEN_MESH)
+    (shown,) = front_end.run("%mesh panel")
+    assert shown["text/plain"].startswith("pool local · node0: ")
+    widget = shown[WIDGET]["model_id"]
+    front_end.say(widget, {"type": "look", "view": "v", "looking": True})
+    front_end.wait_for_custom(widget, lambda content: _states(content) == dict.fromkeys(range(4), "idle"))
+    with closing(Gate(tmp_path)) as gate:
+        cell = front_end.start(f"%%mesh -t 1\n{gate.wait}")
+        front_end.wait_for_custom(widget, lambda content: _states(content).get(1) == "running")
+        number = front_end.ask(widget, "view", {})  # without a subshell it waits for the end of the cell
+        gate.open(1)
+    front_end.wait_for(lambda message: _is_end_of(cell, message))
+    assert front_end.answer(widget, number)["pool"]["state"] == "up"
+
+
+def test_a_killed_rank_is_seen_and_restarted_through_the_widget(front_end: FrontEnd) -> None:
+    front_end.run(OPEN_MESH)
+    front_end.run("import monarch_nb\ndev = monarch_nb.attach('dev')")
+    (shown,) = front_end.run("dev")
+    assert {"text/plain", "text/html", WIDGET} <= shown.keys()
+    assert shown["text/plain"].startswith("dev · 2 nodes × 2 procs · 4 idle\n")
+    assert front_end.run("dev.mesh.panel()")[0][WIDGET] == shown[WIDGET]  # another view of one widget
+    widget = shown[WIDGET]["model_id"]
+    dev = monarch_nb.attach("dev")
+    before = dev.mesh.status()[3].pid
+    os.kill(before, signal.SIGKILL)
+    front_end.wait_for_custom(widget, lambda content: _states(content).get(3) == "dead")
+    job = front_end.answer(widget, front_end.ask(widget, "restart", {"reservation": dev.id, "ranks": "3"}))["job"]
+    front_end.wait_for_custom(
+        widget,
+        lambda content: (
+            content.get("event", {}).get("type") == "job"
+            and content["event"]["job"]["id"] == job["id"]
+            and content["event"]["job"]["state"] == "done"
+        ),
+    )
+    assert dev.mesh.status()[3].pid != before
+    assert dev.mesh.status()[3].state == "idle"
+
+
+def test_the_widget_reserves_for_its_notebook_and_attaches_it(front_end: FrontEnd, tmp_path: Path) -> None:
+    front_end.run("%load_ext monarch_nb")
+    (shown,) = front_end.run("%mesh panel")
+    widget = shown[WIDGET]["model_id"]
+    front_end.say(widget, {"type": "look", "view": "v", "looking": True})
+    values = {"name": "dev", "nodes": 1, "kind": "procs", "per_node": 2, "time": "", "idle": ""}
+    form = front_end.answer(widget, front_end.ask(widget, "forms", {}))["reserve"]
+    values = {field["name"]: field["default"] for field in form["fields"]} | values
+    job = front_end.answer(widget, front_end.ask(widget, "reserve", {"values": values, "notebook": None}))["job"]
+    content = front_end.wait_for_custom(
+        widget, lambda content: content.get("event", {}).get("job", {}).get("state", "running") != "running"
+    )
+    assert content["event"]["job"]["state"] == "done", content
+    assert content["event"]["job"]["id"] == job["id"]
+    (held,) = monarch_nb.list_reservations()
+    assert held.notebook == str(tmp_path / "a.ipynb")
+    told = front_end.answer(widget, front_end.ask(widget, "attach", {"name": "dev"}))["text"]
+    assert told == "This notebook uses dev now: a cell with %%mesh at its top runs on its 2 ranks."
+    assert front_end.run("%mesh pull rank")[-1]["text/plain"] == "[0, 1]"
+
+
+def test_a_notebook_without_anybody_in_front_gets_what_can_be_saved() -> None:
+    cells = [OPEN_MESH, "import monarch_nb\ndev = monarch_nb.attach('dev')\ndev", "dev.mesh.slice(hosts=1)"]
+    cells += ["%mesh panel", "%mesh release"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    NotebookClient(notebook, timeout=WAIT_S, kernel_name="python3").execute()
+    dev, part, pool = (notebook.cells[place].outputs[0]["data"] for place in (1, 2, 3))
+    assert [len(cell.outputs) for cell in notebook.cells[1:4]] == [1, 1, 1]
+    assert dev.keys() == part.keys() == pool.keys() == {"text/plain", "text/html"}
+    assert dev["text/plain"].splitlines()[:3] == [
+        "dev · 2 nodes × 2 procs · 4 idle",
+        "  node0  0-1 idle",
+        "  node1  2-3 idle",
+    ]
+    assert part["text/plain"].splitlines()[:2] == ["dev · 2 nodes × 2 procs, ranks 2-3 · 2 idle", "  node1  2-3 idle"]
+    assert pool["text/plain"].startswith("pool local · node0: 2 of 4 procs free · node1: 2 of 4 procs free\n\ndev · ")
+    assert "widgets" not in notebook.metadata
