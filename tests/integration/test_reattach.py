@@ -116,6 +116,17 @@ class TestAllocator:
         assert sorted(failures) == [1, 6]
         assert run.values == [0, None, 2, 3, 4, 5, None, 7]
 
+    def test_logs_know_the_runs_that_the_allocator_before_had_forgotten(self, mesh: Mesh) -> None:
+        mesh.run("pass")
+        run = mesh.submit("print('after a silent run')")  # in the files that the silent one left untouched
+        run.result()
+        for silent in range(2):
+            mesh.run(f"{silent}")
+        for pid in allocators():
+            kill(pid)
+        local.up(2, 4)
+        assert {record.run for record in mesh.logs() if "silent" in record.text} == {run.number}
+
     def test_a_rank_too_busy_to_say_hello_is_waited_for(self, mesh: Mesh, gate: Gate) -> None:
         holds_the_interpreter = f"""
 kept = 'in memory'
