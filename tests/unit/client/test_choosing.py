@@ -92,7 +92,7 @@ class TestArguments:
         with pytest.raises(UsageError, match="exactly one of them"):
             reserve("dev", **options)  # type: ignore[arg-type]
 
-    @pytest.mark.parametrize("name", [" ", "a b", "a/b", "..\\x", "a\nb", "x" * 65, "\0"])
+    @pytest.mark.parametrize("name", ["-x", " ", "a b", "a/b", "..\\x", "a\nb", "x" * 65, "\0"])
     def test_names(self, name: str) -> None:
         with pytest.raises(UsageError, match="no name for a reservation"):
             reserve(name, procs=1)

@@ -10,6 +10,7 @@ from monarch_nb.client.events import Text
 from monarch_nb.client.pool import KeptFiles
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.reservation import EndedReservation
+from monarch_nb.config import RANK_TOKEN_VARIABLE
 from monarch_nb.errors import PickleError, RankFailure, RunFailed, TargetError, UsageError
 from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
 from monarch_nb.notebook.cell import KernelCellFailed
@@ -624,3 +625,9 @@ class TestPanel:
     def test_an_object_that_shows_itself_needs_a_notebook(self) -> None:
         with pytest.raises(UsageError, match="a panel needs a notebook with the extension: %load_ext monarch_nb"):
             panel_of(None)  # type: ignore[arg-type]  # it is not looked at
+
+
+def test_the_extension_is_not_for_ranks(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RANK_TOKEN_VARIABLE, "token")
+    with pytest.raises(UsageError, match="the notebook's kernel, not on the ranks"):
+        load_ipython_extension(notebook.shell)
