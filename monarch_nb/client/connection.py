@@ -30,6 +30,8 @@ SHOWN_INTERVAL_S = 0.5
 COLLECT_DELAY_S = 0.1
 LINK_PATIENCE_S = 0.5
 """A session that is not open after this time will not open by itself soon: whoever waits for it is told."""
+GAP_S = 2.0
+"""So long a node may be away and nothing is lost or refused: its allocator is being started again."""
 MAX_FOLLOWED = 64
 
 
@@ -221,6 +223,11 @@ class Connection:
         self._outgoing.put_nowait(pb.SessionRequest(cancel=pb.Cancel(run_id=run_id)))  # after the submit
         if not self.up and (followed := self._followed.get(run_id)):
             followed.cancelled = True
+
+    def withdraw_cancel(self, run_id: str) -> None:
+        """Do not cancel a run when the node is there again."""
+        if not self.up and (followed := self._followed.get(run_id)):
+            followed.cancelled = False
 
     def collect(self, run_id: str) -> None:
         """Tell the node that the results of a run are here: with the next message, or soon."""

@@ -15,10 +15,11 @@ from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.decoding import describe_death
 from monarch_nb.client.infos import RankInfo, RunInfo, infos_of_node, run_infos
+from monarch_nb.client.interrupt_report import InterruptReport
 from monarch_nb.client.logs import LogRecord, follow_logs, read_logs
 from monarch_nb.client.packing import pack_variables
 from monarch_nb.client.presenting import panel_of
-from monarch_nb.client.run import ALLOCATOR_DOWN, InterruptReport, Listener, OnError, Run
+from monarch_nb.client.run import ALLOCATOR_DOWN, Listener, OnError, Run
 from monarch_nb.errors import (
     MonarchNbError,
     NodeUnreachable,

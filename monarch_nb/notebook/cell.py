@@ -31,8 +31,9 @@ from monarch_nb.times import duration
 
 if TYPE_CHECKING:
     from monarch_nb.client.infos import RunInfo
+    from monarch_nb.client.interrupt_report import InterruptReport
     from monarch_nb.client.mesh import Mesh
-    from monarch_nb.client.run import InterruptReport, Run
+    from monarch_nb.client.run import Run
 
 
 Failed = MonarchNbError | RunInterrupted | None
@@ -148,7 +149,7 @@ class CellRunner:
 
     def interrupt(self, mesh: Mesh) -> InterruptReport:
         """Interrupt every run that goes on; those that did not stop the last time are killed and forked anew."""
-        from monarch_nb.client.run import InterruptReport
+        from monarch_nb.client.interrupt_report import InterruptReport
 
         reports = []
         for run in mesh.running():
@@ -200,6 +201,9 @@ class CellRunner:
         except RunTimeout:
             self._leave_open(run, view)
             raise
+        if not run.done:  # interrupted; the rest can not be reached
+            self._leave_open(run, view)
+            return RunInterrupted(str(report))
         view.close()
         self._session.finished(run)
         if report is not None and not [failure for failure in run.failures if _is_own(failure, report)]:
