@@ -101,6 +101,25 @@ class MeshCore:
             return connection
         raise NodeUnreachable(f"the node of rank {rank} (number {node}) does not answer: %mesh attach looks again")
 
+    async def check_nodes(self, ranks: Iterable[int]) -> None:
+        """Raise NodeUnreachable unless all nodes that a run on these ranks needs answer."""
+
+        async def check(node: int) -> None:
+            connection = self.connection_of(node * self.ranks_per_node)
+            try:
+                await connection.check()
+            except NodeUnreachable:
+                raise NodeUnreachable(f"{connection.name} {ALLOCATOR_DOWN}", connection.name) from None
+
+        checks = await asyncio.gather(*map(check, self.nodes_for(ranks)), return_exceptions=True)
+        for error in checks:
+            if error is not None:
+                raise error
+
+    def nodes_for(self, ranks: Iterable[int]) -> list[int]:
+        """Return the nodes that a run on these ranks needs: theirs, and the one that gives it its number."""
+        return sorted({self.first_node, *self.by_node(ranks)})
+
     async def control(
         self, ranks: Iterable[int], *, timeout_s: float = CONTROL_TIMEOUT_S, **message: Any
     ) -> dict[int, pb.RankReply]:
@@ -264,6 +283,7 @@ class Mesh:
         Raises:
             RunFailed: it failed on some ranks.
             RankDead: a rank of this mesh is dead.
+            NodeUnreachable: a node of it does not answer.
             TimeoutError: it goes on after `timeout_s`.
             FilesError: a node could not take the files that changed.
 
@@ -316,6 +336,9 @@ class Mesh:
         return run
 
     def _check_alive(self) -> None:
+        connections = (self.core.connections.get(node) for node in self.core.nodes_for(self.ranks))
+        if not all(connection is not None and connection.up for connection in connections):
+            call(self.core.check_nodes(self.ranks))
         if not any(rank in self.core.dead for rank in self.ranks):
             return
         call(self.core.status())  # somebody else may have restarted it
