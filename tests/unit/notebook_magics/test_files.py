@@ -96,6 +96,13 @@ class TestLines:
         assert dry_run(quiet, NODES, overwrite=False)[-1].startswith("nothing would be sent")
         assert len(dry_run(quiet, NODES, overwrite=True)) == 1
 
+    def test_a_dry_run_names_what_ranks_removed_as_a_sync_does(self) -> None:
+        gone = "ranks removed pkg/a.py on node1: %mesh sync --overwrite sends yours again"
+        there = Differences(missing={"pkg/a.py": ("node1",)})
+        assert dry_run(Pending(there=there), NODES, overwrite=False) == [gone]
+        edited = Pending([("pkg/a.py", 10)], there=there)
+        assert dry_run(edited, NODES, overwrite=False) == ["send    pkg/a.py  10 B", "1 file, 10 B"]
+
 
 class TestBeforeACell:
     def test_says_what_went_and_the_cell_runs(self, held: Notebook, copied: FakeFiles, client: FakeClient) -> None:
