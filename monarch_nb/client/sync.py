@@ -219,22 +219,33 @@ class SyncedFiles:
                 if directory == chosen or name == os.fspath(path):
                     break
             else:
-                there = ", ".join(map(str, self.added.values())) or "nothing"
-                raise UsageError(f"{path} was not added; added: {there}")
+                name = self._added_elsewhere(chosen, os.fspath(path))
             if self._added.pop(name, None):
                 return SyncReport()
-            return self._end_copies(self._opened()[name])
+            return self._end_copies(name)
 
-    def _end_copies(self, mount: _Mount) -> SyncReport:
+    def _added_elsewhere(self, chosen: Path, word: str) -> str:
+        """Return the name of a directory that another kernel added, perhaps on another computer."""
+        elsewhere = {name: source for name, source in self._sources().items() if name} if self.copies else {}
+        for name, source in elsewhere.items():
+            if word == name or source == f"{socket.gethostname()}:{chosen}":
+                return name
+        by_name = {**elsewhere, **{name: str(directory) for name, directory in self.added.items()}}
+        raise UsageError(f"{word} was not added; added: {', '.join(by_name.values()) or 'nothing'}")
+
+    def _end_copies(self, name: str) -> SyncReport:
         began = time.monotonic()
-        change = pb.TreeChange(mount=mount.name, version=uuid.uuid4().hex, whole=True)
-        sender = Sender(self.reservation_id, lambda: change, mount.tree.content)
-        mount.have.clear()  # whoever could not end it gets it whole
+        change = pb.TreeChange(mount=name, version=uuid.uuid4().hex, whole=True)
+        sender = Sender(self.reservation_id, lambda: change, lambda _: iter(()))  # it has no content
+        mount = self._opened().get(name)
+        if mount is not None:
+            mount.have.clear()  # whoever could not end it gets it whole
         transfer = call(sender.send(list(self.connections.values()), change, []))
         self._version = uuid.uuid4().hex
         self._raise_failed(transfer, None)
-        mount.tree.close()
-        del self._opened()[mount.name]
+        if mount is not None:
+            mount.tree.close()
+            del self._opened()[name]
         seconds = time.monotonic() - began
         return replace(report_of(change, {}, transfer), nodes=len(self.connections), seconds=seconds)
 

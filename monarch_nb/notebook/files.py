@@ -75,6 +75,8 @@ class FileCommands:
         reservation = self._session.current()
         files = reservation.files
         path, lines = parsed.text("add"), list[str]()
+        if parsed.switch("status") and (parsed.switch("overwrite") or parsed.switch("dry_run")):
+            raise UsageError("--status only looks: it goes without --overwrite and --dry-run")
         if path is None and parsed.text("as") is not None:
             raise UsageError("--as NAME goes with --add DIR")
         if (gone := parsed.text("remove")) is not None:
@@ -275,7 +277,9 @@ def left_out(local: Mapping[str, Report]) -> list[str]:
     for report in local.values():
         if report.too_large:
             large = [f"{printable(path)} ({size(size_bytes)})" for path, size_bytes in report.too_large]
-            lines.append(f"too large: {_some(large)}; max-file-size in pyproject.toml's [tool.monarch_nb] is the limit")
+            limit = f"over the limit of {size(report.max_file_bytes)}; " if report.max_file_bytes else ""
+            raises = "max-file-size in pyproject.toml's [tool.monarch_nb] raises it"
+            lines.append(f"too large: {_some(large)}; {limit}{raises}")
         if report.refused:
             lines.append(f"not synced: {_some([f'{printable(path)} ({why})' for path, why in report.refused])}")
         if report.notice:

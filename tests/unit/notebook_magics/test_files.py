@@ -22,7 +22,7 @@ NODES = ["node0", "node1"]
 def local(
     *, large: dict[bytes, int] | None = None, refused: dict[bytes, str] | None = None, notice: str = ""
 ) -> Report:
-    return Report(sorted((large or {}).items()), sorted((refused or {}).items()), notice, b"/project", {})
+    return Report(sorted((large or {}).items()), sorted((refused or {}).items()), notice, b"/project", {}, 10**8)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ class TestLines:
         large = {b"%d.bin" % number: 200_000_000 for number in range(7)}
         lines = left_out({"": local(large=large, refused={b"x": "it is a socket"}, notice="looking at all files")})
         assert lines[0].startswith("too large: 0.bin (200 MB), 1.bin (200 MB),")
-        assert ", 4.bin (200 MB), and 2 more; max-file-size in pyproject.toml's [tool.monarch_nb]" in lines[0]
+        assert ", 4.bin (200 MB), and 2 more; over the limit of 100 MB; max-file-size in" in lines[0]
         assert lines[1:] == ["not synced: x (it is a socket)", "looking at all files"]
 
     def test_a_bar_says_how_to_stop_what_takes_long(self) -> None:
@@ -241,6 +241,11 @@ class TestSync:
 
     def test_a_name_without_a_directory(self, held: Notebook, copied: FakeFiles) -> None:
         assert "--as NAME goes with --add DIR" in str(held.error("%mesh sync --as x"))
+
+    @pytest.mark.parametrize("flag", ["--overwrite", "--dry-run"])
+    def test_a_status_only_looks(self, held: Notebook, copied: FakeFiles, flag: str) -> None:
+        error = held.error(f"%mesh sync --status {flag}")
+        assert str(error).startswith("--status only looks: it goes without --overwrite and --dry-run")
 
     def test_a_look_sends_nothing(self, held: Notebook, copied: FakeFiles) -> None:
         assert "nothing would be sent" in held.ok("%mesh sync --dry-run")
