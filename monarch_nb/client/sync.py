@@ -25,7 +25,7 @@ from monarch_nb.client.connection import Connection
 from monarch_nb.client.evidence import nodes_blind_to
 from monarch_nb.client.files.local_tree import FileChanged, LocalTree, Report
 from monarch_nb.client.files.project import Settings, check_beside, checked_directory, read_settings
-from monarch_nb.client.sync_report import Differences, Pending, SyncReport, differences, report_of
+from monarch_nb.client.sync_report import Differences, OnNodes, Pending, SyncReport, differences, report_of
 from monarch_nb.client.transfer import INLINE_BYTES, Sender, Transfer
 from monarch_nb.errors import FilesError, MonarchNbError, UsageError
 from monarch_nb.files.tree import check_mount, chunk_hashes, difference, printable
@@ -280,6 +280,7 @@ class SyncedFiles:
         with self._lock:
             began = time.monotonic()
             total = SyncReport()
+            gone = self.differences().missing if overwrite else {}
             for mount in list(self._opened().values()):
                 self._check_there(mount)
                 total += self._sync_mount(mount, nodes, overwrite, progress)
@@ -290,10 +291,17 @@ class SyncedFiles:
             return replace(
                 total,
                 seconds=time.monotonic() - began,
-                nodes=len(names) - len(missed),
+                nodes=len(total.given) or len(names) - len(missed),
+                restored=self._restored(gone, missed),
                 missed=missed,
                 local={name: mount.report() for name, mount in self._opened().items()},
             )
+
+    def _restored(self, gone: OnNodes, missed: Sequence[str]) -> OnNodes:
+        """Return which of the files that were gone are back, and where."""
+        here = {os.path.join(name, printable(path)) for name, mount in self._opened().items() for path in mount.entries}
+        back = {path: tuple(node for node in nodes if node not in missed) for path, nodes in gone.items()}
+        return {path: nodes for path, nodes in back.items() if nodes and path in here}
 
     def pending(self, progress: Progress = lambda *_: None) -> Pending:
         """Return what a sync would do."""

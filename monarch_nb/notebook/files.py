@@ -242,6 +242,7 @@ def notes(report: SyncReport, files: SyncedFiles, directory: str) -> list[str]:
     )
     lines += _grouped("left {paths} on {nodes}, which ranks wrote there", report.left, everyone)
     lines += _grouped("overwrote {paths}, which ranks wrote on {nodes}", report.overwritten, everyone)
+    lines += _grouped("restored {paths}, which ranks had removed on {nodes}", report.restored, everyone)
     if report.missed:
         lines.append(f"not reached: {name_nodes(report.missed, everyone)}; the next sync brings what is missing there")
     if report.modules and not files.reload:

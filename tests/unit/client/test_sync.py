@@ -444,6 +444,7 @@ class TestOnDisk:
         assert there.changed == {"model.py": ("node0",), "own.txt": ("node0",)}
         report = files.sync(overwrite=True)
         assert report.overwritten == there.changed
+        assert report.restored == {"data": ("node0",)}
         assert (node.tree / "data").read_text() == "1"
         found = files.differences()
         assert not found.changed | found.missing
@@ -541,6 +542,9 @@ class TestOnDisk:
         node.pass_on = pass_on  # type: ignore[method-assign]
         files = files_of(project, node, lost)
         files.sync()
+        (lost.tree / "model.py").unlink()
+        report = files.sync(overwrite=True)
+        assert (report.files, report.nodes, report.restored) == (1, 1, {"model.py": ("node1",)})
         lost.is_up = False
         for number in (2, 3):
             (project / "model.py").write_text(f"x = {number}\n")

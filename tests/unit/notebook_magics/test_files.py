@@ -216,8 +216,13 @@ class TestSync:
         copied.there = Differences(missing={"b.py": ("node0", "node1")})
         assert held.ok("%mesh sync") == "ranks removed b.py on every node: %mesh sync --overwrite sends yours again"
         copied.there = Differences()
+        copied.reports = [SyncReport(1, 4, nodes=1, seconds=0.1, restored={"b.py": ("node1",)})]
+        assert held.ok("%mesh sync --overwrite").splitlines() == [
+            "sent 1 file, 4 B, to 1 node in 0.1 s",
+            "restored b.py, which ranks had removed on node1",
+        ]
         assert held.ok("%mesh sync --overwrite") == "the files are on 2 nodes already"
-        assert [call[2] for call in copied.calls] == [False, False, True]
+        assert [call[2] for call in copied.calls] == [False, False, True, True]
 
     def test_adds_a_directory(self, held: Notebook, copied: FakeFiles, tmp_path: Path) -> None:
         copied.reports = [SyncReport(2, 9, nodes=2, seconds=0.5)]
