@@ -206,6 +206,12 @@ class RankFailure:
         return escapes.strip(self.rendered)
 
 
+def where_besides(message: str, where: str) -> str:
+    """Return where a run failed, or "" when the message says it, as a SyntaxError's does: "(train.py, line 41)"."""
+    file, _, line = where.rpartition(":")
+    return "" if f"({file}, line {line})" in message else where
+
+
 class RunFailed(MonarchNbError):
     """A run failed on some ranks; results of the others stay available in `run`.
 

@@ -90,6 +90,9 @@ def test_of_a_rank_where_it_waits_and_what_it_raised() -> None:
     waits, failed = infos_of_node("node0", mesh)
     assert (waits.waits_in, waits.failure, waits.cpu) == ("all_reduce (train.py:41)", "", 0.0)
     assert (failed.waits_in, failed.failure, failed.cpu) == ("", "ValueError: bad batch … (Cell In[7]:3)", None)
+    mesh.ranks[1].failure.message = "invalid syntax (Cell In[7], line 3)"
+    _, failed = infos_of_node("node0", mesh)
+    assert failed.failure == "ValueError: invalid syntax (Cell In[7], line 3)"
 
 
 @pytest.mark.parametrize(
