@@ -25,7 +25,8 @@ _log = logging.getLogger(__name__)
 ANSWER_S = 0.5
 """How long a refresh waits for nodes; who answers later is in the next one."""
 SILENT_AFTER_S = 3.0
-BETWEEN_DELIVERIES_S = 0.1
+BETWEEN_DELIVERIES_S = 0.125
+"""A log that grows and the pool that changes are then fewer than ten messages a second."""
 MAX_NOTICES = 100
 _REQUEST = pb.StatusRequest(readings=True)
 

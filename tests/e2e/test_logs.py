@@ -91,17 +91,17 @@ def test_any_line_is_reached_by_mouse_and_keyboard(log: LogPage) -> None:
 def test_a_log_follows_until_one_looks_up(
     panel: PanelPage, log: LogPage, held: Reservation, make_gate: Callable[[], Gate]
 ) -> None:
-    gate = make_gate()
-    run, _ = started(held.mesh, f"for batch in range(2):\n    print('batch', batch)\n    {gate.wait}")
+    first_batch, second_batch = make_gate(), make_gate()
+    run, _ = started(held.mesh, f"print('batch 0')\n{first_batch.wait}\nprint('batch 1')\n{second_batch.wait}")
     expect(log.line("batch 0")).to_be_in_viewport()
-    gate.open(4)
+    first_batch.open(4)
     expect(log.line("batch 1")).to_be_in_viewport()
     log.root.get_by_role("log", name="Lines of the log").focus()
     log.page.keyboard.press("Home")
     first = log.line("step 0 loss")
     expect(first).to_be_in_viewport()
     expect(log.button("Follow")).to_have_attribute("aria-pressed", "false")
-    gate.open(4)
+    second_batch.open(4)
     run.wait()
     held.mesh.run("print('later')")
     log.wait_for_total(3005 + 4)
