@@ -260,13 +260,22 @@ const notificationPlugin: JupyterFrontEndPlugin<void> = {
   autoStart: true,
   requires: [IMesh],
   activate: (app: JupyterFrontEnd, { store }: Mesh) => {
-    const shown = new Set<string>();
+    const shown = new Map<string, string>();
     store.subscribe(() => {
-      for (const notice of store.state.notices) {
+      const { notices } = store.state;
+      for (const [id, notification] of shown) {
+        if (notification && !notices.some(notice => notice.id === id)) {
+          shown.set(id, ''); // closed, or it holds no more; never shown again
+          Notification.dismiss(notification);
+        }
+      }
+      for (const notice of notices) {
         if (!shown.has(notice.id)) {
-          shown.add(notice.id);
           const show = { label: 'Show', callback: () => void app.commands.execute(CommandIDs.open) };
-          Notification.emit(notice.text, notice.level, { autoClose: 10_000, actions: [show] });
+          shown.set(
+            notice.id,
+            Notification.emit(notice.text, notice.level, { autoClose: 10_000, actions: [show] })
+          );
         }
       }
     });
