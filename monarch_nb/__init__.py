@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from monarch_nb.client.environments import PipReport
     from monarch_nb.client.fetch import FetchReport, FileInfo
     from monarch_nb.client.infos import RankInfo, RunInfo
+    from monarch_nb.client.interrupt_report import InterruptReport
     from monarch_nb.client.mesh import Mesh, StackReport
     from monarch_nb.client.reservation import (
         EndedReservation,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
         list_reservations,
         reserve,
     )
-    from monarch_nb.client.run import InterruptReport, Run
+    from monarch_nb.client.run import Run
     from monarch_nb.client.sync_report import SyncReport
     from monarch_nb.config import VERSION as __version__
     from monarch_nb.errors import (
@@ -113,7 +114,8 @@ _HOMES = {
         *("EndedReservation", "Reservation", "ReservationInfo"),
         *("attach", "list_ended", "list_reservations", "reserve"),
     ),
-    "monarch_nb.client.run": ("InterruptReport", "Run"),
+    "monarch_nb.client.interrupt_report": ("InterruptReport",),
+    "monarch_nb.client.run": ("Run",),
     "monarch_nb.client.sync_report": ("SyncReport",),
     "monarch_nb.notebook": ("load_ipython_extension", "unload_ipython_extension"),
     "monarch_nb.shape": ("Extent",),

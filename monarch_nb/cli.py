@@ -199,7 +199,8 @@ def _status(options: argparse.Namespace) -> int:
     ]
     _print_table(("node", "state", "pid", "procs used", "GPUs used"), rows)
     print()
-    _print_reservations(reservations)
+    free = max((node["procs_free"] or 0 for node in described), default=0)
+    _print_reservations(reservations, str(min(free, 4)) if free else "N")
     return 0
 
 
@@ -340,9 +341,10 @@ def _version_line() -> str:
     return f"monarch-nb {VERSION} (protocol {PROTOCOL})"
 
 
-def _print_reservations(reservations: Sequence[ReservationInfo]) -> None:
+def _print_reservations(reservations: Sequence[ReservationInfo], procs: str = "N") -> None:
+    """Print what is held; if nothing is, how to reserve so many `procs`."""
     if not reservations:
-        print("nothing is held (%mesh reserve NAME --nodes 1 --procs 4 in a notebook)")
+        print(f"nothing is held (%mesh reserve NAME --nodes 1 --procs {procs} in a notebook)")
         return
     rows = [
         (info.name, info.owner, info.shape, info.alive_of_all, _running(info), info.left, info.notebook)

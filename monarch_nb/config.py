@@ -151,5 +151,5 @@ class NodePaths:
 
 
 def run_file(runs: str | os.PathLike[str], number: int, rank: int, kind: str) -> Path:
-    """Return the path of a rank's "out", "err" or "marks" file of run `number`."""
+    """Return the path of a rank's "out", "err", "marks" or "run" file of output `number`."""
     return Path(runs) / str(number) / f"{rank}.{kind}"

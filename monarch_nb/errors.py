@@ -206,6 +206,12 @@ class RankFailure:
         return escapes.strip(self.rendered)
 
 
+def where_besides(message: str, where: str) -> str:
+    """Return where a run failed, or "" when the message says it, as a SyntaxError's does: "(train.py, line 41)"."""
+    file, _, line = where.rpartition(":")
+    return "" if f"({file}, line {line})" in message else where
+
+
 class RunFailed(MonarchNbError):
     """A run failed on some ranks; results of the others stay available in `run`.
 
@@ -214,6 +220,7 @@ class RunFailed(MonarchNbError):
     Attributes:
         failures: one RankFailure per failing rank, by rank (given as a list of them, or of their facts).
         run: the Run, with the good ranks' values; None when raised without one.
+        kept_in: the notebook's variable that has the values already.
     """
 
     def __init__(
@@ -222,6 +229,7 @@ class RunFailed(MonarchNbError):
         rebuilt = [failure if isinstance(failure, RankFailure) else _failure(failure) for failure in failures]
         self.failures = {failure.rank: failure for failure in rebuilt}
         self.run = run
+        self.kept_in = ""
         super().__init__(message)
 
     def __str__(self) -> str:
@@ -271,9 +279,8 @@ class RunFailed(MonarchNbError):
             lines.append(f"%mesh restart -t {format_ranks(sorted(dead))} starts {them} again")
         total = len(self.run.ranks) if self.run is not None else None
         if total and total > len(self.failures):
-            lines.append(
-                f"{len(self.failures)} of {total} ranks failed; results of the others are kept (-o NAME, or run.values)"
-            )
+            kept = f"are in {self.kept_in}" if self.kept_in else "are kept (-o NAME, or run.values)"
+            lines.append(f"{len(self.failures)} of {total} ranks failed; results of the others {kept}")
         return lines
 
 

@@ -100,14 +100,15 @@ class LogLines:
         runs = self._node.paths.runs(request.mesh_id)
         ranks = [rank for rank in sorted(mesh.ranks) if not request.ranks or rank in request.ranks]
         # Of the runs that share an output only a rank's newest can have written to it there.
-        number_of = {(run.output, rank): run.number for run in mesh.runs.values() for rank in run.ranks}
+        known = {(run.output, rank): run.number for run in mesh.runs.values() for rank in run.ranks}
         of_mesh = self._indices.setdefault(request.mesh_id, {})
         for output in sorted(set(stored_outputs(runs) if outputs is None else outputs)):
             await asyncio.sleep(0)
             for rank in ranks:
                 index = of_mesh.get((output, rank))
                 if index is None:
-                    index = RankIndex(RankFiles(runs, output, rank), number_of.get((output, rank), output))
+                    files = RankFiles(runs, output, rank)
+                    index = RankIndex(files, files.run_number(known))
                     if not index.is_behind():
                         continue
                     of_mesh[output, rank] = self._of_runs[request.mesh_id, index.number, rank] = index

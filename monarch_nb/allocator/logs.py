@@ -46,15 +46,10 @@ def _written(node: Node, request: pb.ReadLogsRequest) -> list[tuple[int, RankFil
     ranks = [rank for rank in sorted(mesh.ranks) if not request.ranks or rank in request.ranks]
     runs = node.paths.runs(request.mesh_id)
     # Of the runs that share an output only a rank's newest can have written to it there.
-    number_of = {(run.output, rank): run.number for run in mesh.runs.values() for rank in run.ranks}
-    written = [
-        (number_of.get((output, rank), output), rank, output) for output in stored_outputs(runs) for rank in ranks
-    ]
-    return [
-        (number, RankFiles(runs, output, rank))
-        for number, rank, output in sorted(written)
-        if request.number in (0, number)
-    ]
+    known = {(run.output, rank): run.number for run in mesh.runs.values() for rank in run.ranks}
+    stored = [RankFiles(runs, output, rank) for output in stored_outputs(runs) for rank in ranks]
+    numbered = sorted(((files.run_number(known), files) for files in stored), key=lambda pair: (pair[0], pair[1].rank))
+    return [(number, files) for number, files in numbered if request.number in (0, number)]
 
 
 class _Wake(Session):

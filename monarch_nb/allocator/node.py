@@ -501,6 +501,8 @@ class Node:
         run = mesh.runs[effect.run_id]
         self.expiry.used(mesh.spec.reservation_id)
         self._dirty_runs.add((effect.mesh_id, effect.run_id))
+        if run.output != run.number and not effect.result.untouched:
+            RankFiles(self.paths.runs(effect.mesh_id), run.output, effect.result.rank).note_run(run.number)
         self._audience.rank_finished(run, effect.result)
         self._flush_soon()
 

@@ -3,7 +3,9 @@
 The files are the truth; nothing is kept in memory. A flood is elided in what a follower is sent, never in the files.
 """
 
+import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +48,22 @@ class RankFiles:
             stderr_bytes=self.size_bytes("err"),
             marks_bytes=self.size_bytes("marks"),
         )
+
+    def note_run(self, number: int) -> None:
+        """Note which run wrote here, when it is not the one that the files were made for: the node forgets runs."""
+        with contextlib.suppress(OSError):  # a full disk: the log has the output's number
+            self.path("run").write_text(str(number))
+
+    def run_number(self, known: Mapping[tuple[int, int], int]) -> int:
+        """Return the number of the run that wrote here.
+
+        Args:
+            known: by output and rank, of the runs that the node remembers.
+        """
+        try:
+            return int(self.path("run").read_text())
+        except (OSError, ValueError):
+            return known.get((self.output, self.rank), self.output)
 
     def read(self, kind: str, start: int, end: int) -> bytes:
         if end <= start:

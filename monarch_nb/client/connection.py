@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from typing import Any, Protocol
@@ -30,6 +31,8 @@ SHOWN_INTERVAL_S = 0.5
 COLLECT_DELAY_S = 0.1
 LINK_PATIENCE_S = 0.5
 """A session that is not open after this time will not open by itself soon: whoever waits for it is told."""
+GAP_S = 2.0
+"""So long a node may be away and nothing is lost or refused: its allocator is being started again."""
 MAX_FOLLOWED = 64
 
 
@@ -94,6 +97,8 @@ class Connection:
         self._collected: list[str] = []
         self._collect_timer: asyncio.TimerHandle | None = None
         self.up = False
+        self._opened = asyncio.Event()
+        self._away_since = time.monotonic()
         self.mesh_deaths: dict[str, Callable[[pb.RankDied], None]] = {}
         self._attached: dict[str, list[Callable[[pb.TimeLeft], None]]] = {}
 
@@ -126,6 +131,18 @@ class Connection:
         request = pb.DescribeRequest(protocol=config.PROTOCOL, client_version=config.VERSION)
         reply: pb.DescribeReply = await self.unary("Describe", request, timeout_s)
         return reply
+
+    async def check(self) -> None:
+        """Return if the node answers. One that has just gone away has the time to start an allocator.
+
+        Raises:
+            NodeUnreachable: it does not answer.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self._away_since + GAP_S - time.monotonic())):
+                await self._opened.wait()
+                return
+        await self.describe()  # it may have come back just now
 
     async def stream(self, method: str, request: Any) -> AsyncGenerator[Any, None]:
         """Call a method that streams its reply."""
@@ -221,6 +238,11 @@ class Connection:
         self._outgoing.put_nowait(pb.SessionRequest(cancel=pb.Cancel(run_id=run_id)))  # after the submit
         if not self.up and (followed := self._followed.get(run_id)):
             followed.cancelled = True
+
+    def withdraw_cancel(self, run_id: str) -> None:
+        """Do not cancel a run when the node is there again."""
+        if not self.up and (followed := self._followed.get(run_id)):
+            followed.cancelled = False
 
     def collect(self, run_id: str) -> None:
         """Tell the node that the results of a run are here: with the next message, or soon."""
@@ -322,6 +344,11 @@ class Connection:
         if self.up == up:
             return
         self.up = up
+        if up:
+            self._opened.set()
+        else:
+            self._opened.clear()
+            self._away_since = time.monotonic()
         self._send_collected()
         for followed in list(self._followed.values()):
             followed.cancelled = False  # it was sent with the opening

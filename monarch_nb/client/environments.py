@@ -53,7 +53,10 @@ class PipReport:
         """Return what to tell a user."""
         everyone = [name for environment in self.environments for name in environment.names]
         each = [name_nodes(environment.names, everyone) for environment in self.environments]
-        lines = [f"pip ran once for {', once for '.join(each)}"]
+        if len(self.environments) == 1 and len(everyone) > 1:
+            lines = ["pip ran once: all nodes share one environment"]
+        else:
+            lines = [f"pip ran once for {', once for '.join(each)}"]
         if self.changes:
             lines.append("modules that are imported already stay as they are until %mesh restart")
             if not any(environment.here in (True, None) for environment in self.environments):

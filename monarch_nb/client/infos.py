@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb.client.decoding import describe_death, result_event
 from monarch_nb.code_names import run_name
-from monarch_nb.errors import RankFailure
+from monarch_nb.errors import RankFailure, where_besides
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
@@ -135,7 +135,8 @@ def waits_in(where: run_pb2.Where) -> str:
 def _failure(failure: run_pb2.Failure) -> str:
     first, _, more = failure.message.partition("\n")
     text = f"{failure.name}: {first}{' …' if more else ''}" if failure.message else failure.name
-    return f"{text} ({failure.where})" if failure.where else text
+    where = where_besides(failure.message, failure.where)
+    return f"{text} ({where})" if where else text
 
 
 def run_infos(told: Iterable[tuple[str, pb.MeshStatus]]) -> list[RunInfo]:

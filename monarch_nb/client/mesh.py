@@ -15,10 +15,11 @@ from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.decoding import describe_death
 from monarch_nb.client.infos import RankInfo, RunInfo, infos_of_node, run_infos
+from monarch_nb.client.interrupt_report import InterruptReport
 from monarch_nb.client.logs import LogRecord, follow_logs, read_logs
 from monarch_nb.client.packing import pack_variables
 from monarch_nb.client.presenting import panel_of
-from monarch_nb.client.run import ALLOCATOR_DOWN, InterruptReport, Listener, OnError, Run
+from monarch_nb.client.run import ALLOCATOR_DOWN, Listener, OnError, Run
 from monarch_nb.errors import (
     MonarchNbError,
     NodeUnreachable,
@@ -99,6 +100,25 @@ class MeshCore:
         if connection := self.connections.get(node):
             return connection
         raise NodeUnreachable(f"the node of rank {rank} (number {node}) does not answer: %mesh attach looks again")
+
+    async def check_nodes(self, ranks: Iterable[int]) -> None:
+        """Raise NodeUnreachable unless all nodes that a run on these ranks needs answer."""
+
+        async def check(node: int) -> None:
+            connection = self.connection_of(node * self.ranks_per_node)
+            try:
+                await connection.check()
+            except NodeUnreachable:
+                raise NodeUnreachable(f"{connection.name} {ALLOCATOR_DOWN}", connection.name) from None
+
+        checks = await asyncio.gather(*map(check, self.nodes_for(ranks)), return_exceptions=True)
+        for error in checks:
+            if error is not None:
+                raise error
+
+    def nodes_for(self, ranks: Iterable[int]) -> list[int]:
+        """Return the nodes that a run on these ranks needs: theirs, and the one that gives it its number."""
+        return sorted({self.first_node, *self.by_node(ranks)})
 
     async def control(
         self, ranks: Iterable[int], *, timeout_s: float = CONTROL_TIMEOUT_S, **message: Any
@@ -263,6 +283,7 @@ class Mesh:
         Raises:
             RunFailed: it failed on some ranks.
             RankDead: a rank of this mesh is dead.
+            NodeUnreachable: a node of it does not answer.
             TimeoutError: it goes on after `timeout_s`.
             FilesError: a node could not take the files that changed.
 
@@ -315,6 +336,9 @@ class Mesh:
         return run
 
     def _check_alive(self) -> None:
+        connections = (self.core.connections.get(node) for node in self.core.nodes_for(self.ranks))
+        if not all(connection is not None and connection.up for connection in connections):
+            call(self.core.check_nodes(self.ranks))
         if not any(rank in self.core.dead for rank in self.ranks):
             return
         call(self.core.status())  # somebody else may have restarted it

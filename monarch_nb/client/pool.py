@@ -321,7 +321,8 @@ def choose_nodes(shape: Shape, nodes: list[pb.DescribeReply]) -> list[int]:
     total = [len(node.gpus) if shape.gpus else node.procs for node in nodes]
     if shape.gpus and not any(total):
         raise CapacityError(
-            f"{shape.gpus} GPUs per node asked for, but no node of this pool has a GPU; --procs N asks for CPU ranks"
+            f"{counted(shape.gpus, 'GPU')} per node asked for, but no node of this pool has a GPU; "
+            "--procs N asks for CPU ranks"
         )
     fitting = [index for index, count in enumerate(free) if count >= shape.per_node]
     if len(fitting) >= shape.nodes:

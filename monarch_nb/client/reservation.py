@@ -587,6 +587,8 @@ def _info(held: HeldReservation) -> ReservationInfo:
 
 def checked_name(name: str) -> str:
     """Return the name, or raise UsageError when it is none for a reservation."""
+    if name.startswith("-"):
+        raise UsageError(f"{name!r} is no name for a reservation: what begins with a - is a flag")
     if not name or len(name) > 64 or any(each in "/\\\0" or each.isspace() for each in name):
         raise UsageError(f"{name!r} is no name for a reservation: at most 64 characters, no spaces or slashes")
     return name

@@ -8,14 +8,14 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from monarch_nb.client import events
 from monarch_nb.client.bridge import call, post
-from monarch_nb.client.connection import Connection
+from monarch_nb.client.connection import GAP_S, Connection
 from monarch_nb.client.decoding import display_event, result_event
+from monarch_nb.client.interrupt_report import InterruptReport, unstopped_lines
 from monarch_nb.client.waits import explain_past_waits, explain_waits
 from monarch_nb.code_names import run_name
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, ReservationExpired, RunFailed
@@ -39,48 +39,6 @@ STOP_WAIT_S = 4.0
 WAITS_INTERVAL_S = 3.0
 ABORT_INTERVAL_S = 0.5
 PROCEED_AFTER_S = 2.0
-
-
-@dataclass(frozen=True)
-class InterruptReport:
-    """What an interrupt did.
-
-    Attributes:
-        stopped: ranks that are free now.
-        free: ranks that had finished before.
-        stuck: ranks that did not stop in a few seconds, and the line where each hangs.
-        aborted: ranks whose process group had to be aborted; the whole mesh needs `init_process_group()` again.
-        restarted: ranks that were killed and started again.
-    """
-
-    stopped: tuple[int, ...] = ()
-    free: tuple[int, ...] = ()
-    stuck: dict[int, str] = field(default_factory=dict)
-    aborted: tuple[int, ...] = ()
-    restarted: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, reports: Iterable[InterruptReport]) -> InterruptReport:
-        """Return what several interrupts did together."""
-        reports = list(reports)
-        return cls(
-            stopped=tuple(sorted({rank for report in reports for rank in report.stopped})),
-            free=tuple(sorted({rank for report in reports for rank in report.free})),
-            stuck={rank: line for report in reports for rank, line in report.stuck.items()},
-            aborted=tuple(sorted({rank for report in reports for rank in report.aborted})),
-            restarted=tuple(sorted({rank for report in reports for rank in report.restarted})),
-        )
-
-    def __str__(self) -> str:
-        parts = [f"interrupted {name_ranks(self.stopped)}"] if self.stopped else []
-        if self.aborted:
-            parts.append("process group aborted: call dist.init_process_group() again and wrap DDP models again")
-        parts += _stuck_lines(self.stuck)
-        if self.restarted:
-            parts.append(f"killed and restarted {name_ranks(self.restarted)}: their variables are lost")
-        if self.stuck and self.free:
-            parts.append(f"{name_ranks(self.free)} had finished before")
-        return "; ".join(parts) or "nothing was running"
 
 
 class Run:
@@ -120,6 +78,7 @@ class Run:
         self._values: dict[int, Any] = {}
         self._refusal: MonarchNbError | None = None
         self._done = threading.Event()
+        self._freed = threading.Event()
         self._decoders: dict[tuple[int, events.Stream], codecs.IncrementalDecoder] = {}
         self._submits: dict[int, pb.Submit] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -128,7 +87,7 @@ class Run:
         self._waited = ""  # who waited for whom when it was looked at last
         self._completing = False
         self._interrupting = False
-        self._is_stuck = False
+        self._is_stuck = False  # ranks did not stop after an interrupt
         self._is_collected = False
         self._replaying: set[Connection] = set()
         self._away: set[int] = set()  # nodes that do not answer
@@ -263,16 +222,24 @@ class Run:
             return self.wait(timeout_s)
         except KeyboardInterrupt:
             report = self._free()
-        self.collected()
+        if self.done:
+            self.collected()
         raise KeyboardInterrupt(str(report))
+
+    def wait_freed(self, timeout_s: float | None = None) -> bool:
+        """Wait after an interrupt until every rank has finished, but for those whose node does not answer."""
+        return self._freed.wait(timeout_s)
 
     def _free(self) -> InterruptReport:
         """Interrupt the ranks until they are free. Those that have had no time to stop are never killed."""
+        report = InterruptReport()
+        is_first = True
         while True:
             with contextlib.suppress(KeyboardInterrupt):
-                report = self.interrupt(kill_stuck=self._is_stuck)
-                self.wait()  # what is stuck may still stop by itself
-                return report
+                now = self.interrupt(kill_stuck=self._is_stuck)
+                report, is_first = now if is_first else report.then(now), False
+                self.wait_freed()  # what is stuck may still stop by itself
+                return report.as_of(self.results)
 
     def collected(self) -> None:
         """Tell the allocators that the results are here: they need not be kept for a later kernel."""
@@ -337,7 +304,7 @@ class Run:
         return self._own_connections[node]
 
     def _connections(self) -> list[Connection]:
-        return [self._connection(node) for node in self._by_node(self.ranks)]
+        return [self._connection(node) for node in self._by_node(self.ranks) if node in self.mesh.core.connections]
 
     def _by_node(self, ranks: Iterable[int]) -> dict[int, list[int]]:
         return self.mesh.core.by_node(ranks)
@@ -447,6 +414,7 @@ class Run:
         elif self.results and not self._watching_waits:
             self._watching_waits = True
             self._spawn(self._watch_waits())
+        self._check_stuck()
 
     def _end_replay(self, connection: Connection) -> None:
         if connection in self._replaying:
@@ -464,12 +432,16 @@ class Run:
         self._finish()
 
     def on_link(self, connection: Connection, up: bool) -> None:
-        nodes = {node for node in self._by_node(self.ranks) if self.mesh.core.connections[node].name == connection.name}
+        connections = self.mesh.core.connections
+        of_run = [node for node in self._by_node(self.ranks) if node in connections]
+        nodes = {node for node in of_run if connections[node].name == connection.name}
         self._away = self._away - nodes if up else self._away | nodes
         self._news.set()
         if not self.done:
             text = "" if up else f"{connection.name} {ALLOCATOR_DOWN}"
             self.emit(events.Notice(text, key=f"link {connection.name}"))
+            if not up and self._is_stuck:
+                asyncio.get_running_loop().call_later(GAP_S, self._check_stuck)
         if up and len(self._submits) > 1 and not self.done:
             self._spawn(
                 self._proceed_later()
@@ -514,6 +486,7 @@ class Run:
                 self.emit(events.Notice("", key=key))
             self.emit(events.Finished())
             self._done.set()
+            self._freed.set()
             self._news.set()
             for task in self._tasks:
                 if task is not asyncio.current_task():
@@ -545,6 +518,8 @@ class Run:
                 self._connection(node).cancel(self.id)
 
     async def _interrupt(self, kill_stuck: bool) -> InterruptReport:
+        if not self.done:
+            self._freed.clear()
         before = self.results.keys() | self.finished_before
         left = [rank for rank in self.ranks if rank not in before]
         restarted: tuple[int, ...] = ()
@@ -555,38 +530,80 @@ class Run:
         else:
             self._send_interrupt()
         await self._wait_stopped(left)
-        stuck = await self._describe_stuck([rank for rank in left if rank not in self.results and not self._refusal])
+        stuck, unreachable = await self._unstopped()
         return InterruptReport(
             stopped=tuple(rank for rank in left if rank in self.results and rank not in restarted),
             free=tuple(sorted(before)),
             stuck=stuck,
+            unreachable=unreachable,
             aborted=tuple(rank for rank, result in self.results.items() if result.group_aborted),
             restarted=restarted,
         )
 
     def _reachable(self, ranks: Iterable[int]) -> list[int]:
-        return [rank for node, on_node in self._by_node(ranks).items() if node not in self._away for rank in on_node]
+        there = self.mesh.core.connections.keys() - self._away
+        return [rank for node, on_node in self._by_node(ranks).items() if node in there for rank in on_node]
+
+    def _left(self) -> list[int]:
+        """The ranks that the run goes on on."""
+        return [] if self._refusal else [rank for rank in self.ranks if rank not in self.results]
 
     async def _wait_stopped(self, ranks: list[int]) -> None:
-        """Wait a few seconds for ranks to finish. Those whose node does not answer are not waited for."""
+        """Wait a few seconds for ranks to finish. Nodes that do not answer have the time to start an allocator."""
+        is_patient = True
+
+        def lose_patience() -> None:
+            nonlocal is_patient
+            is_patient = False
+            self._news.set()
+
+        timer = asyncio.get_running_loop().call_later(GAP_S, lose_patience)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_WAIT_S):
-                while not self.done and (self._completing or self._reachable(set(ranks) - self.results.keys())):
+                while not self.done:
+                    left = set(ranks) - self.results.keys()
+                    if not self._completing and not (left if is_patient else self._reachable(left)):
+                        break
                     self._news.clear()
                     await self._news.wait()
+        timer.cancel()
 
-    async def _describe_stuck(self, ranks: list[int]) -> dict[int, str]:
-        if not ranks:
-            return {}
-        reachable = self._reachable(ranks)
+    async def _unstopped(self) -> tuple[dict[int, str], dict[int, str]]:
+        """Return the ranks that did not stop, and where each is; and those that can not be reached, and their nodes."""
+        reachable = self._reachable(self._left())
         where = await self.mesh.core.where(reachable) if reachable else {}
-        lines = {}
-        for rank in ranks:
-            name = self.mesh.core.connection_of(rank).name
-            lines[rank] = _place(where.get(rank)) if rank in reachable else f"{name} {ALLOCATOR_DOWN}"
-        self._is_stuck = True
-        self.emit(events.Notice("; ".join(_stuck_lines(lines)), key="stuck"))
-        return lines
+        left = self._left()  # some have stopped meanwhile
+        reachable = self._reachable(left)
+        stuck = {rank: _place(where.get(rank)) for rank in reachable}
+        unreachable = {rank: self._node_name(rank) for rank in left if rank not in reachable}
+        self._is_stuck = bool(stuck)
+        if left:
+            self.emit(events.Notice("; ".join(unstopped_lines(stuck, unreachable)), key="stuck"))
+        if unreachable and not stuck:
+            await self._let_go()
+        return stuck, unreachable
+
+    def _node_name(self, rank: int) -> str:
+        [node] = self._by_node([rank])
+        connection = self.mesh.core.connections.get(node)
+        return f"node {node}" if connection is None else connection.name
+
+    def _check_stuck(self) -> None:
+        """What did not stop after an interrupt may have stopped by now, or its node may be away."""
+        if self._is_stuck and not self.done and not self._reachable(self._left()):
+            self._is_stuck = False
+            self._spawn(self._let_go())
+
+    async def _let_go(self) -> None:
+        """All that can be reached is free. The rest goes on: it is not interrupted when its node is there again, for
+        nobody waits for that any more."""
+        if self.number:  # a run that may not have begun must not begin later
+            self._interrupting = False
+            for connection in self._connections():
+                connection.withdraw_cancel(self.id)
+        if any(result.group_aborted for result in self.results.values()):
+            await self.mesh.core.abort_groups("a run was interrupted in a collective")
+        self._freed.set()
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -610,23 +627,6 @@ def _log_failure(task: asyncio.Task[None]) -> None:
 async def _close(connections: Iterable[Connection]) -> None:
     for connection in connections:
         await connection.close()
-
-
-def _stuck_lines(stuck: Mapping[int, str]) -> list[str]:
-    """Return a sentence for each place where ranks hang."""
-    places: dict[str, list[int]] = {}
-    for rank, line in stuck.items():
-        places.setdefault(line, []).append(rank)
-    sentences = []
-    for line, ranks in places.items():
-        does, them = ("does", "it") if len(ranks) == 1 else ("do", "them")
-        if line.endswith(ALLOCATOR_DOWN):
-            sentences.append(f"{name_ranks(ranks)} can not be reached: {line}")
-        else:
-            sentences.append(
-                f"{name_ranks(ranks)} {does} not stop ({line}): interrupt again to kill and restart {them}"
-            )
-    return sentences
 
 
 def _place(where: run_pb2.Where | None) -> str:

@@ -25,7 +25,7 @@ from monarch_nb.client.connection import Connection
 from monarch_nb.client.evidence import nodes_blind_to
 from monarch_nb.client.files.local_tree import FileChanged, LocalTree, Report
 from monarch_nb.client.files.project import Settings, check_beside, checked_directory, read_settings
-from monarch_nb.client.sync_report import Differences, Pending, SyncReport, differences, report_of
+from monarch_nb.client.sync_report import Differences, OnNodes, Pending, SyncReport, differences, report_of
 from monarch_nb.client.transfer import INLINE_BYTES, Sender, Transfer
 from monarch_nb.errors import FilesError, MonarchNbError, UsageError
 from monarch_nb.files.tree import check_mount, chunk_hashes, difference, printable
@@ -219,22 +219,33 @@ class SyncedFiles:
                 if directory == chosen or name == os.fspath(path):
                     break
             else:
-                there = ", ".join(map(str, self.added.values())) or "nothing"
-                raise UsageError(f"{path} was not added; added: {there}")
+                name = self._added_elsewhere(chosen, os.fspath(path))
             if self._added.pop(name, None):
                 return SyncReport()
-            return self._end_copies(self._opened()[name])
+            return self._end_copies(name)
 
-    def _end_copies(self, mount: _Mount) -> SyncReport:
+    def _added_elsewhere(self, chosen: Path, word: str) -> str:
+        """Return the name of a directory that another kernel added, perhaps on another computer."""
+        elsewhere = {name: source for name, source in self._sources().items() if name} if self.copies else {}
+        for name, source in elsewhere.items():
+            if word == name or source == f"{socket.gethostname()}:{chosen}":
+                return name
+        by_name = {**elsewhere, **{name: str(directory) for name, directory in self.added.items()}}
+        raise UsageError(f"{word} was not added; added: {', '.join(by_name.values()) or 'nothing'}")
+
+    def _end_copies(self, name: str) -> SyncReport:
         began = time.monotonic()
-        change = pb.TreeChange(mount=mount.name, version=uuid.uuid4().hex, whole=True)
-        sender = Sender(self.reservation_id, lambda: change, mount.tree.content)
-        mount.have.clear()  # whoever could not end it gets it whole
+        change = pb.TreeChange(mount=name, version=uuid.uuid4().hex, whole=True)
+        sender = Sender(self.reservation_id, lambda: change, lambda _: iter(()))  # it has no content
+        mount = self._opened().get(name)
+        if mount is not None:
+            mount.have.clear()  # whoever could not end it gets it whole
         transfer = call(sender.send(list(self.connections.values()), change, []))
         self._version = uuid.uuid4().hex
         self._raise_failed(transfer, None)
-        mount.tree.close()
-        del self._opened()[mount.name]
+        if mount is not None:
+            mount.tree.close()
+            del self._opened()[name]
         seconds = time.monotonic() - began
         return replace(report_of(change, {}, transfer), nodes=len(self.connections), seconds=seconds)
 
@@ -269,6 +280,7 @@ class SyncedFiles:
         with self._lock:
             began = time.monotonic()
             total = SyncReport()
+            gone = self.differences().missing if overwrite else {}
             for mount in list(self._opened().values()):
                 self._check_there(mount)
                 total += self._sync_mount(mount, nodes, overwrite, progress)
@@ -279,10 +291,17 @@ class SyncedFiles:
             return replace(
                 total,
                 seconds=time.monotonic() - began,
-                nodes=len(names) - len(missed),
+                nodes=len(total.given) or len(names) - len(missed),
+                restored=self._restored(gone, missed),
                 missed=missed,
                 local={name: mount.report() for name, mount in self._opened().items()},
             )
+
+    def _restored(self, gone: OnNodes, missed: Sequence[str]) -> OnNodes:
+        """Return which of the files that were gone are back, and where."""
+        here = {os.path.join(name, printable(path)) for name, mount in self._opened().items() for path in mount.entries}
+        back = {path: tuple(node for node in nodes if node not in missed) for path, nodes in gone.items()}
+        return {path: nodes for path, nodes in back.items() if nodes and path in here}
 
     def pending(self, progress: Progress = lambda *_: None) -> Pending:
         """Return what a sync would do."""

@@ -24,11 +24,13 @@ class SyncReport:
         files, size_bytes: that changed here. removed: files that went.
         sent_bytes: that left this process: content, compressed, and what was said about it; nodes pass it on to one
             another.
-        nodes: how many have all of it. missed: those that do not: they did not answer, or could not take it.
+        nodes: how many got something or, if none did, have all of it already. given: those that got something.
+        missed: nodes that do not have all of it: they did not answer, or could not take it.
         seconds: it took.
         kept: files that ranks wrote or changed and that were left as they are, though there is another version here.
         left: the same of files that are here no longer: they stay as the ranks'.
         overwritten: files that ranks wrote or changed and that are gone: `overwrite` asked for it.
+        restored: files that ranks had removed and that are back: `overwrite` asked for it.
         modules: whether Python files changed that ranks may have imported.
         local: by mount, what is not synced and why.
     """
@@ -42,6 +44,8 @@ class SyncReport:
     kept: OnNodes = field(default_factory=dict)
     left: OnNodes = field(default_factory=dict)
     overwritten: OnNodes = field(default_factory=dict)
+    restored: OnNodes = field(default_factory=dict)
+    given: frozenset[str] = frozenset()
     missed: tuple[str, ...] = ()
     modules: bool = False
     local: Mapping[str, Report] = field(default_factory=dict)
@@ -61,6 +65,7 @@ class SyncReport:
             kept={**self.kept, **other.kept},
             left={**self.left, **other.left},
             overwritten={**self.overwritten, **other.overwritten},
+            given=self.given | other.given,
             modules=self.modules or other.modules,
         )
 
@@ -120,6 +125,7 @@ def report_of(change: pb.TreeChange, entries: Mapping[bytes, pb.TreeEntry], tran
         kept={path: nodes for path, nodes in kept.items() if path in here},
         left={path: nodes for path, nodes in kept.items() if path not in here},
         overwritten=on_nodes(change.mount, {node: one.overwritten for node, one in applied.items()}),
+        given=frozenset(node for node, one in applied.items() if one.written or one.removed),
         modules=not change.whole and any(entry.path.endswith(b".py") for entry in files),
     )
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb import config
+from monarch_nb.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -14,7 +17,13 @@ _unload: dict[InteractiveShell, Callable[[], None]] = {}
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """`%load_ext monarch_nb`: register the magics, and find again what this notebook held."""
+    """`%load_ext monarch_nb`: register the magics, and find again what this notebook held.
+
+    Raises:
+        UsageError: in a rank. It would follow its own output.
+    """
+    if config.RANK_TOKEN_VARIABLE in os.environ:
+        raise UsageError("%load_ext monarch_nb and %mesh belong into the notebook's kernel, not on the ranks")
     import monarch_nb
     from monarch_nb.notebook.completion import make_matcher
     from monarch_nb.notebook.magics import MeshMagics

@@ -6,6 +6,7 @@ import contextvars
 import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +18,7 @@ from IPython.display import publish_display_data
 from monarch_nb.client.bridge import background_loop
 from monarch_nb.client.events import TIME_NOTICE, Event, Finished, Notice
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
-from monarch_nb.errors import MonarchNbError, PickleError, RankFailure
+from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, RunFailed
 from monarch_nb.notebook.command_line import checked_name, help_text, parse, wants_help
 from monarch_nb.notebook.commands import CELL
 from monarch_nb.notebook.files import FileCommands
@@ -31,8 +32,9 @@ from monarch_nb.times import duration
 
 if TYPE_CHECKING:
     from monarch_nb.client.infos import RunInfo
+    from monarch_nb.client.interrupt_report import InterruptReport
     from monarch_nb.client.mesh import Mesh
-    from monarch_nb.client.run import InterruptReport, Run
+    from monarch_nb.client.run import Run
 
 
 Failed = MonarchNbError | RunInterrupted | None
@@ -148,7 +150,7 @@ class CellRunner:
 
     def interrupt(self, mesh: Mesh) -> InterruptReport:
         """Interrupt every run that goes on; those that did not stop the last time are killed and forked anew."""
-        from monarch_nb.client.run import InterruptReport
+        from monarch_nb.client.interrupt_report import InterruptReport
 
         reports = []
         for run in mesh.running():
@@ -182,16 +184,39 @@ class CellRunner:
         return number
 
     def _finish(self, run: Run, view: RunView, timeout_s: float | None, out: str | None) -> None:
-        failed = self._wait(run, view, timeout_s)
-        if out is not None:
+        try:
+            failed = self._wait(run, view, timeout_s)
+        except RunTimeout:
+            self._keep_later(run, out)
+            raise
+        if not run.done:
+            self._keep_later(run, out)
+        elif out is not None:
             self._shell.user_ns[out] = run.kept_values
             try:
                 _ = run.values
             except PickleError as error:
                 kept = f"{error}\n{out} has the other ranks' values, and an error in place of these"
                 failed = failed or PickleError(kept, error.name, error.ranks)
+            if isinstance(failed, RunFailed):
+                failed.kept_in = out
         if failed is not None:
             raise failed
+
+    def _keep_later(self, run: Run, out: str | None) -> None:
+        """Set the variable when the run, which goes on, has ended."""
+
+        if out is None:
+            return
+
+        def keep() -> None:
+            self._shell.user_ns[out] = run.kept_values
+
+        def on_event(event: Event) -> None:
+            if isinstance(event, Finished):  # values may take long to unpickle: not on the background loop
+                threading.Thread(target=keep, name="monarch_nb keeps values", daemon=True).start()
+
+        run.add_listener(on_event)
 
     def _wait(self, run: Run, view: RunView, timeout_s: float | None) -> Failed:
         """Wait for a run; return what the cell must raise."""
@@ -200,6 +225,9 @@ class CellRunner:
         except RunTimeout:
             self._leave_open(run, view)
             raise
+        if not run.done:  # interrupted; the rest can not be reached
+            self._leave_open(run, view)
+            return RunInterrupted(str(report))
         view.close()
         self._session.finished(run)
         if report is not None and not [failure for failure in run.failures if _is_own(failure, report)]:

@@ -36,6 +36,7 @@ PATIENCE_S = 0.5
 DRAW_EVERY_S = 0.1
 LONG_S = 5.0
 """Who waits longer may want to stop it."""
+REMOVED = "ranks removed {paths} on {nodes}: %mesh sync --overwrite sends yours again"
 RULES = {"defaults": ".git, caches, notebooks"}
 """What to call rules that have no file."""
 
@@ -74,6 +75,8 @@ class FileCommands:
         reservation = self._session.current()
         files = reservation.files
         path, lines = parsed.text("add"), list[str]()
+        if parsed.switch("status") and (parsed.switch("overwrite") or parsed.switch("dry_run")):
+            raise UsageError("--status only looks: it goes without --overwrite and --dry-run")
         if path is None and parsed.text("as") is not None:
             raise UsageError("--as NAME goes with --add DIR")
         if (gone := parsed.text("remove")) is not None:
@@ -239,6 +242,7 @@ def notes(report: SyncReport, files: SyncedFiles, directory: str) -> list[str]:
     )
     lines += _grouped("left {paths} on {nodes}, which ranks wrote there", report.left, everyone)
     lines += _grouped("overwrote {paths}, which ranks wrote on {nodes}", report.overwritten, everyone)
+    lines += _grouped("restored {paths}, which ranks had removed on {nodes}", report.restored, everyone)
     if report.missed:
         lines.append(f"not reached: {name_nodes(report.missed, everyone)}; the next sync brings what is missing there")
     if report.modules and not files.reload:
@@ -253,8 +257,7 @@ def notes(report: SyncReport, files: SyncedFiles, directory: str) -> list[str]:
 
 def missing(there: Differences, everyone: Sequence[str]) -> list[str]:
     """Return what ranks removed, and which nodes could not say."""
-    removed = "ranks removed {paths} on {nodes}: %mesh sync --overwrite sends yours again"
-    return [*_grouped(removed, there.missing, everyone), *(str(error) for error in there.unanswered.values())]
+    return [*_grouped(REMOVED, there.missing, everyone), *(str(error) for error in there.unanswered.values())]
 
 
 def _grouped(text: str, found: OnNodes, everyone: Sequence[str]) -> list[str]:
@@ -275,7 +278,9 @@ def left_out(local: Mapping[str, Report]) -> list[str]:
     for report in local.values():
         if report.too_large:
             large = [f"{printable(path)} ({size(size_bytes)})" for path, size_bytes in report.too_large]
-            lines.append(f"too large: {_some(large)}; max-file-size in pyproject.toml's [tool.monarch_nb] is the limit")
+            limit = f"over the limit of {size(report.max_file_bytes)}; " if report.max_file_bytes else ""
+            raises = "max-file-size in pyproject.toml's [tool.monarch_nb] raises it"
+            lines.append(f"too large: {_some(large)}; {limit}{raises}")
         if report.refused:
             lines.append(f"not synced: {_some([f'{printable(path)} ({why})' for path, why in report.refused])}")
         if report.notice:
@@ -329,15 +334,19 @@ def dry_run(pending: Pending, everyone: Sequence[str], overwrite: bool) -> list[
             f"restore {path}, which ranks removed on {name_nodes(nodes, everyone)}"
             for path, nodes in pending.there.missing.items()
         ]
+    meant = {*(path for path, _ in pending.files), *pending.removed}
+    stays_gone = {path: nodes for path, nodes in pending.there.missing.items() if path not in meant}
+    gone = [] if overwrite else _grouped(REMOVED, stays_gone, everyone)
     lines = [f"send    {path}  {size(size_bytes)}" for path, size_bytes in pending.files]
     lines += [f"remove  {path}" for path in pending.removed]
     if pending.files:
         all_of_it = f"{_count(len(pending.files), 'file')}, {size(sum(size_bytes for _, size_bytes in pending.files))}"
         total = [f"{all_of_it}; nodes take only what they lack" if pending.unknown else all_of_it]
     else:
-        total = [] if lines or (overwrite and theirs) else ["nothing would be sent: the files are on the nodes already"]
+        said = lines or gone or (overwrite and theirs)
+        total = [] if said else ["nothing would be sent: the files are on the nodes already"]
     unanswered = [str(error) for error in pending.there.unanswered.values()]
-    return [*_short(theirs), *_short(lines), *total, *unanswered, *left_out(pending.local)]
+    return [*_short(theirs), *_short(lines), *total, *gone, *unanswered, *left_out(pending.local)]
 
 
 def _fate(path: str, pending: Pending, overwrite: bool) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.client.events import Notice
@@ -13,7 +12,8 @@ from monarch_nb.shape import name_ranks
 from monarch_nb.times import duration
 
 if TYPE_CHECKING:
-    from monarch_nb.client.run import InterruptReport, Run
+    from monarch_nb.client.interrupt_report import InterruptReport
+    from monarch_nb.client.run import Run
 
 _PATIENCE_S = 0.5
 
@@ -36,7 +36,7 @@ def wait_for(run: Run, timeout_s: float | None, notify: Callable[[Notice], None]
     """Wait until every rank has finished `run`.
 
     The first Ctrl-C interrupts the ranks, and the wait goes on; the next one kills and forks anew those that still do
-    not stop.
+    not stop. Then it does not wait for ranks that can not be reached.
 
     Args:
         timeout_s: how long to wait; None for as long as it takes.
@@ -55,11 +55,14 @@ def wait_for(run: Run, timeout_s: float | None, notify: Callable[[Notice], None]
         try:
             if handled < asked:
                 handled = asked  # before the call, so that a Ctrl-C during it counts as the next one
-                report = _merge(report, _interrupt(run, asked > 1, notify))
-            if run.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                now = _interrupt(run, asked > 1, notify)
+                report = now if report is None else report.then(now)
+            wait = run.wait if report is None else run.wait_freed
+            if wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 if report is not None:
                     notify(Notice("", key="stuck"))
                     notify(Notice("", key="interrupt"))
+                    report = report.as_of(run.results)
                 return report
             raise RunTimeout(
                 f"not finished after {duration(timeout_s or 0)}; the run goes on, and its output keeps arriving here. "
@@ -81,14 +84,3 @@ def _interrupt(run: Run, kill_stuck: bool, notify: Callable[[Notice], None]) -> 
     partly = report.stopped and report.stuck
     notify(Notice(f"{name_ranks(report.stopped)} stopped" if partly else "", key="interrupt"))
     return report
-
-
-def _merge(before: InterruptReport | None, now: InterruptReport) -> InterruptReport:
-    if before is None:
-        return now
-    return replace(
-        now,
-        stopped=tuple(sorted({*before.stopped, *now.stopped})),
-        aborted=tuple(sorted({*before.aborted, *now.aborted})),
-        restarted=tuple(sorted({*before.restarted, *now.restarted})),
-    )

@@ -16,7 +16,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Literal
 
 from monarch_nb import escapes
-from monarch_nb.errors import RankFailure
+from monarch_nb.errors import RankFailure, where_besides
 from monarch_nb.notebook import ansi, mime
 from monarch_nb.notebook.fold import Fold, ResultGroup
 from monarch_nb.notebook.rows import DisplayRow, ElidedRow, Row, TextRow, bits, members
@@ -426,7 +426,8 @@ def _failures(fold: Fold, how: Literal["none", "short", "full"]) -> list[_Piece]
 
 
 def _failure(ranks: list[int], failure: RankFailure, full: bool) -> _Piece:
-    place = f" · {failure.where}" if failure.where else ""
+    where = where_besides(failure.message, failure.where)
+    place = f" · {where}" if where else ""
     cause = mime.cut_middle(f"{failure.name}: {failure.message}".rstrip(": "), 600)
     title, rest = name_ranks(ranks), ""
     if not full:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_nb.errors import UsageError
+from monarch_nb.errors import RunFailed, UsageError
 from monarch_nb.notebook import commands
 from monarch_nb.notebook.cell import CellRunner
 from monarch_nb.notebook.command_line import (
@@ -238,10 +238,16 @@ class Subcommands:
 
     def _pull(self, parsed: Parsed) -> list[Any] | None:
         out = checked_name(parsed.text("out"))
-        values = self._session.mesh(parsed.text("targets")).pull(parsed.words[0])
+        mesh = self._session.mesh(parsed.text("targets"))
         if out is None:
-            return values
-        self._shell.user_ns[out] = values
+            return mesh.pull(parsed.words[0])
+        try:
+            self._shell.user_ns[out] = mesh.pull(parsed.words[0])
+        except RunFailed as error:
+            if error.run is not None:
+                self._shell.user_ns[out] = error.run.kept_values
+                error.kept_in = out
+            raise
         return None
 
     def _pip(self, parsed: Parsed) -> None:

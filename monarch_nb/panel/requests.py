@@ -138,7 +138,7 @@ class Panel:
         return {"job": self._actions.release(await self._held(body))}
 
     async def _extend(self, body: Json) -> Json:
-        return {"job": self._actions.extend(await self._held(body), {"by": body.get("by")})}
+        return {"job": self._actions.extend(await self._held(body), body.get("values"))}
 
     def _ranks_action(self, action: Callable[[Json, Json, tuple[int, ...]], Json]) -> Callable[[Json], Awaitable[Json]]:
         async def handle(body: Json) -> Json:

@@ -141,7 +141,7 @@ def test_a_restarted_server_finds_everything_again(lab: Lab, panel: PanelPage, h
     log = LogPage(panel.page)
     expect(log.line("step 1")).to_be_visible()
     dialog = panel.page.locator(".jp-Dialog", has_text="Server Connection Error")
-    panel.page.add_locator_handler(dialog, lambda: dialog.locator(".jp-mod-accept").click())
+    panel.page.add_locator_handler(dialog, lambda: dialog.locator(".jp-Dialog-button").last.click())
     lab.stop()
     expect(panel.root).to_contain_text("The Jupyter server does not answer")
     held.mesh.run("print('step', 2)")

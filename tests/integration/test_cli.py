@@ -26,6 +26,7 @@ def test_a_day_with_the_local_pool(pool_home: Path, capsys: pytest.CaptureFixtur
     assert said(capsys, "up", "--nodes", "2") == "the pool 'local' is up: node0, node1\n"
     assert "end it first (monarch-nb down)" in said(capsys, "up", "--nodes", "1", status=1)
 
+    assert "(%mesh reserve NAME --nodes 1 --procs 2 in a notebook)" in said(capsys, "status"), "no more than fits"
     dev = monarch_nb.reserve("dev", nodes=2, procs=1)
     dev.mesh.run("print('hello from', rank)\nprint('twice', end='')")
     assert "dev          " in said(capsys, "list")

@@ -112,7 +112,7 @@ class TestPip:
         )
         assert ran == [(0,)]
         assert report.lines() == [
-            "pip ran once for every node",
+            "pip ran once: all nodes share one environment",
             "modules that are imported already stay as they are until %mesh restart",
         ]
         assert mesh.run(look).values == [True] * 8, "also ranks that had found nothing there look again"
@@ -123,7 +123,7 @@ class TestPip:
         ran: list[tuple[int, ...]] = []
         report = mesh.reservation.pip("--version", run=lambda chosen, code: ran.append(chosen.ranks))
         assert ran == [(1,)]
-        assert str(report) == "pip ran once for every node"
+        assert str(report) == "pip ran once: all nodes share one environment"
 
     def test_it_fails_calmly_with_its_own_words_above(self, mesh: Mesh) -> None:
         recorder = Recorder()

@@ -198,7 +198,7 @@ def test_environments(kernel: Kernel) -> None:
     assert "the notebook's directory seen by all" in shown
     shown = kernel.run("%mesh pip --version")
     assert "[0] pip " in shown
-    assert shown.endswith("pip ran once for every node")
+    assert shown.endswith("pip ran once: all nodes share one environment")
 
 
 def test_cells_run_on_the_mesh_while_on(kernel: Kernel) -> None:

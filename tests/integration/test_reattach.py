@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from monarch_nb.client import events
 from monarch_nb.client.mesh import Mesh
 from monarch_nb.client.reservation import Reservation, attach, list_reservations, reserve
 from monarch_nb.config import NodePaths
-from monarch_nb.errors import RunFailed, RunNotFound
+from monarch_nb.errors import NodeUnreachable, RunFailed, RunNotFound
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 
@@ -116,6 +117,17 @@ class TestAllocator:
         assert sorted(failures) == [1, 6]
         assert run.values == [0, None, 2, 3, 4, 5, None, 7]
 
+    def test_logs_know_the_runs_that_the_allocator_before_had_forgotten(self, mesh: Mesh) -> None:
+        mesh.run("pass")
+        run = mesh.submit("print('after a silent run')")  # in the files that the silent one left untouched
+        run.result()
+        for silent in range(2):
+            mesh.run(f"{silent}")
+        for pid in allocators():
+            kill(pid)
+        local.up(2, 4)
+        assert {record.run for record in mesh.logs() if "silent" in record.text} == {run.number}
+
     def test_a_rank_too_busy_to_say_hello_is_waited_for(self, mesh: Mesh, gate: Gate) -> None:
         holds_the_interpreter = f"""
 kept = 'in memory'
@@ -201,6 +213,59 @@ rank"""
         gate.open(8)
         local.up(2, 4)
         assert run.result() == list(range(8))
+
+    def test_a_cell_is_refused_while_one_is_down(self, mesh: Mesh) -> None:
+        mesh.run("rank")
+        kill(allocators()[1])
+        for use in (lambda: mesh.submit("rank"), lambda: mesh.push({"x": 1}), lambda: mesh.pull("rank")):
+            with pytest.raises(NodeUnreachable, match=r"node1 does not answer.*monarch-nb up") as raised:
+                use()
+            assert raised.value.node == "node1"
+        assert mesh.select([0, 1]).run("rank").values == [0, 1], "the other node serves"
+        local.up(2, 4)
+        assert mesh.run("rank").values == list(range(8)), "at once, although the session may not be open yet"
+
+    def test_a_cell_in_a_short_gap_is_executed(self, mesh: Mesh) -> None:
+        mesh.run("rank")
+        for pid in allocators():
+            kill(pid)
+        back = threading.Thread(target=local.up, args=(2, 4))
+        back.start()
+        assert mesh.run("rank").values == list(range(8))
+        back.join()
+
+    def test_an_interrupt_leaves_what_can_not_be_reached(self, mesh: Mesh, gate: Gate) -> None:
+        program = (
+            "from monarch_nb.client import events\n"
+            "def tell(event):\n"
+            "    if isinstance(event, events.Text): print('under way')\n"
+            "    if isinstance(event, events.Notice) and 'does not answer' in event.text: print('away', flush=True)\n"
+            "mesh = monarch_nb.attach('dev').mesh\n"
+            f"run = mesh.submit({f'print(1){chr(10)}{gate.wait}{chr(10)}rank'!r}, listener=tell)\n"
+            "try:\n"
+            "    run.join()\n"
+            "except KeyboardInterrupt as interrupt:\n"
+            "    print('freed', interrupt)\n"
+            "input()\n"
+            "print(sorted(run.results))\n"
+            "run.wait()\n"
+            "print([result.outcome for _, result in sorted(run.results.items())])\n"
+        )
+        with client(program) as script:
+            assert [script.line() for _ in range(8)] == ["under way"] * 8
+            kill(allocators()[1])
+            assert script.line() == "away"
+            script.interrupt()
+            while not (line := script.line()).startswith("freed"):
+                assert line == "away"
+            assert "interrupted ranks 0-3; ranks 4-7 can not be reached: node1 does not answer" in line
+            assert "monarch-nb up" in line
+            script.tell()
+            assert script.line() == "[0, 1, 2, 3]"
+            assert str(mesh.interrupt()).startswith("ranks 4-7 can not be reached"), "it returns"
+            local.up(2, 4)
+            gate.open(4)
+            assert script.line() == str(["interrupted"] * 4 + ["ok"] * 4)
 
     def test_a_rank_restarted_after_it_came_back(self, mesh: Mesh) -> None:
         for pid in allocators():

@@ -214,7 +214,7 @@ async def test_from_reserve_to_release(server: Server, gate: Gate, tmp_path: Pat
     await browser.finish("restart", reservation=reservation, ranks="3")
     await browser.until(lambda told: told.states()[3:] == ["idle"])
 
-    left = await browser.finish("extend", reservation=reservation, by="1h")
+    left = await browser.finish("extend", reservation=reservation, values={"by": "1h"})
     assert left["time_left_s"] > 7200.0
     await browser.until(lambda told: told.view["reservations"][reservation]["time_s"] == 10800.0)
     lines = (await server.ask("attach_lines", reservation=reservation))["code"]

@@ -41,7 +41,7 @@ class Report:
     """What is not synced, and why.
 
     Attributes:
-        too_large: files over the limit: (path, bytes).
+        too_large: files over the limit, `max_file_bytes`: (path, bytes).
         refused: names that can not be synced: (path, why).
         notice: what one should know about how changes are found; "" for nothing.
     """
@@ -51,6 +51,7 @@ class Report:
     notice: str
     _root: bytes = field(repr=False)
     _ignored: Mapping[bytes, str] = field(repr=False)
+    max_file_bytes: int | None = None
 
     def ignored(self) -> dict[str, tuple[int, int]]:
         """Count what is ignored: by what ignores it, (files, bytes). Walks ignored directories when first asked."""
@@ -165,6 +166,7 @@ class LocalTree:
                     notice,
                     os.fsencode(self.root),
                     dict(scan.ignored) if scan else {},
+                    self.settings.max_file_bytes,
                 )
             return self._report
 

@@ -62,6 +62,14 @@ def test_the_kernels_own_environment_is_told_about_when_it_is_another_one(here: 
     assert len(PipReport(environments, changes=False).lines()) == 1
 
 
+def test_one_environment_of_all_nodes_is_said_to_be_one() -> None:
+    def told(*names: str) -> str:
+        return str(PipReport((NodeEnvironment(tuple(range(len(names))), names, True),), changes=False))
+
+    assert told("node0", "node1") == "pip ran once: all nodes share one environment"
+    assert told("node0") == "pip ran once for node0"
+
+
 def test_arguments_reach_pip_as_they_are() -> None:
     assert pip_code(["install", "a>=1", "it's", "\\d"]).endswith("pip.run('install', 'a>=1', \"it's\", '\\\\d')")
 

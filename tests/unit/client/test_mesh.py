@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from monarch_nb.client.infos import RankInfo, RunInfo, infos_of_node, run_infos, waits_in
+from monarch_nb.client.interrupt_report import InterruptReport
 from monarch_nb.client.mesh import Mesh, MeshCore, StackReport, _title
 from monarch_nb.client.packing import pack_variables
 from monarch_nb.client.reservation import Reservation, ReservationInfo
-from monarch_nb.client.run import InterruptReport
 from monarch_nb.errors import PickleError, TargetError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -90,6 +90,9 @@ def test_of_a_rank_where_it_waits_and_what_it_raised() -> None:
     waits, failed = infos_of_node("node0", mesh)
     assert (waits.waits_in, waits.failure, waits.cpu) == ("all_reduce (train.py:41)", "", 0.0)
     assert (failed.waits_in, failed.failure, failed.cpu) == ("", "ValueError: bad batch … (Cell In[7]:3)", None)
+    mesh.ranks[1].failure.message = "invalid syntax (Cell In[7], line 3)"
+    _, failed = infos_of_node("node0", mesh)
+    assert failed.failure == "ValueError: invalid syntax (Cell In[7], line 3)"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import pytest
 from monarch_nb.client import events
 from monarch_nb.client import run as run_module
 from monarch_nb.client.decoding import signal_name
-from monarch_nb.client.run import InterruptReport, Run
+from monarch_nb.client.interrupt_report import InterruptReport
+from monarch_nb.client.run import Run
 from monarch_nb.errors import MeshNotFound, PickleError, RunFailed, RunNotFound
 from monarch_nb.frames import pack_pickle
 from monarch_nb.proto import allocator_pb2 as pb
@@ -39,6 +40,9 @@ class FakeConnection:
 
     def send(self, **message: Any) -> None:
         self.sent.extend(message.items())
+
+    def withdraw_cancel(self, run_id: str) -> None:
+        self.sent.append(("withdraw", run_id))
 
     def cancel(self, run_id: str) -> None:
         self.sent.append(("cancel", run_id))
@@ -436,13 +440,15 @@ class TestResults:
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(run_module, "STOP_WAIT_S", 60.0)
+        monkeypatch.setattr(run_module, "GAP_S", 0.0)
         harness.finished(0)
         harness.run.on_link(harness.nodes[1], up=False)
         interrupt = asyncio.ensure_future(harness.run._interrupt(kill_stuck=False))
         await asyncio.sleep(0)
         harness.finished(1, 2, 3, outcome=run_pb2.OUTCOME_INTERRUPTED)
         report = await asyncio.wait_for(interrupt, 10.0)
-        assert (report.stopped, report.free, list(report.stuck)) == ((1, 2, 3), (0,), [4, 5, 6, 7])
+        assert (report.stopped, report.free, report.stuck) == ((1, 2, 3), (0,), {})
+        assert report.unreachable == dict.fromkeys(range(4, 8), "node1")
         assert "ranks 4-7 can not be reached: node1 does not answer" in str(report)
         assert str(report).endswith("rank 0 had finished before")
         assert harness.core.asked_where == []
@@ -451,13 +457,61 @@ class TestResults:
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(run_module, "STOP_WAIT_S", 60.0)
+        monkeypatch.setattr(run_module, "GAP_S", 0.0)
         harness.finished(*range(4))
         interrupt = asyncio.ensure_future(harness.run._interrupt(kill_stuck=False))
         await asyncio.sleep(0)
         harness.run.on_link(harness.nodes[1], up=False)
-        assert list((await asyncio.wait_for(interrupt, 10.0)).stuck) == [4, 5, 6, 7]
+        assert list((await asyncio.wait_for(interrupt, 10.0)).unreachable) == [4, 5, 6, 7]
 
-    async def test_only_ranks_that_can_be_reached_are_killed(self, harness: Harness) -> None:
+    async def test_a_node_that_is_back_at_once_is_waited_for(self, harness: Harness) -> None:
+        harness.run.on_link(harness.nodes[1], up=False)
+        harness.finished(*range(4))
+        interrupt = asyncio.ensure_future(harness.run._interrupt(kill_stuck=False))
+        await asyncio.sleep(0.01)
+        harness.run.on_link(harness.nodes[1], up=True)
+        harness.finished(*range(4, 8), outcome=run_pb2.OUTCOME_INTERRUPTED)
+        assert str(await asyncio.wait_for(interrupt, 10.0)) == "interrupted ranks 4-7"
+
+    async def test_after_it_only_what_can_be_reached_is_waited_for(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(run_module, "STOP_WAIT_S", 0.05)
+        monkeypatch.setattr(run_module, "GAP_S", 0.0)
+        harness.start()
+        harness.queued()
+        harness.run.on_link(harness.nodes[1], up=False)
+        harness.finished(0, 1, outcome=run_pb2.OUTCOME_INTERRUPTED)
+        report = await harness.run._interrupt(kill_stuck=False)
+        assert (list(report.stuck), list(report.unreachable)) == ([2, 3], [4, 5, 6, 7])
+        assert not harness.run.wait_freed(0), "ranks 2 and 3 may still stop by themselves"
+        harness.finished(2, 3, outcome=run_pb2.OUTCOME_INTERRUPTED, group_aborted=True)
+        assert await asyncio.to_thread(harness.run.wait_freed, 10.0)
+        assert not harness.run.done
+        assert harness.nodes[1].sent[-1][0] == "withdraw", "the others go on when their node is there again"
+        assert harness.core.aborted == ["a run was interrupted in a collective"]
+        harness.finished(*range(4, 8))
+        assert harness.run.done
+        assert len(harness.core.aborted) == 1, "there may be a new group since"
+
+    async def test_what_finished_while_it_was_asked_where_it_hangs_did_stop(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(run_module, "STOP_WAIT_S", 0.0)
+
+        async def where(_: list[int]) -> dict[int, run_pb2.Where]:
+            harness.finished(*range(7), outcome=run_pb2.OUTCOME_INTERRUPTED)
+            harness.run.on_link(harness.nodes[1], up=False)
+            return {}
+
+        monkeypatch.setattr(harness.core, "where", where)
+        report = await harness.run._interrupt(kill_stuck=False)
+        assert (report.stopped, report.stuck, report.unreachable) == (tuple(range(7)), {}, {7: "node1"})
+
+    async def test_only_ranks_that_can_be_reached_are_killed(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(run_module, "GAP_S", 0.0)
         harness.finished(0)
         harness.run.on_link(harness.nodes[1], up=False)
         interrupt = asyncio.ensure_future(harness.run._interrupt(kill_stuck=True))
@@ -508,3 +562,13 @@ class TestInterruptReport:
     )
     def test_it_reads_well(self, report: InterruptReport, says: str) -> None:
         assert str(report) == says
+
+    def test_several_are_told_as_one(self) -> None:
+        first = InterruptReport(stopped=(0, 1), free=(5,), stuck={2: "at a.py:1"}, unreachable={3: "node1"})
+        both = first.then(InterruptReport(free=(0, 1, 5), restarted=(2,), unreachable={3: "node1"}))
+        assert (both.stopped, both.free, both.stuck, both.restarted) == ((0, 1), (5,), {}, (2,))
+        assert both.unreachable == {3: "node1"}
+
+    def test_ranks_that_finished_since_are_neither_stuck_nor_out_of_reach(self) -> None:
+        report = InterruptReport(stopped=(0,), stuck={1: "at a.py:1"}, unreachable={2: "node1", 3: "node1"})
+        assert report.as_of([0, 1, 2]) == InterruptReport(stopped=(0, 1, 2), unreachable={3: "node1"})

@@ -444,6 +444,7 @@ class TestOnDisk:
         assert there.changed == {"model.py": ("node0",), "own.txt": ("node0",)}
         report = files.sync(overwrite=True)
         assert report.overwritten == there.changed
+        assert report.restored == {"data": ("node0",)}
         assert (node.tree / "data").read_text() == "1"
         found = files.differences()
         assert not found.changed | found.missing
@@ -478,6 +479,22 @@ class TestOnDisk:
         assert (node.tree / "library/data").read_text() == "of a rank"
         (project / "model.py").write_text("x = 2\n")
         assert files.sync().files == 1
+
+    def test_a_directory_that_another_kernel_added_is_removed(
+        self, tmp_path: Path, project: Path, node: DiskNode, files: SyncedFiles
+    ) -> None:
+        (library := tmp_path / "library").mkdir()
+        (library / "code.py").write_text("1")
+        files.sync()
+        for word in ("library", str(library)):
+            other = files_of(project, node)
+            other.add(library)
+            other.sync()
+            other.close()
+            with pytest.raises(UsageError, match=f"other was not added; added: .*:{library}$"):
+                files.remove("other")
+            assert files.remove(word).removed == 1
+            assert not (node.tree / "library").exists()
 
     def test_the_removal_of_a_directory_that_a_node_missed_is_made_good(
         self, tmp_path: Path, node: DiskNode, files: SyncedFiles
@@ -525,6 +542,9 @@ class TestOnDisk:
         node.pass_on = pass_on  # type: ignore[method-assign]
         files = files_of(project, node, lost)
         files.sync()
+        (lost.tree / "model.py").unlink()
+        report = files.sync(overwrite=True)
+        assert (report.files, report.nodes, report.restored) == (1, 1, {"model.py": ("node1",)})
         lost.is_up = False
         for number in (2, 3):
             (project / "model.py").write_text(f"x = {number}\n")

@@ -15,11 +15,11 @@ from monarch_nb.client.diagnosis import Diagnosis, Difference
 from monarch_nb.client.environments import NodeEnvironment, PipReport
 from monarch_nb.client.events import Event, Finished, Result, Text
 from monarch_nb.client.infos import RankInfo, RunInfo
+from monarch_nb.client.interrupt_report import InterruptReport
 from monarch_nb.client.logs import LogRecord
 from monarch_nb.client.mesh import StackReport
 from monarch_nb.client.pool import KeptFiles
 from monarch_nb.client.reservation import EndedReservation
-from monarch_nb.client.run import InterruptReport
 from monarch_nb.client.sync_report import Differences, Pending, SyncReport
 from monarch_nb.errors import PickleError, RankFailure, ReservationNotFound, RunFailed, RunNotFound
 from monarch_nb.shape import Extent
@@ -33,6 +33,8 @@ class FakeRun:
         self.ranks = mesh.ranks
         self.kept_values: list[Any] = [None] * len(self.ranks)
         self.failures: list[RankFailure] = []
+        self.results: dict[int, Result] = {}
+        self.cut_off = False  # what is left can not be reached
         self.seen = False
         self.submitted_at = time.time()
         self.interrupts: list[bool] = []
@@ -53,7 +55,8 @@ class FakeRun:
         for rank in self.ranks:
             failure = failed.get(rank)
             outcome: Any = "ok" if failure is None else failure.kind
-            self.say(Result(rank, outcome, 0.1, failure=failure))
+            self.results[rank] = Result(rank, outcome, 0.1, failure=failure)
+            self.say(self.results[rank])
         self.say(Finished())
         self._done.set()
 
@@ -91,6 +94,9 @@ class FakeRun:
             self.mesh.client.ctrl_c -= 1
             raise KeyboardInterrupt
         return self._done.wait(5.0)
+
+    def wait_freed(self, timeout_s: float | None = None) -> bool:
+        return self.cut_off or self.wait(timeout_s)
 
     def interrupt(self, kill_stuck: bool = False) -> InterruptReport:
         self.interrupts.append(kill_stuck)

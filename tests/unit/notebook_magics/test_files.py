@@ -22,7 +22,7 @@ NODES = ["node0", "node1"]
 def local(
     *, large: dict[bytes, int] | None = None, refused: dict[bytes, str] | None = None, notice: str = ""
 ) -> Report:
-    return Report(sorted((large or {}).items()), sorted((refused or {}).items()), notice, b"/project", {})
+    return Report(sorted((large or {}).items()), sorted((refused or {}).items()), notice, b"/project", {}, 10**8)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ class TestLines:
         large = {b"%d.bin" % number: 200_000_000 for number in range(7)}
         lines = left_out({"": local(large=large, refused={b"x": "it is a socket"}, notice="looking at all files")})
         assert lines[0].startswith("too large: 0.bin (200 MB), 1.bin (200 MB),")
-        assert ", 4.bin (200 MB), and 2 more; max-file-size in pyproject.toml's [tool.monarch_nb]" in lines[0]
+        assert ", 4.bin (200 MB), and 2 more; over the limit of 100 MB; max-file-size in" in lines[0]
         assert lines[1:] == ["not synced: x (it is a socket)", "looking at all files"]
 
     def test_a_bar_says_how_to_stop_what_takes_long(self) -> None:
@@ -95,6 +95,13 @@ class TestLines:
         quiet = Pending(there=Differences({"a.py": ("node1",)}))
         assert dry_run(quiet, NODES, overwrite=False)[-1].startswith("nothing would be sent")
         assert len(dry_run(quiet, NODES, overwrite=True)) == 1
+
+    def test_a_dry_run_names_what_ranks_removed_as_a_sync_does(self) -> None:
+        gone = "ranks removed pkg/a.py on node1: %mesh sync --overwrite sends yours again"
+        there = Differences(missing={"pkg/a.py": ("node1",)})
+        assert dry_run(Pending(there=there), NODES, overwrite=False) == [gone]
+        edited = Pending([("pkg/a.py", 10)], there=there)
+        assert dry_run(edited, NODES, overwrite=False) == ["send    pkg/a.py  10 B", "1 file, 10 B"]
 
 
 class TestBeforeACell:
@@ -209,8 +216,13 @@ class TestSync:
         copied.there = Differences(missing={"b.py": ("node0", "node1")})
         assert held.ok("%mesh sync") == "ranks removed b.py on every node: %mesh sync --overwrite sends yours again"
         copied.there = Differences()
+        copied.reports = [SyncReport(1, 4, nodes=1, seconds=0.1, restored={"b.py": ("node1",)})]
+        assert held.ok("%mesh sync --overwrite").splitlines() == [
+            "sent 1 file, 4 B, to 1 node in 0.1 s",
+            "restored b.py, which ranks had removed on node1",
+        ]
         assert held.ok("%mesh sync --overwrite") == "the files are on 2 nodes already"
-        assert [call[2] for call in copied.calls] == [False, False, True]
+        assert [call[2] for call in copied.calls] == [False, False, True, True]
 
     def test_adds_a_directory(self, held: Notebook, copied: FakeFiles, tmp_path: Path) -> None:
         copied.reports = [SyncReport(2, 9, nodes=2, seconds=0.5)]
@@ -234,6 +246,11 @@ class TestSync:
 
     def test_a_name_without_a_directory(self, held: Notebook, copied: FakeFiles) -> None:
         assert "--as NAME goes with --add DIR" in str(held.error("%mesh sync --as x"))
+
+    @pytest.mark.parametrize("flag", ["--overwrite", "--dry-run"])
+    def test_a_status_only_looks(self, held: Notebook, copied: FakeFiles, flag: str) -> None:
+        error = held.error(f"%mesh sync --status {flag}")
+        assert str(error).startswith("--status only looks: it goes without --overwrite and --dry-run")
 
     def test_a_look_sends_nothing(self, held: Notebook, copied: FakeFiles) -> None:
         assert "nothing would be sent" in held.ok("%mesh sync --dry-run")

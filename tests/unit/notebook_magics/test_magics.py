@@ -1,20 +1,24 @@
 """The magics in a shell, against a client made of plain objects (conftest.py)."""
 
+import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.events import Text
+from monarch_nb.client.interrupt_report import InterruptReport
 from monarch_nb.client.pool import KeptFiles
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.reservation import EndedReservation
+from monarch_nb.config import RANK_TOKEN_VARIABLE
 from monarch_nb.errors import PickleError, RankFailure, RunFailed, TargetError, UsageError
 from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
 from monarch_nb.notebook.cell import KernelCellFailed
 from monarch_nb.notebook.following import RunInterrupted, RunTimeout
-from unit.notebook_magics.fakes import FakeClient, FakeReservation, FakeRun, Notebook, hello
+from unit.notebook_magics.fakes import FakeClient, FakeMesh, FakeReservation, FakeRun, Notebook, hello
 
 
 def nothing(run: FakeRun) -> None:
@@ -153,6 +157,22 @@ def test_push_and_pull(held: Notebook, client: FakeClient) -> None:
     assert isinstance(held.error("%mesh push y=1/0"), ZeroDivisionError)
 
 
+def test_a_pull_that_fails_on_some_ranks_keeps_the_other_values(
+    held: Notebook, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = SimpleNamespace(ranks=(0, 1, 2, 3), kept_values=[1, 2, 3, None])
+    failure = RankFailure(3, "node0", "error", "NameError", "'x'")
+
+    def pull(*_: object) -> None:
+        raise RunFailed(failures=[failure], run=run)
+
+    monkeypatch.setattr(FakeMesh, "pull", pull)
+    error = held.error("%mesh pull x -o kept")
+    assert isinstance(error, RunFailed)
+    assert held.shell.user_ns["kept"] == [1, 2, 3, None]
+    assert error._render_traceback_()[-1] == "1 of 4 ranks failed; results of the others are in kept"
+
+
 def test_lines_are_expanded_where_they_are_typed(held: Notebook, client: FakeClient) -> None:
     held.ok("def pull(name):\n    %mesh pull {name}\npull('inner')")
     assert client.calls[-1][2] == "inner"
@@ -278,7 +298,7 @@ def test_noblock_goes_on_in_its_own_cell(held: Notebook, client: FakeClient) -> 
 def test_a_timeout_leaves_the_run_alone(held: Notebook, client: FakeClient) -> None:
     client.on_submit = nothing
     began = time.monotonic()
-    error = held.error("%%mesh --timeout 0.05\ntrain()")
+    error = held.error("%%mesh -o late --timeout 0.05\ntrain()")
     assert isinstance(error, TimeoutError)
     assert isinstance(error, RunTimeout)
     assert time.monotonic() - began < 3
@@ -286,7 +306,25 @@ def test_a_timeout_leaves_the_run_alone(held: Notebook, client: FakeClient) -> N
     (run,) = client.runs
     assert not run.interrupts
     assert not run.seen
-    run.finish()
+    assert "late" not in held.shell.user_ns
+    run.finish([1, 2, 3, 4])
+    for thread in threading.enumerate():
+        if thread.name == "monarch_nb keeps values":
+            thread.join()
+    assert held.shell.user_ns["late"] == [1, 2, 3, 4]
+
+
+def test_a_cell_is_free_when_what_is_left_can_not_be_reached(held: Notebook, client: FakeClient) -> None:
+    def cut_off(run: FakeRun) -> None:
+        run.cut_off = True
+        run.interrupt = lambda kill_stuck: InterruptReport(stopped=(0, 1), unreachable={2: "node1", 3: "node1"})  # type: ignore
+
+    client.on_submit, client.ctrl_c = cut_off, 1
+    error = held.error("%%mesh -o late\ntrain()")
+    assert isinstance(error, RunInterrupted)
+    assert str(error).startswith("interrupted ranks 0-1; ranks 2-3 can not be reached: node1 does not answer")
+    assert not client.runs[0].seen, "%mesh attach follows it"
+    client.runs[0].finish()
 
 
 def test_an_interrupt_goes_to_the_ranks(held: Notebook, client: FakeClient) -> None:
@@ -624,3 +662,9 @@ class TestPanel:
     def test_an_object_that_shows_itself_needs_a_notebook(self) -> None:
         with pytest.raises(UsageError, match="a panel needs a notebook with the extension: %load_ext monarch_nb"):
             panel_of(None)  # type: ignore[arg-type]  # it is not looked at
+
+
+def test_the_extension_is_not_for_ranks(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RANK_TOKEN_VARIABLE, "token")
+    with pytest.raises(UsageError, match="the notebook's kernel, not on the ranks"):
+        load_ipython_extension(notebook.shell)

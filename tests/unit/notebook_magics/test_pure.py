@@ -374,6 +374,13 @@ class TestEndings:
         )
         assert self.shown(only=3) == ""
 
+    def test_a_message_that_says_where_it_was_is_not_told_so_again(self) -> None:
+        message = "invalid syntax (Cell In[20], line 1)"
+        failure = RankFailure(0, "n", "error", "SyntaxError", message, "trace", where="Cell In[20]:1")
+        run = replace(self.RUNS[0], failures=(failure,))
+        lines = list(folded_lines([], Endings(lambda: [run], [0])))
+        assert lines[1] == f"[0] failed: SyntaxError: {message}"
+
     def test_those_before_the_newest_lines_are_left_out(self) -> None:
         assert "run 1" in self.shown(3)
         assert self.shown(3, cut_off=True).startswith("── run 3 (pass) ──")

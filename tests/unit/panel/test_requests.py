@@ -264,7 +264,7 @@ def test_what_ended_by_itself_says_why(panel: Panel, pool: FakePool) -> None:
     pool.fakes[0].reply.ended.add(
         reservation_id="gone", name="dev", owner=owner, ended_at=1.0, why="its time of 8 h was up"
     )
-    error = refused(panel, "extend", reservation="gone", by="1h")
+    error = refused(panel, "extend", reservation="gone", values={"by": "1h"})
     assert error["status"] == 404
     assert "its time of 8 h was up" in error["message"]
 
@@ -308,9 +308,9 @@ def test_bad_ranks_and_meshes_are_refused(panel: Panel, pool: FakePool, name: st
 
 def test_only_a_time_limit_can_be_extended(panel: Panel, pool: FakePool) -> None:
     hold([pool.fakes[0].reply], procs=2)
-    error = refused(panel, "extend", reservation="id-dev", by="1h")
+    error = refused(panel, "extend", reservation="id-dev", values={"by": "1h"})
     assert (error["status"], list(error["errors"])) == (409, ["by"])
-    assert list(refused(panel, "extend", reservation="id-dev", by="soon")["errors"]) == ["by"]
+    assert list(refused(panel, "extend", reservation="id-dev", values={"by": "soon"})["errors"]) == ["by"]
 
 
 def test_a_reservation_whose_nodes_are_away_is_not_used(panel: Panel, pool: FakePool) -> None:

@@ -22,7 +22,7 @@ BAD = {
     "up": {"values": {"nodes": "many"}},
     "down": {"values": "all"},
     "release": {},
-    "extend": {"reservation": "id-dev", "by": "soon"},
+    "extend": {"reservation": "id-dev", "values": {"by": "soon"}},
     "restart": {"reservation": "id-dev", "ranks": "99"},
     "interrupt": {"reservation": "id-dev", "ranks": "x"},
     "stacks": {"reservation": "id-dev", "ranks": 3},

@@ -1,0 +1,96 @@
+"""What an interrupt of a run did, and how that is told. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from monarch_nb.shape import name_ranks
+
+
+@dataclass(frozen=True)
+class InterruptReport:
+    """What an interrupt did.
+
+    Attributes:
+        stopped: ranks that are free now.
+        free: ranks that had finished before.
+        stuck: ranks that did not stop in a few seconds, and the line where each hangs.
+        unreachable: ranks that go on as they were, and the node of each, which does not answer.
+        aborted: ranks whose process group had to be aborted; the whole mesh needs `init_process_group()` again.
+        restarted: ranks that were killed and started again.
+    """
+
+    stopped: tuple[int, ...] = ()
+    free: tuple[int, ...] = ()
+    stuck: dict[int, str] = field(default_factory=dict)
+    unreachable: dict[int, str] = field(default_factory=dict)
+    aborted: tuple[int, ...] = ()
+    restarted: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, reports: Iterable[InterruptReport]) -> InterruptReport:
+        """Return what several interrupts did together."""
+        reports = list(reports)
+        return cls(
+            stopped=tuple(sorted({rank for report in reports for rank in report.stopped})),
+            free=tuple(sorted({rank for report in reports for rank in report.free})),
+            stuck={rank: line for report in reports for rank, line in report.stuck.items()},
+            unreachable={rank: node for report in reports for rank, node in report.unreachable.items()},
+            aborted=tuple(sorted({rank for report in reports for rank in report.aborted})),
+            restarted=tuple(sorted({rank for report in reports for rank in report.restarted})),
+        )
+
+    def then(self, later: InterruptReport) -> InterruptReport:
+        """Return what this interrupt of a run and another one after it did."""
+        return replace(
+            later,
+            stopped=tuple(sorted({*self.stopped, *later.stopped} - {*later.restarted})),
+            free=self.free,
+            aborted=tuple(sorted({*self.aborted, *later.aborted})),
+            restarted=tuple(sorted({*self.restarted, *later.restarted})),
+        )
+
+    def as_of(self, finished: Iterable[int]) -> InterruptReport:
+        """Return what it says now that these ranks have finished."""
+        left = (self.stuck.keys() | self.unreachable.keys()) - set(finished)
+        late = (self.stuck.keys() | self.unreachable.keys()) - left
+        return replace(
+            self,
+            stopped=tuple(sorted({*self.stopped, *late})),
+            stuck={rank: line for rank, line in self.stuck.items() if rank in left},
+            unreachable={rank: node for rank, node in self.unreachable.items() if rank in left},
+        )
+
+    def __str__(self) -> str:
+        parts = [f"interrupted {name_ranks(self.stopped)}"] if self.stopped else []
+        if self.aborted:
+            parts.append("process group aborted: call dist.init_process_group() again and wrap DDP models again")
+        parts += unstopped_lines(self.stuck, self.unreachable)
+        if self.restarted:
+            parts.append(f"killed and restarted {name_ranks(self.restarted)}: their variables are lost")
+        if (self.stuck or self.unreachable) and self.free:
+            parts.append(f"{name_ranks(self.free)} had finished before")
+        return "; ".join(parts) or "nothing was running"
+
+
+def unstopped_lines(stuck: Mapping[int, str], unreachable: Mapping[int, str]) -> list[str]:
+    """Return a sentence for each place where ranks hang, and for each node that does not answer."""
+    sentences = []
+    for line, ranks in _grouped(stuck):
+        does, them = ("does", "it") if len(ranks) == 1 else ("do", "them")
+        sentences.append(f"{name_ranks(ranks)} {does} not stop ({line}): interrupt again to kill and restart {them}")
+    for node, ranks in _grouped(unreachable):
+        goes, it, its = ("goes", "it was", "its") if len(ranks) == 1 else ("go", "they were", "their")
+        sentences.append(
+            f"{name_ranks(ranks)} can not be reached: {node} does not answer; {goes} on as {it}: monarch-nb up starts "
+            f"the node's allocator again, and {its} output follows here (or with %mesh attach)"
+        )
+    return sentences
+
+
+def _grouped(texts: Mapping[int, str]) -> Iterable[tuple[str, list[int]]]:
+    groups: dict[str, list[int]] = {}
+    for rank, text in texts.items():
+        groups.setdefault(text, []).append(rank)
+    return groups.items()
