@@ -73,7 +73,7 @@ def test_lines_are_found_filtered_and_folded(log: LogPage) -> None:
 
 
 def test_any_line_is_reached_by_mouse_and_keyboard(log: LogPage) -> None:
-    lines = log.root.get_by_label("Lines of the log")
+    lines = log.root.get_by_role("log", name="Lines of the log")
     lines.focus()
     log.page.keyboard.press("Home")
     expect(log.line(re.compile(r"step 0 loss"))).to_be_in_viewport()
@@ -96,7 +96,7 @@ def test_a_log_follows_until_one_looks_up(
     expect(log.line("batch 0")).to_be_in_viewport()
     first_batch.open(4)
     expect(log.line("batch 1")).to_be_in_viewport()
-    log.root.get_by_label("Lines of the log").focus()
+    log.root.get_by_role("log", name="Lines of the log").focus()
     log.page.keyboard.press("Home")
     first = log.line("step 0 loss")
     expect(first).to_be_in_viewport()
