@@ -77,7 +77,8 @@ test('reserving shows its progress, can be cancelled, and keeps what was entered
   await userEvent.click(button('Cancel'));
   expect(transport.asked('cancel')).toEqual([{ job: 'J' }]);
   await say({ type: 'job', job: job({ state: 'cancelled' }) });
-  await screen.findByText('Cancelled.');
+  const verdict = (await screen.findByText('Cancelled.')).closest('.mnb-verdict')!;
+  expect([verdict.className, verdict.querySelector('.mnb-mark')]).toEqual(['mnb-verdict', null]);
   expect((screen.getByRole('textbox', { name: 'Name' }) as HTMLInputElement).value).toBe('big');
 });
 
@@ -224,10 +225,16 @@ test('stacks are shown in the card', async () => {
     job: job({
       action: 'stacks',
       state: 'done',
-      result: { groups: [{ ranks: '0-3', stack: 'train.py:41' }] }
+      result: {
+        groups: [
+          { ranks: '0-1,3', stack: 'train.py:41' },
+          { ranks: '2', stack: 'train.py:7' }
+        ]
+      }
     })
   });
-  expect(await screen.findByText('train.py:41')).toBeTruthy();
+  expect((await screen.findByText('train.py:41')).previousSibling?.textContent).toBe('ranks 0-1,3');
+  expect(screen.getByText('train.py:7').previousSibling?.textContent).toBe('rank 2');
 });
 
 test('why a notebook could not be attached is said in place', async () => {

@@ -1,6 +1,7 @@
 import { beforeEach, expect, test } from 'vitest';
 import { Store, share } from '../src/core/store';
-import { FakeTransport, job, node, reservation, slot, view } from './fake';
+import { Rank, Reservation } from '../src/core/types';
+import { FakeTransport, job, mesh, node, rank, reservation, slot, view } from './fake';
 
 let transport: FakeTransport;
 let store: Store;
@@ -79,6 +80,35 @@ test('a notice is shown once, and never again when it was dismissed', () => {
   expect(store.state.notices).toHaveLength(1);
   store.dismissNotice('n');
   transport.say(notice);
+  expect(store.state.notices).toHaveLength(0);
+});
+
+test('a notice of time that is nearly up goes when the reservation is extended, or gone', () => {
+  const about = { type: 'notice', level: 'warning', text: 'soon', reservation: 'R' } as const;
+  const change = (now: number, R: Reservation | null): void =>
+    transport.say({ type: 'change', now, reservations: { R } });
+  change(1001, reservation({ nearly_up: true }));
+  transport.say({ ...about, id: 'nearly-up-R-600' });
+  change(1002, reservation({ nearly_up: true, time_left_s: 9 }));
+  expect(store.state.notices).toHaveLength(1);
+  change(1003, reservation({ nearly_up: false }));
+  expect(store.state.notices).toHaveLength(0);
+  change(1004, reservation({ nearly_up: true }));
+  transport.say({ ...about, id: 'nearly-up-R-900' });
+  transport.say({ ...about, id: 'ended-R' });
+  change(1005, null);
+  expect(store.state.notices.map(notice => notice.id)).toEqual(['ended-R']);
+});
+
+test('a notice of dead ranks goes when the last of them lives again', () => {
+  const change = (now: number, ...ranks: Rank[]): void =>
+    transport.say({ type: 'change', now, reservations: { R: reservation({ meshes: [mesh(ranks)] }) } });
+  const dead = (number: number): Rank => rank(number, { state: 'dead' });
+  change(1001, dead(0), dead(1), rank(2));
+  transport.say({ type: 'notice', level: 'error', id: 'dead-M-100-101', text: 'died', reservation: 'R' });
+  change(1002, rank(0, { pid: 200 }), dead(1), rank(2));
+  expect(store.state.notices).toHaveLength(1);
+  change(1003, rank(0, { pid: 200 }), rank(1, { pid: 201 }), dead(2));
   expect(store.state.notices).toHaveLength(0);
 });
 

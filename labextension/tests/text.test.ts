@@ -103,6 +103,14 @@ test('a cell gets %%mesh once', () => {
   expect(onMesh('%%meshy\nx')).toBe('%%mesh\n%%meshy\nx');
 });
 
+test.each(['%mesh attach dev', '%load_ext monarch_nb', '%reload_ext monarch_nb', '%%mesh -t 0'])(
+  'a cell with the line %s is the kernel’s as it is',
+  line => {
+    expect(onMesh(`# first\n  ${line}\nx = 1`)).toBe(`# first\n  ${line}\nx = 1`);
+    expect(onMesh(`x = 1  # ${line}`)).toBe(`%%mesh\nx = 1  # ${line}`);
+  }
+);
+
 test('a running cell is known by its first line', () => {
   expect(beginsWith('\n%%mesh -t 0\ntrain(model)\n', 'train(model)')).toBe(true);
   expect(beginsWith('train(model, 10)', 'train(mod…')).toBe(true);

@@ -1,4 +1,4 @@
-import { act, fireEvent, render, screen } from '@testing-library/react';
+import { act, fireEvent, render, screen, waitFor } from '@testing-library/react';
 import userEvent from '@testing-library/user-event';
 import { beforeEach, expect, test, vi } from 'vitest';
 import { LogViewer } from '../src/core/components/LogViewer';
@@ -121,6 +121,31 @@ test('filter, stream and ranks open the log anew', async () => {
     regex: false,
     fold: true
   });
+});
+
+test('a filter follows what is typed', async () => {
+  await show();
+  await userEvent.type(screen.getByRole('searchbox'), 'loss');
+  await userEvent.click(screen.getByRole('button', { name: 'Only matching lines' }));
+  await userEvent.type(screen.getByRole('searchbox'), '=.');
+  await userEvent.click(screen.getByRole('button', { name: 'Regular expression' }));
+  const filters = (): unknown[] => transport.asked('log_open').map(({ search, regex }) => [search, regex]);
+  await waitFor(() => expect(filters().pop()).toEqual(['loss=.', true]));
+  expect(filters()).toEqual([
+    ['', false],
+    ['loss', false],
+    ['loss=.', true]
+  ]);
+});
+
+test('a filter that matches nothing does not say that nothing was printed', async () => {
+  const answer = transport.replies.log_open;
+  transport.replies.log_open = body => ({ ...(answer(body) as object), rows: body.search ? 0 : TOTAL });
+  await show();
+  await userEvent.type(screen.getByRole('searchbox'), 'nowhere');
+  await userEvent.click(screen.getByRole('button', { name: 'Only matching lines' }));
+  expect(await screen.findByText('No line matches')).toBeTruthy();
+  expect(screen.queryByText(/Nothing has been printed/)).toBeNull();
 });
 
 test('ranks that are none are said at the field, and nothing is asked for', async () => {

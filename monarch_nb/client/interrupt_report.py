@@ -54,10 +54,9 @@ class InterruptReport:
     def as_of(self, finished: Iterable[int]) -> InterruptReport:
         """Return what it says now that these ranks have finished."""
         left = (self.stuck.keys() | self.unreachable.keys()) - set(finished)
-        late = (self.stuck.keys() | self.unreachable.keys()) - left
         return replace(
             self,
-            stopped=tuple(sorted({*self.stopped, *late})),
+            stopped=tuple(sorted({*self.stopped, *finished} - {*self.free, *self.restarted})),
             stuck={rank: line for rank, line in self.stuck.items() if rank in left},
             unreachable={rank: node for rank, node in self.unreachable.items() if rank in left},
         )

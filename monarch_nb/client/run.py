@@ -232,12 +232,10 @@ class Run:
 
     def _free(self) -> InterruptReport:
         """Interrupt the ranks until they are free. Those that have had no time to stop are never killed."""
-        report = InterruptReport()
-        is_first = True
+        report = InterruptReport(free=tuple(sorted(self.results.keys() | self.finished_before)))
         while True:
             with contextlib.suppress(KeyboardInterrupt):
-                now = self.interrupt(kill_stuck=self._is_stuck)
-                report, is_first = now if is_first else report.then(now), False
+                report = report.then(self.interrupt(kill_stuck=self._is_stuck))
                 self.wait_freed()  # what is stuck may still stop by itself
                 return report.as_of(self.results)
 

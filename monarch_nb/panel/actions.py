@@ -54,10 +54,19 @@ class Actions:
         if action not in forms:
             raise Refused(404, f"there is no form {action!r}")
         try:
-            read = forms[action].read(values)
-            return {"ok": True, "message": self._fit(view, read) if action == "reserve" else ""}
+            if action == "reserve":
+                return {"ok": True, "message": self._fit(view, self._read_reserve(view, values))}
+            forms[action].read(values)
+            return {"ok": True, "message": ""}
         except Refused as refused:
             return {"ok": False, "message": refused.message, "errors": refused.errors}
+
+    def _read_reserve(self, view: Json, values: object) -> Json:
+        """Return what a form says, or raise Refused; it may have been opened while there was a pool."""
+        if view["pool"]["state"] == "down" and isinstance(values, Mapping) and values.get("kind") == "gpus":
+            text = "the pool is not up any more: start one first, then its GPUs can be reserved"
+            raise Refused(409, text, {"kind": text})
+        return reserve_form(view).read(values)
 
     def _fit(self, view: Json, values: Json) -> str:
         """Return where a reservation would be, or raise Refused."""
@@ -119,7 +128,7 @@ class Actions:
 
     def reserve(self, view: Json, values: object, place: Place) -> Json:
         """Reserve."""
-        read = self.forms(view)["reserve"].read(values)
+        read = self._read_reserve(view, values)
         self._fit(view, read)
         shape = _shape(read)
 

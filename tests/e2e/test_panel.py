@@ -189,7 +189,7 @@ def test_a_notebook_without_a_kernel_is_told_so(
     lab.shut_kernels_down()
     expect(panel.page.locator("#jp-main-statusbar")).to_contain_text("Disconnected")
     panel.button("Attach notebook").click()
-    expect(panel.card("dev")).to_contain_text("has no kernel: choose a Python kernel")
+    expect(panel.card("dev")).to_contain_text("has no kernel: choose one with")
     notebook.run_on_mesh(0)
     expect(panel.page.locator(".Toastify__toast", has_text="has no kernel")).to_be_visible()
     assert sources(notebook) == ["rank"]

@@ -244,7 +244,7 @@ class TestCtrlC:
             script.interrupt()  # impatient: that kills nothing
             assert script.line() == "rank 1 does not stop"
             script.interrupt()
-            assert script.line() == ("interrupted ranks 0, 2-7; killed and restarted rank 1: their variables are lost")
+            assert script.line() == ("interrupted ranks 0,2-7; killed and restarted rank 1: their variables are lost")
             assert script.line() == "[0, 1, 2, 3, 4, 5, 6, 7]"
 
     def test_while_it_waits_for_another_ones_cell(self, mesh: Mesh, gate: Gate) -> None:

@@ -168,7 +168,13 @@ export class Store {
 
   private _setView(view: View): void {
     const shared = share(this.state.view, view);
-    this._set({ view: shared, viewAt_s: this._clock_s() });
+    const { notices } = this.state;
+    const held = notices.filter(notice => holds(notice, shared));
+    this._set({
+      view: shared,
+      viewAt_s: this._clock_s(),
+      notices: held.length < notices.length ? held : notices
+    });
   }
 
   private _setJob(job: Job): void {
@@ -190,6 +196,26 @@ export class Store {
       listener();
     }
   }
+}
+
+/** Whether a notice still holds. Its id says what it is about, as panel/notices.py writes it. */
+function holds({ id, reservation }: Notice, view: View): boolean {
+  if (view.pool.state === 'silent') {
+    return true; // nothing is known of it
+  }
+  const about = view.reservations[reservation];
+  if (id.startsWith('nearly-up-')) {
+    return about?.nearly_up ?? false;
+  }
+  if (id.startsWith('dead-')) {
+    const mesh = about?.meshes.find(each => id.startsWith(`dead-${each.id}-`));
+    const pids = mesh ? id.slice(`dead-${mesh.id}-`.length).split('-') : [];
+    // A rank that is started again has another pid; one that can not be reached does not live again.
+    return (mesh?.ranks ?? []).some(
+      rank => rank.state === 'unreachable' || (rank.state === 'dead' && pids.includes(String(rank.pid)))
+    );
+  }
+  return true;
 }
 
 /** Show what `select` takes from the state; renders again only when that is another value. */

@@ -151,15 +151,18 @@ const logPlugin: JupyterFrontEndPlugin<void> = {
   id: 'monarch-nb:logs',
   description: 'Logs of ranks as tabs.',
   autoStart: true,
-  requires: [IMesh, ILabShell],
-  optional: [ILayoutRestorer, ICommandPalette],
+  requires: [IMesh],
+  optional: [ILabShell, ILayoutRestorer, ICommandPalette],
   activate: (
     app: JupyterFrontEnd,
     mesh: Mesh,
-    _shell: ILabShell,
+    shell: ILabShell | null,
     restorer: ILayoutRestorer | null,
     palette: ICommandPalette | null
   ) => {
+    if (!shell) {
+      return; // Notebook 7: the panel shows logs in itself
+    }
     const tracker = new WidgetTracker<LogWidget>({ namespace: 'monarch-nb-log' });
     app.commands.addCommand(CommandIDs.openLog, {
       label: 'Open a Log',
@@ -240,8 +243,12 @@ const statusPlugin: JupyterFrontEndPlugin<void> = {
   id: 'monarch-nb:status',
   description: 'Says in the status bar what the current notebook holds.',
   autoStart: true,
-  requires: [IMesh, INotebookTracker, IStatusBar],
-  activate: (app: JupyterFrontEnd, mesh: Mesh, tracker: INotebookTracker, statusBar: IStatusBar) => {
+  requires: [IMesh, INotebookTracker],
+  optional: [IStatusBar],
+  activate: (app: JupyterFrontEnd, mesh: Mesh, tracker: INotebookTracker, statusBar: IStatusBar | null) => {
+    if (!statusBar) {
+      return; // Notebook 7 has none
+    }
     const item = new StatusItem(mesh.store, mesh.current, () => void app.commands.execute(CommandIDs.open));
     tracker.currentChanged.connect(() => item.look());
     statusBar.registerStatusItem('monarch-nb:status', {
@@ -260,13 +267,22 @@ const notificationPlugin: JupyterFrontEndPlugin<void> = {
   autoStart: true,
   requires: [IMesh],
   activate: (app: JupyterFrontEnd, { store }: Mesh) => {
-    const shown = new Set<string>();
+    const shown = new Map<string, string>();
     store.subscribe(() => {
-      for (const notice of store.state.notices) {
+      const { notices } = store.state;
+      for (const [id, notification] of shown) {
+        if (notification && !notices.some(notice => notice.id === id)) {
+          shown.set(id, ''); // closed, or it holds no more; never shown again
+          Notification.dismiss(notification);
+        }
+      }
+      for (const notice of notices) {
         if (!shown.has(notice.id)) {
-          shown.add(notice.id);
           const show = { label: 'Show', callback: () => void app.commands.execute(CommandIDs.open) };
-          Notification.emit(notice.text, notice.level, { autoClose: 10_000, actions: [show] });
+          shown.set(
+            notice.id,
+            Notification.emit(notice.text, notice.level, { autoClose: 10_000, actions: [show] })
+          );
         }
       }
     });

@@ -6,9 +6,9 @@ export function attaches(source: string, line: string, name: string): boolean {
   });
 }
 
-/** Code with `%%mesh` before it, unless it begins so. */
+/** Code with `%%mesh` before it, unless it begins so or has lines that only the kernel understands. */
 export function onMesh(source: string): string {
-  return /^\s*%%mesh\b/.test(source) ? source : `%%mesh\n${source}`;
+  return /^\s*(%%?mesh|%(load|reload)_ext)\b/m.test(source) ? source : `%%mesh\n${source}`;
 }
 
 /** Whether a cell's code begins with a run's title: its first line, perhaps cut short. */

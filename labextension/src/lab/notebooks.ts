@@ -121,12 +121,14 @@ export class Notebooks {
       throw new Error('Open a notebook first.');
     }
     await panel.context.ready;
-    await panel.sessionContext.ready;
-    const kernel = panel.sessionContext.session?.kernel;
+    const { sessionContext } = panel;
+    await sessionContext.initialize(); // has begun long ago
+    if (!sessionContext.hasNoKernel) {
+      await sessionContext.ready; // with "No Kernel" it never would be
+    }
+    const kernel = sessionContext.session?.kernel;
     if (!kernel) {
-      throw new Error(
-        `${panel.title.label} has no kernel: choose a Python kernel (Kernel → Change Kernel…).`
-      );
+      throw new Error(`${panel.title.label} has no kernel: choose one with Kernel → Change Kernel…`);
     }
     const { language_info } = await kernel.info;
     if (language_info.name !== 'python') {

@@ -1,4 +1,5 @@
 import { MainAreaWidget, ReactWidget } from '@jupyterlab/apputils';
+import { Message } from '@lumino/messaging';
 import { ISignal, Signal } from '@lumino/signaling';
 import { useCallback } from 'react';
 import {
@@ -81,6 +82,17 @@ export class LogWidget extends MainAreaWidget<ReactWidget> {
     entitle();
     const stop = store.subscribe(entitle);
     this.disposed.connect(stop);
+  }
+
+  /** Keys are for the lines from the start, unless something else in here has them. */
+  protected override onActivateRequest(message: Message): void {
+    super.onActivateRequest(message);
+    const { node, renderPromise } = this.content;
+    void renderPromise?.then(() => {
+      if (document.activeElement === node) {
+        node.querySelector<HTMLElement>('.mnb-lines')?.focus({ preventScroll: true });
+      }
+    });
   }
 }
 

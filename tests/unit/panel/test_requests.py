@@ -106,6 +106,14 @@ def test_without_a_pool_a_local_one_would_be_started(panel: Panel, pool: FakePoo
     assert "will be started" in ask(panel, "check", action="reserve", values=VALUES)["message"]
 
 
+def test_gpus_of_a_pool_that_is_gone_meanwhile(panel: Panel, pool: FakePool) -> None:
+    pool.fakes.clear()
+    gone = refused(panel, "reserve", values=VALUES | {"kind": "gpus"})
+    assert (gone["status"], list(gone["errors"])) == (409, ["kind"])
+    assert ask(panel, "check", action="reserve", values=VALUES | {"kind": "gpus"})["message"] == gone["message"]
+    assert "the pool is not up any more" in gone["message"]
+
+
 def test_there_is_no_other_form(panel: Panel) -> None:
     assert refused(panel, "check", action="dance", values={})["status"] == 404
 

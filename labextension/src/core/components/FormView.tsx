@@ -5,6 +5,8 @@ import { Check, Field, Form, Job, Value, Values } from '../types';
 import { Button, Mark, Progress, useFocus } from './basics';
 
 const CHECK_AFTER_MS = 120;
+/** What the person wanted is nothing to be alarmed at. */
+const CANCELLED: Check = { ok: false, message: 'Cancelled.' };
 
 /** A declared form. It says at once whether what is entered can be done, shows the progress, and can be cancelled. */
 export function FormView(props: {
@@ -63,10 +65,9 @@ export function FormView(props: {
         props.onDone(ended);
       } else {
         store.dismissJob(ended.id);
-        setRefusal({
-          ok: false,
-          message: ended.state === 'cancelled' ? 'Cancelled.' : (ended.error ?? ended.message)
-        });
+        setRefusal(
+          ended.state === 'cancelled' ? CANCELLED : { ok: false, message: ended.error ?? ended.message }
+        );
       }
     } catch (reason) {
       setJob(null);
@@ -75,6 +76,7 @@ export function FormView(props: {
   };
 
   const shown = refusal ?? check;
+  const isVerdict = shown !== null && shown !== CANCELLED;
   // What a field says already is not said again below.
   const verdict = Object.keys(shown?.errors ?? {}).some(name => name in values) ? '' : shown?.message;
   const set = (name: string, value: Value | null): void => {
@@ -115,8 +117,8 @@ export function FormView(props: {
           <p className="mnb-verdict">{job.message || job.title}</p>
         </div>
       ) : (
-        <p className={`mnb-verdict${shown ? (shown.ok ? ' mnb-good' : ' mnb-bad') : ''}`} role="status">
-          {verdict && <Mark shape={shown?.ok ? 'done' : 'error'} />}
+        <p className={`mnb-verdict${isVerdict ? (shown?.ok ? ' mnb-good' : ' mnb-bad') : ''}`} role="status">
+          {verdict && isVerdict && <Mark shape={shown?.ok ? 'done' : 'error'} />}
           <span>{verdict}</span>
         </p>
       )}

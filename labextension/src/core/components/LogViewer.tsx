@@ -20,6 +20,7 @@ import { Button, Mark } from './basics';
 
 const ROW_PX = 18;
 const LONGEST = 4000;
+const FILTER_AFTER_MS = 300;
 
 /** The log of some ranks: any number of lines, of which those in sight are here. */
 export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: () => void }) {
@@ -44,6 +45,21 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
     setHit(null);
     return () => source.close();
   }, [source, query]);
+
+  const isFiltered = query.search !== '';
+  useEffect(() => {
+    if (!isFiltered || !search.text) {
+      return;
+    }
+    const filter = (): void =>
+      setQuery(now =>
+        now.search && (now.search !== search.text || now.regex !== search.regex)
+          ? { ...now, search: search.text, regex: search.regex }
+          : now
+      );
+    const timer = setTimeout(filter, FILTER_AFTER_MS); // what is being typed is not asked for letter by letter
+    return () => clearTimeout(timer);
+  }, [search, isFiltered]);
 
   const find = async (backwards: boolean): Promise<void> => {
     if (!search.text) {
@@ -150,13 +166,11 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
             kind="quiet"
             label="Only matching lines"
             title="Only matching lines"
-            pressed={query.search !== ''}
+            pressed={isFiltered}
             disabled={!search.text}
             onClick={() =>
               setQuery(
-                query.search
-                  ? { ...query, search: '' }
-                  : { ...query, search: search.text, regex: search.regex }
+                isFiltered ? { ...query, search: '' } : { ...query, search: search.text, regex: search.regex }
               )
             }
           >
@@ -226,6 +240,7 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
         <Lines
           source={source}
           total={source.total}
+          isFiltered={isFiltered}
           search={search}
           hit={hit}
           goal={goal}
@@ -242,6 +257,7 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
 function Lines(props: {
   source: LogSource;
   total: number;
+  isFiltered: boolean;
   search: { text: string; regex: boolean };
   hit: number | null;
   goal: { row: number } | null;
@@ -379,7 +395,11 @@ function Lines(props: {
             />
           ))}
         </div>
-        {total === 0 && source.isOpen && <div className="mnb-empty">Nothing has been printed.</div>}
+        {total === 0 && source.isOpen && (!props.isFiltered || source.complete) && (
+          <div className="mnb-empty">
+            {props.isFiltered ? 'No line matches' : 'Nothing has been printed.'}
+          </div>
+        )}
       </div>
       <div style={{ height: Math.max(0, geometry.height - viewport) }} />
     </div>

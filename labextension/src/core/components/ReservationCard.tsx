@@ -433,7 +433,7 @@ function Stacks({ groups, onClose }: { groups: StackGroup[]; onClose: () => void
       </div>
       {groups.map(group => (
         <div key={group.ranks}>
-          <div className="mnb-dim">ranks {group.ranks}</div>
+          <div className="mnb-dim">{rankNames(parseRanks(group.ranks) ?? [])}</div>
           <pre tabIndex={0}>{group.stack}</pre>
         </div>
       ))}
