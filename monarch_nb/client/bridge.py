@@ -37,9 +37,17 @@ def post(callback: Callable[..., object], *arguments: object) -> None:
     background_loop().call_soon_threadsafe(callback, *arguments, context=contextvars.Context())
 
 
-def call(work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+def call(
+    work: Coroutine[Any, Any, T],
+    timeout_s: float | None = None,
+    *,
+    undo: Callable[[T], Coroutine[Any, Any, object]] | None = None,
+) -> T:
     """Run `work` on the background loop and return its result; Ctrl-C, or what interrupts this thread (see
     monarch_nb.interrupting), cancels it and waits until it has cleaned up.
+
+    Args:
+        undo: called with the result of work that was complete before Ctrl-C could cancel it: nobody gets that result.
 
     Raises:
         TimeoutError: it took longer than `timeout_s`; it is cancelled.
@@ -82,4 +90,6 @@ def call(work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         if not result.done():
             post(cancel)
             concurrent.futures.wait([result], CLEAN_UP_S)
+        if undo and result.done() and not result.exception():
+            call(undo(result.result()), CLEAN_UP_S)
         raise

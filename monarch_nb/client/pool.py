@@ -241,14 +241,28 @@ class Pool:
                 return held
         return None
 
+    async def held(self, reservation_id: str, name: str, *, memory: bool = False) -> HeldReservation:
+        """Return what the living nodes hold of a reservation. `memory` as of `ask`.
+
+        Raises:
+            ReservationNotFound: it was released; the message says what is held, or why it ended.
+        """
+        held = await self.reservations(memory=memory)
+        for one in held:
+            if one.reservation_id == reservation_id:
+                return one
+        raise not_found(name, held, [one for one in await self.ended() if one.reservation_id == reservation_id])
+
     async def ended(self) -> list[pb.Ended]:
         """Return the owner's reservations that ended by themselves, as far as they are remembered, oldest first."""
         replies = [reply for _, reply in await self.ask()]
         ended = {one.reservation_id: one for reply in replies for one in reply.ended if one.owner == current_owner()}
         return sorted(ended.values(), key=lambda one: one.ended_at)
 
-    async def reserve(self, name: str, shape: Shape, options: SpawnOptions, terms: Terms, say: Progress) -> str:
-        """Lease slots on enough nodes and spawn the main mesh; return the reservation's id.
+    async def reserve(
+        self, name: str, shape: Shape, options: SpawnOptions, terms: Terms, say: Progress
+    ) -> HeldReservation:
+        """Lease slots on enough nodes and spawn the main mesh.
 
         Interrupted or failed, it gives everything back.
 
@@ -290,10 +304,10 @@ class Pool:
             nodes = [files_pb2.Peer(node_id=each.name, address=each.address) for each in connections]
             confirm = pb.ConfirmRequest(reservation_id=reservation_id, nodes=nodes)
             await _all(connection.unary("Confirm", confirm) for connection in connections)
+            return await self.held(reservation_id, name)
         except BaseException:
             await asyncio.shield(release(connections, reservation_id))
             raise
-        return reservation_id
 
     async def shutdown(self, *, force: bool) -> None:
         """End every node."""

@@ -179,7 +179,7 @@ class Reservation:
         Raises:
             ReservationNotFound: it was released.
         """
-        held = call(_find_id(self._pool, self.id, self.name, memory=memory))
+        held = call(self._pool.held(self.id, self.name, memory=memory))
         return _info(held)
 
     def extend(self, time: Duration, /) -> float:
@@ -325,16 +325,8 @@ def _synced_files(held: HeldReservation) -> SyncedFiles:
     return SyncedFiles.get(held.reservation_id, copies, seeing, root=spec.root, reload=spec.reload)
 
 
-async def _find_id(pool: Pool, reservation_id: str, name: str, *, memory: bool = False) -> HeldReservation:
-    held = await pool.reservations(memory=memory)
-    for one in held:
-        if one.reservation_id == reservation_id:
-            return one
-    raise pools.not_found(name, held, [one for one in await pool.ended() if one.reservation_id == reservation_id])
-
-
 async def _extend(pool: Pool, reservation_id: str, name: str, by_s: float) -> float:
-    held = await _find_id(pool, reservation_id, name)
+    held = await pool.held(reservation_id, name)
     statuses = [status for _, status in held.nodes.values()]
     limit_s = max(status.time_s for status in statuses)
     if not limit_s:
@@ -423,7 +415,8 @@ def reserve(
     chosen.revive(say)
     if not chosen.is_up:
         _start_pool(chosen, shape, say)
-    held = call(_reserve(chosen, name, shape, options, terms, replace, say, None if files is True else root))
+    work = _reserve(chosen, name, shape, options, terms, replace, say, None if files is True else root)
+    held, _ = call(work, undo=_give_back)
     reservation = Reservation(chosen, held)
     if reload is not None:
         reservation.files.reload = reload
@@ -449,13 +442,14 @@ async def _reserve(
     replace: bool,
     say: Progress,
     asked_files: str | None,
-) -> HeldReservation:
+) -> tuple[HeldReservation, bool]:
+    """Return the reservation of that name, and whether it is a new one."""
     held = await pool.find(name, current_owner())
     if held is not None:
         if held.shape == shape and held.complete and not replace:
             _check_same_storage(held, options.shared)
             _check_same_files(held, asked_files)
-            return held
+            return held, False
         if held.shape != shape and not replace:
             raise ReservationConflict(
                 f"{name!r} is already held with {held.shape}; --replace releases it first (its ranks and their "
@@ -468,8 +462,14 @@ async def _reserve(
         released = await pools.release([connection for connection, _ in held.nodes.values()], held.reservation_id)
         for kept in released.kept:
             say(str(kept))
-    reservation_id = await pool.reserve(name, shape, options, terms, say)
-    return await _find_id(pool, reservation_id, name)
+    return await pool.reserve(name, shape, options, terms, say), True
+
+
+async def _give_back(reserved: tuple[HeldReservation, bool]) -> None:
+    """Release what was reserved for somebody who has pressed Ctrl-C."""
+    held, is_new = reserved
+    if is_new:
+        await pools.release([connection for connection, _ in held.nodes.values()], held.reservation_id)
 
 
 def _check_same_storage(held: HeldReservation, asked: str) -> None:

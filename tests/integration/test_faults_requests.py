@@ -263,6 +263,23 @@ class TestInterruptedHalfWay:
         with client(program) as kernel:
             assert kernel.line() == "[]", kernel.errors()
 
+    def test_when_it_is_all_but_complete(self, nothing_stays: None) -> None:
+        program = (
+            "import signal\n"
+            "from monarch_nb.client.pool import Pool\n"
+            "held = Pool.held\n"
+            "async def interrupted(*arguments):\n"
+            "    os.kill(os.getpid(), signal.SIGINT)\n"
+            "    return await held(*arguments)\n"
+            "Pool.held = interrupted\n"
+            "try:\n"
+            "    monarch_nb.reserve('half', nodes=2, procs=2)\n"
+            "except KeyboardInterrupt:\n"
+            "    print([one.name for one in monarch_nb.list_reservations()])\n"
+        )
+        with client(program) as kernel:
+            assert kernel.line() == "[]", kernel.errors()
+
     @pytest.mark.parametrize("wait_for", ["no pool is up", "node0 is ready"])
     def test_while_the_pool_is_being_started(self, pool_home: Path, wait_for: str) -> None:
         program = (

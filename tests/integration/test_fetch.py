@@ -78,7 +78,7 @@ class TestKept:
     def test_a_link_that_a_rank_made_leads_nowhere(self, synced: Reservation, tmp_path: Path) -> None:
         outside = tmp_path / "outside"
         outside.mkdir()
-        synced.mesh.run(f"import os; os.path.lexists('data') or os.symlink({str(outside)!r}, 'data')", on_error="abort")
+        synced.mesh.select([0, 2, 4, 6]).run(f"import os; os.symlink({str(outside)!r}, 'data')")
         Path("data").mkdir()
         Path("data/x.txt").write_text("x")
         report = synced.sync()

@@ -1,6 +1,7 @@
 """Calls from any thread run on one background loop; Ctrl-C cancels them and waits until they have cleaned up."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -79,6 +80,24 @@ def test_ctrl_c_cancels_and_waits_for_the_clean_up() -> None:
     with pytest.raises(KeyboardInterrupt):
         call(forever())
     assert cleaned == [True]
+
+
+def test_what_was_complete_before_ctrl_c_is_undone() -> None:
+    """The signal was sent, the work went on to its end before the main thread could run."""
+    undone = []
+
+    async def complete() -> str:
+        with contextlib.suppress(asyncio.CancelledError):
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+        return "reserved"
+
+    async def undo(result: str) -> None:
+        undone.append(result)
+
+    with pytest.raises(KeyboardInterrupt):
+        call(complete(), undo=undo)
+    assert undone == ["reserved"]
 
 
 def test_a_forked_child_has_a_loop_of_its_own() -> None:
