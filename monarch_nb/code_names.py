@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
+import zlib
 from typing import Literal
 
 MAX_TITLE_CHARACTERS = 48
@@ -22,8 +22,8 @@ def code_name(kind: Kind, number: int, code: str) -> str:
         number: of the cell, or of the run.
         code: the code.
     """
-    digest = hashlib.sha1(code.encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()
-    return f"<{_PREFIXES[kind]}-{number}-{digest[:12]}>"
+    checksum = zlib.crc32(code.encode("utf-8", "surrogatepass"))
+    return f"<{_PREFIXES[kind]}-{number}-{checksum:08x}>"
 
 
 def code_label(name: str) -> tuple[str, str] | None:

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,9 @@ from pathlib import Path
 from types import CodeType, TracebackType
 from typing import Any
 
+from IPython.core.autocall import IPyAutocall
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.macro import Macro
 
 from monarch_nb.proto.run_pb2 import Cell, RankResult, RunSpec
 from monarch_nb.worker import live_update, values
@@ -18,6 +21,7 @@ from monarch_nb.worker.compiler import BoundedCompiler
 from monarch_nb.worker.reloading import Reloader
 from monarch_nb.worker.shell import INTERACTIVESHELL_FILE, LastValue, RankShell, to_json
 
+_FIRST_NAME = re.compile(r"\s*(\w+)")
 _ExceptionTuple = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
@@ -28,10 +32,14 @@ class Transformed:
     Attributes:
         code: the Python code; the cell itself when it can not be transformed.
         problem: why it can not.
+        statements: the parsed code of a cell that was Python from the start.
+        filename: what they were parsed as.
     """
 
     code: str
     problem: _ExceptionTuple | None = None
+    statements: list[ast.stmt] | None = None
+    filename: str = ""
 
     @property
     def may_await(self) -> bool:
@@ -68,7 +76,7 @@ class CellRunner:
             match spec.WhichOneof("body"):
                 case "cell":
                     assert transformed is not None
-                    return await self._run_cell(spec.cell, spec.number, transformed, result)
+                    return await self._run_cell(spec.cell, transformed, result)
                 case "push":
                     self._shell.user_ns.update(_call(self._load, spec.push.blob))
                 case "pull":
@@ -78,40 +86,75 @@ class CellRunner:
             return error
         return None
 
-    def transform(self, cell: Cell) -> Transformed:
-        """Turn magics, `!` and `?` into Python."""
+    def transform(self, cell: Cell, number: int) -> Transformed:
+        """Turn magics, `!` and `?` into Python, under the name of that cell, or run."""
         self._define_presets(cell.code)
-        if self._is_plain_python(cell.code):
-            return Transformed(cell.code)  # IPython's transformers need a second for a megabyte
+        shell = self._shell
+        shell.execution_count = cell.cell_number or number
+        shell.running_code = cell.code
+        self._compiler.kind = "cell" if cell.cell_number else "run"
+        if (plain := self._parse_plain(cell.code)) is not None:
+            return plain  # IPython's transformers need a second for a megabyte
         try:
-            return Transformed(self._shell.transform_cell(cell.code))  # type: ignore[no-untyped-call]
+            return Transformed(shell.transform_cell(cell.code))  # type: ignore[no-untyped-call]
         except Exception:  # noqa: BLE001 -- transformers may raise anything, a SyntaxError above all
             kind, error, trace = sys.exc_info()
             assert kind is not None
             assert error is not None
             return Transformed(cell.code, (kind, error, trace))
 
-    async def _run_cell(
-        self, cell: Cell, number: int, transformed: Transformed, result: RankResult
-    ) -> BaseException | None:
+    async def _run_cell(self, cell: Cell, transformed: Transformed, result: RankResult) -> BaseException | None:
         shell = self._shell
-        shell.execution_count = cell.cell_number or number
-        self._compiler.kind = "cell" if cell.cell_number else "run"
-        shell.running_code = cell.code
         last: LastValue = shell.displayhook  # type: ignore[assignment]
-        executed = await shell.run_cell_async(
-            cell.code, transformed_cell=transformed.code, preprocessing_exc_tuple=transformed.problem
-        )
+        sys.displayhook = last  # whatever an earlier cell did to it
+        executed = None
+        if transformed.statements is not None and not transformed.may_await and not self._is_extended():
+            error = self._execute(transformed.statements, transformed.filename)
+        else:
+            executed = await shell.run_cell_async(
+                cell.code, transformed_cell=transformed.code, preprocessing_exc_tuple=transformed.problem
+            )
+            error = executed.error_before_exec or executed.error_in_exec or shell.take_script_error()
         _call(shell.events.trigger, "post_execute")  # matplotlib's figures are flushed here
-        _call(shell.events.trigger, "post_run_cell", executed)
+        if executed is not None:
+            _call(shell.events.trigger, "post_run_cell", executed)
         value, bundle = last.value, last.bundle
         last.clear()
-        error: BaseException | None = executed.error_before_exec or executed.error_in_exec or shell.take_script_error()
         if error is None:
             result.bundle_json = to_json(bundle) if bundle else ""
             if cell.want_value and value is not None:
                 _call(values.store_value, result, value, self._blob_directory)
         return error
+
+    def _is_extended(self) -> bool:
+        """Return whether something of the user's takes part in how IPython runs a cell."""
+        shell = self._shell
+        callbacks = shell.events.callbacks
+        return bool(
+            callbacks["pre_run_cell"]
+            or callbacks["post_run_cell"]
+            or shell.ast_transformers
+            or shell.custom_exceptions
+            or shell.logger.log_active
+            or shell.ast_node_interactivity != "last_expr"
+        )
+
+    def _execute(self, statements: list[ast.stmt], filename: str) -> BaseException | None:
+        """Do what IPython's `run_cell_async` does, where nobody else takes part and nothing awaits: its generality
+        was a fifth of what an empty cell costs a rank."""
+        shell = self._shell
+        try:
+            _call(shell.events.trigger, "pre_execute")
+            for number, statement in enumerate(statements, 1):
+                tree: Any = ast.Module([statement], [])
+                mode = "exec"
+                if number == len(statements) and isinstance(statement, ast.Expr):
+                    tree, mode = ast.Interactive([statement]), "single"
+                code = self._compiler(tree, filename, mode)
+                _call(exec, code, shell.user_global_ns, shell.user_ns)
+        except BaseException as error:  # noqa: BLE001 -- as in `run`
+            return error
+        return shell.take_script_error()
 
     def _evaluate(self, expression: str, number: int) -> Any:
         self._compiler.kind = "pull"
@@ -124,16 +167,30 @@ class CellRunner:
             raise ValueError(f"not the name of a blob: {blob!r}")
         return values.load_variables(Path(self._blob_directory, blob))
 
-    def _is_plain_python(self, code: str) -> bool:
-        """Return whether IPython's transformers would leave `code` as it is."""
-        if self._shell.input_transformers_post:
-            return False
+    def _parse_plain(self, code: str) -> Transformed | None:
+        """Return code parsed, if IPython's transformers would leave it as it is."""
+        if self._shell.input_transformers_post or not code.strip():
+            return None
+        filename = self._compiler.cache(code, self._shell.execution_count)
         try:
-            tree = self._shell.compile.ast_parse(code)
+            tree = self._compiler.ast_parse(code, filename)
         except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
-            return False
-        # A single line may be a magic without its %: `ls -l` is valid Python.
-        return "\n" in code.strip() or not any(isinstance(node, ast.Expr) for node in ast.iter_child_nodes(tree))
+            return None
+        assert isinstance(tree, ast.Module)
+        is_line = "\n" not in code.strip() and any(isinstance(node, ast.Expr) for node in tree.body)
+        if is_line and self._may_be_command(code):
+            return None
+        return Transformed(code, statements=tree.body, filename=filename)
+
+    def _may_be_command(self, line: str) -> bool:
+        """Return whether a line may be a magic without its %, as `ls -l` is, which is valid Python."""
+        first = _FIRST_NAME.match(line)
+        if "#" in line or self._shell.autocall:
+            return True
+        return first is not None and (
+            self._shell.find_magic(first[1]) is not None  # type: ignore[no-untyped-call]
+            or isinstance(self._shell.user_ns.get(first[1]), (IPyAutocall, Macro))
+        )
 
     def _define_presets(self, code: str) -> None:
         """Define `dist` and `device`, importing torch for them, once a cell mentions them."""

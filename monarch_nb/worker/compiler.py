@@ -1,7 +1,6 @@
 """Compiles what ranks run, and keeps its source for tracebacks: not of every run for ever."""
 
 import linecache
-import re
 
 from IPython.core.compilerop import CachingCompiler
 
@@ -10,10 +9,8 @@ from monarch_nb.code_names import Kind, code_label, code_name
 MAX_SOURCES = 200
 """So many of the newest, whatever they do."""
 MAX_DEFINING_SOURCES = 2_000
-"""So many that define functions or classes: those are called later, and then their lines are wanted."""
+"""So many that may define functions or classes: those are called later, and then their lines are wanted."""
 MAX_SOURCE_CHARACTERS = 32_000_000
-
-_DEFINES = re.compile(r"\b(def|class|lambda)\b")
 
 
 class BoundedCompiler(CachingCompiler):
@@ -40,11 +37,13 @@ class BoundedCompiler(CachingCompiler):
 
     def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
         """Keep the source of code that is about to be compiled; return its file name."""
-        name = super().cache(transformed_code, number, raw_code)
-        self._filename_map.clear()  # the name alone says what it was
+        name = self.get_code_name("", transformed_code, number)
+        lines = [f"{line}\n" for line in transformed_code.splitlines()]
+        linecache.cache[name] = len(transformed_code), None, lines, name  # without a time it is never out of date
         for kept in (self._sources, self._defining):
             self._characters -= kept.pop(name, 0)
-        kept = self._defining if _DEFINES.search(transformed_code) else self._sources
+        defines = any(word in transformed_code for word in ("def", "class", "lambda"))
+        kept = self._defining if defines else self._sources
         kept[name] = len(transformed_code)
         self._characters += len(transformed_code)
         self._forget_old(name)

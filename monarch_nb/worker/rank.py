@@ -174,7 +174,9 @@ class Rank:
             if not self._interrupter.begin(active):
                 self._finish(active.error(), active, result, output)
                 continue
-            transformed = self._context.run(self._runner.transform, spec.cell) if spec.HasField("cell") else None
+            transformed = None
+            if spec.HasField("cell"):
+                transformed = self._context.run(self._runner.transform, spec.cell, spec.number)
             body = self._runner.run(spec, transformed, result)
             if transformed is not None and transformed.may_await:
                 whole = self._finish_later(body, active, result, output)

@@ -67,7 +67,7 @@ class Reloader:
         self._seen = ("", False)
         self._import_paths: list[str] = []
         self._last_paths: list[str] = []
-        self._set_paths: tuple[list[str], list[str], list[str]] = [], [], []  # asked for; sys.path then
+        self._set_for: tuple[Tree, list[str]] | None = None  # the tree that named paths last; sys.path then
         self._told: dict[str, tuple[Signature | None, str]] = {}  # modules that failed -> what was said, of which file
 
     def follow(self, tree: Tree) -> None:
@@ -82,8 +82,7 @@ class Reloader:
 
     def _set_import_paths(self, tree: Tree) -> None:
         """Import from where the kernel does; in a workspace from the copies, and last from the workspace itself."""
-        asked = list(tree.import_paths), list(tree.last_import_paths)
-        if not self._workspace and self._set_paths == (*asked, sys.path):
+        if not self._workspace and self._set_for == (tree, sys.path):
             return  # before every run
         copies = {copy.directory: copy.mount for copy in tree.copies} if self._workspace else {}
         wanted = [self._copied(path, copies) for path in tree.import_paths]
@@ -93,7 +92,7 @@ class Reloader:
         self._import_paths = list(dict.fromkeys(path for path in wanted if path not in sys.path[:1]))
         self._last_paths = [path for path in last if path not in (*sys.path[:1], *self._import_paths, *others)]
         sys.path[1:] = [*self._import_paths, *others, *self._last_paths]
-        self._set_paths = *asked, list(sys.path)
+        self._set_for = tree, list(sys.path)
 
     def _copied(self, path: str, copies: Mapping[str, str]) -> str:
         """Return where the copy of one of the client's paths lies."""

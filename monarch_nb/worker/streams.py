@@ -53,12 +53,14 @@ class RunOutput:
     Attributes:
         notice: why output was lost; empty while none was.
         has_started_processes: whether a process was started that may write here.
+        has_started_threads: whether a thread was.
     """
 
     def __init__(self, directory: str, number: int, rank: int) -> None:
         self.number = number
         self.notice = ""
         self.has_started_processes = False
+        self.has_started_threads = False
         self._base = str(run_file(Path(directory), number, rank, ""))
         self._descriptors = [self._open("out"), self._open("err")]
         self._marks: int | None = None
@@ -127,7 +129,7 @@ class RunOutput:
             or end.marks_bytes
             or self.notice
             or self.has_started_processes
-            or any(getattr(thread, _THREAD_ATTRIBUTE, None) is self for thread in threading.enumerate())
+            or (self.has_started_threads and any(_output_of(thread) is self for thread in threading.enumerate()))
             or bool(asyncio.all_tasks(loop) - {asyncio.current_task(loop)})
             or len(getattr(loop, "_scheduled", ())) > 0
         )
@@ -272,12 +274,16 @@ def current_output() -> RunOutput:
     output = _run_of_context.get(None)
     if output is not None:
         return output
-    started_in: RunOutput | None = getattr(threading.current_thread(), _THREAD_ATTRIBUTE, None)
+    started_in = _output_of(threading.current_thread())
     if started_in is not None:
         _run_of_context.set(started_in)
         return started_in
     assert _newest is not None, "install() was not called"
     return _newest
+
+
+def _output_of(thread: threading.Thread) -> RunOutput | None:
+    return getattr(thread, _THREAD_ATTRIBUTE, None)
 
 
 def begin_output(output: RunOutput) -> None:
@@ -319,7 +325,9 @@ def install(output: RunOutput, on_text: Callable[[], None]) -> None:
 
     @functools.wraps(start)
     def start_with_run(thread: threading.Thread) -> None:
-        setattr(thread, _THREAD_ATTRIBUTE, current_output())
+        output = current_output()
+        output.has_started_threads = True
+        setattr(thread, _THREAD_ATTRIBUTE, output)
         start(thread)
 
     sys.addaudithook(_note_started_process)

@@ -55,6 +55,42 @@ def test_a_semicolon_in_a_string_is_not_the_end(rank: RankProcess) -> None:
     assert rank.ok("'a;'") == "a;"
 
 
+def test_what_takes_part_in_every_cell_takes_part(rank: RankProcess) -> None:
+    """IPython's events, its handlers of errors and its transformers of syntax trees."""
+    rank.ok("shell, seen = get_ipython(), []\nbegun, ended = lambda info: seen.append(info.raw_cell), seen.append")
+    rank.ok("shell.events.register('pre_run_cell', begun)")
+    rank.ok("x = 1\n")
+    rank.ok("shell.events.unregister('pre_run_cell', begun)\nshell.events.register('post_run_cell', ended)")
+    rank.ok("x = 2\n")
+    rank.ok("shell.events.unregister('post_run_cell', ended)")
+    raw_cell, unregistering, *results = rank.ok("[getattr(each, 'success', each) for each in seen]")
+    assert (raw_cell, results) == ("x = 1\n", [True, True])
+    assert unregistering.startswith("shell.events.unregister('pre_run_cell'")
+
+    rank.ok("shell.set_custom_exc((KeyError,), lambda shell, kind, error, trace, tb_offset=None: seen.append(error))")
+    rank.run("{}['missing']\n")
+    rank.ok("shell.set_custom_exc((), None)")
+    assert rank.ok("type(seen[-1]).__name__") == "KeyError"
+
+    visit = "def visit_Constant(self, node): node.value *= 2; return node"
+    rank.ok(f"import ast\nclass Doubled(ast.NodeTransformer):\n    {visit}")
+    rank.ok("shell.ast_transformers.append(Doubled())")
+    assert rank.ok("21\n") == 42
+    rank.ok("shell.ast_transformers.clear()")
+
+
+def test_a_line_may_be_a_command(rank: RankProcess) -> None:
+    rank.ok("from IPython.core.macro import Macro\nsix = Macro('y = 6')")
+    rank.ok("six")
+    assert rank.ok("y") == 6
+    rank.ok("echo = 1")
+    rank.ok("alias say_it echo said")
+    rank.ok("say_it - 1")
+    assert "said - 1" in rank.text()
+    rank.ok("say_it = 3")
+    assert rank.ok("say_it - 1") == 2
+
+
 def test_rich_values(rank: RankProcess) -> None:
     code = "class Rich:\n    def _repr_html_(self): return '<b>x</b>'\n    def __repr__(self): return 'x'\nRich()"
     assert bundle(rank.run(code)) == {"text/plain": "x", "text/html": "<b>x</b>"}

@@ -46,7 +46,6 @@ def test_old_sources_are_forgotten_those_that_define_something_last(
     assert sources() == ["def f(): pass", "b", "c", "d", "class C: pass"]
     compiler.cache("lambda: 1", 1)
     assert "def f(): pass" not in sources()
-    assert not compiler._filename_map
 
 
 def test_large_sources_are_forgotten_sooner_but_never_the_newest(
