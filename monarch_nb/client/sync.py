@@ -299,6 +299,8 @@ class SyncedFiles:
 
     def _restored(self, gone: OnNodes, missed: Sequence[str]) -> OnNodes:
         """Return which of the files that were gone are back, and where."""
+        if not gone:
+            return {}
         here = {os.path.join(name, printable(path)) for name, mount in self._opened().items() for path in mount.entries}
         back = {path: tuple(node for node in nodes if node not in missed) for path, nodes in gone.items()}
         return {path: nodes for path, nodes in back.items() if nodes and path in here}

@@ -25,6 +25,8 @@ def printable(path: bytes) -> str:
         ('a/new\\\\nline', 'caf\\\\xe9.txt')
     """
     text = path.decode("utf-8", "backslashreplace")
+    if text.isprintable():
+        return text
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
     )
