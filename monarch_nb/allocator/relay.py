@@ -37,6 +37,7 @@ class Relay:
 
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._stubs: dict[str, Any] = {}  # making one costs as much as a call
 
     async def call(self, peer: pb.Peer, method: str, request: Any, timeout_s: float) -> Any:
         """Call a method of another node; a failure raises an error of monarch_nb."""
@@ -46,10 +47,11 @@ class Relay:
             raise translate(error, peer.node_id) from None
 
     def _stub(self, peer: pb.Peer) -> Any:
-        channel = self._channels.get(peer.address)
-        if channel is None:
+        stub = self._stubs.get(peer.address)
+        if stub is None:
             channel = self._channels[peer.address] = open_channel(peer.address)
-        return AllocatorStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+            stub = self._stubs[peer.address] = AllocatorStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+        return stub
 
     async def close(self) -> None:
         """Close every connection."""
