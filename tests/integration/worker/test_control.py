@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
+from integration.live import Gate
 from integration.worker.harness import RankProcess, TemplateProcess, connect, run_all
 from monarch_nb.frames import receive_frame, send_frame
 from monarch_nb.proto.run_pb2 import OUTCOME_OK, Where
@@ -161,14 +163,15 @@ def test_runs_queue_in_order(rank: RankProcess) -> None:
     assert rank.ok("seen") == list(range(25))
 
 
-def test_results_wait_for_an_allocator_that_was_away(rank: RankProcess) -> None:
-    rank.submit("'first'")
-    first = rank.result()
-    spec = rank.start("import time\ntime.sleep(0.3)\n'second'")
-    rank.disconnect()
-    time.sleep(0.6)
-    hello = rank.reconnect()
-    assert hello.running == ""
+def test_results_wait_for_an_allocator_that_was_away(rank: RankProcess, tmp_path: Path) -> None:
+    with closing(Gate(tmp_path)) as gate:
+        rank.submit("'first'")
+        first = rank.result()
+        spec = rank.start(f"{gate.wait}\n'second'")
+        rank.disconnect()
+        gate.open()
+        while (hello := rank.reconnect()).running:
+            pass
     assert [result.run_id for result in hello.results] == [first.run_id, spec.run_id]
     assert list(hello.done) == [first.run_id, spec.run_id]
     assert rank.value(hello.results[1]) == "second"
