@@ -17,8 +17,8 @@ from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, Us
 from monarch_nb.times import duration, seconds_of
 
 if TYPE_CHECKING:
+    from monarch_nb.client.infos import ReservationInfo
     from monarch_nb.client.logs import LogRecord
-    from monarch_nb.client.reservation import ReservationInfo
     from monarch_nb.provision import Node
 
 _EXAMPLES = """\

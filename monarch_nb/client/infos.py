@@ -1,19 +1,18 @@
-"""What allocators say of ranks and runs, put together from all nodes. Pure."""
+"""What allocators say of reservations, ranks and runs, put together from all nodes. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from monarch_nb.allocator.limits import how_it_ended
 from monarch_nb.client.decoding import describe_death, result_event
+from monarch_nb.client.pool import HeldReservation, Shape, current_owner
 from monarch_nb.code_names import run_name
 from monarch_nb.errors import RankFailure, where_besides
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
-
-if TYPE_CHECKING:
-    from monarch_nb.client.pool import HeldReservation
+from monarch_nb.times import duration
 
 _STATES = {
     pb.Rank.STATE_STARTING: "starting",
@@ -91,6 +90,117 @@ class RunInfo:
 
     def __str__(self) -> str:
         return run_name(self.number, self.cell_number, self.title)
+
+
+@dataclass(frozen=True)
+class ReservationInfo:
+    """What is known of a reservation.
+
+    Attributes:
+        procs, gpus: per node; one of them is 0.
+        ranks: of the main mesh, by rank; those of nodes that do not answer are missing.
+        nodes_answering: how many of its nodes answer.
+        size: how many ranks it has when all of them live.
+        created_at: seconds since the epoch.
+        time_s, idle_s: its limits: how long it is held, and how long nobody may use it; None without.
+        time_left_s, idle_left_s: what is left of them; idle time counts while no cell runs and no client is attached.
+    """
+
+    name: str
+    reservation_id: str
+    owner: str
+    nodes: int
+    procs: int
+    gpus: int
+    notebook: str
+    created_at: float
+    ranks: tuple[RankInfo, ...]
+    nodes_answering: int
+    time_s: float | None = None
+    time_left_s: float | None = None
+    idle_s: float | None = None
+    idle_left_s: float | None = None
+
+    @property
+    def held_by_me(self) -> bool:
+        return self.owner == current_owner()
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """The ranks that live."""
+        return tuple(info.rank for info in self.ranks if info.is_alive)
+
+    @property
+    def size(self) -> int:
+        return self.nodes * (self.gpus or self.procs)
+
+    @property
+    def alive_of_all(self) -> str:
+        """`8 of 8`, or `4 of 8, 1 node does not answer`."""
+        count = f"{len(self.alive)} of {self.size}"
+        if not (away := self.nodes - self.nodes_answering):
+            return count
+        return f"{count}, {away} {'node does' if away == 1 else 'nodes do'} not answer"
+
+    @property
+    def shape(self) -> str:
+        """`2 nodes × 4 procs`."""
+        return str(Shape(self.nodes, self.procs, self.gpus))
+
+    @property
+    def left(self) -> str:
+        """`3 h 10 min`, `3 h 10 min, idle 50 min`, or empty when nothing limits it."""
+        parts = [duration(self.time_left_s)] if self.time_left_s is not None else []
+        if self.idle_left_s is not None:
+            parts.append(f"idle {duration(self.idle_left_s)}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class EndedReservation:
+    """A reservation that was released by itself; as text "dev was released at 14:02: its time of 8 h was up".
+
+    Attributes:
+        ended_at: seconds since the epoch.
+        why: "its time of 8 h was up".
+    """
+
+    name: str
+    reservation_id: str
+    ended_at: float
+    why: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def reservation_info(held: HeldReservation) -> ReservationInfo:
+    """Return what its nodes say of a reservation."""
+    facts = held.facts
+    statuses = [status for _, status in held.nodes.values()]
+    main = next((mesh for mesh in facts.meshes if mesh.name == "main"), None)
+    return ReservationInfo(
+        name=facts.name,
+        reservation_id=held.reservation_id,
+        owner=facts.owner,
+        nodes=facts.nodes,
+        procs=facts.procs,
+        gpus=facts.gpus,
+        notebook=facts.notebook,
+        created_at=facts.created_at,
+        ranks=tuple(rank_infos(held, main.mesh_id)) if main else (),
+        nodes_answering=len(held.nodes),
+        time_s=max(status.time_s for status in statuses) or None,
+        time_left_s=min(status.time_left_s for status in statuses) if facts.time_s else None,
+        idle_s=facts.idle_s or None,
+        idle_left_s=max(status.idle_left_s for status in statuses) if facts.idle_s else None,  # who used it last
+    )
+
+
+def ended_reservation(ended: pb.Ended) -> EndedReservation:
+    """Return what a node remembers of a reservation."""
+    return EndedReservation(ended.name, ended.reservation_id, ended.ended_at, ended.why, how_it_ended(ended))
 
 
 def rank_infos(held: HeldReservation, mesh_id: str) -> list[RankInfo]:

@@ -8,19 +8,17 @@ import sys
 import time as clock
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb import config
-from monarch_nb.allocator.limits import how_it_ended
 from monarch_nb.client import pool as pools
 from monarch_nb.client.attachment import Attachment, TimeListener
 from monarch_nb.client.bridge import call
 from monarch_nb.client.fetch import FetchReport, FileInfo, fetch_matching, file_info, list_files
 from monarch_nb.client.fetch import Progress as FetchProgress
 from monarch_nb.client.files.project import find_root, holds_home, read_settings
-from monarch_nb.client.infos import RankInfo, rank_infos
+from monarch_nb.client.infos import EndedReservation, ReservationInfo, ended_reservation, rank_infos, reservation_info
 from monarch_nb.client.mesh import Mesh
 from monarch_nb.client.pool import (
     HeldReservation,
@@ -41,96 +39,13 @@ from monarch_nb.errors import CapacityError, NodeUnreachable, ReservationConflic
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import provisioner
 from monarch_nb.shape import Extent
-from monarch_nb.times import Duration, duration, seconds_of
+from monarch_nb.times import Duration, seconds_of
 
 if TYPE_CHECKING:
     from monarch_nb.client.diagnosis import Diagnosis
     from monarch_nb.client.environments import PipReport
 
 DEFAULT_NAME = "main"
-
-
-@dataclass(frozen=True)
-class ReservationInfo:
-    """What is known of a reservation.
-
-    Attributes:
-        procs, gpus: per node; one of them is 0.
-        ranks: of the main mesh, by rank; those of nodes that do not answer are missing.
-        nodes_answering: how many of its nodes answer.
-        size: how many ranks it has when all of them live.
-        created_at: seconds since the epoch.
-        time_s, idle_s: its limits: how long it is held, and how long nobody may use it; None without.
-        time_left_s, idle_left_s: what is left of them; idle time counts while no cell runs and no client is attached.
-    """
-
-    name: str
-    reservation_id: str
-    owner: str
-    nodes: int
-    procs: int
-    gpus: int
-    notebook: str
-    created_at: float
-    ranks: tuple[RankInfo, ...]
-    nodes_answering: int
-    time_s: float | None = None
-    time_left_s: float | None = None
-    idle_s: float | None = None
-    idle_left_s: float | None = None
-
-    @property
-    def held_by_me(self) -> bool:
-        return self.owner == current_owner()
-
-    @property
-    def alive(self) -> tuple[int, ...]:
-        """The ranks that live."""
-        return tuple(info.rank for info in self.ranks if info.is_alive)
-
-    @property
-    def size(self) -> int:
-        return self.nodes * (self.gpus or self.procs)
-
-    @property
-    def alive_of_all(self) -> str:
-        """`8 of 8`, or `4 of 8, 1 node does not answer`."""
-        count = f"{len(self.alive)} of {self.size}"
-        if not (away := self.nodes - self.nodes_answering):
-            return count
-        return f"{count}, {away} {'node does' if away == 1 else 'nodes do'} not answer"
-
-    @property
-    def shape(self) -> str:
-        """`2 nodes × 4 procs`."""
-        return str(Shape(self.nodes, self.procs, self.gpus))
-
-    @property
-    def left(self) -> str:
-        """`3 h 10 min`, `3 h 10 min, idle 50 min`, or empty when nothing limits it."""
-        parts = [duration(self.time_left_s)] if self.time_left_s is not None else []
-        if self.idle_left_s is not None:
-            parts.append(f"idle {duration(self.idle_left_s)}")
-        return ", ".join(parts)
-
-
-@dataclass(frozen=True)
-class EndedReservation:
-    """A reservation that was released by itself; as text "dev was released at 14:02: its time of 8 h was up".
-
-    Attributes:
-        ended_at: seconds since the epoch.
-        why: "its time of 8 h was up".
-    """
-
-    name: str
-    reservation_id: str
-    ended_at: float
-    why: str
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
 
 
 class Reservation:
@@ -180,7 +95,7 @@ class Reservation:
             ReservationNotFound: it was released.
         """
         held = call(self._pool.held(self.id, self.name, memory=memory))
-        return _info(held)
+        return reservation_info(held)
 
     def extend(self, time: Duration, /) -> float:
         """Add to its time limit, as if it had been reserved for longer; return how many seconds are left now.
@@ -545,7 +460,7 @@ def list_reservations(pool: str | None = None, *, memory: bool = False) -> list[
     chosen = pool_named(pool)
     if not chosen.is_up:
         return []
-    return [_info(held) for held in call(chosen.reservations(memory=memory))]
+    return [reservation_info(held) for held in call(chosen.reservations(memory=memory))]
 
 
 def list_ended(pool: str | None = None) -> list[EndedReservation]:
@@ -553,36 +468,11 @@ def list_ended(pool: str | None = None) -> list[EndedReservation]:
     chosen = pool_named(pool)
     if not chosen.is_up:
         return []
-    return [
-        EndedReservation(one.name, one.reservation_id, one.ended_at, one.why, how_it_ended(one))
-        for one in call(chosen.ended())
-    ]
+    return [ended_reservation(one) for one in call(chosen.ended())]
 
 
 def _limit(given: Duration | None, what: str) -> float:
     return 0.0 if given is None else seconds_of(given, what)
-
-
-def _info(held: HeldReservation) -> ReservationInfo:
-    facts = held.facts
-    statuses = [status for _, status in held.nodes.values()]
-    main = next((mesh for mesh in facts.meshes if mesh.name == "main"), None)
-    return ReservationInfo(
-        name=facts.name,
-        reservation_id=held.reservation_id,
-        owner=facts.owner,
-        nodes=facts.nodes,
-        procs=facts.procs,
-        gpus=facts.gpus,
-        notebook=facts.notebook,
-        created_at=facts.created_at,
-        ranks=tuple(rank_infos(held, main.mesh_id)) if main else (),
-        nodes_answering=len(held.nodes),
-        time_s=max(status.time_s for status in statuses) or None,
-        time_left_s=min(status.time_left_s for status in statuses) if facts.time_s else None,
-        idle_s=facts.idle_s or None,
-        idle_left_s=max(status.idle_left_s for status in statuses) if facts.idle_s else None,  # who used it last
-    )
 
 
 def checked_name(name: str) -> str:

@@ -21,9 +21,9 @@ from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, Us
 from monarch_nb.shape import counted, parse_targets
 
 if TYPE_CHECKING:
-    from monarch_nb.client.infos import RunInfo
+    from monarch_nb.client.infos import EndedReservation, ReservationInfo, RunInfo
     from monarch_nb.client.mesh import Mesh
-    from monarch_nb.client.reservation import EndedReservation, Reservation, ReservationInfo
+    from monarch_nb.client.reservation import Reservation
     from monarch_nb.client.run import Run
 
 T = TypeVar("T")

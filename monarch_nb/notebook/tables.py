@@ -18,8 +18,8 @@ from monarch_nb.times import duration
 
 if TYPE_CHECKING:
     from monarch_nb.client.diagnosis import Diagnosis
-    from monarch_nb.client.infos import RankInfo, RunInfo
-    from monarch_nb.client.reservation import Reservation, ReservationInfo
+    from monarch_nb.client.infos import RankInfo, ReservationInfo, RunInfo
+    from monarch_nb.client.reservation import Reservation
 
 _MUTED = "color:var(--jp-ui-font-color2,#666)"
 _ALARM = "color:var(--jp-error-color1,#b00020)"

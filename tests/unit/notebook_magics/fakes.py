@@ -14,12 +14,11 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from monarch_nb.client.diagnosis import Diagnosis, Difference
 from monarch_nb.client.environments import NodeEnvironment, PipReport
 from monarch_nb.client.events import Event, Finished, Result, Text
-from monarch_nb.client.infos import RankInfo, RunInfo
+from monarch_nb.client.infos import EndedReservation, RankInfo, RunInfo
 from monarch_nb.client.interrupt_report import InterruptReport
 from monarch_nb.client.logs import LogRecord
 from monarch_nb.client.mesh import StackReport
 from monarch_nb.client.pool import KeptFiles
-from monarch_nb.client.reservation import EndedReservation
 from monarch_nb.client.sync_report import Differences, Pending, SyncReport
 from monarch_nb.errors import PickleError, RankFailure, ReservationNotFound, RunFailed, RunNotFound
 from monarch_nb.shape import Extent

@@ -9,10 +9,10 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.events import Text
+from monarch_nb.client.infos import EndedReservation
 from monarch_nb.client.interrupt_report import InterruptReport
 from monarch_nb.client.pool import KeptFiles
 from monarch_nb.client.presenting import panel_of
-from monarch_nb.client.reservation import EndedReservation
 from monarch_nb.config import RANK_TOKEN_VARIABLE
 from monarch_nb.errors import PickleError, RankFailure, RunFailed, TargetError, UsageError
 from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
