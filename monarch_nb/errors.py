@@ -100,7 +100,7 @@ class ReservationExpired(ReservationNotFound):
 
 
 class ReservationConflict(MonarchNbError):
-    """The name is held with another shape."""
+    """The name is held with another shape, or otherwise not as asked for."""
 
 
 class MeshNotFound(MonarchNbError):

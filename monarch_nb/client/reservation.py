@@ -15,9 +15,10 @@ from monarch_nb import config
 from monarch_nb.client import pool as pools
 from monarch_nb.client.attachment import Attachment, TimeListener
 from monarch_nb.client.bridge import call
+from monarch_nb.client.conflicts import Asked, check_same, shared_storage
 from monarch_nb.client.fetch import FetchReport, FileInfo, fetch_matching, file_info, list_files
 from monarch_nb.client.fetch import Progress as FetchProgress
-from monarch_nb.client.files.project import find_root, holds_home, read_settings
+from monarch_nb.client.files.project import find_root, read_settings
 from monarch_nb.client.infos import EndedReservation, ReservationInfo, ended_reservation, rank_infos, reservation_info
 from monarch_nb.client.mesh import Mesh
 from monarch_nb.client.pool import (
@@ -35,7 +36,7 @@ from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.sync import Progress as SyncProgress
 from monarch_nb.client.sync import SyncedFiles
 from monarch_nb.client.sync_report import SyncReport
-from monarch_nb.errors import CapacityError, NodeUnreachable, ReservationConflict, UsageError
+from monarch_nb.errors import CapacityError, NodeUnreachable, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import provisioner
 from monarch_nb.shape import Extent
@@ -68,7 +69,7 @@ class Reservation:
         self.nodes, self.procs, self.gpus = facts.nodes, facts.procs, facts.gpus
         self._connections = {rank: connection for rank, (connection, _) in held.nodes.items()}
         status = next(mesh for mesh in facts.meshes if mesh.name == "main")
-        self.shared = _shared(held)
+        self.shared = shared_storage(held)
         extent = Extent({axis.name: axis.size for axis in status.spec.extent})
         self._python = status.spec.python
         dead = {
@@ -296,14 +297,15 @@ def reserve(
         time: how long it is held ("8h", a timedelta, seconds): then it is released, also while a cell runs, as Slurm
             does. By default until it is released. A reservation that is held already keeps its limits.
         idle: how long it is held while no cell runs and no client is attached.
-        replace: release a reservation of the same name and another shape first.
+        replace: release a reservation of the same name first.
         notebook: path of the notebook that holds it, which finds it again.
         progress: told what is being done.
 
     Raises:
         UsageError: arguments that make no sense.
         CapacityError: the pool has not that much, or not that much free.
-        ReservationConflict: the name is held with another shape, with other files or with other shared storage.
+        ReservationConflict: the name is held with another shape, or with another `python`, `env`, `preload`,
+            `directory`, `files` or `shared` than asked for; what is not said is as it is held.
         SharedStorageError: a node does not see `shared`; nothing is reserved.
         SpawnError: ranks could not be started (a broken preload: PreloadError).
         NodeUnreachable: it is held, and a node of it does not answer.
@@ -330,8 +332,16 @@ def reserve(
     chosen.revive(say)
     if not chosen.is_up:
         _start_pool(chosen, shape, say)
-    work = _reserve(chosen, name, shape, options, terms, replace, say, None if files is True else root)
-    held, _ = call(work, undo=_give_back)
+    asked = Asked(
+        shape,
+        python=python,
+        environment=env,
+        preload=preload,
+        directory=None if directory is None else start,
+        files=None if files is True else root,
+        shared=options.shared if shared is not None else None,
+    )
+    held, _ = call(_reserve(chosen, name, asked, options, terms, replace, say), undo=_give_back)
     reservation = Reservation(chosen, held)
     if reload is not None:
         reservation.files.reload = reload
@@ -351,33 +361,27 @@ def _project(start: str, files: str | os.PathLike[str] | bool, reload: bool | No
 async def _reserve(
     pool: Pool,
     name: str,
-    shape: Shape,
+    asked: Asked,
     options: SpawnOptions,
     terms: Terms,
     replace: bool,
     say: Progress,
-    asked_files: str | None,
 ) -> tuple[HeldReservation, bool]:
     """Return the reservation of that name, and whether it is a new one."""
     held = await pool.find(name, current_owner())
     if held is not None:
-        if held.shape == shape and held.complete and not replace:
-            _check_same_storage(held, options.shared)
-            _check_same_files(held, asked_files)
-            return held, False
-        if held.shape != shape and not replace:
-            raise ReservationConflict(
-                f"{name!r} is already held with {held.shape}; --replace releases it first (its ranks and their "
-                f"variables are lost), or choose another name"
-            )
-        if held.missing and not replace:
-            raise pools.not_whole(held)
+        if not replace:
+            check_same(held, asked)
+            if held.complete:
+                return held, False
+            if held.missing:
+                raise pools.not_whole(held)
         if held.complete or replace:
             say(f"releasing {name}")
         released = await pools.release([connection for connection, _ in held.nodes.values()], held.reservation_id)
         for kept in released.kept:
             say(str(kept))
-    return await pool.reserve(name, shape, options, terms, say), True
+    return await pool.reserve(name, asked.shape, options, terms, say), True
 
 
 async def _give_back(reserved: tuple[HeldReservation, bool]) -> None:
@@ -385,29 +389,6 @@ async def _give_back(reserved: tuple[HeldReservation, bool]) -> None:
     held, is_new = reserved
     if is_new:
         await pools.release([connection for connection, _ in held.nodes.values()], held.reservation_id)
-
-
-def _check_same_storage(held: HeldReservation, asked: str) -> None:
-    if asked and asked != (has := _shared(held)):
-        raise ReservationConflict(
-            f"{held.facts.name!r} is already held {f'with --shared {has}' if has else 'without --shared'}; --replace "
-            "releases it first (its ranks and their variables are lost)"
-        )
-
-
-def _check_same_files(held: HeldReservation, asked: str | None) -> None:
-    root = next((mesh.spec.root for mesh in held.facts.meshes if mesh.name == "main"), "")
-    if asked in (None, root) or (asked and not root and holds_home(Path(asked))):
-        return
-    raise ReservationConflict(
-        f"{held.facts.name!r} is already held {f'with the files of {root}' if root else 'without files'}; --replace "
-        "releases it first (its ranks and their variables are lost)"
-    )
-
-
-def _shared(held: HeldReservation) -> str:
-    main = next((mesh for mesh in held.facts.meshes if mesh.name == "main"), None)
-    return main.spec.environment.get(config.SHARED_VARIABLE, "") if main else ""
 
 
 def _start_pool(pool: Pool, shape: Shape, say: Progress) -> None:

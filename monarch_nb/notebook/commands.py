@@ -59,7 +59,7 @@ RESERVE = Command(
             value="T",
             kind="duration",
         ),
-        Flag("--replace", "when the name is held with another shape: release that first"),
+        Flag("--replace", "release what is held under that name first"),
     ),
     notes="Ranks stay until they are released: they survive this kernel, the browser and the Jupyter server.",
     examples=(

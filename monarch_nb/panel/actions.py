@@ -131,6 +131,7 @@ class Actions:
         read = self._read_reserve(view, values)
         self._fit(view, read)
         shape = _shape(read)
+        is_held = any(held["mine"] and held["name"] == read["name"] for held in view["reservations"].values())
 
         def work(say: Say) -> Json:
             reservation = reserve(
@@ -142,7 +143,7 @@ class Actions:
                 time=read["time"],
                 idle=read["idle"],
                 notebook=place.notebook or None,
-                python=place.python,
+                python=None if is_held else place.python,  # nobody asked for it: the kernel's is the default
                 progress=say,
             )
             reservation.detach()  # else it would never be idle

@@ -98,6 +98,16 @@ class TestNames:
             reserve("held", procs=2)
         assert held.mesh.run("rank").values == [0, 1, 2]
 
+    def test_ranks_that_would_be_started_otherwise_are_a_conflict(
+        self, held: Reservation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for asked in ({"python": "/opt/other"}, {"env": {"A": "1"}}, {"preload": ["json"]}, {"directory": tmp_path}):
+            with pytest.raises(ReservationConflict, match=r"'held' is already held with.*; --replace"):
+                reserve("held", procs=3, **asked)  # type: ignore[arg-type]
+        assert reserve("held", procs=3, python=sys.executable, preload=["torch"]).id == held.id
+        monkeypatch.setattr(sys, "executable", "/opt/of-another-kernel")
+        assert reserve("held", procs=3).id == held.id, "nobody asked for another python"
+
     def test_replaced_on_demand(self, held: Reservation) -> None:
         replaced = reserve("held", procs=2, replace=True)
         assert replaced.id != held.id
