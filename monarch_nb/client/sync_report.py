@@ -17,14 +17,26 @@ OnNodes = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
+class Given:
+    """How many files a node got, and how many went there."""
+
+    files: int = 0
+    removed: int = 0
+
+    def __add__(self, other: Given) -> Given:
+        return Given(self.files + other.files, self.removed + other.removed)
+
+
+@dataclass(frozen=True)
 class SyncReport:
     """What a sync did.
 
     Attributes:
-        files, size_bytes: that changed here. removed: files that went.
+        files, removed: that a node got, and that went there; the most where nodes differ. size_bytes: of what went.
         sent_bytes: that left this process: content, compressed, and what was said about it; nodes pass it on to one
             another.
-        nodes: how many got something or, if none did, have all of it already. given: those that got something.
+        nodes: how many got something or, if none did, have all of it already.
+        given: those that got something, and what.
         missed: nodes that do not have all of it: they did not answer, or could not take it.
         seconds: it took.
         kept: files that ranks wrote or changed and that were left as they are, though there is another version here.
@@ -45,7 +57,7 @@ class SyncReport:
     left: OnNodes = field(default_factory=dict)
     overwritten: OnNodes = field(default_factory=dict)
     restored: OnNodes = field(default_factory=dict)
-    given: frozenset[str] = frozenset()
+    given: Mapping[str, Given] = field(default_factory=dict)
     missed: tuple[str, ...] = ()
     modules: bool = False
     local: Mapping[str, Report] = field(default_factory=dict)
@@ -56,16 +68,22 @@ class SyncReport:
         return bool(self.files or self.removed or self.kept or self.left)
 
     def __add__(self, other: SyncReport) -> SyncReport:
+        nothing = Given()
+        given = {
+            node: self.given.get(node, nothing) + other.given.get(node, nothing)
+            for node in {**self.given, **other.given}
+        }
+        most = _most(given.values())
         return replace(
             self,
-            files=self.files + other.files,
+            files=most.files,
             size_bytes=self.size_bytes + other.size_bytes,
-            removed=self.removed + other.removed,
+            removed=most.removed,
             sent_bytes=self.sent_bytes + other.sent_bytes,
             kept={**self.kept, **other.kept},
             left={**self.left, **other.left},
             overwritten={**self.overwritten, **other.overwritten},
-            given=self.given | other.given,
+            given=given,
             modules=self.modules or other.modules,
         )
 
@@ -113,21 +131,29 @@ def report_of(change: pb.TreeChange, entries: Mapping[bytes, pb.TreeEntry], tran
     """
     applied = transfer.applied
     files = [entry for entry in change.changed if entry.kind != pb.TreeEntry.KIND_DIRECTORY]
+    given = {node: Given(one.written, one.removed) for node, one in applied.items() if one.written or one.removed}
+    most = _most(given.values())
     kept = on_nodes(change.mount, {node: one.kept for node, one in applied.items()})
     here = {
         os.path.join(change.mount, printable(path)) for one in applied.values() for path in one.kept if path in entries
     }
     return SyncReport(
-        files=max((one.written for one in applied.values()), default=0),
+        files=most.files,
         size_bytes=transfer.total_bytes or sum(entry.size_bytes for entry in files if not change.whole),
-        removed=max((one.removed for one in applied.values()), default=0),
+        removed=most.removed,
         sent_bytes=transfer.sent_bytes,
         kept={path: nodes for path, nodes in kept.items() if path in here},
         left={path: nodes for path, nodes in kept.items() if path not in here},
         overwritten=on_nodes(change.mount, {node: one.overwritten for node, one in applied.items()}),
-        given=frozenset(node for node, one in applied.items() if one.written or one.removed),
+        given=given,
         modules=not change.whole and any(entry.path.endswith(b".py") for entry in files),
     )
+
+
+def _most(given: Iterable[Given]) -> Given:
+    """Return the most that a node got, and the most that went on one."""
+    nodes = list(given)
+    return Given(max((one.files for one in nodes), default=0), max((one.removed for one in nodes), default=0))
 
 
 def on_nodes(mount: str, paths: Mapping[str, Iterable[bytes]]) -> dict[str, tuple[str, ...]]:

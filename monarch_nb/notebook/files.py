@@ -67,7 +67,7 @@ class FileCommands:
             report = files.sync(nodes, progress=progress)
             fresh = [note for note in notes(report, files, self._directory) if note not in self._said]
             self._said.update(fresh)
-            lines = sent_lines(report) if report.anything or progress.shown else []
+            lines = sent_lines(report, _names(files)) if report.anything or progress.shown else []
             if lines or fresh or progress.shown:
                 progress.done("\n".join([*lines, *fresh]) or " ")
 
@@ -82,7 +82,10 @@ class FileCommands:
         if (gone := parsed.text("remove")) is not None:
             report = files.remove(gone)
             lines = [f"ranks have {gone} no longer"]
-            lines += [*(sent_lines(report) if report.removed else []), *notes(report, files, self._directory)]
+            lines += [
+                *(sent_lines(report, _names(files)) if report.removed else []),
+                *notes(report, files, self._directory),
+            ]
             show(calm_line("\n".join(lines)))
             return
         if path is not None:
@@ -104,7 +107,7 @@ class FileCommands:
                 report = files.sync(overwrite=parsed.switch("overwrite"), progress=progress)
                 there = files.differences()
                 report = replace(report, kept=there.changed)
-                lines += sent_lines(report) if report.anything or not there.missing else []
+                lines += sent_lines(report, _names(files)) if report.anything or not there.missing else []
                 if not path:
                     lines += [*ignored(report.local), *notes(report, files, self._directory)]
                     lines += missing(there, _names(files))
@@ -217,9 +220,11 @@ def bar(what: str, done_bytes: int, total_bytes: int, elapsed_s: float) -> str:
     return f"{what} {drawn} {size(done_bytes)} of {size(total_bytes)}, {size(round(rate))}/s{left}"
 
 
-def sent_lines(report: SyncReport) -> list[str]:
+def sent_lines(report: SyncReport, everyone: Sequence[str]) -> list[str]:
     """Return `sent 3 files, 12 kB, to 16 nodes in 0.04 s`; nothing when only files that nodes keep differ."""
     parts = []
+    if len(set(report.given.values())) > 1:
+        return [f"{_sent_to_each(report, everyone)} in {duration(report.seconds)}"]
     if report.files:
         how_much = f", {size(report.size_bytes)}," if report.size_bytes else ""  # nodes may have had all the content
         parts.append(f"sent {_count(report.files, 'file')}{how_much} to {_nodes(report.nodes)}")
@@ -228,6 +233,30 @@ def sent_lines(report: SyncReport) -> list[str]:
     if parts:
         return [f"{', '.join(parts)} in {duration(report.seconds)}"]
     return [] if report.kept else [f"the files are on {_nodes(report.nodes)} already"]
+
+
+def _sent_to_each(report: SyncReport, everyone: Sequence[str]) -> str:
+    """Return `sent 10,000 files to node3, 2 files to node[0-2], 12 MB together, removed 1 file on node3`."""
+    parts = _by_count({name: one.files for name, one in report.given.items()}, "to", everyone)
+    if parts:
+        parts[0] = f"sent {parts[0]}"
+        parts += [f"{size(report.size_bytes)} together"] if report.size_bytes else []
+    gone = _by_count({name: one.removed for name, one in report.given.items()}, "on", everyone)
+    if gone:
+        gone[0] = f"removed {gone[0]}"
+    return ", ".join([*parts, *gone])
+
+
+def _by_count(files: Mapping[str, int], at: str, everyone: Sequence[str]) -> list[str]:
+    """Return "10,000 files to node3", "2 files to node[0-2]"; of many different counts the largest."""
+    nodes: dict[int, list[str]] = {}
+    for name in everyone:
+        if count := files.get(name):
+            nodes.setdefault(count, []).append(name)
+    counts = sorted(nodes, reverse=True)
+    parts = [f"{_count(count, 'file')} {at} {name_nodes(nodes[count], everyone)}" for count in counts[:NAMES_SHOWN]]
+    rest = sum(len(nodes[count]) for count in counts[NAMES_SHOWN:])
+    return [*parts, f"fewer {at} {_nodes(rest)}"] if rest else parts
 
 
 def notes(report: SyncReport, files: SyncedFiles, directory: str) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 from monarch_nb.client import sync
 from monarch_nb.client.files.local_tree import FileChanged, LocalTree, Refreshed
 from monarch_nb.client.sync import SyncedFiles
+from monarch_nb.client.sync_report import Given
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable, UsageError
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.rpc.status import error_to_json
@@ -67,6 +68,19 @@ class TestWhatGoes:
         change = nodes[0].asked[-1].change
         assert not change.whole
         assert [entry.path for entry in change.changed] == [b"model.py"]
+
+    def test_what_went_where_is_told_of_each_node(
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path
+    ) -> None:
+        files.sync()
+        (project / "model.py").write_text("two")
+        nodes[1].error = DISK_FULL
+        files.sync(nodes=[0, 2])
+        nodes[1].error = None
+        (project / "data.txt").write_text("more")
+        report = files.sync()
+        assert report.given == {"node0": Given(1), "node1": Given(2), "node2": Given(1)}
+        assert (report.files, report.nodes) == (2, 3)
 
     def test_nothing_is_asked_when_nothing_changed(self, files: SyncedFiles, nodes: list[FakeNode]) -> None:
         files.sync()

@@ -8,7 +8,7 @@ import pytest
 
 from monarch_nb.client.fetch import FetchReport, FileInfo
 from monarch_nb.client.files.local_tree import Report
-from monarch_nb.client.sync_report import Differences, Pending, SyncReport
+from monarch_nb.client.sync_report import Differences, Given, Pending, SyncReport
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable, RunFailed
 from monarch_nb.notebook import files as notebook_files
 from monarch_nb.notebook.files import bar, dry_run, left_out, sent_lines
@@ -47,7 +47,33 @@ class TestLines:
         ],
     )
     def test_what_was_sent(self, report: SyncReport, lines: list[str]) -> None:
-        assert sent_lines(report) == lines
+        assert sent_lines(report, NODES) == lines
+
+    @pytest.mark.parametrize(
+        ("given", "line"),
+        [
+            ({"node0": Given(3), "node1": Given(3)}, "sent 3 files, 12 kB, to 2 nodes in 0.04 s"),
+            (
+                {"node0": Given(2), "node1": Given(1)},
+                "sent 2 files to node0, 1 file to node1, 12 kB together in 0.04 s",
+            ),
+            (
+                {"node0": Given(1, 2), "node1": Given(1)},
+                "sent 1 file to every node, 12 kB together, removed 2 files on node0 in 0.04 s",
+            ),
+        ],
+    )
+    def test_what_went_where(self, given: dict[str, Given], line: str) -> None:
+        most = max(one.files for one in given.values()), max(one.removed for one in given.values())
+        report = SyncReport(most[0], 12_000, most[1], nodes=2, seconds=0.04, given=given)
+        assert sent_lines(report, NODES) == [line]
+
+    def test_many_different_counts_stay_short(self) -> None:
+        names = [f"node{number}" for number in range(16)]
+        report = SyncReport(16, 0, nodes=16, given={name: Given(16 - at) for at, name in enumerate(names)})
+        (line,) = sent_lines(report, names)
+        assert line.startswith("sent 16 files to node0, 15 files to node1, ")
+        assert "12 files to node4, fewer to 11 nodes in" in line
 
     def test_what_is_left_out_is_named_up_to_five(self) -> None:
         large = {b"%d.bin" % number: 200_000_000 for number in range(7)}
