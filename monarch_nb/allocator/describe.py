@@ -97,6 +97,7 @@ async def describe_status(node: Node, *, memory: bool, readings: bool, past_runs
             idle_s=limits.idle_s,
             time_left_s=limits.time_left_s(now_s) or 0.0,
             idle_left_s=limits.idle_left_s(now_s, busy=busy) or 0.0,
+            files=lease.files,
         )
         for mesh_id, mesh in node.state.meshes.items():
             if mesh.spec.reservation_id == reservation_id:

@@ -32,7 +32,7 @@ from monarch_nb.allocator.watch import DirectoryWatch
 from monarch_nb.allocator.whereabouts import Whereabouts
 from monarch_nb.errors import MeshNotFound, MonarchNbError, ReservationNotFound, RunNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.proto import run_pb2, state_pb2
+from monarch_nb.proto import files_pb2, run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.rpc.status import error_to_json
 
@@ -190,9 +190,19 @@ class Node:
             confirmed=lease.confirmed,
             limits=lease.limits.record(processes.boot_id()),
             nodes=lease.nodes,
+            files=lease.files,
         )
         self._database.put("lease", reservation_id, record)
         self._flush()
+
+    def change_files(self, request: files_pb2.ChangeFilesRequest) -> files_pb2.ReservationFiles:
+        """Do what a client says of a reservation's files, and tell all that are attached."""
+        files = self.state.lease(request.reservation_id).change_files(request)
+        self.save_lease(request.reservation_id)
+        for session in self.sessions:
+            if request.reservation_id in session.attached:
+                session.send(files_changed=pb.FilesChanged(reservation_id=request.reservation_id, files=files))
+        return files
 
     async def release(self, reservation_id: str, why: str = "") -> int:
         """End everything of a reservation and give its slots back; return how many ranks ended.

@@ -221,6 +221,10 @@ class AllocatorService(service.AllocatorServicer):
         return await self._node.files.put_chunks(request_iterator)
 
     @_translated
+    async def ChangeFiles(self, request: files_pb2.ChangeFilesRequest, context: Any) -> files_pb2.ChangeFilesReply:
+        return files_pb2.ChangeFilesReply(files=self._node.change_files(request))
+
+    @_translated
     async def Workspace(self, request: files_pb2.WorkspaceRequest, context: Any) -> files_pb2.WorkspaceReply:
         self._node.state.lease(request.reservation_id)
         status = self._node.files.workspaces.status

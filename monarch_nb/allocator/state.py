@@ -157,6 +157,19 @@ class Lease:
     confirmed: bool = False
     limits: Limits = field(default_factory=Limits)
     nodes: list[files_pb2.Peer] = field(default_factory=list)
+    files: files_pb2.ReservationFiles = field(default_factory=files_pb2.ReservationFiles)
+
+    def change_files(self, change: files_pb2.ChangeFilesRequest) -> files_pb2.ReservationFiles:
+        """Do what a client says of the reservation's files."""
+        files = self.files
+        added = [tree for tree in files.added if tree.name not in (change.add.name, change.remove)]
+        if change.HasField("add"):
+            added.append(change.add)
+        reload = change.reload if change.HasField("reload") else files.reload if files.HasField("reload") else None
+        self.files = files_pb2.ReservationFiles(
+            added=added, reload=reload, revision=files.revision + 1, changed_by=change.client
+        )
+        return self.files
 
 
 class NodeState:

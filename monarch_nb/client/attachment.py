@@ -1,4 +1,5 @@
-"""A client's part in a reservation: while it is attached nothing is idle, and it is told when the time is nearly up."""
+"""A client's part in a reservation: while it is attached nothing is idle, and it is told when the time is nearly up and
+what other clients say of the files."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from monarch_nb.allocator.limits import how_it_ended
 from monarch_nb.client.bridge import post
 from monarch_nb.client.connection import Connection
 from monarch_nb.client.events import TIME_NOTICE, Notice
+from monarch_nb.client.files_record import FilesRecord
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.times import duration, time_of_day
 
@@ -25,17 +27,21 @@ class Attachment:
     Args:
         connection: to the first node.
         core: of the mesh whose running cells show how much time is left.
+        files: hears what others say of the files.
     """
 
-    def __init__(self, connection: Connection, reservation_id: str, name: str, core: MeshCore) -> None:
+    def __init__(
+        self, connection: Connection, reservation_id: str, name: str, core: MeshCore, files: FilesRecord
+    ) -> None:
         self._connection, self._reservation_id, self._name, self._core = connection, reservation_id, name, core
+        self._files = files
         self._listeners: list[TimeListener] = []
         self._text = ""
-        post(connection.attach, reservation_id, self.on_time_left)
+        post(connection.attach, reservation_id, self)
 
     def close(self) -> None:
         """Use the reservation no longer."""
-        post(self._connection.detach, self._reservation_id, self.on_time_left)
+        post(self._connection.detach, self._reservation_id, self)
 
     def add_listener(self, listener: TimeListener) -> None:
         """Call `listener` on the background thread with what is to be said about the time; at once if there is
@@ -55,6 +61,10 @@ class Attachment:
                 run.emit(Notice(self._text, key=TIME_NOTICE))
         for listener in self._listeners:
             listener(self._text)
+
+    def on_files_changed(self, message: pb.FilesChanged) -> None:
+        """The first node says what others have changed."""
+        self._files.hear(message.files)
 
     def _describe(self, message: pb.TimeLeft) -> str:
         if message.HasField("ended"):

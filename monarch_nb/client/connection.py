@@ -73,6 +73,14 @@ class _Followed:
         return submit
 
 
+class ReservationListener(Protocol):
+    """What hears of a reservation, on the background loop, while it is attached."""
+
+    def on_time_left(self, message: pb.TimeLeft) -> None: ...
+
+    def on_files_changed(self, message: pb.FilesChanged) -> None: ...
+
+
 class Connection:
     """One node. Make and use it on the background loop only.
 
@@ -100,7 +108,7 @@ class Connection:
         self._opened = asyncio.Event()
         self._away_since = time.monotonic()
         self.mesh_deaths: dict[str, Callable[[pb.RankDied], None]] = {}
-        self._attached: dict[str, list[Callable[[pb.TimeLeft], None]]] = {}
+        self._attached: dict[str, list[ReservationListener]] = {}
 
     # ---- unary calls ----
 
@@ -265,13 +273,13 @@ class Connection:
         while len(self._followed) > MAX_FOLLOWED:  # late output of the newest runs is still wanted
             del self._followed[next(iter(self._followed))]
 
-    def attach(self, reservation_id: str, listener: Callable[[pb.TimeLeft], None]) -> None:
-        """Use a reservation, as far as the node is concerned, until `detach`; `listener` hears of its time."""
+    def attach(self, reservation_id: str, listener: ReservationListener) -> None:
+        """Use a reservation, as far as the node is concerned, until `detach`."""
         self._attached.setdefault(reservation_id, []).append(listener)
         self._outgoing.put_nowait(pb.SessionRequest(attach=pb.Attach(reservation_id=reservation_id)))
         self.ensure_session()
 
-    def detach(self, reservation_id: str, listener: Callable[[pb.TimeLeft], None]) -> None:
+    def detach(self, reservation_id: str, listener: ReservationListener) -> None:
         """Use a reservation no longer, unless others of this process do."""
         listeners = self._attached[reservation_id]
         listeners.remove(listener)
@@ -362,7 +370,11 @@ class Connection:
             return
         if kind == "time_left":
             for told in list(self._attached.get(event.time_left.reservation_id, ())):
-                told(event.time_left)
+                told.on_time_left(event.time_left)
+            return
+        if kind == "files_changed":
+            for told in list(self._attached.get(event.files_changed.reservation_id, ())):
+                told.on_files_changed(event.files_changed)
             return
         message = getattr(event, kind or "")
         followed = self._followed.get(message.run_id)

@@ -79,7 +79,8 @@ class Reservation:
         }
         self.mesh = Mesh(status.mesh_id, "main", extent, self, self._connections, dead)
         self.files = _synced_files(held)
-        self._attachment = Attachment(self._connections[0], self.id, self.name, self.mesh.core)
+        record = self.files.record
+        self._attachment = Attachment(self._connections[0], self.id, self.name, self.mesh.core, record)
         self._detach = weakref.finalize(self, self._attachment.close)
         self._detach.atexit = False  # the session ends with the process
 
@@ -237,8 +238,9 @@ def _synced_files(held: HeldReservation) -> SyncedFiles:
     }
     _, spec = next(iter(meshes.values()))
     copies = {node: connection for node, (connection, one) in meshes.items() if one.in_workspace}
-    seeing = [connection for node, (connection, _) in meshes.items() if node not in copies]
-    return SyncedFiles.get(held.reservation_id, copies, seeing, root=spec.root, reload=spec.reload)
+    seeing = {node: connection for node, (connection, _) in meshes.items() if node not in copies}
+    said = held.nodes[0][1].files
+    return SyncedFiles.get(held.reservation_id, copies, seeing, root=spec.root, reload=spec.reload, said=said)
 
 
 async def _extend(pool: Pool, reservation_id: str, name: str, by_s: float) -> float:
@@ -292,7 +294,7 @@ def reserve(
             the project that `directory` is in, False for none. A home directory is never copied: nodes that do not
             see it have no files then.
         reload: whether ranks reload modules that changed before each run; by default as the project says, else True.
-            Of a reservation that is held already it changes that for this process.
+            Of a reservation that is held already it changes that, for all its kernels.
         shared: storage that all nodes see, for data sets and checkpoints: `$MONARCH_NB_SHARED` in the ranks.
         time: how long it is held ("8h", a timedelta, seconds): then it is released, also while a cell runs, as Slurm
             does. By default until it is released. A reservation that is held already keeps its limits.
@@ -344,7 +346,7 @@ def reserve(
     held, _ = call(_reserve(chosen, name, asked, options, terms, replace, say), undo=_give_back)
     reservation = Reservation(chosen, held)
     if reload is not None:
-        reservation.files.reload = reload
+        reservation.files.record.set_reload(reload)
     return reservation
 
 

@@ -25,6 +25,7 @@ from monarch_nb.client.connection import Connection
 from monarch_nb.client.evidence import nodes_blind_to
 from monarch_nb.client.files.local_tree import FileChanged, LocalTree, Report
 from monarch_nb.client.files.project import Settings, check_beside, checked_directory, read_settings
+from monarch_nb.client.files_record import FilesRecord, directory_of
 from monarch_nb.client.sync_report import Differences, OnNodes, Pending, SyncReport, differences, report_of
 from monarch_nb.client.transfer import INLINE_BYTES, Sender, Transfer
 from monarch_nb.errors import FilesError, MonarchNbError, UsageError
@@ -93,27 +94,34 @@ class SyncedFiles:
     Args:
         reservation_id: whose.
         connections: to the nodes that have a workspace, by node rank.
-        seeing: to the nodes that see the files themselves.
+        seeing: to the nodes that see the files themselves, by node rank.
         root: directory of the project whose files are synced; "" for none.
-        reload: whether ranks reload changed modules before each run.
+        reload: whether ranks reload changed modules before each run, if nobody says anything else.
+        said: what was said of the files since the reservation was made.
+
+    Attributes:
+        record: what the kernels of the reservation say of its files.
     """
 
     def __init__(
         self,
         reservation_id: str,
         connections: Mapping[int, Connection],
-        seeing: Iterable[Connection] = (),
+        seeing: Mapping[int, Connection] | None = None,
         *,
         root: str,
         reload: bool,
+        said: pb.ReservationFiles | None = None,
     ) -> None:
-        self.reservation_id, self.root, self.reload = reservation_id, root, reload
-        self.connections, self._seeing = dict(connections), list(seeing)
-        self._added: dict[str, Path] = {}
-        """When all nodes see the files themselves: what was added, by name."""
+        self.reservation_id, self.root = reservation_id, root
+        self.connections, self._seeing = dict(connections), dict(seeing or {})
+        self._nodes = {**self.connections, **self._seeing}
+        self.record = FilesRecord(reservation_id, self._nodes, said or pb.ReservationFiles(), reload=reload)
         self._origin = ""
         """Whose files lie in the workspaces: "HOST:DIRECTORY"."""
         self._mounts: dict[str, _Mount] | None = None
+        self._followed = 0
+        """The revision of the record after which mounts were opened and closed."""
         self._version = ""
         self._lock = threading.RLock()
 
@@ -124,16 +132,21 @@ class SyncedFiles:
         cls,
         reservation_id: str,
         connections: Mapping[int, Connection],
-        seeing: Iterable[Connection],
+        seeing: Mapping[int, Connection],
         *,
         root: str,
         reload: bool,
+        said: pb.ReservationFiles,
     ) -> SyncedFiles:
         """Return the one object of a reservation in this process: two would each watch the same files."""
         known = cls._known.get(reservation_id)
         if known is None:
-            known = cls._known[reservation_id] = cls(reservation_id, connections, seeing, root=root, reload=reload)
+            known = cls(reservation_id, connections, seeing, root=root, reload=reload, said=said)
+            cls._known[reservation_id] = known
         known.connections.update(connections)
+        known._seeing.update(seeing)
+        known._nodes.update({**connections, **seeing})
+        known.record.hear(said)
         return known
 
     @property
@@ -143,9 +156,13 @@ class SyncedFiles:
 
     def tree(self) -> Tree:
         """Return what a run is told: the version of the files, and where the kernel imports from."""
-        mounts = {name: str(mount.tree.root) for name, mount in (self._mounts or {}).items()}
-        copies = [CopiedTree(directory=directory, mount=name) for name, directory in mounts.items()]
         added = self.added
+        mounts: dict[str, str] = {}
+        if self._mounts and "" in self._mounts:
+            mounts[""] = str(self._mounts[""].tree.root)
+        if self.copies:
+            mounts |= {name: str(directory) for name, directory in added.items()}
+        copies = [CopiedTree(directory=directory, mount=name) for name, directory in mounts.items()]
         paths = _import_paths([self.root, *map(str, added.values())])
         paths += [path for directory in added.values() for path in _sources_in(directory)]
         last = [str(directory.parent) for directory in added.values()]  # for `import library` after `--add ../library`
@@ -153,13 +170,18 @@ class SyncedFiles:
             paths.append(self.root)  # for the same, where there are copies: beside each other in the workspace
         paths = list(dict.fromkeys(paths))
         version = f"{self._version}:{zlib.crc32(repr((paths, mounts)).encode()):x}"
-        return Tree(version=version, reload=self.reload, import_paths=paths, copies=copies, last_import_paths=last)
+        reload = self.record.reload
+        return Tree(version=version, reload=reload, import_paths=paths, copies=copies, last_import_paths=last)
 
     @property
     def added(self) -> dict[str, Path]:
-        """The directories that were added to the project's, by name."""
-        mounts = self._mounts or {}
-        return {**self._added, **{name: mount.tree.root for name, mount in mounts.items() if name}}
+        """The directories that were added to the project's, by name; of copies those that this computer has."""
+        found = {}
+        for name, source in self.record.added.items():
+            host, _, directory = source.partition(":")
+            if not self.copies or host == socket.gethostname():
+                found[name] = Path(directory)
+        return found
 
     def add(self, path: str | os.PathLike[str], name: str | None = None) -> str:
         """Let ranks have another directory too, from the next run on: on their `sys.path`, and on nodes that have
@@ -172,34 +194,33 @@ class SyncedFiles:
         chosen = checked_directory(path)
         with self._lock:
             if self.copies:
-                self._add_copy(chosen, name)
+                self._check_copied(chosen, name or chosen.name)
             else:
-                self._add_seen(chosen, name)
-        return name or chosen.name
+                self._check_seen(chosen, name)
+            name = name or chosen.name
+            if self.added.get(name) != chosen:
+                self.record.add(name, chosen)
+        return name
 
-    def _add_copy(self, chosen: Path, name: str | None) -> None:
-        mount = name or chosen.name
-        check_mount(mount)
-        mounts = self._opened()
-        taken = mounts.get(mount)
-        if taken is not None and taken.tree.root == chosen:
+    def _check_copied(self, chosen: Path, name: str) -> None:
+        check_mount(name)
+        if self.added.get(name) == chosen:
             return
+        mounts = self._opened()
         if "" in mounts:
             check_beside(chosen, mounts[""].tree.root)
-        if taken is not None or (self.root and (Path(self.root) / mount).exists()):
-            raise UsageError(f"{mount!r} is taken in the workspace: --as NAME chooses another name for {chosen}")
-        mounts[mount] = _Mount(mount, LocalTree(chosen, Settings(chosen, max_file_bytes=None), mount=mount))
+        if name in self.record.added or (self.root and (Path(self.root) / name).exists()):
+            raise UsageError(f"{name!r} is taken in the workspace: --as NAME chooses another name for {chosen}")
 
-    def _add_seen(self, chosen: Path, name: str | None) -> None:
+    def _check_seen(self, chosen: Path, name: str | None) -> None:
         if not self.root:
             raise UsageError("it was reserved without files: %mesh reserve --replace --files DIR")
         if name not in (None, chosen.name):
             raise UsageError(f"--as {name}: every node sees {chosen} itself, under its own name")
         check_beside(chosen, Path(self.root))
-        blind = call(nodes_blind_to(self._seeing, str(chosen)))
+        blind = call(nodes_blind_to(list(self._seeing.values()), str(chosen)))
         if blind:
             raise FilesError(f"{', '.join(blind)} does not see {chosen}: put it where the project is", blind[0])
-        self._added[chosen.name] = chosen
 
     def remove(self, path: str | os.PathLike[str]) -> SyncReport:
         """Undo `add`: ranks have that directory no longer. What they wrote into its copies stays.
@@ -213,39 +234,30 @@ class SyncedFiles:
         """
         chosen = Path(os.path.abspath(Path(path).expanduser()))
         with self._lock:
-            if self.copies:
-                self._opened()
-            for name, directory in self.added.items():
-                if directory == chosen or name == os.fspath(path):
-                    break
-            else:
-                name = self._added_elsewhere(chosen, os.fspath(path))
-            if self._added.pop(name, None):
-                return SyncReport()
-            return self._end_copies(name)
+            name = self._name_of(chosen, os.fspath(path))
+            self.record.remove(name)
+            return self._end_copies(name) if self.copies else SyncReport()
 
-    def _added_elsewhere(self, chosen: Path, word: str) -> str:
-        """Return the name of a directory that another kernel added, perhaps on another computer."""
-        elsewhere = {name: source for name, source in self._sources().items() if name} if self.copies else {}
-        for name, source in elsewhere.items():
-            if word == name or source == f"{socket.gethostname()}:{chosen}":
+    def _name_of(self, chosen: Path, word: str) -> str:
+        """Return the name of a directory that some kernel added, or that a node still has."""
+        sources = self.record.added
+        if self.copies:
+            sources = {**{name: source for name, source in self._sources().items() if name}, **sources}
+        for name, source in sources.items():
+            host, _, directory = source.partition(":")
+            is_chosen = directory == str(chosen) and (not self.copies or host == socket.gethostname())
+            if name == word or is_chosen:
                 return name
-        by_name = {**elsewhere, **{name: str(directory) for name, directory in self.added.items()}}
-        raise UsageError(f"{word} was not added; added: {', '.join(by_name.values()) or 'nothing'}")
+        there = ", ".join(map(directory_of, sources.values()))
+        raise UsageError(f"{word} was not added; added: {there or 'nothing'}")
 
     def _end_copies(self, name: str) -> SyncReport:
         began = time.monotonic()
         change = pb.TreeChange(mount=name, version=uuid.uuid4().hex, whole=True)
         sender = Sender(self.reservation_id, lambda: change, lambda _: iter(()))  # it has no content
-        mount = self._opened().get(name)
-        if mount is not None:
-            mount.have.clear()  # whoever could not end it gets it whole
         transfer = call(sender.send(list(self.connections.values()), change, []))
         self._version = uuid.uuid4().hex
         self._raise_failed(transfer, None)
-        if mount is not None:
-            mount.tree.close()
-            del self._opened()[name]
         seconds = time.monotonic() - began
         return replace(report_of(change, {}, transfer), nodes=len(self.connections), seconds=seconds)
 
@@ -281,29 +293,20 @@ class SyncedFiles:
             began = time.monotonic()
             total = SyncReport()
             gone = self.differences().missing if overwrite else {}
-            for mount in list(self._opened().values()):
-                self._check_there(mount)
+            mounts = self._opened()
+            for mount in list(mounts.values()):
+                self._check_there(mount, mounts)
                 total += self._sync_mount(mount, nodes, overwrite, progress)
             names = [connection.name for connection in self.connections.values()]
-            missed = tuple(
-                name for name in names if any(m.have.get(name) != m.version for m in self._opened().values())
-            )
+            missed = tuple(name for name in names if any(m.have.get(name) != m.version for m in mounts.values()))
             return replace(
                 total,
                 seconds=time.monotonic() - began,
                 nodes=len(total.given) or len(names) - len(missed),
-                restored=self._restored(gone, missed),
+                restored=_restored(gone, mounts, missed),
                 missed=missed,
-                local={name: mount.report() for name, mount in self._opened().items()},
+                local={name: mount.report() for name, mount in mounts.items()},
             )
-
-    def _restored(self, gone: OnNodes, missed: Sequence[str]) -> OnNodes:
-        """Return which of the files that were gone are back, and where."""
-        if not gone:
-            return {}
-        here = {os.path.join(name, printable(path)) for name, mount in self._opened().items() for path in mount.entries}
-        back = {path: tuple(node for node in nodes if node not in missed) for path, nodes in gone.items()}
-        return {path: nodes for path, nodes in back.items() if nodes and path in here}
 
     def pending(self, progress: Progress = lambda *_: None) -> Pending:
         """Return what a sync would do."""
@@ -357,11 +360,11 @@ class SyncedFiles:
 
     # ---- one mount ----
 
-    def _check_there(self, mount: _Mount) -> None:
+    def _check_there(self, mount: _Mount, mounts: dict[str, _Mount]) -> None:
         """Sync a directory that was added and is gone no longer: else no cell would ever run again."""
         if mount.name and not mount.tree.root.is_dir():
             mount.tree.close()
-            del self._opened()[mount.name]
+            del mounts[mount.name]
             raise FilesError(
                 f"{mount.tree.root} is gone: it is synced no longer, and its copies stay as {mount.name}; run again"
             )
@@ -444,22 +447,32 @@ class SyncedFiles:
     # ---- what the nodes have ----
 
     def _opened(self) -> dict[str, _Mount]:
-        """Return the trees that this computer has, found again from what the nodes say."""
-        if self._mounts is not None:
-            return self._mounts
-        mounts: dict[str, _Mount] = {}
-        host = socket.gethostname()
-        sources = {"": f"{host}:{self.root}", **self._sources()}
-        self._origin = sources[""]
-        for name, source in sources.items():
-            source_host, _, directory = source.partition(":")
-            if source_host != host or not os.path.isdir(directory):
-                continue
-            root = Path(directory)
-            settings = read_settings(root) if not name else Settings(root, max_file_bytes=None)
-            mounts[name] = _Mount(name, LocalTree(root, settings, mount=name))
-        self._mounts = mounts
-        return mounts
+        """Return the trees that this computer has: the project's, found again from what the nodes say, and what was
+        added by any kernel and not removed."""
+        if self._mounts is None:
+            self._mounts = self._opened_project()
+            self._followed = -1
+        if self._followed != (revision := self.record.revision):
+            self._follow_record(self._mounts)
+            self._followed = revision
+        return self._mounts
+
+    def _opened_project(self) -> dict[str, _Mount]:
+        here = f"{socket.gethostname()}:{self.root}"
+        self._origin = self._sources().get("", here)
+        host, _, directory = self._origin.partition(":")
+        if host != socket.gethostname() or not os.path.isdir(directory):
+            return {}
+        root = Path(directory)
+        return {"": _Mount("", LocalTree(root, read_settings(root), mount=""))}
+
+    def _follow_record(self, mounts: dict[str, _Mount]) -> None:
+        added = self.added
+        for name in [name for name, mount in mounts.items() if name and added.get(name) != mount.tree.root]:
+            mounts.pop(name).tree.close()
+        for name in [name for name, directory in added.items() if name not in mounts and directory.is_dir()]:
+            settings = Settings(added[name], max_file_bytes=None)
+            mounts[name] = _Mount(name, LocalTree(added[name], settings, mount=name))
 
     def _sources(self) -> dict[str, str]:
         sources: dict[str, str] = {}
@@ -479,6 +492,15 @@ class SyncedFiles:
         connections = list(self.connections.values())
         replies = await asyncio.gather(*(ask(connection) for connection in connections))
         return {connection.name: reply for connection, reply in zip(connections, replies, strict=True)}
+
+
+def _restored(gone: OnNodes, mounts: Mapping[str, _Mount], missed: Sequence[str]) -> OnNodes:
+    """Return which of the files that were gone are back, and where."""
+    if not gone:
+        return {}
+    here = {os.path.join(name, printable(path)) for name, mount in mounts.items() for path in mount.entries}
+    back = {path: tuple(node for node in nodes if node not in missed) for path, nodes in gone.items()}
+    return {path: nodes for path, nodes in back.items() if nodes and path in here}
 
 
 def _sources_in(directory: Path) -> list[str]:

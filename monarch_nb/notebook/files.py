@@ -61,6 +61,8 @@ class FileCommands:
             FilesError, NodeUnreachable: a node that the cell needs does not have the files.
         """
         files = self._session.current().files
+        if news := files.record.take_news():
+            show(calm_line("\n".join(news)))
         if not files.copies:
             return
         with _LateProgress(self._shell) as progress:
@@ -75,6 +77,8 @@ class FileCommands:
         reservation = self._session.current()
         files = reservation.files
         path, lines = parsed.text("add"), list[str]()
+        if news := files.record.take_news():
+            show(calm_line("\n".join(news)))
         if parsed.switch("status") and (parsed.switch("overwrite") or parsed.switch("dry_run")):
             raise UsageError("--status only looks: it goes without --overwrite and --dry-run")
         if path is None and parsed.text("as") is not None:
@@ -274,7 +278,7 @@ def notes(report: SyncReport, files: SyncedFiles, directory: str) -> list[str]:
     lines += _grouped("restored {paths}, which ranks had removed on {nodes}", report.restored, everyone)
     if report.missed:
         lines.append(f"not reached: {name_nodes(report.missed, everyone)}; the next sync brings what is missing there")
-    if report.modules and not files.reload:
+    if report.modules and not files.record.reload:
         lines.append(
             "reload is off: ranks keep the modules that they have; %mesh restart, or %mesh reserve … --reload auto"
         )

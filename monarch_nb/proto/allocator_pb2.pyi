@@ -1021,6 +1021,7 @@ class ReservationStatus(_message.Message):
     IDLE_S_FIELD_NUMBER: _builtins.int
     TIME_LEFT_S_FIELD_NUMBER: _builtins.int
     IDLE_LEFT_S_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     name: _builtins.str
     owner: _builtins.str
@@ -1039,6 +1040,10 @@ class ReservationStatus(_message.Message):
     """as far as this node knows"""
     @_builtins.property
     def meshes(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeshStatus]: ...
+    @_builtins.property
+    def files(self) -> _files_pb2.ReservationFiles:
+        """on its first node"""
+
     def __init__(
         self,
         *,
@@ -1057,10 +1062,11 @@ class ReservationStatus(_message.Message):
         idle_s: _builtins.float = ...,
         time_left_s: _builtins.float = ...,
         idle_left_s: _builtins.float = ...,
+        files: _files_pb2.ReservationFiles | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "created_at", b"created_at", "gpus", b"gpus", "idle_left_s", b"idle_left_s", "idle_s", b"idle_s", "meshes", b"meshes", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "time_left_s", b"time_left_s", "time_s", b"time_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "created_at", b"created_at", "files", b"files", "gpus", b"gpus", "idle_left_s", b"idle_left_s", "idle_s", b"idle_s", "meshes", b"meshes", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "time_left_s", b"time_left_s", "time_s", b"time_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1706,6 +1712,7 @@ class SessionEvent(_message.Message):
     RANK_DIED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     TIME_LEFT_FIELD_NUMBER: _builtins.int
+    FILES_CHANGED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___Opened: ...
     @_builtins.property
@@ -1722,6 +1729,8 @@ class SessionEvent(_message.Message):
     def refused(self) -> Global___Refused: ...
     @_builtins.property
     def time_left(self) -> Global___TimeLeft: ...
+    @_builtins.property
+    def files_changed(self) -> Global___FilesChanged: ...
     def __init__(
         self,
         *,
@@ -1733,12 +1742,13 @@ class SessionEvent(_message.Message):
         rank_died: Global___RankDied | None = ...,
         refused: Global___Refused | None = ...,
         time_left: Global___TimeLeft | None = ...,
+        files_changed: Global___FilesChanged | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "message", b"message", "opened", b"opened", "output", b"output", "queued", b"queued", "rank_died", b"rank_died", "refused", b"refused", "started", b"started", "time_left", b"time_left"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["files_changed", b"files_changed", "finished", b"finished", "message", b"message", "opened", b"opened", "output", b"output", "queued", b"queued", "rank_died", b"rank_died", "refused", b"refused", "started", b"started", "time_left", b"time_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "message", b"message", "opened", b"opened", "output", b"output", "queued", b"queued", "rank_died", b"rank_died", "refused", b"refused", "started", b"started", "time_left", b"time_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files_changed", b"files_changed", "finished", b"finished", "message", b"message", "opened", b"opened", "output", b"output", "queued", b"queued", "rank_died", b"rank_died", "refused", b"refused", "started", b"started", "time_left", b"time_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "queued", "started", "output", "finished", "rank_died", "refused", "time_left"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "queued", "started", "output", "finished", "rank_died", "refused", "time_left", "files_changed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -2073,6 +2083,31 @@ class TimeLeft(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TimeLeft: _TypeAlias = TimeLeft  # noqa: Y015
+
+@_typing.final
+class FilesChanged(_message.Message):
+    """To attached clients: when one of them attaches, and when any has changed it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    reservation_id: _builtins.str
+    @_builtins.property
+    def files(self) -> _files_pb2.ReservationFiles: ...
+    def __init__(
+        self,
+        *,
+        reservation_id: _builtins.str = ...,
+        files: _files_pb2.ReservationFiles | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "reservation_id", b"reservation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FilesChanged: _TypeAlias = FilesChanged  # noqa: Y015
 
 @_typing.final
 class ReadLogsRequest(_message.Message):

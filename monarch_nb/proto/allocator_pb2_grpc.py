@@ -135,6 +135,11 @@ class AllocatorStub(object):
                 request_serializer=monarch__nb_dot_proto_dot_files__pb2.PutChunksRequest.SerializeToString,
                 response_deserializer=monarch__nb_dot_proto_dot_files__pb2.PutChunksReply.FromString,
                 _registered_method=True)
+        self.ChangeFiles = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/ChangeFiles',
+                request_serializer=monarch__nb_dot_proto_dot_files__pb2.ChangeFilesRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_files__pb2.ChangeFilesReply.FromString,
+                _registered_method=True)
         self.Workspace = channel.unary_unary(
                 '/monarch_nb.v1.Allocator/Workspace',
                 request_serializer=monarch__nb_dot_proto_dot_files__pb2.WorkspaceRequest.SerializeToString,
@@ -301,6 +306,12 @@ class AllocatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeFiles(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Workspace(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -440,6 +451,11 @@ def add_AllocatorServicer_to_server(servicer, server):
                     servicer.PutChunks,
                     request_deserializer=monarch__nb_dot_proto_dot_files__pb2.PutChunksRequest.FromString,
                     response_serializer=monarch__nb_dot_proto_dot_files__pb2.PutChunksReply.SerializeToString,
+            ),
+            'ChangeFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeFiles,
+                    request_deserializer=monarch__nb_dot_proto_dot_files__pb2.ChangeFilesRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_files__pb2.ChangeFilesReply.SerializeToString,
             ),
             'Workspace': grpc.unary_unary_rpc_method_handler(
                     servicer.Workspace,
@@ -1012,6 +1028,33 @@ class Allocator(object):
             '/monarch_nb.v1.Allocator/PutChunks',
             monarch__nb_dot_proto_dot_files__pb2.PutChunksRequest.SerializeToString,
             monarch__nb_dot_proto_dot_files__pb2.PutChunksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/ChangeFiles',
+            monarch__nb_dot_proto_dot_files__pb2.ChangeFilesRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_files__pb2.ChangeFilesReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -63,6 +63,7 @@ class AllocatorStub:
     SyncTree: _grpc.UnaryUnaryMultiCallable[_files_pb2.SyncTreeRequest, _files_pb2.SyncTreeReply]
     """Files (see files.proto)."""
     PutChunks: _grpc.StreamUnaryMultiCallable[_files_pb2.PutChunksRequest, _files_pb2.PutChunksReply]
+    ChangeFiles: _grpc.UnaryUnaryMultiCallable[_files_pb2.ChangeFilesRequest, _files_pb2.ChangeFilesReply]
     Workspace: _grpc.UnaryUnaryMultiCallable[_files_pb2.WorkspaceRequest, _files_pb2.WorkspaceReply]
     SeeToken: _grpc.UnaryUnaryMultiCallable[_files_pb2.SeeTokenRequest, _files_pb2.SeeTokenReply]
     ListFiles: _grpc.UnaryUnaryMultiCallable[_files_pb2.ListFilesRequest, _files_pb2.ListFilesReply]
@@ -105,6 +106,7 @@ class AllocatorAsyncStub(AllocatorStub):
     SyncTree: _aio.UnaryUnaryMultiCallable[_files_pb2.SyncTreeRequest, _files_pb2.SyncTreeReply]  # type: ignore[assignment]
     """Files (see files.proto)."""
     PutChunks: _aio.StreamUnaryMultiCallable[_files_pb2.PutChunksRequest, _files_pb2.PutChunksReply]  # type: ignore[assignment]
+    ChangeFiles: _aio.UnaryUnaryMultiCallable[_files_pb2.ChangeFilesRequest, _files_pb2.ChangeFilesReply]  # type: ignore[assignment]
     Workspace: _aio.UnaryUnaryMultiCallable[_files_pb2.WorkspaceRequest, _files_pb2.WorkspaceReply]  # type: ignore[assignment]
     SeeToken: _aio.UnaryUnaryMultiCallable[_files_pb2.SeeTokenRequest, _files_pb2.SeeTokenReply]  # type: ignore[assignment]
     ListFiles: _aio.UnaryUnaryMultiCallable[_files_pb2.ListFilesRequest, _files_pb2.ListFilesReply]  # type: ignore[assignment]
@@ -264,6 +266,13 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_files_pb2.PutChunksRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_files_pb2.PutChunksReply, _abc.Awaitable[_files_pb2.PutChunksReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ChangeFiles(
+        self,
+        request: _files_pb2.ChangeFilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_files_pb2.ChangeFilesReply, _abc.Awaitable[_files_pb2.ChangeFilesReply]]: ...
 
     @_abc_1.abstractmethod
     def Workspace(

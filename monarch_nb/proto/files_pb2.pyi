@@ -326,6 +326,124 @@ class TreeApplied(_message.Message):
 Global___TreeApplied: _TypeAlias = TreeApplied  # noqa: Y015
 
 @_typing.final
+class ReservationFiles(_message.Message):
+    """What clients said of a reservation's files since it was made. Its first node keeps it and tells every client."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDED_FIELD_NUMBER: _builtins.int
+    RELOAD_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    CHANGED_BY_FIELD_NUMBER: _builtins.int
+    reload: _builtins.bool
+    """modules that changed, before each run; as SpawnRequest has it when nobody said anything"""
+    revision: _builtins.int
+    """counts the changes"""
+    changed_by: _builtins.str
+    """the client that made the last one"""
+    @_builtins.property
+    def added(self) -> _containers.RepeatedCompositeFieldContainer[Global___AddedTree]:
+        """directories that ranks have besides the project"""
+
+    def __init__(
+        self,
+        *,
+        added: _abc.Iterable[Global___AddedTree] | None = ...,
+        reload: _builtins.bool | None = ...,
+        revision: _builtins.int = ...,
+        changed_by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_reload", b"_reload", "reload", b"reload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reload", b"_reload", "added", b"added", "changed_by", b"changed_by", "reload", b"reload", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__reload: _TypeAlias = _typing.Literal["reload"]  # noqa: Y015
+    _WhichOneofArgType__reload: _TypeAlias = _typing.Literal["_reload", b"_reload"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reload) -> _WhichOneofReturnType__reload | None: ...
+
+Global___ReservationFiles: _TypeAlias = ReservationFiles  # noqa: Y015
+
+@_typing.final
+class AddedTree(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    source: _builtins.str
+    """"HOST:DIRECTORY" """
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        source: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddedTree: _TypeAlias = AddedTree  # noqa: Y015
+
+@_typing.final
+class ChangeFilesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    ADD_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
+    RELOAD_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
+    reservation_id: _builtins.str
+    remove: _builtins.str
+    """a name"""
+    reload: _builtins.bool
+    client: _builtins.str
+    @_builtins.property
+    def add(self) -> Global___AddedTree:
+        """in place of another one of that name"""
+
+    def __init__(
+        self,
+        *,
+        reservation_id: _builtins.str = ...,
+        add: Global___AddedTree | None = ...,
+        remove: _builtins.str = ...,
+        reload: _builtins.bool | None = ...,
+        client: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_reload", b"_reload", "add", b"add", "reload", b"reload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reload", b"_reload", "add", b"add", "client", b"client", "reload", b"reload", "remove", b"remove", "reservation_id", b"reservation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__reload: _TypeAlias = _typing.Literal["reload"]  # noqa: Y015
+    _WhichOneofArgType__reload: _TypeAlias = _typing.Literal["_reload", b"_reload"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reload) -> _WhichOneofReturnType__reload | None: ...
+
+Global___ChangeFilesRequest: _TypeAlias = ChangeFilesRequest  # noqa: Y015
+
+@_typing.final
+class ChangeFilesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def files(self) -> Global___ReservationFiles: ...
+    def __init__(
+        self,
+        *,
+        files: Global___ReservationFiles | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeFilesReply: _TypeAlias = ChangeFilesReply  # noqa: Y015
+
+@_typing.final
 class PutChunksRequest(_message.Message):
     """The chunks of a change that SyncTree left pending."""
 

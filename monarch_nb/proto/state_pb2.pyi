@@ -88,6 +88,7 @@ class LeaseRecord(_message.Message):
     CONFIRMED_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
     confirmed: _builtins.bool
     @_builtins.property
     def request(self) -> _allocator_pb2.ReserveRequest: ...
@@ -99,6 +100,8 @@ class LeaseRecord(_message.Message):
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_files_pb2.Peer]:
         """ConfirmRequest.nodes"""
 
+    @_builtins.property
+    def files(self) -> _files_pb2.ReservationFiles: ...
     def __init__(
         self,
         *,
@@ -107,10 +110,11 @@ class LeaseRecord(_message.Message):
         confirmed: _builtins.bool = ...,
         limits: Global___LimitsRecord | None = ...,
         nodes: _abc.Iterable[_files_pb2.Peer] | None = ...,
+        files: _files_pb2.ReservationFiles | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "limits", b"limits", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "gpu_indices", b"gpu_indices", "limits", b"limits", "nodes", b"nodes", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "files", b"files", "gpu_indices", b"gpu_indices", "limits", b"limits", "nodes", b"nodes", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

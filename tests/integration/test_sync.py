@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from integration.copies import assert_same, copies, module, names_in
-from integration.live import Recorder
+from integration.live import Recorder, client, eventually
 from monarch_nb.client.files.local_tree import Report
 from monarch_nb.client.reservation import Reservation, reserve
 from monarch_nb.client.sync_report import SyncReport
@@ -428,6 +428,34 @@ class TestShared:
         assert dev.mesh.run("beside.value()").values == ["edited"] * 4
         for name in ("sources", "beside"):
             dev.files.remove(name)
+        dev.mesh.restart()
+        assert dev.mesh.run("import importlib.util; importlib.util.find_spec('beside')").values == [None] * 4
+        dev.release()
+
+    def test_what_one_kernel_says_holds_for_all(self, local_pool: list[Node], project: Path, tmp_path: Path) -> None:
+        write(str(tmp_path / "beside/__init__.py"), module("beside"))
+        write("model.py", module("one"))
+        dev = reserve("dev", nodes=2, procs=2)
+        dev.files.add(tmp_path / "beside")
+        dev.mesh.run("import model")
+        program = """
+dev = monarch_nb.attach("dev")
+print(dev.mesh.run("import beside; beside.value()").values[0])
+print(monarch_nb.reserve("dev", nodes=2, procs=2, reload=False).id == dev.id)
+sys.stdin.readline()
+dev.files.remove("beside")
+print(dev.files.record.take_news())
+"""
+        with client(program) as other:
+            assert other.line() == "beside", "a later one has what was added"
+            assert other.line() == "True"
+            eventually(lambda: dev.status(memory=False) and not dev.files.record.reload)
+            write("model.py", module("two"))
+            assert dev.mesh.run("model.value()").values == ["one"] * 4
+            assert dev.files.record.take_news() == ["another kernel said --reload off"]
+            other.tell()
+            assert other.line() == "[]"
+        eventually(lambda: dev.status(memory=False) and not dev.files.added)
         dev.mesh.restart()
         assert dev.mesh.run("import importlib.util; importlib.util.find_spec('beside')").values == [None] * 4
         dev.release()

@@ -17,7 +17,7 @@ import pytest
 import zstandard
 
 from integration.copies import Names, assert_same, copies, module, names_in
-from integration.live import client, kill
+from integration.live import client, eventually, kill
 from monarch_nb.client.bridge import call
 from monarch_nb.client.files import local_tree
 from monarch_nb.client.files.reading import open_file
@@ -322,6 +322,33 @@ for line in sys.stdin:
                 assert other.line() == str([number + 1])
                 assert synced.mesh.run("model.value()").values == [number + 1] * RANKS
         assert_same(synced, project)
+
+    def test_one_adds_a_directory_and_the_other_removes_it(self, synced: Reservation, tmp_path: Path) -> None:
+        library = tmp_path / "library"
+        library.mkdir()
+        (library / "helpers.py").write_text(module("one"))
+        program = """
+dev = monarch_nb.attach('synced')
+print(dev.mesh.run("import helpers; helpers.value()").values[0])
+sys.stdin.readline()
+dev.files.remove('library')
+print("removed")
+"""
+        synced.files.add(library)
+        synced.sync()
+        with client(program) as other:
+            assert other.line() == "one", "who comes later has it"
+            other.tell()
+            assert other.line() == "removed"
+        eventually(lambda: synced.status(memory=False) and not synced.files.added)
+        (library / "helpers.py").write_text(module("two"))
+        assert not synced.sync().anything
+        assert not any((copy / "library").exists() for copy in copies(synced))
+        (news,) = synced.files.record.take_news()
+        assert news.startswith(f"another kernel removed {library}")
+        synced.mesh.restart()
+        find = "import importlib.util; importlib.util.find_spec('helpers')"
+        assert synced.mesh.run(find).values == [None] * RANKS
 
     def test_two_with_different_files(self, synced: Reservation, project: Path, tmp_path: Path) -> None:
         Path("model.py").write_text(module("of the first"))

@@ -17,7 +17,9 @@ from monarch_nb.allocator import expiry, processes
 from monarch_nb.allocator.control import interrupt
 from monarch_nb.allocator.files import SMALL_CHANGE_ENTRIES
 from monarch_nb.allocator.node import Node
+from monarch_nb.allocator.remember import read_state
 from monarch_nb.allocator.sessions import Session
+from monarch_nb.allocator.state import NodeState
 from monarch_nb.allocator.workspace.pending import Pending
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import MonarchNbError, ReservationExpired, ReservationNotFound
@@ -426,6 +428,28 @@ class TestLimits:
         for rank in (0, 1):
             node._on_result(MESH, run_pb2.RankResult(run_id="run", rank=rank))
         assert 0 < node.expiry.idle_for_s("r") < 60
+
+    async def test_attached_clients_are_told_what_others_say_of_the_files(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        session, stranger = Session(), Session()
+        node.sessions |= {session, stranger}
+        node.expiry.attach(session, "r")
+        assert not events(session, "files_changed"), "nobody said anything"
+        added = files_pb2.AddedTree(name="library", source="here:/library")
+        node.change_files(files_pb2.ChangeFilesRequest(reservation_id="r", add=added))
+        node.change_files(files_pb2.ChangeFilesRequest(reservation_id="r", reload=False, client="me"))
+        first, second = (event.files for event in events(session, "files_changed"))
+        assert (list(first.added), first.HasField("reload")) == ([added], False)
+        assert (list(second.added), second.reload, second.changed_by) == ([added], False, "me")
+        assert second.revision > first.revision
+        assert not events(stranger, "files_changed")
+        node.expiry.attach(stranger, "r")
+        assert [event.files for event in events(stranger, "files_changed")] == [second]
+        again = NodeState(4)
+        read_state(node._database, again, {})
+        assert again.leases["r"].files == second, "an allocator that is started again knows it"
+        node.change_files(files_pb2.ChangeFilesRequest(reservation_id="r", remove="library"))
+        assert not node.state.leases["r"].files.added
 
     async def test_attached_clients_are_warned_and_told_of_the_end(
         self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.allocator.files import NodeFiles
+from monarch_nb.allocator.state import Lease
 from monarch_nb.client.connection import Connection
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable
 from monarch_nb.files.chunks import unpack
 from monarch_nb.files.tree import chunk_hashes
 from monarch_nb.proto import files_pb2 as pb
+from monarch_nb.proto.allocator_pb2 import ReserveRequest
 from monarch_nb.rpc.status import error_to_json
 
 
@@ -38,6 +40,7 @@ class FakeNode:
         self.chunks: dict[bytes, bytes] = {}
         self.asked: list[pb.SyncTreeRequest] = []
         self._pending: dict[str, pb.TreeChange] = {}
+        self.lease = Lease(ReserveRequest(), [])
 
     def content(self, mount: str = "") -> dict[str, bytes]:
         """What the files of a mount hold."""
@@ -55,6 +58,8 @@ class FakeNode:
                 for mount, version in self.versions.items()
             ]
             return pb.WorkspaceReply(mounts=mounts)
+        if method == "ChangeFiles":
+            return pb.ChangeFilesReply(files=self.lease.change_files(request))
         if method == "SeeToken":
             return pb.SeeTokenReply(why_not="there is nothing" if self.blind else "")
         assert method == "SyncTree"
@@ -151,6 +156,7 @@ class DiskNode:
         self.tree = self.files.workspaces.directory(DISK_RESERVATION)
         self.asked: list[pb.SyncTreeRequest] = []
         self.is_up = True
+        self.lease = Lease(ReserveRequest(), [])
         self.after_sync: Callable[[], None] = lambda: None
 
     async def unary(self, method: str, request: Any, _: float = 0) -> Any:
@@ -158,6 +164,8 @@ class DiskNode:
             raise NodeUnreachable(f"{self.name} does not answer", self.name)
         if method == "Workspace":
             return self.files.workspaces.status(DISK_RESERVATION, look=request.look, coming=request.coming)
+        if method == "ChangeFiles":
+            return pb.ChangeFilesReply(files=self.lease.change_files(request))
         assert method == "SyncTree"
         self.asked.append(pb.SyncTreeRequest.FromString(request.SerializeToString()))
         alone = pb.SyncTreeRequest.FromString(request.SerializeToString())

@@ -203,7 +203,9 @@ class FakeFiles:
     """Files of a reservation: none are copied until a test says so."""
 
     def __init__(self) -> None:
-        self.copies, self.root, self.reload = False, "/project", True
+        self.copies, self.root = False, "/project"
+        self.news: list[str] = []
+        self.record = SimpleNamespace(reload=True, take_news=lambda: [self.news.pop(0) for _ in list(self.news)])
         self.connections = {number: SimpleNamespace(name=f"node{number}") for number in range(2)}
         self.calls: list[tuple[Any, ...]] = []
         self.reports: list[SyncReport | Exception] = []

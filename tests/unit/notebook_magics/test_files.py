@@ -144,6 +144,14 @@ class TestBeforeACell:
         assert "files" not in held.ok("%%mesh\ntrain()")
         assert len(copied.calls) == 1
 
+    @pytest.mark.parametrize("copies", [True, False])
+    def test_says_once_what_another_kernel_changed(self, held: Notebook, copied: FakeFiles, copies: bool) -> None:
+        copied.copies = copies
+        for line in ("%%mesh\n1", "%mesh sync"):
+            copied.news = ["another kernel removed /library: ranks have it no longer"]
+            assert "another kernel removed /library" in held.ok(line)
+            assert "another kernel" not in held.ok(line)
+
     def test_says_notes_once(self, held: Notebook, copied: FakeFiles) -> None:
         large = {"": local(large={b"big.bin": 10**9})}
         copied.reports = [SyncReport(1, 1, nodes=2, local=large), SyncReport(nodes=2, local=large)]
@@ -170,7 +178,7 @@ class TestBeforeACell:
     def test_says_once_that_modules_stay_old_when_nothing_is_reloaded(self, held: Notebook, copied: FakeFiles) -> None:
         copied.reports = [SyncReport(1, 1, nodes=2, modules=True) for _ in range(3)]
         assert "reload is off" not in held.ok("%%mesh\n1")
-        copied.reload = False
+        copied.record.reload = False
         assert "reload is off: ranks keep the modules that they have; %mesh restart" in held.ok("%%mesh\n1")
         assert "reload is off" not in held.ok("%%mesh\n1")
 
