@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from monarch_nb.worker.environment_report import Environment
@@ -25,7 +25,7 @@ class NodeReport:
         version: of monarch_nb.
         clock_ahead_s: of this process's clock.
         directory: the node's own.
-        blind: why it does not see the notebook's directory; empty when it does, None when that is not known.
+        blind: why it does not see the ranks' files as they are here; empty when it does, None when that is not known.
     """
 
     name: str
@@ -103,26 +103,39 @@ class Diagnosis:
 
 
 def diagnose(
-    title: str, here: Environment, version: str, nodes: Sequence[NodeReport], *, shared: str, notebook_directory: str
+    title: str,
+    here: Environment,
+    version: str,
+    nodes: Sequence[NodeReport],
+    *,
+    shared: str,
+    directory: str,
+    copied: Container[str],
 ) -> Diagnosis:
     """Compare.
 
     Args:
         here: this process's environment. version: its monarch_nb's.
         shared: the storage that all nodes see; empty when there is none.
-        notebook_directory: where this process's notebook lies.
+        directory: with the ranks' files, as the reservation has it; empty when they have none.
+        copied: names of the nodes that have a copy of it.
     """
-    return _Examination(
-        here, version, [node for node in nodes if not node.error], shared, notebook_directory
-    ).diagnosis(title, nodes)
+    answering = [node for node in nodes if not node.error]
+    return _Examination(here, version, answering, shared, directory, copied).diagnosis(title, nodes)
 
 
 class _Examination:
     def __init__(
-        self, here: Environment, version: str, nodes: list[NodeReport], shared: str, notebook_directory: str
+        self,
+        here: Environment,
+        version: str,
+        nodes: list[NodeReport],
+        shared: str,
+        directory: str,
+        copied: Container[str],
     ) -> None:
         self._here, self._version, self._nodes = here, version, nodes
-        self._shared, self._notebook_directory = shared, notebook_directory
+        self._shared, self._directory, self._copied = shared, directory, copied
         self._fine: list[str] = []
         self._differences: list[Difference] = []
         self._advice: list[str] = []
@@ -272,14 +285,17 @@ class _Examination:
         self._limit(what, problem, "make room there, or choose another one", f"{what} {size(min(free))} free")
 
     def _files(self) -> None:
-        unseen = [node.name for node in self._nodes if node.blind]
-        unknown = any(node.blind is None for node in self._nodes)
-        where = name_nodes(unseen, [node.name for node in self._nodes])
-        if unseen:
-            self._notes.append(f"the notebook's directory {self._notebook_directory} is not seen by {where}")
-        elif not unknown:
-            self._fine.append("the notebook's directory seen by all")
-        if not self._shared and (unseen or unknown):  # else there is some
+        copied = [node.name for node in self._nodes if node.name in self._copied]
+        seeing = [node for node in self._nodes if node.name not in self._copied]
+        if lost := [node.name for node in seeing if node.blind]:
+            advice = "have it mounted there, or %mesh reserve --replace"
+            self._differ("the ranks' files", self._directory, [("not as they are here", lost)], advice)
+        elif self._directory and not copied:
+            self._fine.append(f"{self._directory} seen by all")
+        if self._directory and copied:
+            where = name_nodes(copied, [node.name for node in self._nodes])
+            self._notes.append(f"{self._directory} is copied to {where} before each cell")
+        if not self._shared and (copied or not self._directory):  # else there is some
             self._notes.append("no storage that all nodes see: --shared DIR at reserve names it")
 
 

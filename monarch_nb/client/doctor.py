@@ -8,7 +8,7 @@ import re
 import sys
 import time
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 from monarch_nb import config
@@ -26,26 +26,29 @@ _MACHINERY = ("ipykernel", "ipywidgets", "jupyter-server", "grpcio-tools", "grpc
 _ALWAYS_COMPARED = ("monarch-nb", "torch")
 
 
-def examine(title: str, nodes: Sequence[Connection], *, python: str, shared: str, notebook_directory: str) -> Diagnosis:
+def examine(
+    title: str, nodes: Sequence[Connection], *, python: str, shared: str, directory: str, copied: Container[str]
+) -> Diagnosis:
     """Compare this process with nodes.
 
     Args:
         python: of the ranks; empty for the nodes' own.
         shared: the storage that all nodes see, or an empty text.
-        notebook_directory: where this process's notebook lies.
+        directory: with the ranks' files; empty when they have none.
+        copied: names of the nodes that have a copy of it; the others see it.
     """
     packages = imported_packages()
     here = describe(packages)
     with ExitStack() as stack:
         try:
-            token = stack.enter_context(token_of_client(notebook_directory))
+            token = stack.enter_context(token_of_client(directory)) if directory else None
         except OSError:
-            token = None  # not ours to write in
+            token = None  # not ours to write in, or of another computer
         request = files_pb2.DescribeEnvironmentRequest(
             python=python, packages=packages, directories=[shared] if shared else []
         )
-        reports = call(_ask_all(nodes, request, token, notebook_directory))
-    return diagnose(title, here, config.VERSION, reports, shared=shared, notebook_directory=notebook_directory)
+        reports = call(_ask_all(nodes, request, token, directory))
+    return diagnose(title, here, config.VERSION, reports, shared=shared, directory=directory, copied=copied)
 
 
 async def _ask_all(

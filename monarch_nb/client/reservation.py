@@ -71,7 +71,7 @@ class Reservation:
         status = next(mesh for mesh in facts.meshes if mesh.name == "main")
         self.shared = shared_storage(held)
         extent = Extent({axis.name: axis.size for axis in status.spec.extent})
-        self._python = status.spec.python
+        self._spec = status.spec
         dead = {
             info.rank: info.death
             for info in rank_infos(held, status.mesh_id)
@@ -187,12 +187,14 @@ class Reservation:
         disks, limits and shared storage. `print` it, or read its `differences`."""
         from monarch_nb.client.doctor import examine
 
+        copied = {connection.name for connection in self.files.connections.values()}
         return examine(
             f"{self.name}: {Shape(self.nodes, self.procs, self.gpus)}",
             [self._connections[rank] for rank in sorted(self._connections)],
-            python=self._python,
+            python=self._spec.python,
             shared=self.shared,
-            notebook_directory=pools.working_directory(None, self.notebook),
+            directory=self.files.root or ("" if copied else self._spec.directory),
+            copied=copied,
         )
 
     def pip(self, *arguments: str, run: Callable[[Mesh, str], object] | None = None) -> PipReport:
@@ -210,7 +212,7 @@ class Reservation:
         """
         from monarch_nb.client.environments import pip
 
-        return pip(self.mesh, self._connections, self._python, arguments, run or Mesh.run)
+        return pip(self.mesh, self._connections, self._spec.python, arguments, run or Mesh.run)
 
     def release(self) -> list[KeptFiles]:
         """End its ranks and give its slots back; return what these wrote into copies of files, and where it is kept.

@@ -33,9 +33,10 @@ class TestDoctor:
         assert "Python " in fine
         assert "torch 2." in fine
         assert "clocks" in fine
-        assert "the notebook's directory seen by all" in fine
+        assert f"{dev.files.root} seen by all" in fine, "from another directory, too"
         assert diagnosis.notes == ()
-        assert list(home_of_notebook.iterdir()) == [], "no token is left"
+        assert list(home_of_notebook.iterdir()) == []
+        assert not list(Path(dev.files.root).glob(".monarch-nb-*")), "no token is left"
 
     def test_a_package_that_only_this_process_has(
         self, dev: Reservation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -78,7 +79,7 @@ class TestDoctor:
 
 def _with_python(reservation: Reservation, python: str) -> Reservation:
     again = monarch_nb.attach(reservation.name)
-    again._python = python
+    again._spec.python = python
     return again
 
 

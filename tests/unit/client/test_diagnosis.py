@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +28,14 @@ def node(number: int, error: str = "", blind: str | None = "", clock_ahead_s: fl
     return NodeReport(f"node{number}", environment, error, version, clock_ahead_s, "/node", blind)
 
 
-def found(*nodes: NodeReport, here: Environment = HERE, shared: str = "") -> Diagnosis:
-    return diagnose("dev", here, "0.1.0", nodes, shared=shared, notebook_directory="/home/me")
+def found(
+    *nodes: NodeReport,
+    here: Environment = HERE,
+    shared: str = "",
+    directory: str = "/home/me/project",
+    copied: Container[str] = (),
+) -> Diagnosis:
+    return diagnose("dev", here, "0.1.0", nodes, shared=shared, directory=directory, copied=copied)
 
 
 def only(diagnosis: Diagnosis) -> Difference:
@@ -51,7 +58,7 @@ def test_all_is_well() -> None:
         "shared storage 966 GB free",
         "/dev/shm 8.6 GB",
         "65,536 open files",
-        "the notebook's directory seen by all",
+        "/home/me/project seen by all",
     ]
     assert len(lines) == 2
 
@@ -150,15 +157,36 @@ def test_a_node_that_does_not_answer_is_named_and_the_others_are_compared() -> N
     assert found(node(0, error="gone")).fine == ()
 
 
-def test_directories() -> None:
-    assert found(node(0), node(1, blind="No such file")).notes == (
-        "the notebook's directory /home/me is not seen by node1",
-        "no storage that all nodes see: --shared DIR at reserve names it",
+NO_STORAGE = "no storage that all nodes see: --shared DIR at reserve names it"
+
+
+def test_files_that_all_nodes_see_are_storage_that_all_nodes_see() -> None:
+    for blind in ("", None):  # evidence can not be had from everywhere: the reservation knows it
+        diagnosis = found(node(0, blind=blind), node(1, blind=blind))
+        assert "/home/me/project seen by all" in diagnosis.fine
+        assert diagnosis.notes == ()
+
+
+def test_files_that_are_copied() -> None:
+    blind = node(1, blind="No such file")
+    assert found(node(0), blind, copied=["node1"]).notes == (
+        "/home/me/project is copied to node1 before each cell",
+        NO_STORAGE,
     )
-    assert found(node(0), node(1)).notes == (), "the notebook's directory is such storage"
-    unknown = found(node(0, blind=None), shared="/data")
-    assert unknown.notes == ()
-    assert "the notebook's directory seen by all" not in unknown.fine
+    both = found(node(0, blind="No such file"), blind, copied=["node0", "node1"], shared="/data")
+    assert both.notes == ("/home/me/project is copied to every node before each cell",)
+    assert both.healthy
+
+
+def test_files_that_a_node_sees_no_longer() -> None:
+    diagnosis = found(node(0), node(1, blind="No such file"))
+    difference = only(diagnosis)
+    assert (difference.what, difference.here) == ("the ranks' files", "/home/me/project")
+    assert difference.nodes == (("not as they are here", ("node1",)),)
+
+
+def test_no_files() -> None:
+    assert found(node(0, blind=None), directory="").notes == (NO_STORAGE,)
 
 
 @pytest.mark.parametrize(
