@@ -393,12 +393,13 @@ class SyncedFiles:
                 new = _new_chunks(before, changed)
             else:
                 change, new = self._whole(mount), []
+                progress("nodes look what they have already", 0, 0)
             sender = Sender(
                 self.reservation_id,
                 lambda: self._whole(mount),
                 mount.tree.content,
                 overwrite=overwrite,
-                progress=lambda sent: progress("sending files", sent.done_bytes, sent.total_bytes),
+                progress=lambda sent: _say_sent(sent, progress),
             )
             try:
                 transfer = call(sender.send(behind, change, new))
@@ -492,6 +493,12 @@ class SyncedFiles:
         connections = list(self.connections.values())
         replies = await asyncio.gather(*(ask(connection) for connection in connections))
         return {connection.name: reply for connection, reply in zip(connections, replies, strict=True)}
+
+
+def _say_sent(sent: Transfer, progress: Progress) -> None:
+    progress("sending files", sent.done_bytes, sent.total_bytes)
+    if sent.done_bytes >= sent.total_bytes:
+        progress("nodes put the files in place", 0, 0)
 
 
 def _restored(gone: OnNodes, mounts: Mapping[str, _Mount], missed: Sequence[str]) -> OnNodes:

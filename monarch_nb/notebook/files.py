@@ -34,6 +34,8 @@ BAR_WIDTH = 20
 PATIENCE_S = 0.5
 """What takes less needs no progress."""
 DRAW_EVERY_S = 0.1
+STEADY_S = 0.3
+"""Before that a rate says nothing."""
 LONG_S = 5.0
 """Who waits longer may want to stop it."""
 REMOVED = "ranks removed {paths} on {nodes}: %mesh sync --overwrite sends yours again"
@@ -167,6 +169,7 @@ class _LateProgress:
         self._progress: Progress | None = None
         self._began = self._drawn = time.monotonic()
         self._what = ""
+        self._is_long = False
 
     def __enter__(self) -> _LateProgress:
         return self
@@ -185,17 +188,22 @@ class _LateProgress:
         return self._progress is not None
 
     def __call__(self, what: str, done_bytes: int, total_bytes: int) -> None:
-        """Show how far it is; what has no measure at once, as nobody knows how long it takes."""
+        """Show how far it is: what comes first at once if it has no measure, as nobody knows how long it takes."""
         now = time.monotonic()
-        if what != self._what:
+        is_first, is_new = not self._what, what != self._what
+        if is_new:
             self._what, self._began = what, now
-        if total_bytes and now - self._drawn < (DRAW_EVERY_S if self.shown else PATIENCE_S):
+        at_once = is_new if self.shown else is_first and not total_bytes
+        if not at_once and now - self._drawn < (DRAW_EVERY_S if self.shown else PATIENCE_S):
             return
         self._drawn = now
         if self._progress is None:
             self._progress = Progress(self._in_place).__enter__()
         if total_bytes:
-            self._progress.show(bar(what, done_bytes, total_bytes, now - self._began))
+            elapsed_s = now - self._began
+            self._is_long = self._is_long or elapsed_s + _left_s(done_bytes, total_bytes, elapsed_s) > LONG_S
+            line = bar(what, done_bytes, total_bytes, elapsed_s)
+            self._progress.show(f"{line}; ■ (Ctrl-C) stops it" if self._is_long else line)
         else:
             self._progress(what)
 
@@ -214,14 +222,19 @@ def bar(what: str, done_bytes: int, total_bytes: int, elapsed_s: float) -> str:
         >>> bar("sending files", 25_000_000, 100_000_000, 0.5)
         'sending files █████░░░░░░░░░░░░░░░ 25 MB of 100 MB, 50 MB/s, 1.5 s left'
     """
-    part = min(1.0, done_bytes / total_bytes) if total_bytes else 0.0
-    filled = round(part * BAR_WIDTH)
-    rate = done_bytes / elapsed_s if elapsed_s else 0.0
-    left_s = (total_bytes - done_bytes) / rate if rate else 0.0
-    left = f", {duration(left_s)} left" if left_s > 0 else ""
-    left += "; ■ (Ctrl-C) stops it" if left_s > LONG_S else ""
+    filled = round(min(1.0, done_bytes / total_bytes) * BAR_WIDTH)
     drawn = "█" * filled + "░" * (BAR_WIDTH - filled)
-    return f"{what} {drawn} {size(done_bytes)} of {size(total_bytes)}, {size(round(rate))}/s{left}"
+    line = f"{what} {drawn} {size(done_bytes)} of {size(total_bytes)}"
+    if elapsed_s < STEADY_S:
+        return line
+    left_s = _left_s(done_bytes, total_bytes, elapsed_s)
+    left = f", {duration(left_s)} left" if left_s > 0 else ""
+    return f"{line}, {size(round(done_bytes / elapsed_s))}/s{left}"
+
+
+def _left_s(done_bytes: int, total_bytes: int, elapsed_s: float) -> float:
+    """Return how long the rest will take; 0 as long as that can not be told."""
+    return (total_bytes - done_bytes) * elapsed_s / done_bytes if done_bytes and elapsed_s >= STEADY_S else 0.0
 
 
 def sent_lines(report: SyncReport, everyone: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,12 +83,12 @@ class TestLines:
         assert ", 4.bin (200 MB), and 2 more; over the limit of 100 MB; max-file-size in" in lines[0]
         assert lines[1:] == ["not synced: x (it is a socket)", "looking at all files"]
 
-    def test_a_bar_says_how_to_stop_what_takes_long(self) -> None:
-        quick = bar("sending files", 25_000_000, 100_000_000, 0.5)
-        assert quick == "sending files █████░░░░░░░░░░░░░░░ 25 MB of 100 MB, 50 MB/s, 1.5 s left"
-        long = bar("reading files", 10**9, 50 * 10**9, 1.0)
-        assert long.endswith("1.0 GB of 50 GB, 1.0 GB/s, 49 s left; ■ (Ctrl-C) stops it")
-        assert bar("fetching", 10, 10, 0.0).startswith("fetching ████████████████████ 10 B of 10 B")
+    def test_a_bar_says_how_fast_and_how_long_once_that_is_known(self) -> None:
+        steady = bar("sending files", 25_000_000, 100_000_000, 0.5)
+        assert steady == "sending files █████░░░░░░░░░░░░░░░ 25 MB of 100 MB, 50 MB/s, 1.5 s left"
+        assert bar("reading files", 10**9, 50 * 10**9, 1.0).endswith("1.0 GB of 50 GB, 1.0 GB/s, 49 s left")
+        assert bar("sending files", 10**6, 10**8, 0.01) == "sending files ░░░░░░░░░░░░░░░░░░░░ 1.0 MB of 100 MB"
+        assert bar("fetching", 10, 10, 0.0) == "fetching ████████████████████ 10 B of 10 B"
 
     def test_a_dry_run_names_files_and_counts_them(self) -> None:
         pending = Pending([("a.py", 10), ("lib/b.py", 20)], ["old.py"], local={"": local(large={b"big": 10**9})})
@@ -227,6 +228,25 @@ class TestProgress:
         assert any("5 B of 10 B" in text for text in texts)
         assert "sent 1 file, 10 B, to 2 nodes in 3.0 s" in held.text()
         assert "sending" not in held.text()
+
+    def test_what_takes_long_says_how_to_stop_it_up_to_its_end(
+        self, held: Notebook, slow: FakeFiles, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now_s = [0.0]
+        monkeypatch.setattr(notebook_files, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+
+        def sync(nodes: object = None, *, overwrite: bool = False, progress: Any) -> SyncReport:
+            for now_s[0], done in ((1.0, 1), (2.0, 10), (3.0, 60), (9.0, 100)):
+                progress("sending files", done, 100)
+            progress("nodes put the files in place", 0, 0)
+            return SyncReport(1, 100, nodes=2, seconds=9.0)
+
+        monkeypatch.setattr(slow, "sync", sync)
+        held.run("%%mesh\n1")
+        texts = [output["data"]["text/plain"] for output in held.shown.outputs]
+        bars = [text for text in texts if "of 100 B" in text]
+        assert [text.endswith("; ■ (Ctrl-C) stops it") for text in bars] == [False, True, True, True]
+        assert any(text.startswith("nodes put the files in place") for text in texts)
 
     def test_an_interrupt_is_one_line_and_the_cell_does_not_run(
         self, held: Notebook, slow: FakeFiles, client: FakeClient, monkeypatch: pytest.MonkeyPatch
