@@ -8,6 +8,7 @@ that comes later.
 from __future__ import annotations
 
 import socket
+import threading
 import uuid
 from collections import deque
 from collections.abc import Mapping
@@ -33,6 +34,7 @@ class FilesRecord:
         self._files = files
         self._me = uuid.uuid4().hex
         self._news: deque[str] = deque()
+        self._lock = threading.Lock()
 
     @property
     def revision(self) -> int:
@@ -68,12 +70,15 @@ class FilesRecord:
 
     def hear(self, files: pb.ReservationFiles) -> None:
         """The first node says how it is now; it never waits, and may be called on the background loop."""
-        before, was_reloading, was_told = self.added, self.reload, self._files.revision
-        if files.revision <= was_told:
-            return
-        self._files = files
-        if files.changed_by == self._me:
-            return
+        with self._lock:
+            before, was_reloading = self.added, self.reload
+            if files.revision <= self._files.revision:
+                return  # an answer and an event may overtake one another
+            self._files = files
+        if files.changed_by != self._me:
+            self._say_what_changed(before, was_reloading)
+
+    def _say_what_changed(self, before: Mapping[str, str], was_reloading: bool) -> None:
         for name, source in self.added.items():
             if before.get(name) != source:
                 self._news.append(f"another kernel added {directory_of(source)}: ranks have it too, as {name}")

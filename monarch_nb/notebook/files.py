@@ -190,11 +190,13 @@ class _LateProgress:
     def __call__(self, what: str, done_bytes: int, total_bytes: int) -> None:
         """Show how far it is: what comes first at once if it has no measure, as nobody knows how long it takes."""
         now = time.monotonic()
-        is_first, is_new = not self._what, what != self._what
-        if is_new:
+        is_first = not self._what
+        if what != self._what:
             self._what, self._began = what, now
-        at_once = is_new if self.shown else is_first and not total_bytes
+        at_once = is_first and not total_bytes
         if not at_once and now - self._drawn < (DRAW_EVERY_S if self.shown else PATIENCE_S):
+            if self._progress is not None and not total_bytes:
+                self._progress.soon(what)  # it may be the last that is heard for long
             return
         self._drawn = now
         if self._progress is None:

@@ -56,6 +56,11 @@ class Progress:
             self.messages.append(text)
         self._show(self._line())
 
+    def soon(self, text: str) -> None:
+        """Say what goes on now if it lasts."""
+        with self._lock:
+            self._text = text
+
     def show(self, text: str) -> None:
         """Say how far it is; `text` counts by itself."""
         with self._lock:
