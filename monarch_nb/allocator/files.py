@@ -105,23 +105,29 @@ class NodeFiles:
 
     # ---- trees ----
 
-    async def sync(self, request: pb.SyncTreeRequest) -> pb.SyncTreeReply:
-        """Apply a change here and on `request.peers`; return what every node says of it."""
+    async def sync(self, request: pb.SyncTreeRequest, gone: asyncio.Event) -> pb.SyncTreeReply:
+        """Apply a change here and on `request.peers`; return what every node says of it.
+
+        Args:
+            gone: set when nobody waits for it any more: what is not yet being put in place is not to be.
+        """
         others = asyncio.ensure_future(self.relay.sync(request))
         try:
             here = pb.NodeSynced(node_id=self._node_id)
             async with self._locks[request.reservation_id]:
                 try:
-                    await self._sync_here(request, here)
+                    await self._sync_here(request, gone, here)
                 except MonarchNbError as error:
                     here.error_json = error_to_json(error)
                 except OSError as error:
                     here.error_json = error_to_json(self._failed(error))
-            return pb.SyncTreeReply(nodes=[here, *await others])
+            return pb.SyncTreeReply(nodes=[here, *([] if gone.is_set() else await others)])
         finally:
             others.cancel()
 
-    async def _sync_here(self, request: pb.SyncTreeRequest, answer: pb.NodeSynced) -> None:
+    async def _sync_here(self, request: pb.SyncTreeRequest, gone: asyncio.Event, answer: pb.NodeSynced) -> None:
+        if gone.is_set():
+            return
         change = request.change
         is_small = not request.pending and len(change.changed) + len(change.removed) <= SMALL_CHANGE_ENTRIES
         if request.pending:
@@ -136,6 +142,8 @@ class NodeFiles:
             pending.add(batch)
         if missing := await _work(is_small, pending.prepare):
             answer.missing = b"".join(missing)
+            return
+        if gone.is_set():
             return
         answer.applied.CopyFrom(await _work(is_small, pending.commit))
         self._settle_later(pending)

@@ -213,8 +213,12 @@ class AllocatorService(service.AllocatorServicer):
     @_translated
     async def SyncTree(self, request: files_pb2.SyncTreeRequest, context: Any) -> files_pb2.SyncTreeReply:
         self._node.state.lease(request.reservation_id)
-        reply: files_pb2.SyncTreeReply = await _whole(self._node.files.sync(request))
-        return reply
+        gone = asyncio.Event()
+        work = asyncio.ensure_future(self._node.files.sync(request, gone))
+        try:
+            return await asyncio.shield(work)
+        finally:
+            gone.set()
 
     @_translated
     async def PutChunks(self, request_iterator: Any, context: Any) -> files_pb2.PutChunksReply:

@@ -249,7 +249,7 @@ class TestRelease:
         releasing = asyncio.create_task(node.release("r"))
         await asyncio.to_thread(entered.wait, 10)
         request = files_pb2.SyncTreeRequest(reservation_id="r", change={"version": "v", "whole": True})
-        syncing = asyncio.create_task(node.files.sync(request))
+        syncing = asyncio.create_task(node.files.sync(request, asyncio.Event()))
         await asyncio.sleep(0)
         may_go.set()
         await releasing
@@ -280,7 +280,8 @@ class TestRelease:
             "whole": True,
             "changed": [{"path": n, "kind": kind, "mode": 0o755} for n in names],
         }
-        syncing = asyncio.create_task(node.files.sync(files_pb2.SyncTreeRequest(reservation_id="r", change=change)))
+        request = files_pb2.SyncTreeRequest(reservation_id="r", change=change)
+        syncing = asyncio.create_task(node.files.sync(request, asyncio.Event()))
         await asyncio.to_thread(entered.wait, 10)
         closing = asyncio.create_task(node.files.close())
         done, _ = await asyncio.wait({closing}, timeout=0.1)
@@ -288,6 +289,35 @@ class TestRelease:
         may_go.set()
         await closing
         assert (await syncing).nodes[0].HasField("applied")
+
+    @pytest.mark.parametrize("at", ["the lock", "prepare"])
+    async def test_a_sync_that_nobody_waits_for_leaves_the_old_tree(
+        self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch, at: str
+    ) -> None:
+        await spawn(node)
+        tree = node.files.workspaces.directory("r")
+        gone = asyncio.Event()
+        prepare = Pending.prepare
+
+        def leaving(pending: Pending) -> list[bytes]:
+            gone.set()
+            return prepare(pending)
+
+        if at == "prepare":
+            monkeypatch.setattr(Pending, "prepare", leaving)
+        entry = {"path": b"d", "kind": files_pb2.TreeEntry.KIND_DIRECTORY, "mode": 0o755}
+        change = {"version": "v", "source": "s", "whole": True, "changed": [entry]}
+        request = files_pb2.SyncTreeRequest(reservation_id="r", change=change)
+        async with node.files._locks["r"]:
+            syncing = asyncio.create_task(node.files.sync(request, gone))
+            await asyncio.sleep(0)
+            if at == "the lock":
+                gone.set()
+        await syncing
+        assert list(tree.iterdir()) == []
+        monkeypatch.undo()
+        assert (await node.files.sync(request, asyncio.Event())).nodes[0].HasField("applied")
+        assert [path.name for path in tree.iterdir()] == ["d"]
 
     async def test_a_workspace_that_can_not_be_removed_holds_no_slots(
         self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch

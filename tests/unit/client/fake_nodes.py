@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -170,7 +171,7 @@ class DiskNode:
         self.asked.append(pb.SyncTreeRequest.FromString(request.SerializeToString()))
         alone = pb.SyncTreeRequest.FromString(request.SerializeToString())
         del alone.peers[:]
-        reply = await self.files.sync(alone)
+        reply = await self.files.sync(alone, asyncio.Event())
         for peer in request.peers:
             await self.pass_on(peer.node_id, alone, reply)
         self.after_sync()
