@@ -88,6 +88,9 @@ def make_parser() -> argparse.ArgumentParser:
     up.add_argument("--isolate", action="store_true", help="nodes share no files, as nodes of other machines do not")
     up.add_argument("--gpus", choices=["all", "none"], help="whether node0 offers this machine's GPUs (default: all)")
 
+    kept = "how much of what ranks print each node keeps, as in 20GB (the default, at most); 0: everything"
+    up.add_argument("--log-limit", metavar="SIZE", help=kept)
+
     status = command("status", _status, "show the nodes and what is held", "status", "status --json | jq .reservations")
     status.add_argument("--json", action="store_true", help="for programs")
 
@@ -164,7 +167,13 @@ def _up(options: argparse.Namespace) -> int:
     from monarch_nb.provision import provisioner
 
     nodes = provisioner("local").up(
-        options.nodes, options.procs, options.gpus, isolate=options.isolate, pool=options.pool, progress=_say
+        options.nodes,
+        options.procs,
+        options.gpus,
+        isolate=options.isolate,
+        log_limit=options.log_limit,
+        pool=options.pool,
+        progress=_say,
     )
     print(f"the pool {options.pool!r} is up: {', '.join(node.node_id for node in nodes)}")
     return 0

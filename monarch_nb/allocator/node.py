@@ -20,6 +20,7 @@ from monarch_nb.allocator.describe import describe_ranks
 from monarch_nb.allocator.expiry import Expiry
 from monarch_nb.allocator.files import NodeFiles
 from monarch_nb.allocator.limits import expired
+from monarch_nb.allocator.log_limit import LogLimit
 from monarch_nb.allocator.log_lines import LogLines
 from monarch_nb.allocator.output import RankFiles, stored_outputs
 from monarch_nb.allocator.readings import Readings
@@ -58,6 +59,7 @@ class Node:
         python, preload: of the template that is kept warm.
         store_host: the interface on which stores listen.
         isolated: see no files of clients, even when they are on this machine.
+        log_limit_bytes: how much of what ranks print is kept; 0 for all.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Node:
         preload: list[str],
         store_host: str = "127.0.0.1",
         isolated: bool = False,
+        log_limit_bytes: int = 0,
     ) -> None:
         self.paths, self.node_id, self.gpus, self.store_host = paths, node_id, gpus, store_host
         self.python, self.preload, self.isolated = python, preload, isolated
@@ -87,6 +90,7 @@ class Node:
         self.files = NodeFiles(node_id, paths)
         self.expiry = Expiry(self)
         self.log_lines = LogLines(self)
+        self.log_limit = LogLimit(self, log_limit_bytes)
         self.readings = Readings(gpus)
         self.whereabouts = Whereabouts(self)
         self.supervisor = Supervisor(paths, self._on_result, self._on_death, self._on_store_death, self._save_template)
@@ -115,6 +119,7 @@ class Node:
         await self.files.release_others(self.state.leases)
         self._flush()
         self.expiry.resume()
+        self.log_limit.start()
         self._warming = asyncio.create_task(self._warm())
 
     def _read_state(self) -> None:
@@ -151,6 +156,7 @@ class Node:
         for task in (self._warming, *self._adopting):
             task.cancel()
         self.expiry.close()
+        self.log_limit.close()
         if end_processes:  # before anything that takes long: whoever kills this allocator meanwhile leaves none behind
             await self.supervisor.close(end_processes=True)
         await asyncio.gather(*self.releases.values(), return_exceptions=True)

@@ -20,7 +20,6 @@ from monarch_nb import config
 from monarch_nb.allocator.limits import expired
 from monarch_nb.client.bridge import call
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
-from monarch_nb.client.diagnosis import size
 from monarch_nb.client.evidence import check_shared, nodes_seeing
 from monarch_nb.client.files.project import holds_home
 from monarch_nb.errors import (
@@ -35,6 +34,7 @@ from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.provision import Node, provisioner
 from monarch_nb.shape import counted
+from monarch_nb.sizes import size
 
 STATUS_TIMEOUT_S = 15.0
 FLUSH_AT_EXIT_S = 1.0

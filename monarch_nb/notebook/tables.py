@@ -161,15 +161,6 @@ def diagnosis_view(diagnosis: Diagnosis) -> Shown:
     return table(diagnosis.title, headers, diagnosis.rows(), diagnosis.lines())
 
 
-def size(size_bytes: int) -> str:
-    """Return "12 kB", "3.4 MB" or "1.2 GB": powers of 1000, as disks are sold and networks are measured."""
-    value, units = float(size_bytes), ["TB", "GB", "MB", "kB", "B"]
-    while value >= 999.5 and len(units) > 1:
-        value /= 1000
-        units.pop()
-    return f"{value:.0f} {units[-1]}" if value >= 9.95 or units[-1] == "B" else f"{value:.1f} {units[-1]}"
-
-
 def _table_html(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
     cell = "text-align:left;padding:2px 16px 2px 0;vertical-align:top;border:0;background:none"
     head = "".join(f'<th style="{cell};{_MUTED};font-weight:normal">{html.escape(each)}</th>' for each in headers)
