@@ -207,6 +207,8 @@ def _status(options: argparse.Namespace) -> int:
         for node in described
     ]
     _print_table(("node", "state", "pid", "procs used", "GPUs used"), rows)
+    for note in _gpu_notes(described):
+        print(note)
     print()
     free = max((node["procs_free"] or 0 for node in described), default=0)
     _print_reservations(reservations, str(min(free, 4)) if free else "N")
@@ -218,7 +220,7 @@ def _describe(node: Node) -> dict[str, Any]:
     from monarch_nb.provision.daemons import describe
 
     told: dict[str, Any] = {"node": node.node_id, "address": node.address, "pid": node.pid, "state": "serves"}
-    told |= dict.fromkeys(("hostname", "procs", "procs_free", "gpus", "gpus_free"))
+    told |= dict.fromkeys(("hostname", "procs", "procs_free", "gpus", "gpus_free", "gpus_held"))
     if not node.alive:
         return told | {"state": "died (monarch-nb up starts it again)"}
     try:
@@ -229,9 +231,13 @@ def _describe(node: Node) -> dict[str, Any]:
         told["state"] = "warming up"
     elif reply.template_error:
         told["state"] = f"can not start ranks: {reply.template_error.splitlines()[-1]}"
-    gpus = [{"index": gpu.index, "name": gpu.name, "memory_bytes": gpu.memory_bytes} for gpu in reply.gpus]
+    gpus = [
+        {"index": gpu.index, "name": gpu.name, "memory_bytes": gpu.memory_bytes, "trouble": gpu.trouble}
+        for gpu in reply.gpus
+    ]
     facts = {"hostname": reply.hostname, "procs": reply.procs, "procs_free": reply.procs_free}
-    return told | facts | {"gpus": gpus, "gpus_free": reply.gpus_free}
+    held = sum(holder.gpus for holder in reply.holders)
+    return told | facts | {"gpus": gpus, "gpus_free": reply.gpus_free, "gpus_held": held}
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -374,7 +380,14 @@ def _used(free: int | None, total: int | None) -> str:
 
 
 def _gpus(node: dict[str, Any]) -> str:
-    return _used(node["gpus_free"], len(node["gpus"])) if node["gpus"] else ""
+    return f"{node['gpus_held']} of {len(node['gpus'])}" if node["gpus"] else ""
+
+
+def _gpu_notes(nodes: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yield what is wrong with GPUs."""
+    for node in nodes:
+        if lost := [gpu["trouble"] for gpu in node["gpus"] or () if gpu["trouble"]]:
+            yield f"{node['node']}: {node['gpus_free']} of {len(node['gpus'])} GPUs free; {'; '.join(lost)}"
 
 
 def _print_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -175,6 +175,11 @@ class Node:
 
     # ---- leases ----
 
+    async def look_at_gpus(self) -> None:
+        """See which GPUs can be used: those that can not are not leased until they can again."""
+        if self.gpus:
+            self.state.gpu_troubles = await self.readings.gpu_troubles()
+
     def reserve(self, request: pb.ReserveRequest) -> list[int]:
         """Lease slots provisionally; return the GPUs' indices."""
         lease = self.state.reserve(request)

@@ -170,6 +170,8 @@ class NodeState:
     def __init__(self, procs: int, gpus: Iterable[int] = ()) -> None:
         self.procs = procs
         self.gpus = list(gpus)
+        self.gpu_troubles: dict[int, str] = {}
+        """Why GPUs can not be used: they are not leased."""
         self.leases: dict[str, Lease] = {}
         self.meshes: dict[str, Mesh] = {}
         self.ended: dict[str, pb.Ended] = {}
@@ -184,7 +186,7 @@ class NodeState:
     @property
     def gpus_free(self) -> list[int]:
         taken = {index for lease in self.leases.values() for index in lease.gpu_indices}
-        return [index for index in self.gpus if index not in taken]
+        return [index for index in self.gpus if index not in taken and index not in self.gpu_troubles]
 
     def reserve(self, request: pb.ReserveRequest) -> Lease:
         """Lease slots; asking again for the same reservation returns its lease.
@@ -218,7 +220,8 @@ class NodeState:
             for lease in self.leases.values()
             if (count := getattr(lease.request, kind))
         ]
-        return f"{wanted} {kind} per node asked for, {free} of {total} free" + (f"; {', '.join(held)}" if held else "")
+        reasons = [", ".join(held), *(self.gpu_troubles.values() if kind == "gpus" else ())]
+        return "; ".join(filter(None, [f"{wanted} {kind} per node asked for, {free} of {total} free", *reasons]))
 
     def confirm(self, reservation_id: str, nodes: Iterable[files_pb2.Peer] = (), now_s: float = 0.0) -> None:
         """Keep a provisional lease; its limits count from now on."""

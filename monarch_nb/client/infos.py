@@ -37,6 +37,7 @@ class RankInfo:
             known yet.
         waits_in: the collective, receive, store wait or init that it waits in: "all_reduce (train.py:41)"; only said
             with readings, of runs that last.
+        trouble: what is wrong with a GPU that it holds: "GPU 3 has fallen off the bus: …".
         stderr_tail: what a dead one said last: the end of its stderr or, after a crash, where its cell was.
     """
 
@@ -53,6 +54,7 @@ class RankInfo:
     failure: str = ""
     cpu: float | None = None
     waits_in: str = ""
+    trouble: str = ""
 
     @property
     def is_alive(self) -> bool:
@@ -122,6 +124,7 @@ def infos_of_node(name: str, mesh: pb.MeshStatus) -> Iterator[RankInfo]:
             failure=_failure(rank.failure) if rank.HasField("failure") else "",
             cpu=rank.cpu if rank.HasField("cpu") else None,
             waits_in=waits_in(rank.where),
+            trouble=rank.trouble,
         )
 
 

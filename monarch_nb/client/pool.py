@@ -345,7 +345,8 @@ def choose_nodes(shape: Shape, nodes: list[pb.DescribeReply]) -> list[int]:
     lines = [f"{shape} asked for, but {fit}:"]
     for node, count, most in zip(nodes, free, total, strict=True):
         held = "".join(f"; {_holds(holder)}" for holder in node.holders)
-        lines.append(f"  {node.node_id}: {count} of {counted(most, shape.kind)} free{held}")
+        lost = "".join(f"; {gpu.trouble}" for gpu in node.gpus if gpu.trouble and shape.gpus)
+        lines.append(f"  {node.node_id}: {count} of {counted(most, shape.kind)} free{held}{lost}")
     if len(nodes) < shape.nodes:
         lines.append(f"monarch-nb up --nodes {shape.nodes} adds nodes to a local pool")
     elif max(total, default=0) < shape.per_node:

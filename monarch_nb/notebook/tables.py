@@ -110,6 +110,7 @@ def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequ
     dead_ranks = [rank for rank in ranks if rank.state == "dead"]
     dead = [rank.rank for rank in dead_ranks]
     notes = [*_causes(dead_ranks), *_last_words(dead_ranks)]
+    notes += [f"rank {rank.rank}: {rank.trouble}" for rank in ranks if rank.trouble]
     notes += [f"%mesh restart -t {format_ranks(dead)} gives {name_ranks(dead)} anew"] if dead else []
     notes += [f"{run} finished and nobody has seen it: %mesh attach shows it" for run in runs if run.done]
     if away := sorted({rank.host for rank in ranks if rank.state == "unreachable"}):

@@ -140,10 +140,13 @@ class Gpu(_message.Message):
     UUID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     uuid: _builtins.str
     name: _builtins.str
     memory_bytes: _builtins.int
+    trouble: _builtins.str
+    """why it can not be used, e.g. that it has fallen off the bus: it is not leased"""
     def __init__(
         self,
         *,
@@ -151,10 +154,11 @@ class Gpu(_message.Message):
         uuid: _builtins.str = ...,
         name: _builtins.str = ...,
         memory_bytes: _builtins.int = ...,
+        trouble: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "memory_bytes", b"memory_bytes", "name", b"name", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "memory_bytes", b"memory_bytes", "name", b"name", "trouble", b"trouble", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -721,6 +725,7 @@ class Rank(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     CPU_FIELD_NUMBER: _builtins.int
     WHERE_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     pid: _builtins.int
     state: Global___Rank.State.ValueType
@@ -732,6 +737,8 @@ class Rank(_message.Message):
     """With StatusRequest.readings:
     since the last reading; 1.0 is one CPU
     """
+    trouble: _builtins.str
+    """of a GPU that it holds"""
     @_builtins.property
     def death(self) -> _run_pb2.Death: ...
     @_builtins.property
@@ -758,10 +765,11 @@ class Rank(_message.Message):
         failure: _run_pb2.Failure | None = ...,
         cpu: _builtins.float | None = ...,
         where: _run_pb2.Where | None = ...,
+        trouble: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cpu", b"_cpu", "cpu", b"cpu", "death", b"death", "failure", b"failure", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpu", b"_cpu", "cpu", b"cpu", "death", b"death", "failure", b"failure", "gpu_indices", b"gpu_indices", "memory_bytes", b"memory_bytes", "pid", b"pid", "rank", b"rank", "run_id", b"run_id", "running_s", b"running_s", "state", b"state", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpu", b"_cpu", "cpu", b"cpu", "death", b"death", "failure", b"failure", "gpu_indices", b"gpu_indices", "memory_bytes", b"memory_bytes", "pid", b"pid", "rank", b"rank", "run_id", b"run_id", "running_s", b"running_s", "state", b"state", "trouble", b"trouble", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cpu: _TypeAlias = _typing.Literal["cpu"]  # noqa: Y015
     _WhichOneofArgType__cpu: _TypeAlias = _typing.Literal["_cpu", b"_cpu"]  # noqa: Y015

@@ -96,7 +96,7 @@ class TestShape:
         agreed = _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), None, None, None, isolate=False)
         assert agreed == PoolShape(4, "all", log_limit="5GB")
         with pytest.raises(
-            PoolError, match="is up with 2 nodes × 4 procs, log limit 5GB; to have .*, log limit 1TB, end"
+            PoolError, match=r"is up with 2 nodes × 4 procs, log limit 5GB; to have .*, log limit 1TB, end"
         ):
             _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), None, None, None, isolate=False, log_limit="1TB")
 
