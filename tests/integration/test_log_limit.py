@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,10 @@ DROPPED = r"… \d.* [kM]B of earlier lines dropped \(limit 2\.0 MB\)"
 ENDLESS = """
 n = 0
 while True:
-    {wait}
+    if rank == 0:
+        {0}
+    else:
+        {1}
     for _ in range(9_000):
         print(f"line {{n:7d}} " + "x" * 80)
         n += 1
@@ -33,6 +37,15 @@ PRINT = "for i in range({0}):\n    print(f'{1} line {{i:7d}} ' + 'x' * 80)"
 def held(pool_home: Path) -> Reservation:
     LocalProvisioner().up(nodes=1, procs=2, log_limit="2MB")
     return reserve("dev", nodes=1, procs=2)
+
+
+@pytest.fixture
+def gates(tmp_path: Path) -> Iterator[list[Gate]]:
+    """One for each rank: no rank is two turns ahead."""
+    made = [Gate(tmp_path), Gate(tmp_path)]
+    yield made
+    for gate in made:
+        gate.close()
 
 
 def used_bytes(node: Node) -> int:
@@ -72,12 +85,13 @@ def test_old_runs_go_and_say_so(held: Reservation) -> None:
     assert newest == ["5998", "5999"]
 
 
-def test_an_endless_run_keeps_its_newest_lines_and_every_position(held: Reservation, gate: Gate) -> None:
+def test_an_endless_run_keeps_its_newest_lines_and_every_position(held: Reservation, gates: list[Gate]) -> None:
     (node,) = LocalProvisioner().nodes()
     mesh, log = held.mesh, log_of(held)
-    run, _ = started(mesh, ENDLESS.format(wait=gate.wait))
+    run, _ = started(mesh, ENDLESS.format(*(gate.wait for gate in gates)))
     for turn in range(1, 4):
-        gate.open(2)
+        for gate in gates:
+            gate.open()
         eventually(lambda: sum(counted(log, run.number).values()) >= 2 + 18_000 * turn)  # noqa: B023
         settled(held, node)
     lines = 27_001
@@ -104,7 +118,8 @@ def test_an_endless_run_keeps_its_newest_lines_and_every_position(held: Reservat
     LocalProvisioner().up()
     eventually(lambda: set(counted(log_of(held), run.number)) == {0, 1})
     assert counted(log_of(held), run.number)[0] == 1 + len(kept)
-    gate.open(2)
+    for gate in gates:
+        gate.open()
     eventually(lambda: [record.text[:12] for record in mesh.logs(lines=1)] == ["line   35999"] * 2)
     mesh.interrupt()
     settled(held, node)
