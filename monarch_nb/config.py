@@ -147,6 +147,10 @@ class NodePaths:
         """Holds one directory per run number, and in it RANK.out, RANK.err and RANK.marks."""
         return self.mesh(mesh_id) / "runs"
 
+    def newest_run(self, mesh_id: str) -> Path:
+        """The number of the mesh's newest run."""
+        return self.mesh(mesh_id) / "newest-run"
+
     def blobs(self, mesh_id: str) -> Path:
         return self.mesh(mesh_id) / "blobs"
 
