@@ -240,4 +240,5 @@ def _run_status(run: Run, failures: Iterable[run_pb2.RankResult] = ()) -> pb.Run
         collected=run.collected,
         submitted_at=run.submitted_at,
         cell_number=run.submit.run.cell.cell_number,
+        notebook=run.submit.notebook,
     )

@@ -240,6 +240,7 @@ class _Told:
             now = pb.LogRun(number=number, finished=run is None or run.finished)
             if run is not None:
                 now.title, now.cell_number = run.submit.title, run.submit.run.cell.cell_number
+                now.notebook = run.submit.notebook
             elif told.number:
                 continue  # the node has forgotten it
             if now != told:

@@ -6,6 +6,7 @@ of effects, which the node carries out (monarch_nb.allocator.node).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -316,7 +317,7 @@ class NodeState:
             return pb.Queued(run_id=run_id, number=known.number, output=known.output, previous=known.previous), []
         if unknown := [rank for rank in submit.ranks if rank not in mesh.ranks]:
             raise UsageError(f"{name_ranks(unknown)} not on this node")
-        queued = pb.Queued(run_id=run_id, ahead=self._ahead(mesh, submit.ranks))
+        queued = pb.Queued(run_id=run_id, ahead=self._ahead(mesh, submit))
         if submit.give_number and not submit.run.number:
             submit.run.number = mesh.last_number + 1
             queued.previous.update(mesh.previous)
@@ -339,10 +340,16 @@ class NodeState:
             mesh.ranks[rank].untouched = 0
         return untouched.pop() or submit.run.number if len(untouched) == 1 else submit.run.number
 
-    def _ahead(self, mesh: Mesh, ranks: Iterable[int]) -> list[str]:
-        wanted = set(ranks)
+    def _ahead(self, mesh: Mesh, submit: pb.Submit) -> list[str]:
+        """Return what a run has to wait for; another notebook is named, because it numbers its cells alike."""
+        wanted = set(submit.ranks)
         return [
-            run_name(run.number, run.submit.run.cell.cell_number, run.submit.title)
+            run_name(
+                run.number,
+                run.submit.run.cell.cell_number,
+                run.submit.title,
+                os.path.basename(run.submit.notebook) if run.submit.notebook != submit.notebook else "",
+            )
             for run in mesh.queue
             if wanted & (set(run.ranks) - run.results.keys())
         ]

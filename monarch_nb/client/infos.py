@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -72,6 +73,7 @@ class RunInfo:
         failed: ranks where it raised, or that died in it.
         running: ranks where it has begun and goes on.
         running_s: since it began; of a finished one how long it took.
+        notebook: path of the notebook that it comes from; empty when that is not known.
     """
 
     run_id: str
@@ -86,6 +88,7 @@ class RunInfo:
     running: tuple[int, ...] = ()
     running_s: float = 0.0
     failures: tuple[RankFailure, ...] = ()
+    notebook: str = ""
 
     @property
     def done(self) -> bool:
@@ -93,6 +96,21 @@ class RunInfo:
 
     def __str__(self) -> str:
         return run_name(self.number, self.cell_number, self.title)
+
+
+def run_names(infos: Iterable[RunInfo]) -> dict[str, str]:
+    """Return what runs are called, by id: with their notebook's name where they come from several, because these number
+    their cells alike."""
+    infos = list(infos)
+    paths = {info.notebook for info in infos if info.notebook}
+    names = [os.path.basename(path) for path in paths]
+    notebooks = {path: path if names.count(os.path.basename(path)) > 1 else os.path.basename(path) for path in paths}
+    return {
+        info.run_id: run_name(
+            info.number, info.cell_number, info.title, notebooks.get(info.notebook, "") if len(paths) > 1 else ""
+        )
+        for info in infos
+    }
 
 
 def rank_infos(held: HeldReservation, mesh_id: str) -> list[RankInfo]:
@@ -175,6 +193,7 @@ def run_infos(told: Iterable[tuple[str, pb.MeshStatus]]) -> list[RunInfo]:
             collected=bool(collected) or any(part.collected for part in runs),
             submitted_at=run.submitted_at,
             cell_number=run.cell_number,
+            notebook=run.notebook,
             failed=tuple(sorted({rank for part in runs for rank in part.failed})),
             running=tuple(sorted({rank for part in runs for rank in part.running})),
             running_s=max(part.running_s for part in runs),

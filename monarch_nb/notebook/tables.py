@@ -12,6 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
 from monarch_nb import escapes
+from monarch_nb.client.infos import run_names
 from monarch_nb.notebook.session import shape
 from monarch_nb.shape import format_ranks, name_ranks
 from monarch_nb.times import duration
@@ -91,7 +92,7 @@ def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequ
         runs: those that go on or that nobody has seen.
         left: how much time is left, if it is limited.
     """
-    titles = {run.run_id: str(run) for run in runs}
+    titles = run_names(runs)
     groups: dict[tuple[str, str], list[RankInfo]] = {}
     for rank in sorted(ranks, key=lambda rank: rank.rank):
         groups.setdefault((rank.host, _state(rank, titles)), []).append(rank)

@@ -1134,6 +1134,7 @@ class RunStatus(_message.Message):
     RUNNING_FIELD_NUMBER: _builtins.int
     RUNNING_S_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
+    NOTEBOOK_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
     title: _builtins.str
@@ -1143,6 +1144,7 @@ class RunStatus(_message.Message):
     cell_number: _builtins.int
     running_s: _builtins.float
     """since it began here, and when it has finished how long it took"""
+    notebook: _builtins.str
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """on this node"""
@@ -1181,10 +1183,11 @@ class RunStatus(_message.Message):
         running: _abc.Iterable[_builtins.int] | None = ...,
         running_s: _builtins.float = ...,
         failures: _abc.Iterable[_run_pb2.RankResult] | None = ...,
+        notebook: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_ranks", b"all_ranks", "cell_number", b"cell_number", "collected", b"collected", "failed", b"failed", "failures", b"failures", "finished", b"finished", "number", b"number", "ranks", b"ranks", "run_id", b"run_id", "running", b"running", "running_s", b"running_s", "submitted_at", b"submitted_at", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_ranks", b"all_ranks", "cell_number", b"cell_number", "collected", b"collected", "failed", b"failed", "failures", b"failures", "finished", b"finished", "notebook", b"notebook", "number", b"number", "ranks", b"ranks", "run_id", b"run_id", "running", b"running", "running_s", b"running_s", "submitted_at", b"submitted_at", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1473,6 +1476,7 @@ class Submit(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     TITLE_FIELD_NUMBER: _builtins.int
     QUIET_FIELD_NUMBER: _builtins.int
+    NOTEBOOK_FIELD_NUMBER: _builtins.int
     CURSORS_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     give_number: _builtins.bool
@@ -1482,6 +1486,8 @@ class Submit(_message.Message):
     title: _builtins.str
     quiet: _builtins.bool
     """do not forward output"""
+    notebook: _builtins.str
+    """path of the notebook that it comes from; may be empty"""
     @_builtins.property
     def run(self) -> _run_pb2.RunSpec: ...
     @_builtins.property
@@ -1507,11 +1513,12 @@ class Submit(_message.Message):
         after: _builtins.int = ...,
         title: _builtins.str = ...,
         quiet: _builtins.bool = ...,
+        notebook: _builtins.str = ...,
         cursors: _abc.Mapping[_builtins.int, _run_pb2.Cursor] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "all_ranks", b"all_ranks", "cursors", b"cursors", "give_number", b"give_number", "mesh_id", b"mesh_id", "quiet", b"quiet", "ranks", b"ranks", "run", b"run", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "all_ranks", b"all_ranks", "cursors", b"cursors", "give_number", b"give_number", "mesh_id", b"mesh_id", "notebook", b"notebook", "quiet", b"quiet", "ranks", b"ranks", "run", b"run", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2270,12 +2277,14 @@ class LogRun(_message.Message):
     TITLE_FIELD_NUMBER: _builtins.int
     CELL_NUMBER_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    NOTEBOOK_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     title: _builtins.str
     """empty when the node has forgotten the run"""
     cell_number: _builtins.int
     finished: _builtins.bool
     """on this node"""
+    notebook: _builtins.str
     def __init__(
         self,
         *,
@@ -2283,10 +2292,11 @@ class LogRun(_message.Message):
         title: _builtins.str = ...,
         cell_number: _builtins.int = ...,
         finished: _builtins.bool = ...,
+        notebook: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_number", b"cell_number", "finished", b"finished", "number", b"number", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_number", b"cell_number", "finished", b"finished", "notebook", b"notebook", "number", b"number", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
