@@ -121,7 +121,9 @@ def make_parser() -> argparse.ArgumentParser:
 
     extend = command("extend", _extend, "hold a reservation for longer: add to its time limit", "extend dev 2h")
     extend.add_argument("name", metavar="NAME", help="the reservation")
-    extend.add_argument("time", metavar="TIME", help="how much longer: 30m, 2h, 1h30m")
+    extend.add_argument(
+        "time", nargs="?", metavar="TIME", help="how much longer: 30m, 2h, 1h30m; without it, say what is left"
+    )
 
     down = command("down", _down, "end the local pool and remove its files", "down", "down --force")
     down.add_argument("--force", action="store_true", help="also when reservations are held")
@@ -327,11 +329,18 @@ def _release(options: argparse.Namespace) -> int:
 
 
 def _extend(options: argparse.Namespace) -> int:
-    from monarch_nb import attach
+    from monarch_nb import attach, list_reservations
 
-    by_s = seconds_of(options.time, "TIME")
-    left_s = attach(options.name, pool=options.pool).extend(by_s)
-    print(f"{options.name}: {duration(by_s)} more, {duration(left_s)} left")
+    by_s = seconds_of(options.time, "TIME") if options.time else 0.0
+    reservation = attach(options.name, pool=options.pool)
+    if by_s:
+        print(f"{options.name}: {duration(by_s)} more, {duration(reservation.extend(by_s))} left")
+        return 0
+    (info,) = (info for info in list_reservations(options.pool) if info.reservation_id == reservation.id)
+    if info.time_left_s is None:
+        print(f"{options.name} has no time limit: it is held until it is released")
+    else:
+        print(f"{options.name}: {info.left} left; monarch-nb extend {options.name} 2h adds two hours")
     return 0
 
 

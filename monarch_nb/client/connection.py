@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import socket
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
@@ -73,6 +75,16 @@ class _Followed:
         return submit
 
 
+def _is_deserted(address: str) -> bool:
+    """Return whether nobody listens there: an allocator of this machine that is dead and was not started again."""
+    kind, _, path = address.partition(":")
+    if kind != "unix":
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(path) in (errno.ECONNREFUSED, errno.ENOENT)
+
+
 class Connection:
     """One node. Make and use it on the background loop only.
 
@@ -117,7 +129,7 @@ class Connection:
         allocator may be back: let it try."""
         unsettled = {grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.CONNECTING}
         state = self._channel.get_state(try_to_connect=True)
-        if state is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+        if state is not grpc.ChannelConnectivity.TRANSIENT_FAILURE or _is_deserted(self.address):
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RECONNECT_S):

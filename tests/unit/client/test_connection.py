@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -361,6 +362,25 @@ class TestCalls:
         connection = Connection("node7", f"unix:{tmp_path}/nobody")
         with pytest.raises(NodeUnreachable, match="node7 does not answer"):
             await connection.describe(timeout_s=0.2)
+        await connection.close()
+
+    @pytest.mark.parametrize("left_a_socket", [False, True])
+    async def test_a_dead_node_is_not_waited_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_a_socket: bool
+    ) -> None:
+        if left_a_socket:
+            with socket.socket(socket.AF_UNIX) as stale:
+                stale.bind(str(tmp_path / "s"))
+        connection = Connection("node7", f"unix:{tmp_path}/s")
+        with pytest.raises(NodeUnreachable):
+            await connection.describe()
+
+        def wait(_: object) -> None:
+            raise AssertionError("nobody listens: nothing will change")
+
+        monkeypatch.setattr(connection._channel, "wait_for_state_change", wait)
+        with pytest.raises(NodeUnreachable, match="node7 does not answer"):
+            await connection.describe()
         await connection.close()
 
     async def test_a_method_that_the_node_does_not_have(self, node: Scripted, connection: Connection) -> None:
