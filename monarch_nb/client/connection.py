@@ -9,14 +9,14 @@ import logging
 import socket
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeVar
 
 from monarch_nb.rpc.channel import open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
 from monarch_nb import config
-from monarch_nb.errors import MonarchNbError, VersionMismatch
+from monarch_nb.errors import MonarchNbError, NodeUnreachable, VersionMismatch
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
@@ -35,7 +35,11 @@ LINK_PATIENCE_S = 0.5
 """A session that is not open after this time will not open by itself soon: whoever waits for it is told."""
 GAP_S = 2.0
 """So long a node may be away and nothing is lost or refused: its allocator is being started again."""
+STRAGGLER_S = 5.0
+"""So much later than another node one may answer. It is long: on a busy machine nodes are slow, and not away."""
 MAX_FOLLOWED = 64
+
+T = TypeVar("T")
 
 
 class RunListener(Protocol):
@@ -73,6 +77,30 @@ class _Followed:
         for rank, cursor in self.follow.cursors.items():
             submit.submit.cursors[rank].CopyFrom(cursor)
         return submit
+
+
+async def answers(calls: Mapping[Connection, Awaitable[T]]) -> dict[Connection, T | BaseException]:
+    """Wait for what nodes answer, or why they do not. One that is silent long after another has answered is not waited
+    for any more: who asks wants to see the others."""
+    waiting = {asyncio.ensure_future(call): connection for connection, call in calls.items()}
+    try:
+        pending, patience_s = set(waiting), None
+        while pending:
+            done, pending = await asyncio.wait(pending, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                break
+            if any(not one.cancelled() and one.exception() is None for one in done):
+                patience_s = STRAGGLER_S
+    finally:
+        for one in waiting:
+            one.cancel()
+    silent = f"does not answer, although others did {STRAGGLER_S:g} s ago"
+    return {
+        connection: NodeUnreachable(f"{connection.name} {silent}", connection.name)
+        if one in pending
+        else one.exception() or one.result()
+        for one, connection in waiting.items()
+    }
 
 
 def _is_deserted(address: str) -> bool:

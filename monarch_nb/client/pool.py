@@ -19,7 +19,7 @@ from pathlib import Path
 from monarch_nb import config
 from monarch_nb.allocator.limits import expired
 from monarch_nb.client.bridge import call
-from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
+from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection, answers
 from monarch_nb.client.evidence import check_shared, nodes_seeing
 from monarch_nb.client.files.project import holds_home
 from monarch_nb.errors import (
@@ -208,22 +208,19 @@ class Pool:
         if not connections:
             raise PoolError(f"no pool {self.name!r} is up: monarch-nb up starts one, and so does %mesh reserve")
         request = pb.StatusRequest(memory=memory, readings=readings)
-        replies = await asyncio.gather(
-            *(connection.unary("Status", request, STATUS_TIMEOUT_S) for connection in connections),
-            return_exceptions=True,
-        )
-        answers = []
-        for connection, reply in zip(connections, replies, strict=True):
+        calls = {connection: connection.unary("Status", request, STATUS_TIMEOUT_S) for connection in connections}
+        answered = []
+        for connection, reply in (await answers(calls)).items():
             if isinstance(reply, NodeUnreachable):
                 continue
             if isinstance(reply, BaseException):
                 raise reply
             _check_protocol(connection, reply.node)
-            answers.append((connection, reply))
-        if not answers:
+            answered.append((connection, reply))
+        if not answered:
             names = ", ".join(connection.name for connection in connections)
             raise NodeUnreachable(f"no node of the pool {self.name!r} answers ({names}); monarch-nb status says more")
-        return answers
+        return answered
 
     async def reservations(self, *, memory: bool = False, readings: bool = False) -> list[HeldReservation]:
         """Return every reservation that the living nodes hold, oldest first. Arguments as of `ask`."""
