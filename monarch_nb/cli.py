@@ -88,6 +88,9 @@ def make_parser() -> argparse.ArgumentParser:
     up.add_argument("--isolate", action="store_true", help="nodes share no files, as nodes of other machines do not")
     up.add_argument("--gpus", choices=["all", "none"], help="whether node0 offers this machine's GPUs (default: all)")
 
+    kept = "how much of what ranks print each node keeps, as in 20GB (the default, at most); 0: everything"
+    up.add_argument("--log-limit", metavar="SIZE", help=kept)
+
     status = command("status", _status, "show the nodes and what is held", "status", "status --json | jq .reservations")
     status.add_argument("--json", action="store_true", help="for programs")
 
@@ -118,7 +121,9 @@ def make_parser() -> argparse.ArgumentParser:
 
     extend = command("extend", _extend, "hold a reservation for longer: add to its time limit", "extend dev 2h")
     extend.add_argument("name", metavar="NAME", help="the reservation")
-    extend.add_argument("time", metavar="TIME", help="how much longer: 30m, 2h, 1h30m")
+    extend.add_argument(
+        "time", nargs="?", metavar="TIME", help="how much longer: 30m, 2h, 1h30m; without it, say what is left"
+    )
 
     down = command("down", _down, "end the local pool and remove its files", "down", "down --force")
     down.add_argument("--force", action="store_true", help="also when reservations are held")
@@ -164,7 +169,13 @@ def _up(options: argparse.Namespace) -> int:
     from monarch_nb.provision import provisioner
 
     nodes = provisioner("local").up(
-        options.nodes, options.procs, options.gpus, isolate=options.isolate, pool=options.pool, progress=_say
+        options.nodes,
+        options.procs,
+        options.gpus,
+        isolate=options.isolate,
+        log_limit=options.log_limit,
+        pool=options.pool,
+        progress=_say,
     )
     print(f"the pool {options.pool!r} is up: {', '.join(node.node_id for node in nodes)}")
     return 0
@@ -198,6 +209,8 @@ def _status(options: argparse.Namespace) -> int:
         for node in described
     ]
     _print_table(("node", "state", "pid", "procs used", "GPUs used"), rows)
+    for note in _gpu_notes(described):
+        print(note)
     print()
     free = max((node["procs_free"] or 0 for node in described), default=0)
     _print_reservations(reservations, str(min(free, 4)) if free else "N")
@@ -209,7 +222,7 @@ def _describe(node: Node) -> dict[str, Any]:
     from monarch_nb.provision.daemons import describe
 
     told: dict[str, Any] = {"node": node.node_id, "address": node.address, "pid": node.pid, "state": "serves"}
-    told |= dict.fromkeys(("hostname", "procs", "procs_free", "gpus", "gpus_free"))
+    told |= dict.fromkeys(("hostname", "procs", "procs_free", "gpus", "gpus_free", "gpus_held"))
     if not node.alive:
         return told | {"state": "died (monarch-nb up starts it again)"}
     try:
@@ -220,9 +233,13 @@ def _describe(node: Node) -> dict[str, Any]:
         told["state"] = "warming up"
     elif reply.template_error:
         told["state"] = f"can not start ranks: {reply.template_error.splitlines()[-1]}"
-    gpus = [{"index": gpu.index, "name": gpu.name, "memory_bytes": gpu.memory_bytes} for gpu in reply.gpus]
+    gpus = [
+        {"index": gpu.index, "name": gpu.name, "memory_bytes": gpu.memory_bytes, "trouble": gpu.trouble}
+        for gpu in reply.gpus
+    ]
     facts = {"hostname": reply.hostname, "procs": reply.procs, "procs_free": reply.procs_free}
-    return told | facts | {"gpus": gpus, "gpus_free": reply.gpus_free}
+    held = sum(holder.gpus for holder in reply.holders)
+    return told | facts | {"gpus": gpus, "gpus_free": reply.gpus_free, "gpus_held": held}
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -312,11 +329,18 @@ def _release(options: argparse.Namespace) -> int:
 
 
 def _extend(options: argparse.Namespace) -> int:
-    from monarch_nb import attach
+    from monarch_nb import attach, list_reservations
 
-    by_s = seconds_of(options.time, "TIME")
-    left_s = attach(options.name, pool=options.pool).extend(by_s)
-    print(f"{options.name}: {duration(by_s)} more, {duration(left_s)} left")
+    by_s = seconds_of(options.time, "TIME") if options.time else 0.0
+    reservation = attach(options.name, pool=options.pool)
+    if by_s:
+        print(f"{options.name}: {duration(by_s)} more, {duration(reservation.extend(by_s))} left")
+        return 0
+    (info,) = (info for info in list_reservations(options.pool) if info.reservation_id == reservation.id)
+    if info.time_left_s is None:
+        print(f"{options.name} has no time limit: it is held until it is released")
+    else:
+        print(f"{options.name}: {info.left} left; monarch-nb extend {options.name} 2h adds two hours")
     return 0
 
 
@@ -365,7 +389,14 @@ def _used(free: int | None, total: int | None) -> str:
 
 
 def _gpus(node: dict[str, Any]) -> str:
-    return _used(node["gpus_free"], len(node["gpus"])) if node["gpus"] else ""
+    return f"{node['gpus_held']} of {len(node['gpus'])}" if node["gpus"] else ""
+
+
+def _gpu_notes(nodes: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yield what is wrong with GPUs."""
+    for node in nodes:
+        if lost := [gpu["trouble"] for gpu in node["gpus"] or () if gpu["trouble"]]:
+            yield f"{node['node']}: {node['gpus_free']} of {len(node['gpus'])} GPUs free; {'; '.join(lost)}"
 
 
 def _print_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -19,6 +19,10 @@ HOME_VARIABLE = "MONARCH_NB_HOME"
 RANK_TOKEN_VARIABLE = "MONARCH_NB_RANK_TOKEN"
 SHARED_VARIABLE = "MONARCH_NB_SHARED"
 """In the ranks' environment: the storage that all nodes of the reservation see, when there is one."""
+LOG_LIMIT_VARIABLE = "MONARCH_NB_LOG_LIMIT"
+"""How much each node keeps of what ranks print, as in 20GB; 0: everything."""
+LOG_LIMIT_BYTES = 20 * 10**9
+"""When nobody says: so much, or a quarter of the disk where that is less."""
 NONINTERACTIVE_VARIABLE = "MONARCH_NB_NONINTERACTIVE"
 DEFAULT_PRELOAD = ("torch",)
 DEFAULT_POOL = "local"
@@ -143,6 +147,10 @@ class NodePaths:
         """Holds one directory per run number, and in it RANK.out, RANK.err and RANK.marks."""
         return self.mesh(mesh_id) / "runs"
 
+    def newest_run(self, mesh_id: str) -> Path:
+        """The number of the mesh's newest run."""
+        return self.mesh(mesh_id) / "newest-run"
+
     def blobs(self, mesh_id: str) -> Path:
         return self.mesh(mesh_id) / "blobs"
 
@@ -151,5 +159,5 @@ class NodePaths:
 
 
 def run_file(runs: str | os.PathLike[str], number: int, rank: int, kind: str) -> Path:
-    """Return the path of a rank's "out", "err", "marks" or "run" file of output `number`."""
+    """Return the path of a rank's "out", "err", "marks", "run" or "dropped" file of output `number`."""
     return Path(runs) / str(number) / f"{rank}.{kind}"

@@ -17,7 +17,9 @@ from typing import IO
 from monarch_nb import config
 from monarch_nb.allocator import facts, processes
 from monarch_nb.allocator.gpus import discover_gpus
+from monarch_nb.allocator.log_limit import default_limit_bytes
 from monarch_nb.errors import MonarchNbError, PoolError
+from monarch_nb.sizes import bytes_of
 
 FRESHEN_S = 60.0
 
@@ -32,6 +34,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--isolate", action="store_true", help="behave as a node that shares no files with others")
     parser.add_argument("--python", default=sys.executable, help="the ranks' python (default: this one)")
     parser.add_argument("--preload", action="append", help="module that ranks have imported already (default: torch)")
+    log_limit = f"of what ranks print, as in 20GB; 0: all (default: ${config.LOG_LIMIT_VARIABLE}, else 20GB at most)"
+    parser.add_argument("--log-limit", metavar="SIZE", help=f"how much to keep {log_limit}")
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
@@ -54,6 +58,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
         python=options.python,
         preload=preload,
         isolated=options.isolate,
+        log_limit_bytes=_log_limit_bytes(options, paths),
     )
     await node.start()
     server = make_server()
@@ -93,6 +98,12 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
         task.cancel()
     await server.stop(grace=0.2)
     await node.close(end_processes=unreachable or node.shutdown.is_set())
+
+
+def _log_limit_bytes(options: argparse.Namespace, paths: config.NodePaths) -> int:
+    if options.log_limit:
+        return bytes_of(options.log_limit, "--log-limit")
+    return default_limit_bytes(paths.directory)
 
 
 def _on_signal(stopped: asyncio.Event, number: int) -> None:

@@ -39,7 +39,7 @@ def describe_node(node: Node) -> pb.DescribeReply:
         hostname=socket.gethostname(),
         pid=os.getpid(),
         procs=node.state.procs,
-        gpus=node.gpus,
+        gpus=[_gpu(gpu, node.state.gpu_troubles.get(gpu.index, "")) for gpu in node.gpus],
         procs_free=node.state.procs_free,
         gpus_free=len(node.state.gpus_free),
         python=node.python,
@@ -59,6 +59,12 @@ def describe_node(node: Node) -> pb.DescribeReply:
     )
 
 
+def _gpu(gpu: pb.Gpu, trouble: str) -> pb.Gpu:
+    told = pb.Gpu(trouble=trouble)
+    told.MergeFrom(gpu)
+    return told
+
+
 async def describe_status(node: Node, *, memory: bool, readings: bool, past_runs: pb.PastRuns) -> pb.StatusReply:
     """Return everything about the node.
 
@@ -76,6 +82,7 @@ async def describe_status(node: Node, *, memory: bool, readings: bool, past_runs
         taken = reading.ranks
     elif memory:
         taken = await asyncio.to_thread(measure, pids)
+    await node.look_at_gpus()
     reply.node.CopyFrom(describe_node(node))
     reply.ended.extend(node.state.ended.values())
     now_s = seconds_since_boot()
@@ -126,6 +133,7 @@ def describe_ranks(
         process = node.supervisor.ranks.get((mesh.spec.mesh_id, rank))
         pid = process.record.process.pid if process else 0
         message = pb.Rank(rank=rank, pid=pid, gpu_indices=slot.gpu_indices, run_id=slot.running)
+        message.trouble = "; ".join(filter(None, map(node.state.gpu_troubles.get, slot.gpu_indices)))
         if slot.death is not None:
             message.state = pb.Rank.STATE_DEAD
             message.death.CopyFrom(slot.death)
@@ -233,4 +241,5 @@ def _run_status(run: Run, failures: Iterable[run_pb2.RankResult] = ()) -> pb.Run
         collected=run.collected,
         submitted_at=run.submitted_at,
         cell_number=run.submit.run.cell.cell_number,
+        notebook=run.submit.notebook,
     )

@@ -29,20 +29,21 @@ def discover_gpus() -> list[pb.Gpu]:
     except pynvml.NVMLError:
         return []
     try:
-        gpus = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            gpus.append(
-                pb.Gpu(
-                    index=index,
-                    uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
-                    name=_text(pynvml.nvmlDeviceGetName(handle)),
-                    memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-                )
-            )
-        return gpus
+        return [_discover(index) for index in range(pynvml.nvmlDeviceGetCount())]
     finally:
         pynvml.nvmlShutdown()
+
+
+def _discover(index: int) -> pb.Gpu:
+    """Return what a GPU tells; one that is lost tells nothing."""
+    import pynvml
+
+    gpu = pb.Gpu(index=index)
+    with contextlib.suppress(pynvml.NVMLError):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        gpu.uuid, gpu.name = (_text(ask(handle)) for ask in (pynvml.nvmlDeviceGetUUID, pynvml.nvmlDeviceGetName))
+        gpu.memory_bytes = pynvml.nvmlDeviceGetMemoryInfo(handle).total
+    return gpu
 
 
 def _text(value: str | bytes) -> str:
@@ -79,6 +80,14 @@ class GpuReader:
             async with asyncio.timeout(WAIT_S):
                 await self._pending.wait()
         return [self._newest(gpu) for gpu in self._gpus]
+
+    async def troubles(self, age_s: float) -> dict[int, str]:
+        """Return why GPUs can not be used, as they said `age_s` ago at most. While the driver is silent: as they said
+        last, and nobody waits twice for the same answer."""
+        newest_s = min((read_s for read_s, _ in self._told.values()), default=-age_s)
+        if time.monotonic() - newest_s >= age_s and (self._pending is None or self._pending.is_set()):
+            await self.read()
+        return {index: reading.error for index, (_, reading) in sorted(self._told.items()) if reading.error}
 
     def _newest(self, gpu: pb.Gpu) -> pb.GpuReading:
         read_s, reading = self._told.get(gpu.index, (0.0, None))
@@ -130,6 +139,8 @@ class _Driver:
             self._opened_s = time.monotonic()
             pynvml.nvmlInit()
             self._is_open = True
+        if not gpu.uuid:  # it was lost when GPUs were discovered
+            return pynvml.nvmlDeviceGetHandleByIndex(gpu.index)
         if gpu.uuid not in self._handles:
             self._handles[gpu.uuid] = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
         return self._handles[gpu.uuid]

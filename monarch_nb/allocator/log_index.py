@@ -2,6 +2,9 @@
 
 A line belongs to one stream. Lines of both streams are in the order in which they began, so lines are only ever added
 at the end, and only the newest line of a stream can still grow.
+
+Lines that were dropped (monarch_nb.allocator.output) keep their numbers if they were counted before; each reads as what
+was dropped. What was dropped before it was counted is one line.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from itertools import repeat
 from zlib import adler32, crc32
 
-from monarch_nb.allocator.output import RankFiles
+from monarch_nb.allocator.output import Dropped, RankFiles
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
@@ -36,6 +39,7 @@ class StreamIndex:
 
     Attributes:
         size_bytes: how much is counted.
+        dropped_lines: how many of the lines are gone.
     """
 
     def __init__(self, files: RankFiles, kind: str) -> None:
@@ -45,6 +49,9 @@ class StreamIndex:
         self._ends_line = True
         self._before = array("Q", [0])
         """How many lines end before each block that has begun."""
+        self.dropped_lines = 0
+        self._left, self._instead = 0, b""
+        """Where what is left begins, and what is shown for each line before it."""
 
     @property
     def lines(self) -> int:
@@ -63,6 +70,25 @@ class StreamIndex:
             self._count_cuts(data, start, cuts, begun)
             self._count_blocks(data, start)
         return begun
+
+    def drop(self, dropped: Dropped) -> None:
+        """What is before some offset is gone."""
+        left = dropped.before(self._kind)
+        if left <= self._left:
+            return
+        if left < self.size_bytes:
+            block = left // BLOCK_BYTES + 1
+            is_whole = block < len(self._before)
+            after = self._files.read(self._kind, left, block * BLOCK_BYTES if is_whole else self.size_bytes)
+            self.dropped_lines = (self._before[block] if is_whole else self._newlines) - after.count(b"\n")
+        else:
+            blocks = left // BLOCK_BYTES + 1 - len(self._before)
+            self._before.extend(repeat(self._newlines, blocks))
+            self._newlines += left > self.size_bytes or not self._ends_line
+            if left % BLOCK_BYTES == 0 and blocks:
+                self._before[-1] = self._newlines
+            self.size_bytes, self._ends_line, self.dropped_lines = left, True, self._newlines
+        self._left, self._instead = left, dropped.line(left)
 
     async def _load(self, start: int, end: int) -> bytes:
         """Read; what is little in place, because most runs print little and a thread costs more."""
@@ -94,18 +120,24 @@ class StreamIndex:
         """Return where a line begins; for one that has not begun, the end."""
         if line >= self.lines:
             return self.size_bytes
-        if line == 0:
-            return 0
+        if line <= self.dropped_lines:
+            return self._left
         block = bisect_left(self._before, line) - 1
         first, last = block * BLOCK_BYTES, min(self.size_bytes, (block + 1) * BLOCK_BYTES)
+        before = self._before[block]
+        if first < self._left:
+            first, before = self._left, self.dropped_lines
         data = await self._load(first, last)
-        rest = data.split(b"\n", line - self._before[block])[-1]
+        rest = data.split(b"\n", line - before)[-1]
         return first + len(data) - len(rest)
 
     async def read(self, first: int, last: int, most_bytes: int) -> list[Line]:
         """Return the lines from `first` to before `last`: at least one, then as many as fit in `most_bytes`."""
         if first >= last:
             return []
+        if first < self.dropped_lines:
+            count = min(last, self.dropped_lines) - first
+            return [(self._kind, self._instead, len(self._instead))] * min(count, 1 + most_bytes // len(self._instead))
         start, end = await self.start(first), await self.start(last)
         data = await self._load(start, min(end, start + most_bytes))
         texts = data.split(b"\n")
@@ -179,7 +211,12 @@ class RankIndex:
     async def _extend_once(self) -> bool:
         """Count what was written, or some of it; return whether there was more."""
         await asyncio.sleep(0)
-        pieces, cursor = self.files.segments(self._cursor, _MARKS_BYTES)
+        dropped = self.files.dropped()
+        for kind, stream in self.streams.items():
+            stream.drop(dropped)
+            self._add_lines(kind, stream.lines)
+        since, _ = self.files.past_dropped(self._cursor)
+        pieces, cursor = self.files.segments(since, _MARKS_BYTES)
         for batch in _batches(pieces):
             cuts = {kind: [end for each, end in batch if each == kind] for kind in self.streams}
             begun = {kind: iter(await self.streams[kind].extend(ends)) for kind, ends in cuts.items()}
@@ -209,6 +246,13 @@ class RankIndex:
     def lines(self, stream: pb.LogStream.ValueType) -> int:
         """How many lines there are."""
         return sum(self._counted[kind] for kind in _KINDS[stream])
+
+    def look_for_dropped(self) -> None:
+        """See what was dropped since of the lines that are counted; raises OSError when that can not be read."""
+        dropped = self.files.dropped()
+        for kind, stream in self.streams.items():
+            if dropped.before(kind) <= stream.size_bytes:  # else it is on its way
+                stream.drop(dropped)
 
     def ranges(self, stream: pb.LogStream.ValueType, first: int, last: int) -> dict[str, tuple[int, int]]:
         """Return which lines of each stream lines `first` to before `last` are."""
@@ -253,6 +297,7 @@ class RankIndex:
 
     async def read(self, stream: pb.LogStream.ValueType, first: int, last: int, most_bytes: int) -> list[Line]:
         """Return lines `first` to before `last`, or as many of them as fit in `most_bytes` (about)."""
+        self.look_for_dropped()
         last = min(last, self.lines(stream))
         ranges = self.ranges(stream, first, last)
         lines = {kind: await self.streams[kind].read(*range_, most_bytes) for kind, range_ in ranges.items()}

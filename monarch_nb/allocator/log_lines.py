@@ -194,11 +194,12 @@ class LogLines:
         for window in request.windows:
             searched: list[tuple[RankIndex, str]] = []
             if index := await self._index(request.mesh_id, window):
+                index.look_for_dropped()
                 ranges = index.ranges(request.stream, window.first, window.first + window.count)
                 for kind, (first, last) in ranges.items():
                     stream = index.streams[kind]
                     start, end = await stream.start(first), await stream.start(last)
-                    wanted.append(Lines(str(index.files.path(kind)), start, end, first))
+                    wanted.append(Lines(str(index.files.path(kind)), start, end, max(first, stream.dropped_lines)))
                     searched.append((index, kind))
             windows.append(searched)
         options = {"regex": request.regex, "ignore_case": request.ignore_case}
@@ -239,6 +240,7 @@ class _Told:
             now = pb.LogRun(number=number, finished=run is None or run.finished)
             if run is not None:
                 now.title, now.cell_number = run.submit.title, run.submit.run.cell.cell_number
+                now.notebook = run.submit.notebook
             elif told.number:
                 continue  # the node has forgotten it
             if now != told:

@@ -113,7 +113,8 @@ def _last_records(
     files: RankFiles, number: int, lines: int, shown: dict[RankFiles, run_pb2.Cursor]
 ) -> list[pb.LogRecord]:
     """Return the newest lines of a run."""
-    pieces, shown[files] = files.segments(run_pb2.Cursor())
+    since, dropped = files.past_dropped(run_pb2.Cursor())
+    pieces, shown[files] = files.segments(since)
     records: list[pb.LogRecord] = []
     for kind, start, end in reversed(pieces):
         window = 64 << 10
@@ -125,7 +126,9 @@ def _last_records(
         found = re.findall(rb"[^\n]*\n|[^\n]+", data)[-(lines - len(records)) :]
         records = [*(_record(files.rank, number, kind, line) for line in found), *records]
         if len(records) >= lines:
-            break
+            return records
+    if dropped:
+        records.insert(0, _record(files.rank, number, "out", dropped + b"\n"))
     return records
 
 
@@ -133,11 +136,19 @@ async def _records_since(
     files: RankFiles, number: int, shown: dict[RankFiles, run_pb2.Cursor]
 ) -> AsyncIterator[pb.LogRecords]:
     """Yield what was written since it was read the last time, and note in `shown` up to where."""
-    pieces, shown[files] = files.segments(shown.get(files) or run_pb2.Cursor())
+    since, dropped = files.past_dropped(shown.get(files) or run_pb2.Cursor())
+    pieces, shown[files] = files.segments(since)
+    if dropped:
+        yield pb.LogRecords(records=[_record(files.rank, number, "out", dropped + b"\n")])
     for kind, start, end in pieces:
         pending = b""
         while start < end:
             data = await asyncio.to_thread(files.read, kind, start, min(end, start + _PIECE_BYTES))
+            if b"\0" in data and (left := files.dropped().before(kind)) > start:  # since this began
+                gone = files.dropped().line(min(left, end) - start)
+                yield pb.LogRecords(records=[_record(files.rank, number, kind, gone + b"\n")])
+                start, pending = left, b""
+                continue
             if not data:
                 break
             start += len(data)

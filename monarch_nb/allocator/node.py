@@ -20,10 +20,11 @@ from monarch_nb.allocator.describe import describe_ranks
 from monarch_nb.allocator.expiry import Expiry
 from monarch_nb.allocator.files import NodeFiles
 from monarch_nb.allocator.limits import expired
+from monarch_nb.allocator.log_limit import LogLimit
 from monarch_nb.allocator.log_lines import LogLines
 from monarch_nb.allocator.output import RankFiles, stored_outputs
 from monarch_nb.allocator.readings import Readings
-from monarch_nb.allocator.remember import read_state
+from monarch_nb.allocator.remember import RunNumbers, read_state
 from monarch_nb.allocator.sessions import Session
 from monarch_nb.allocator.specs import plan_rank, start_directory
 from monarch_nb.allocator.state import Effect, Mesh, NodeState, RankFinished, Run, RunDropped, StartRun
@@ -41,7 +42,6 @@ _log = logging.getLogger(__name__)
 FLUSH_DELAY_S = 0.25
 """Runs are written down a few at once: the ranks and the client know what is not written yet, and most runs are over
 and collected before they have to be."""
-NUMBERS_PER_RECORD = 1000
 NO_PID = 1 << 30
 """Above every pid that Linux gives."""
 RELEASED = "the mesh was released while the run went on"
@@ -58,6 +58,7 @@ class Node:
         python, preload: of the template that is kept warm.
         store_host: the interface on which stores listen.
         isolated: see no files of clients, even when they are on this machine.
+        log_limit_bytes: how much of what ranks print is kept; 0 for all.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Node:
         preload: list[str],
         store_host: str = "127.0.0.1",
         isolated: bool = False,
+        log_limit_bytes: int = 0,
     ) -> None:
         self.paths, self.node_id, self.gpus, self.store_host = paths, node_id, gpus, store_host
         self.python, self.preload, self.isolated = python, preload, isolated
@@ -82,11 +84,13 @@ class Node:
         self.template_ready = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._database = Database(paths.database)
+        self._numbers = RunNumbers(paths)
         self.watch = DirectoryWatch(self._loop)
         self._audience = Audience(self.sessions, self.watch, paths)
         self.files = NodeFiles(node_id, paths)
         self.expiry = Expiry(self)
         self.log_lines = LogLines(self)
+        self.log_limit = LogLimit(self, log_limit_bytes)
         self.readings = Readings(gpus)
         self.whereabouts = Whereabouts(self)
         self.supervisor = Supervisor(paths, self._on_result, self._on_death, self._on_store_death, self._save_template)
@@ -115,11 +119,13 @@ class Node:
         await self.files.release_others(self.state.leases)
         self._flush()
         self.expiry.resume()
+        self.log_limit.start()
         self._warming = asyncio.create_task(self._warm())
 
     def _read_state(self) -> None:
         read_state(self._database, self.state, self._mesh_records)
         for mesh_id, mesh in self.state.meshes.items():
+            mesh.last_number = self._numbers.newest(mesh)
             if mesh.runs:
                 self._newest_runs[mesh_id] = max(mesh.runs.values(), key=lambda run: run.number).run_id
         for mesh_id, record in self._mesh_records.items():
@@ -151,6 +157,7 @@ class Node:
         for task in (self._warming, *self._adopting):
             task.cancel()
         self.expiry.close()
+        self.log_limit.close()
         if end_processes:  # before anything that takes long: whoever kills this allocator meanwhile leaves none behind
             await self.supervisor.close(end_processes=True)
         await asyncio.gather(*self.releases.values(), return_exceptions=True)
@@ -160,6 +167,7 @@ class Node:
         if self._flush_timer is not None:
             self._flush_timer.cancel()
         self._database.close()
+        self._numbers.close()
         self.watch.close()
         await self.log_lines.close()
         await self.files.close()
@@ -168,6 +176,11 @@ class Node:
             await asyncio.to_thread(self.files.remove_all, names)
 
     # ---- leases ----
+
+    async def look_at_gpus(self) -> None:
+        """See which GPUs can be used: those that can not are not leased until they can again."""
+        if self.gpus:
+            self.state.gpu_troubles = await self.readings.gpu_troubles()
 
     def reserve(self, request: pb.ReserveRequest) -> list[int]:
         """Lease slots provisionally; return the GPUs' indices."""
@@ -257,6 +270,7 @@ class Node:
     async def _remove_mesh(self, mesh_id: str) -> None:
         await self.supervisor.end_store(mesh_id)
         self._mesh_records.pop(mesh_id, None)
+        self._numbers.forget(mesh_id)
         self._database.delete("mesh", mesh_id)
         self._database.delete_prefix("rank", mesh_id)
         self._database.delete_prefix("run", mesh_id)
@@ -395,12 +409,11 @@ class Node:
         return 0
 
     def _save_mesh(self, mesh_id: str) -> None:
-        """Write a mesh down, with run numbers to spare: it need not be written again for each run."""
-        mesh = self.state.meshes[mesh_id]
+        """Write a mesh down."""
         record = self._mesh_records.setdefault(mesh_id, state_pb2.MeshRecord())
-        record.spec.CopyFrom(mesh.spec)
-        record.last_number = mesh.last_number + NUMBERS_PER_RECORD
+        record.spec.CopyFrom(self.state.meshes[mesh_id].spec)
         self._database.put("mesh", mesh_id, record)
+        self._numbers.note(mesh_id, 0)
 
     def _save_run(self, mesh_id: str, run: Run) -> None:
         """Write a run down, unless its client has everything: then nobody will ask for it again. The newest is kept all
@@ -410,8 +423,6 @@ class Node:
             self._database.delete("run", key)
         else:
             self._database.put("run", key, run.record())
-        if run.number > self._mesh_records[mesh_id].last_number - NUMBERS_PER_RECORD // 2:
-            self._save_mesh(mesh_id)
 
     def _save_rank(self, record: state_pb2.RankRecord) -> None:
         self._database.put("rank", rank_key(record.mesh_id, record.rank), record)
@@ -435,6 +446,7 @@ class Node:
         run = mesh.runs[submit.run.run_id]
         self.expiry.used(mesh.spec.reservation_id)
         if not known:
+            self._numbers.note(submit.mesh_id, mesh.last_number)
             self._audience.prepare_output(mesh, run)
         others_wait = submit.give_number and len(submit.all_ranks) > len(submit.ranks)
         session.send(urgent=others_wait or bool(queued.ahead), queued=queued)

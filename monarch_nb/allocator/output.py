@@ -1,12 +1,16 @@
 """Reading what a run wrote: a rank's stdout, stderr and marks files as one ordered sequence, from any position.
 
 The files are the truth; nothing is kept in memory. A flood is elided in what a follower is sent, never in the files.
+
+What is too old and too much is dropped (monarch_nb.allocator.log_limit): it becomes a hole at the beginning of its
+file, so that every position stays what it is, and RANK.dropped says how far the hole goes. Holes read as zeros.
 """
 
 import contextlib
+import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -15,6 +19,7 @@ from monarch_nb.config import run_file
 from monarch_nb.frames import FrameError, split_frames
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
+from monarch_nb.sizes import size
 
 FLOOD_BYTES = 64 << 10
 """More than this in one stream of one rank between two looks is a flood: its middle is not forwarded."""
@@ -22,6 +27,24 @@ KEPT_BYTES = 12 << 10
 """Of a flood, this much of its beginning and of its end is forwarded."""
 _COUNT_CHUNK_BYTES = 1 << 20
 _MAX_DISPLAYS = 20
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What is gone of a rank's output: everything before these offsets, and what the limit was."""
+
+    out: int = 0
+    err: int = 0
+    marks: int = 0
+    limit_bytes: int = 0
+
+    def before(self, kind: str) -> int:
+        """Return where what is left of a file begins: a line, or a mark."""
+        return {"out": self.out, "err": self.err, "marks": self.marks}[kind]
+
+    def line(self, size_bytes: int) -> bytes:
+        """Return what is shown in place of so much of it."""
+        return f"… {size(size_bytes)} of earlier lines dropped (limit {size(self.limit_bytes)})".encode()
 
 
 @dataclass(frozen=True)
@@ -65,7 +88,32 @@ class RankFiles:
         except (OSError, ValueError):
             return known.get((self.output, self.rank), self.output)
 
+    def dropped(self) -> Dropped:
+        """Return what is gone."""
+        try:
+            return Dropped(**json.loads(self.path("dropped").read_text()))
+        except FileNotFoundError:
+            return Dropped()
+
+    def note_dropped(self, dropped: Dropped) -> None:
+        """Note what is (about to be) gone, in one step."""
+        partial = self.path("dropping")
+        partial.write_text(json.dumps(asdict(dropped)))
+        partial.replace(self.path("dropped"))
+
+    def past_dropped(self, since: run_pb2.Cursor) -> tuple[run_pb2.Cursor, bytes]:
+        """Return where to go on after `since`, and the line to show for what is gone in between, if anything is."""
+        dropped = self.dropped()
+        cursor = run_pb2.Cursor(
+            stdout_bytes=max(since.stdout_bytes, dropped.out),
+            stderr_bytes=max(since.stderr_bytes, dropped.err),
+            marks_bytes=max(since.marks_bytes, dropped.marks),
+        )
+        gone = cursor.stdout_bytes - since.stdout_bytes + cursor.stderr_bytes - since.stderr_bytes
+        return cursor, dropped.line(gone) if gone else b""
+
     def read(self, kind: str, start: int, end: int) -> bytes:
+        """Return a part of a file; what was dropped of it reads as zeros."""
         if end <= start:
             return b""
         with self.path(kind).open("rb") as file:
@@ -98,7 +146,10 @@ class RankFiles:
         unread = end.marks_bytes - cursor.marks_bytes
         limit = min(unread, most_bytes or unread)
         while True:
-            marks, marks_bytes = _parse_marks(self.read("marks", cursor.marks_bytes, cursor.marks_bytes + limit))
+            data = self.read("marks", cursor.marks_bytes, cursor.marks_bytes + limit)
+            if data[:4] == bytes(4) and self.dropped().marks > cursor.marks_bytes:
+                return self._news(self.past_dropped(cursor)[0], most_bytes)
+            marks, marks_bytes = _parse_marks(data)
             if marks or limit == unread:
                 break
             limit = min(unread, 4 * limit)  # a display is bigger, or the rest can not be read
@@ -147,10 +198,16 @@ class RankFiles:
             elif text:
                 output.items.add(stderr=text)
 
-        if end - start <= FLOOD_BYTES:
-            add(self.read(kind, start, end))
+        first = self.read(kind, start, min(end, start + FLOOD_BYTES))
+        if b"\0" in first and (left := self.dropped().before(kind)) > start:
+            add(self.dropped().line(min(end, left) - start) + b"\n")
+            if left < end:
+                self._add_stream(output, kind, left, end)
             return
-        head = self.read(kind, start, start + KEPT_BYTES)
+        if end - start <= FLOOD_BYTES:
+            add(first)
+            return
+        head = first[:KEPT_BYTES]
         head = head[: head.rfind(b"\n") + 1] or head
         tail = self.read(kind, end - KEPT_BYTES, end)
         tail = tail[tail.find(b"\n") + 1 :] if b"\n" in tail[:-1] else tail
@@ -176,9 +233,9 @@ class RankFiles:
 
     def tail_lines(self, kind: str, window_bytes: int = 16 << 10) -> list[str]:
         """Return the last lines of a stream."""
-        size = self.size_bytes(kind)
-        text = self.read(kind, max(0, size - window_bytes), size).decode(errors="replace")
-        return text.splitlines()
+        end = self.size_bytes(kind)
+        left = self.read(kind, max(0, end - window_bytes), end).rpartition(b"\0")[2]
+        return left.decode(errors="replace").splitlines()
 
 
 def _at_or_before(end: run_pb2.Cursor, cursor: run_pb2.Cursor) -> bool:

@@ -68,6 +68,10 @@ class Readings:
         self._newest_s = -INTERVAL_S
         self._reading: asyncio.Task[None] | None = None
 
+    async def gpu_troubles(self) -> dict[int, str]:
+        """Return why GPUs can not be used, by index."""
+        return await self._gpus.troubles(INTERVAL_S)
+
     async def read(self, pids: Collection[int]) -> NodeReading:
         """Return what the node and its ranks do.
 

@@ -50,10 +50,12 @@ class AllocatorService(service.AllocatorServicer):
     @_translated
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         check_protocol(request.protocol, request.client_version)
+        await self._node.look_at_gpus()
         return describe_node(self._node)
 
     @_translated
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
+        await self._node.look_at_gpus()
         return pb.ReserveReply(gpu_indices=self._node.reserve(request))
 
     @_translated

@@ -6,6 +6,7 @@ of effects, which the node carries out (monarch_nb.allocator.node).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -183,6 +184,8 @@ class NodeState:
     def __init__(self, procs: int, gpus: Iterable[int] = ()) -> None:
         self.procs = procs
         self.gpus = list(gpus)
+        self.gpu_troubles: dict[int, str] = {}
+        """Why GPUs can not be used: they are not leased."""
         self.leases: dict[str, Lease] = {}
         self.meshes: dict[str, Mesh] = {}
         self.ended: dict[str, pb.Ended] = {}
@@ -197,7 +200,7 @@ class NodeState:
     @property
     def gpus_free(self) -> list[int]:
         taken = {index for lease in self.leases.values() for index in lease.gpu_indices}
-        return [index for index in self.gpus if index not in taken]
+        return [index for index in self.gpus if index not in taken and index not in self.gpu_troubles]
 
     def reserve(self, request: pb.ReserveRequest) -> Lease:
         """Lease slots; asking again for the same reservation returns its lease.
@@ -231,7 +234,8 @@ class NodeState:
             for lease in self.leases.values()
             if (count := getattr(lease.request, kind))
         ]
-        return f"{wanted} {kind} per node asked for, {free} of {total} free" + (f"; {', '.join(held)}" if held else "")
+        reasons = [", ".join(held), *(self.gpu_troubles.values() if kind == "gpus" else ())]
+        return "; ".join(filter(None, [f"{wanted} {kind} per node asked for, {free} of {total} free", *reasons]))
 
     def confirm(self, reservation_id: str, nodes: Iterable[files_pb2.Peer] = (), now_s: float = 0.0) -> None:
         """Keep a provisional lease; its limits count from now on."""
@@ -326,7 +330,7 @@ class NodeState:
             return pb.Queued(run_id=run_id, number=known.number, output=known.output, previous=known.previous), []
         if unknown := [rank for rank in submit.ranks if rank not in mesh.ranks]:
             raise UsageError(f"{name_ranks(unknown)} not on this node")
-        queued = pb.Queued(run_id=run_id, ahead=self._ahead(mesh, submit.ranks))
+        queued = pb.Queued(run_id=run_id, ahead=self._ahead(mesh, submit))
         if submit.give_number and not submit.run.number:
             submit.run.number = mesh.last_number + 1
             queued.previous.update(mesh.previous)
@@ -349,10 +353,16 @@ class NodeState:
             mesh.ranks[rank].untouched = 0
         return untouched.pop() or submit.run.number if len(untouched) == 1 else submit.run.number
 
-    def _ahead(self, mesh: Mesh, ranks: Iterable[int]) -> list[str]:
-        wanted = set(ranks)
+    def _ahead(self, mesh: Mesh, submit: pb.Submit) -> list[str]:
+        """Return what a run has to wait for; another notebook is named, because it numbers its cells alike."""
+        wanted = set(submit.ranks)
         return [
-            run_name(run.number, run.submit.run.cell.cell_number, run.submit.title)
+            run_name(
+                run.number,
+                run.submit.run.cell.cell_number,
+                run.submit.title,
+                os.path.basename(run.submit.notebook) if run.submit.notebook != submit.notebook else "",
+            )
             for run in mesh.queue
             if wanted & (set(run.ranks) - run.results.keys())
         ]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import socket
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeVar
 
 from monarch_nb.rpc.channel import open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
 from monarch_nb import config
-from monarch_nb.errors import MonarchNbError, VersionMismatch
+from monarch_nb.errors import MonarchNbError, NodeUnreachable, VersionMismatch
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
@@ -33,7 +35,11 @@ LINK_PATIENCE_S = 0.5
 """A session that is not open after this time will not open by itself soon: whoever waits for it is told."""
 GAP_S = 2.0
 """So long a node may be away and nothing is lost or refused: its allocator is being started again."""
+STRAGGLER_S = 5.0
+"""So much later than another node one may answer. It is long: on a busy machine nodes are slow, and not away."""
 MAX_FOLLOWED = 64
+
+T = TypeVar("T")
 
 
 class RunListener(Protocol):
@@ -81,6 +87,40 @@ class ReservationListener(Protocol):
     def on_files_changed(self, message: pb.FilesChanged) -> None: ...
 
 
+async def answers(calls: Mapping[Connection, Awaitable[T]]) -> dict[Connection, T | BaseException]:
+    """Wait for what nodes answer, or why they do not. One that is silent long after another has answered is not waited
+    for any more: who asks wants to see the others."""
+    waiting = {asyncio.ensure_future(call): connection for connection, call in calls.items()}
+    try:
+        pending, patience_s = set(waiting), None
+        while pending:
+            done, pending = await asyncio.wait(pending, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                break
+            if any(not one.cancelled() and one.exception() is None for one in done):
+                patience_s = STRAGGLER_S
+    finally:
+        for one in waiting:
+            one.cancel()
+    silent = f"does not answer, although others did {STRAGGLER_S:g} s ago"
+    return {
+        connection: NodeUnreachable(f"{connection.name} {silent}", connection.name)
+        if one in pending
+        else one.exception() or one.result()
+        for one, connection in waiting.items()
+    }
+
+
+def _is_deserted(address: str) -> bool:
+    """Return whether nobody listens there: an allocator of this machine that is dead and was not started again."""
+    kind, _, path = address.partition(":")
+    if kind != "unix":
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(path) in (errno.ECONNREFUSED, errno.ENOENT)
+
+
 class Connection:
     """One node. Make and use it on the background loop only.
 
@@ -125,7 +165,7 @@ class Connection:
         allocator may be back: let it try."""
         unsettled = {grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.CONNECTING}
         state = self._channel.get_state(try_to_connect=True)
-        if state is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+        if state is not grpc.ChannelConnectivity.TRANSIENT_FAILURE or _is_deserted(self.address):
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RECONNECT_S):

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from monarch_nb.sizes import size
 from monarch_nb.worker.environment_report import Environment
 
 CLOCK_TOLERANCE_S = 1.0
@@ -327,15 +328,6 @@ def name_nodes(names: Sequence[str], everyone: Sequence[str]) -> str:
         for prefix, numbers in numbered.items()
     ]
     return ", ".join([*told, *others])
-
-
-def size(count_bytes: float) -> str:
-    """Return "41 GB"."""
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while count_bytes >= 1000 and len(units) > 1:
-        count_bytes /= 1000
-        del units[0]
-    return f"{count_bytes:.1f} {units[0]}" if count_bytes < 10 and units[0] != "B" else f"{count_bytes:.0f} {units[0]}"
 
 
 def _little(count_bytes: int | None, enough_bytes: int, suffix: str = " free") -> str | None:

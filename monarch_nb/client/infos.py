@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -36,6 +37,7 @@ class RankInfo:
             known yet.
         waits_in: the collective, receive, store wait or init that it waits in: "all_reduce (train.py:41)"; only said
             with readings, of runs that last.
+        trouble: what is wrong with a GPU that it holds: "GPU 3 has fallen off the bus: …".
         stderr_tail: what a dead one said last: the end of its stderr or, after a crash, where its cell was.
     """
 
@@ -52,6 +54,7 @@ class RankInfo:
     failure: str = ""
     cpu: float | None = None
     waits_in: str = ""
+    trouble: str = ""
 
     @property
     def is_alive(self) -> bool:
@@ -69,6 +72,7 @@ class RunInfo:
         failed: ranks where it raised, or that died in it.
         running: ranks where it has begun and goes on.
         running_s: since it began; of a finished one how long it took.
+        notebook: path of the notebook that it comes from; empty when that is not known.
     """
 
     run_id: str
@@ -83,6 +87,7 @@ class RunInfo:
     running: tuple[int, ...] = ()
     running_s: float = 0.0
     failures: tuple[RankFailure, ...] = ()
+    notebook: str = ""
 
     @property
     def done(self) -> bool:
@@ -203,6 +208,21 @@ def ended_reservation(ended: pb.Ended) -> EndedReservation:
     return EndedReservation(ended.name, ended.reservation_id, ended.ended_at, ended.why, how_it_ended(ended))
 
 
+def run_names(infos: Iterable[RunInfo]) -> dict[str, str]:
+    """Return what runs are called, by id: with their notebook's name where they come from several, because these number
+    their cells alike."""
+    infos = list(infos)
+    paths = {info.notebook for info in infos if info.notebook}
+    names = [os.path.basename(path) for path in paths]
+    notebooks = {path: path if names.count(os.path.basename(path)) > 1 else os.path.basename(path) for path in paths}
+    return {
+        info.run_id: run_name(
+            info.number, info.cell_number, info.title, notebooks.get(info.notebook, "") if len(paths) > 1 else ""
+        )
+        for info in infos
+    }
+
+
 def rank_infos(held: HeldReservation, mesh_id: str) -> list[RankInfo]:
     """Return the ranks of a mesh as its nodes told them."""
     infos = [
@@ -232,6 +252,7 @@ def infos_of_node(name: str, mesh: pb.MeshStatus) -> Iterator[RankInfo]:
             failure=_failure(rank.failure) if rank.HasField("failure") else "",
             cpu=rank.cpu if rank.HasField("cpu") else None,
             waits_in=waits_in(rank.where),
+            trouble=rank.trouble,
         )
 
 
@@ -282,6 +303,7 @@ def run_infos(told: Iterable[tuple[str, pb.MeshStatus]]) -> list[RunInfo]:
             collected=bool(collected) or any(part.collected for part in runs),
             submitted_at=run.submitted_at,
             cell_number=run.cell_number,
+            notebook=run.notebook,
             failed=tuple(sorted({rank for part in runs for rank in part.failed})),
             running=tuple(sorted({rank for part in runs for rank in part.running})),
             running_s=max(part.running_s for part in runs),

@@ -58,12 +58,14 @@ class LogRun:
         title: the first line of its code; empty when its nodes have forgotten it.
         cell_number: of the notebook's cell; 0 when there is none.
         finished: on every node that told of it.
+        notebook: path of the notebook that it comes from; empty when that is not known.
     """
 
     number: int
     title: str
     cell_number: int
     finished: bool
+    notebook: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +305,7 @@ class _Merged:
             if known is None or known.size_bytes < part.size_bytes:
                 self._parts[part.run, part.rank] = self._news[part.run, part.rank] = part
         for run in change.runs:
-            told_run = LogRun(run.number, run.title, run.cell_number, run.finished)
+            told_run = LogRun(run.number, run.title, run.cell_number, run.finished, run.notebook)
             self._runs.setdefault(run.number, {})[connection] = told_run
 
     def change(self, *, complete: bool) -> LogChange | None:

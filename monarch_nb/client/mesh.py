@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from monarch_nb.allocator.limits import expired
 from monarch_nb.client.bridge import call, post
-from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
+from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection, answers
 from monarch_nb.client.decoding import describe_death
 from monarch_nb.client.infos import RankInfo, RunInfo, infos_of_node, run_infos
 from monarch_nb.client.interrupt_report import InterruptReport
@@ -166,8 +166,8 @@ class MeshCore:
     ) -> list[tuple[Connection, pb.MeshStatus]]:
         """Return what every node says of the mesh."""
         request = pb.StatusRequest(memory=memory, past_runs=past_runs)
-        calls = (connection.unary("Status", request) for connection in self.connections.values())
-        replies = await asyncio.gather(*calls, return_exceptions=True)
+        calls = {connection: connection.unary("Status", request) for connection in self.connections.values()}
+        replies = list((await answers(calls)).values())
         if away := [reply for reply in replies if isinstance(reply, BaseException)]:
             unexpected = [error for error in away if not isinstance(error, NodeUnreachable)]
             if unexpected or len(away) == len(replies):

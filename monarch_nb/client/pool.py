@@ -19,8 +19,7 @@ from pathlib import Path
 from monarch_nb import config
 from monarch_nb.allocator.limits import expired
 from monarch_nb.client.bridge import call
-from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection
-from monarch_nb.client.diagnosis import size
+from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection, answers
 from monarch_nb.client.evidence import check_shared, nodes_seeing
 from monarch_nb.client.files.project import holds_home
 from monarch_nb.errors import (
@@ -35,6 +34,7 @@ from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.provision import Node, provisioner
 from monarch_nb.shape import counted
+from monarch_nb.sizes import size
 
 STATUS_TIMEOUT_S = 15.0
 FLUSH_AT_EXIT_S = 1.0
@@ -208,22 +208,19 @@ class Pool:
         if not connections:
             raise PoolError(f"no pool {self.name!r} is up: monarch-nb up starts one, and so does %mesh reserve")
         request = pb.StatusRequest(memory=memory, readings=readings)
-        replies = await asyncio.gather(
-            *(connection.unary("Status", request, STATUS_TIMEOUT_S) for connection in connections),
-            return_exceptions=True,
-        )
-        answers = []
-        for connection, reply in zip(connections, replies, strict=True):
+        calls = {connection: connection.unary("Status", request, STATUS_TIMEOUT_S) for connection in connections}
+        answered = []
+        for connection, reply in (await answers(calls)).items():
             if isinstance(reply, NodeUnreachable):
                 continue
             if isinstance(reply, BaseException):
                 raise reply
             _check_protocol(connection, reply.node)
-            answers.append((connection, reply))
-        if not answers:
+            answered.append((connection, reply))
+        if not answered:
             names = ", ".join(connection.name for connection in connections)
             raise NodeUnreachable(f"no node of the pool {self.name!r} answers ({names}); monarch-nb status says more")
-        return answers
+        return answered
 
     async def reservations(self, *, memory: bool = False, readings: bool = False) -> list[HeldReservation]:
         """Return every reservation that the living nodes hold, oldest first. Arguments as of `ask`."""
@@ -345,7 +342,8 @@ def choose_nodes(shape: Shape, nodes: list[pb.DescribeReply]) -> list[int]:
     lines = [f"{shape} asked for, but {fit}:"]
     for node, count, most in zip(nodes, free, total, strict=True):
         held = "".join(f"; {_holds(holder)}" for holder in node.holders)
-        lines.append(f"  {node.node_id}: {count} of {counted(most, shape.kind)} free{held}")
+        lost = "".join(f"; {gpu.trouble}" for gpu in node.gpus if gpu.trouble and shape.gpus)
+        lines.append(f"  {node.node_id}: {count} of {counted(most, shape.kind)} free{held}{lost}")
     if len(nodes) < shape.nodes:
         lines.append(f"monarch-nb up --nodes {shape.nodes} adds nodes to a local pool")
     elif max(total, default=0) < shape.per_node:

@@ -1,4 +1,4 @@
-"""How a notebook shows what a client holds: the notebook's extension says how, and without it there is no way."""
+"""The notebook that this process serves: its extension says which it is, and how it shows what a client holds."""
 
 from __future__ import annotations
 
@@ -15,6 +15,18 @@ MakePanel = Callable[["Reservation | Mesh"], Any]
 """Makes a live panel of a reservation, or of a mesh: an object that the notebook displays."""
 
 _makers: list[MakePanel] = []
+_notebooks: list[str] = []
+
+
+def serve_notebook(path: str) -> Callable[[], None]:
+    """Let runs say that they come from a notebook; returns what ends that."""
+    _notebooks.append(path)
+    return lambda: _notebooks.remove(path)
+
+
+def served_notebook() -> str:
+    """Return the path of the notebook; empty when there is none, or nobody knows it."""
+    return _notebooks[-1] if _notebooks else ""
 
 
 def present_with(make: MakePanel) -> Callable[[], None]:

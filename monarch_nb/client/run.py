@@ -16,6 +16,7 @@ from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import GAP_S, Connection
 from monarch_nb.client.decoding import display_event, result_event
 from monarch_nb.client.interrupt_report import InterruptReport, unstopped_lines
+from monarch_nb.client.presenting import served_notebook
 from monarch_nb.client.waits import explain_past_waits, explain_waits
 from monarch_nb.code_names import run_name
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, ReservationExpired, RunFailed
@@ -320,6 +321,7 @@ class Run:
                 all_ranks=self.ranks,
                 give_number=node == first,
                 title=self.title,
+                notebook=served_notebook(),
                 quiet=not self._listeners,
             )
         core.connections[first].submit(self, self._submits[first])

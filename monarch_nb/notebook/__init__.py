@@ -25,6 +25,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     if config.RANK_TOKEN_VARIABLE in os.environ:
         raise UsageError("%load_ext monarch_nb and %mesh belong into the notebook's kernel, not on the ranks")
     import monarch_nb
+    from monarch_nb.client.presenting import serve_notebook
     from monarch_nb.notebook.completion import make_matcher
     from monarch_nb.notebook.magics import MeshMagics
     from monarch_nb.notebook.mode import MeshMode
@@ -33,7 +34,9 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     from monarch_nb.notebook.tables import calm_line, show
 
     unload_ipython_extension(shell)
-    session, mode = Session(monarch_nb, notebook_path(shell.user_ns, os.environ)), MeshMode()
+    notebook = notebook_path(shell.user_ns, os.environ)
+    leave_notebook = serve_notebook(notebook or "")
+    session, mode = Session(monarch_nb, notebook), MeshMode()
     panels = Panels(shell, session)
     unregister_panels = panels.register()
     matcher = make_matcher(session, mode, shell.user_ns)
@@ -44,6 +47,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     }
 
     def unload() -> None:
+        leave_notebook()
         unregister_panels()
         for event, callback in callbacks.items():
             shell.events.unregister(event, callback)

@@ -19,7 +19,8 @@ from monarch_nb.notebook.command_line import Parsed
 from monarch_nb.notebook.following import RunInterrupted
 from monarch_nb.notebook.progress import Progress
 from monarch_nb.notebook.session import Session
-from monarch_nb.notebook.tables import Shown, calm_line, is_notebook, show, size, table
+from monarch_nb.notebook.tables import Shown, calm_line, is_notebook, show, table
+from monarch_nb.sizes import size
 from monarch_nb.times import duration
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from monarch_nb.client.events import Finished, Text
+from monarch_nb.client.infos import run_names
 from monarch_nb.code_names import run_name
 from monarch_nb.errors import RunFailed, where_besides
 from monarch_nb.notebook.fold import HEAD_ROWS, TAIL_ROWS, Fold
@@ -73,7 +74,7 @@ class Endings:
     def heading(self, number: int) -> str:
         """Return the line above what a run wrote."""
         info = self._known.get(number)
-        return f"── {info or run_name(number)} ──"
+        return f"── {run_names(self._known.values())[info.run_id] if info else run_name(number)} ──"
 
     def until(self, number: int | None) -> Iterator[str]:
         """Yield how the run told of last ended, and every one after it and before `number` (None: all that there are)

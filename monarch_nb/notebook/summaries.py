@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from monarch_nb.client.pool import Shape
-from monarch_nb.notebook.tables import Shown, size
+from monarch_nb.notebook.tables import Shown
 from monarch_nb.panel.view import Json
 from monarch_nb.shape import format_ranks, name_ranks
+from monarch_nb.sizes import size
 from monarch_nb.times import duration, time_of_day
 
 _SHAPES = {

@@ -12,6 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
 from monarch_nb import escapes
+from monarch_nb.client.infos import run_names
 from monarch_nb.notebook.session import shape
 from monarch_nb.shape import format_ranks, name_ranks
 from monarch_nb.times import duration
@@ -91,7 +92,7 @@ def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequ
         runs: those that go on or that nobody has seen.
         left: how much time is left, if it is limited.
     """
-    titles = {run.run_id: str(run) for run in runs}
+    titles = run_names(runs)
     groups: dict[tuple[str, str], list[RankInfo]] = {}
     for rank in sorted(ranks, key=lambda rank: rank.rank):
         groups.setdefault((rank.host, _state(rank, titles)), []).append(rank)
@@ -110,6 +111,7 @@ def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequ
     dead_ranks = [rank for rank in ranks if rank.state == "dead"]
     dead = [rank.rank for rank in dead_ranks]
     notes = [*_causes(dead_ranks), *_last_words(dead_ranks)]
+    notes += [f"rank {rank.rank}: {rank.trouble}" for rank in ranks if rank.trouble]
     notes += [f"%mesh restart -t {format_ranks(dead)} gives {name_ranks(dead)} anew"] if dead else []
     notes += [f"{run} finished and nobody has seen it: %mesh attach shows it" for run in runs if run.done]
     if away := sorted({rank.host for rank in ranks if rank.state == "unreachable"}):
@@ -159,15 +161,6 @@ def diagnosis_view(diagnosis: Diagnosis) -> Shown:
     """Return what differs between the kernel and the nodes, in detail, and what is fine in one line."""
     headers = ["differs", "here", "there", "what to do"]
     return table(diagnosis.title, headers, diagnosis.rows(), diagnosis.lines())
-
-
-def size(size_bytes: int) -> str:
-    """Return "12 kB", "3.4 MB" or "1.2 GB": powers of 1000, as disks are sold and networks are measured."""
-    value, units = float(size_bytes), ["TB", "GB", "MB", "kB", "B"]
-    while value >= 999.5 and len(units) > 1:
-        value /= 1000
-        units.pop()
-    return f"{value:.0f} {units[-1]}" if value >= 9.95 or units[-1] == "B" else f"{value:.1f} {units[-1]}"
 
 
 def _table_html(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:

@@ -140,10 +140,13 @@ class Gpu(_message.Message):
     UUID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     uuid: _builtins.str
     name: _builtins.str
     memory_bytes: _builtins.int
+    trouble: _builtins.str
+    """why it can not be used, e.g. that it has fallen off the bus: it is not leased"""
     def __init__(
         self,
         *,
@@ -151,10 +154,11 @@ class Gpu(_message.Message):
         uuid: _builtins.str = ...,
         name: _builtins.str = ...,
         memory_bytes: _builtins.int = ...,
+        trouble: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "memory_bytes", b"memory_bytes", "name", b"name", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "memory_bytes", b"memory_bytes", "name", b"name", "trouble", b"trouble", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -721,6 +725,7 @@ class Rank(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     CPU_FIELD_NUMBER: _builtins.int
     WHERE_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     pid: _builtins.int
     state: Global___Rank.State.ValueType
@@ -732,6 +737,8 @@ class Rank(_message.Message):
     """With StatusRequest.readings:
     since the last reading; 1.0 is one CPU
     """
+    trouble: _builtins.str
+    """of a GPU that it holds"""
     @_builtins.property
     def death(self) -> _run_pb2.Death: ...
     @_builtins.property
@@ -758,10 +765,11 @@ class Rank(_message.Message):
         failure: _run_pb2.Failure | None = ...,
         cpu: _builtins.float | None = ...,
         where: _run_pb2.Where | None = ...,
+        trouble: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cpu", b"_cpu", "cpu", b"cpu", "death", b"death", "failure", b"failure", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpu", b"_cpu", "cpu", b"cpu", "death", b"death", "failure", b"failure", "gpu_indices", b"gpu_indices", "memory_bytes", b"memory_bytes", "pid", b"pid", "rank", b"rank", "run_id", b"run_id", "running_s", b"running_s", "state", b"state", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpu", b"_cpu", "cpu", b"cpu", "death", b"death", "failure", b"failure", "gpu_indices", b"gpu_indices", "memory_bytes", b"memory_bytes", "pid", b"pid", "rank", b"rank", "run_id", b"run_id", "running_s", b"running_s", "state", b"state", "trouble", b"trouble", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cpu: _TypeAlias = _typing.Literal["cpu"]  # noqa: Y015
     _WhichOneofArgType__cpu: _TypeAlias = _typing.Literal["_cpu", b"_cpu"]  # noqa: Y015
@@ -1132,6 +1140,7 @@ class RunStatus(_message.Message):
     RUNNING_FIELD_NUMBER: _builtins.int
     RUNNING_S_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
+    NOTEBOOK_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
     title: _builtins.str
@@ -1141,6 +1150,7 @@ class RunStatus(_message.Message):
     cell_number: _builtins.int
     running_s: _builtins.float
     """since it began here, and when it has finished how long it took"""
+    notebook: _builtins.str
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """on this node"""
@@ -1179,10 +1189,11 @@ class RunStatus(_message.Message):
         running: _abc.Iterable[_builtins.int] | None = ...,
         running_s: _builtins.float = ...,
         failures: _abc.Iterable[_run_pb2.RankResult] | None = ...,
+        notebook: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_ranks", b"all_ranks", "cell_number", b"cell_number", "collected", b"collected", "failed", b"failed", "failures", b"failures", "finished", b"finished", "number", b"number", "ranks", b"ranks", "run_id", b"run_id", "running", b"running", "running_s", b"running_s", "submitted_at", b"submitted_at", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_ranks", b"all_ranks", "cell_number", b"cell_number", "collected", b"collected", "failed", b"failed", "failures", b"failures", "finished", b"finished", "notebook", b"notebook", "number", b"number", "ranks", b"ranks", "run_id", b"run_id", "running", b"running", "running_s", b"running_s", "submitted_at", b"submitted_at", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1471,6 +1482,7 @@ class Submit(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     TITLE_FIELD_NUMBER: _builtins.int
     QUIET_FIELD_NUMBER: _builtins.int
+    NOTEBOOK_FIELD_NUMBER: _builtins.int
     CURSORS_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     give_number: _builtins.bool
@@ -1480,6 +1492,8 @@ class Submit(_message.Message):
     title: _builtins.str
     quiet: _builtins.bool
     """do not forward output"""
+    notebook: _builtins.str
+    """path of the notebook that it comes from; may be empty"""
     @_builtins.property
     def run(self) -> _run_pb2.RunSpec: ...
     @_builtins.property
@@ -1505,11 +1519,12 @@ class Submit(_message.Message):
         after: _builtins.int = ...,
         title: _builtins.str = ...,
         quiet: _builtins.bool = ...,
+        notebook: _builtins.str = ...,
         cursors: _abc.Mapping[_builtins.int, _run_pb2.Cursor] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "all_ranks", b"all_ranks", "cursors", b"cursors", "give_number", b"give_number", "mesh_id", b"mesh_id", "quiet", b"quiet", "ranks", b"ranks", "run", b"run", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "all_ranks", b"all_ranks", "cursors", b"cursors", "give_number", b"give_number", "mesh_id", b"mesh_id", "notebook", b"notebook", "quiet", b"quiet", "ranks", b"ranks", "run", b"run", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2297,12 +2312,14 @@ class LogRun(_message.Message):
     TITLE_FIELD_NUMBER: _builtins.int
     CELL_NUMBER_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    NOTEBOOK_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     title: _builtins.str
     """empty when the node has forgotten the run"""
     cell_number: _builtins.int
     finished: _builtins.bool
     """on this node"""
+    notebook: _builtins.str
     def __init__(
         self,
         *,
@@ -2310,10 +2327,11 @@ class LogRun(_message.Message):
         title: _builtins.str = ...,
         cell_number: _builtins.int = ...,
         finished: _builtins.bool = ...,
+        notebook: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_number", b"cell_number", "finished", b"finished", "number", b"number", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_number", b"cell_number", "finished", b"finished", "notebook", b"notebook", "number", b"number", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

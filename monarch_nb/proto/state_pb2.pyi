@@ -163,11 +163,8 @@ class MeshRecord(_message.Message):
     STORE_FIELD_NUMBER: _builtins.int
     STORE_PORT_FIELD_NUMBER: _builtins.int
     STORE_HOST_FIELD_NUMBER: _builtins.int
-    LAST_NUMBER_FIELD_NUMBER: _builtins.int
     store_port: _builtins.int
     store_host: _builtins.str
-    last_number: _builtins.int
-    """at least the newest run's"""
     @_builtins.property
     def spec(self) -> _allocator_pb2.SpawnRequest: ...
     @_builtins.property
@@ -179,11 +176,10 @@ class MeshRecord(_message.Message):
         store: Global___ProcessIdentity | None = ...,
         store_port: _builtins.int = ...,
         store_host: _builtins.str = ...,
-        last_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_number", b"last_number", "spec", b"spec", "store", b"store", "store_host", b"store_host", "store_port", b"store_port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "store", b"store", "store_host", b"store_host", "store_port", b"store_port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -80,6 +80,7 @@ class Provisioner(Protocol):
         gpus: str | None = None,
         *,
         isolate: bool = False,
+        log_limit: str | None = None,
         pool: str = DEFAULT_POOL,
         progress: Progress | None = None,
     ) -> list[Node]:

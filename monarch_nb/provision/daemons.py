@@ -78,7 +78,14 @@ class Starting:
 
 
 def start_allocator(
-    paths: NodePaths, node_id: str, procs: int, gpus: str, preload: Iterable[str], *, isolate: bool = False
+    paths: NodePaths,
+    node_id: str,
+    procs: int,
+    gpus: str,
+    preload: Iterable[str],
+    *,
+    isolate: bool = False,
+    log_limit: str = "",
 ) -> Starting:
     """Start a node's allocator, detached from this process twice (own session, parent gone); return at once."""
     pipe, ready_fd = os.pipe()
@@ -86,6 +93,8 @@ def start_allocator(
     command += ["--procs", str(procs), "--gpus", gpus, "--python", sys.executable, "--ready-fd", str(ready_fd)]
     if isolate:
         command += ["--isolate"]
+    if log_limit:
+        command += ["--log-limit", log_limit]
     for module in preload:
         command += ["--preload", module]
     try:

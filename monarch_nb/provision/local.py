@@ -18,6 +18,7 @@ from pathlib import Path
 from monarch_nb.config import (
     DEFAULT_POOL,
     DEFAULT_PRELOAD,
+    LOG_LIMIT_VARIABLE,
     NodePaths,
     home_directory,
     pool_directory,
@@ -26,6 +27,7 @@ from monarch_nb.config import (
 from monarch_nb.errors import PoolError, UsageError
 from monarch_nb.provision import Node, Option, Progress
 from monarch_nb.shape import counted
+from monarch_nb.sizes import bytes_of
 
 KEPT = "kept"
 """In the state directory: what ranks wrote and outlives its pool. No pool has that name."""
@@ -50,15 +52,18 @@ class PoolShape:
         procs: CPU slots of each node.
         gpus: "all" or "none": whether the first node owns this machine's GPUs.
         isolate: every node has copies of the notebook's files instead of the files themselves.
+        log_limit: how much of what ranks print each node keeps; "" for the default.
     """
 
     procs: int
     gpus: str
     isolate: bool = False
+    log_limit: str = ""
 
     def __str__(self) -> str:
         text = counted(self.procs, "proc") + (", no GPUs" if self.gpus == "none" else "")
-        return text + (", isolated" if self.isolate else "")
+        text += ", isolated" if self.isolate else ""
+        return text + (f", log limit {self.log_limit}" if self.log_limit else "")
 
 
 class LocalProvisioner:
@@ -90,6 +95,7 @@ class LocalProvisioner:
         gpus: str | None = None,
         *,
         isolate: bool = False,
+        log_limit: str | None = None,
         pool: str = DEFAULT_POOL,
         progress: Progress | None = None,
     ) -> list[Node]:
@@ -103,6 +109,8 @@ class LocalProvisioner:
             procs: CPU slots of each node; None for what the pool has, else one per core.
             gpus: "all" (the first node owns this machine's GPUs, the default) or "none".
             isolate: the nodes share no files with anybody, as nodes of other machines do not.
+            log_limit: how much of what ranks print each node keeps, as in "20GB" ("0": all); the oldest goes. None for
+                what the pool has, else $MONARCH_NB_LOG_LIMIT, else 20 GB or a quarter of the disk if that is less.
             pool: its name.
             progress: told line by line what is being done.
 
@@ -111,11 +119,13 @@ class LocalProvisioner:
             PoolError: the pool is up with another shape, or an allocator did not start (its last log lines are told).
         """
         _check_request(nodes, procs, gpus)
+        if limit := log_limit or os.environ.get(LOG_LIMIT_VARIABLE):
+            bytes_of(limit, "the log limit" if log_limit else f"${LOG_LIMIT_VARIABLE}")
         say = progress or _silent
         directory = _checked_directory(pool)
         with _exclusive(say):
             before = self.nodes(pool=pool)
-            shape = _agree_on_shape(directory, before, nodes, procs, gpus, isolate)
+            shape = _agree_on_shape(directory, before, nodes, procs, gpus, isolate, log_limit)
             count = max(nodes or 1, len(before))
             alive = {node.node_id for node in before if node.alive}
             missing = [node_id for node_id in map("node{}".format, range(count)) if node_id not in alive]
@@ -184,12 +194,20 @@ def _checked_directory(pool: str) -> Path:
 
 
 def _agree_on_shape(
-    directory: Path, before: Sequence[Node], nodes: int | None, procs: int | None, gpus: str | None, isolate: bool
+    directory: Path,
+    before: Sequence[Node],
+    nodes: int | None,
+    procs: int | None,
+    gpus: str | None,
+    isolate: bool,
+    log_limit: str | None = None,
 ) -> PoolShape:
     shape = _read_shape(directory)
     if shape is None or not before:
-        return PoolShape(procs or os.cpu_count() or 1, gpus or "all", isolate)
-    wanted = PoolShape(procs or shape.procs, gpus or shape.gpus, isolate or shape.isolate)
+        limit = log_limit or os.environ.get(LOG_LIMIT_VARIABLE, "")
+        return PoolShape(procs or os.cpu_count() or 1, gpus or "all", isolate, limit)
+    limit = log_limit or shape.log_limit
+    wanted = PoolShape(procs or shape.procs, gpus or shape.gpus, isolate or shape.isolate, limit)
     if wanted != shape or (nodes or len(before)) < len(before):
         raise PoolError(
             f"the pool {directory.name!r} is up with {counted(len(before), 'node')} × {shape}; to have "
@@ -242,7 +260,15 @@ def _start(directory: Path, node_ids: Iterable[str], shape: PoolShape, say: Prog
         for node_id in node_ids:
             paths = NodePaths(private_directory(directory / node_id))
             gpus = shape.gpus if node_id == "node0" else "none"
-            one = start_allocator(paths, node_id, shape.procs, gpus, DEFAULT_PRELOAD, isolate=shape.isolate)
+            one = start_allocator(
+                paths,
+                node_id,
+                shape.procs,
+                gpus,
+                DEFAULT_PRELOAD,
+                isolate=shape.isolate,
+                log_limit=shape.log_limit,
+            )
             stack.callback(one.close)
             starting.append(one)
         try:

@@ -100,7 +100,8 @@ def nvmlDeviceGetCount() -> int:
 
 
 def nvmlDeviceGetHandleByIndex(index: int) -> int:
-    _called()
+    if index in _called().get("lost", ()):
+        raise NVMLError(NVML_ERROR_GPU_IS_LOST)
     return index
 
 

@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
-from integration.live import Gate, eventually, kill, lives, started
+from integration.live import Gate, Recorder, eventually, kill, lives, started
 from leaks import processes_of
+from monarch_nb.client import events
 from monarch_nb.client.bridge import call
 from monarch_nb.client.log_lines import LogChange, LogLines, LogPart, LogWindow
 from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.presenting import serve_notebook
 from monarch_nb.client.reservation import Reservation, reserve
 from monarch_nb.errors import MeshNotFound, NodeUnreachable, UsageError
+from monarch_nb.notebook.logs import shown_logs
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 
@@ -203,3 +206,33 @@ def test_a_log_ends_with_its_mesh(local_pool: list[Node]) -> None:
     call(follow(other))
     with pytest.raises(MeshNotFound):
         call(log.read([LogWindow(1, 0, 0, 1)]))
+
+
+def test_runs_of_two_notebooks_say_whose_they_are(local_pool: list[Node], gate: Gate) -> None:
+    mesh = reserve("shared", nodes=1, procs=2).mesh
+    leave = serve_notebook("/work/train.ipynb")
+    try:
+        mesh.run("print('one')", cell_number=3)
+        assert [line for line in shown_logs(mesh, None, None) if "──" in line] == [
+            "── run 1, cell [3] (print('one')) ──"
+        ]
+        waiting, _ = started(mesh, gate.wait, cell_number=4)
+    finally:
+        leave()
+    leave = serve_notebook("/work/eval.ipynb")
+    try:
+        heard = Recorder()
+        run = mesh.submit("print('two')", cell_number=3, listener=heard)
+        heard.wait_for(lambda told: told.of(events.Notice))
+        assert heard.of(events.Notice)[0].text.startswith("waits for: run 2, cell [4] of train.ipynb")
+        gate.open(2)
+        run.result()
+        waiting.result()
+    finally:
+        leave()
+    headings = [line for line in shown_logs(mesh, None, None) if "──" in line]
+    assert headings[0] == "── run 1, cell [3] of train.ipynb (print('one')) ──"
+    assert headings[2] == "── run 3, cell [3] of eval.ipynb (print('two')) ──"
+    told = [run for change in call(_all_changes(log_of(mesh), None)) for run in change.runs]
+    assert {run.number: run.notebook for run in told}[3] == "/work/eval.ipynb"
+    assert [info.notebook for info in mesh.past_runs()] == ["/work/train.ipynb"] * 2 + ["/work/eval.ipynb"]

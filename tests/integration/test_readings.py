@@ -11,13 +11,15 @@ import pytest
 
 from gpus import FakeGpus
 from integration.live import Gate, eventually, kill, started
+from monarch_nb.cli import main
 from monarch_nb.client.bridge import call
 from monarch_nb.client.infos import RankInfo, RunInfo, rank_infos, run_infos
 from monarch_nb.client.mesh import Mesh
 from monarch_nb.client.pool import pool_named
 from monarch_nb.client.reservation import reserve
 from monarch_nb.client.run import Run
-from monarch_nb.errors import RunFailed
+from monarch_nb.errors import CapacityError, RunFailed
+from monarch_nb.notebook.tables import status_table
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
@@ -78,6 +80,35 @@ def test_gpus_of_a_node(fake_gpus: FakeGpus, pool_home: Path) -> None:
     fake_gpus.set()
     eventually(lambda: not any(gpu.error for gpu in asked()[0].readings.gpus))
     dev.release()
+
+
+def test_a_gpu_that_has_fallen_off_the_bus_is_not_leased(
+    fake_gpus: FakeGpus, pool_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_gpus.set(lost=[5])  # already when the allocator starts
+    LocalProvisioner().up(nodes=1, procs=2)
+    first = reserve("first", nodes=1, gpus=2)
+    fake_gpus.set(lost=[1, 3, 5])
+    eventually(lambda: asked()[0].node.gpus_free == 4)
+    assert main(["status"]) == 0
+    said = capsys.readouterr().out
+    assert "2 of 8" in said
+    gone = [f"GPU {index} has fallen off the bus: the machine has to be restarted" for index in (1, 3, 5)]
+    assert f"node0: 4 of 8 GPUs free; {'; '.join(gone)}" in said
+    with pytest.raises(
+        CapacityError, match=r"node0: 4 of 8 gpus free; first \(.*\) holds 2 gpus; GPU 1 has fallen off"
+    ):
+        reserve("more", nodes=1, gpus=5)
+    assert [info.trouble for info in first.mesh.status()] == ["", gone[0]]
+    assert f"rank 1: {gone[0]}" in str(status_table(first, first.mesh.status(), []))
+
+    second = reserve("second", nodes=1, gpus=4)
+    assert [info.gpu_indices for info in second.mesh.status()] == [(2,), (4,), (6,), (7,)]
+    fake_gpus.set()
+    eventually(lambda: asked()[0].node.gpus_free == 2)
+    third = reserve("third", nodes=1, gpus=2)
+    assert [info.gpu_indices for info in third.mesh.status()] == [(3,), (5,)]
+    assert not any(info.trouble for info in first.mesh.status())
 
 
 def test_without_readings_nothing_is_read(shared_pool: list[Node]) -> None:

@@ -127,6 +127,7 @@ class TestAllocator:
             kill(pid)
         local.up(2, 4)
         assert {record.run for record in mesh.logs() if "silent" in record.text} == {run.number}
+        assert mesh.run("pass").number == run.number + 3, "numbers go on by one"
 
     def test_a_rank_too_busy_to_say_hello_is_waited_for(self, mesh: Mesh, gate: Gate) -> None:
         holds_the_interpreter = f"""

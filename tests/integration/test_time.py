@@ -100,6 +100,8 @@ class TestTime:
         capsys.readouterr()
         assert main(["extend", "longer", "1h30m"]) == 0
         assert capsys.readouterr().out.startswith("longer: 1 h 30 min more, 2 h 3")
+        assert main(["extend", "longer"]) == 0
+        assert capsys.readouterr().out.startswith("longer: 2 h 3")
         assert main(["status", "--json"]) == 0
         [held] = json.loads(capsys.readouterr().out)["reservations"]
         assert (held["time_s"], held["idle_s"], held["idle_left_s"]) == (3660.5 + 5400, None, None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.config import HOME_VARIABLE, RANK_TOKEN_VARIABLE, NodePaths
+from monarch_nb.config import HOME_VARIABLE, LOG_LIMIT_VARIABLE, RANK_TOKEN_VARIABLE, NodePaths
 from monarch_nb.errors import PoolError, UsageError
 from monarch_nb.interrupting import Interrupt, interruptible
 from monarch_nb.provision import Node, provisioner
@@ -88,6 +88,24 @@ class TestShape:
         _write_shape(tmp_path, PoolShape(4, "all", isolate=True))
         agreed = _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), 3, None, None, isolate=False)
         assert agreed == PoolShape(4, "all", isolate=True)
+
+    def test_the_limit_of_logs_is_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(LOG_LIMIT_VARIABLE, "3GB")
+        assert _agree_on_shape(tmp_path, [], None, 4, None, isolate=False) == PoolShape(4, "all", log_limit="3GB")
+        _write_shape(tmp_path, PoolShape(4, "all", log_limit="5GB"))
+        agreed = _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), None, None, None, isolate=False)
+        assert agreed == PoolShape(4, "all", log_limit="5GB")
+        with pytest.raises(
+            PoolError, match=r"is up with 2 nodes × 4 procs, log limit 5GB; to have .*, log limit 1TB, end"
+        ):
+            _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), None, None, None, isolate=False, log_limit="1TB")
+
+    def test_a_limit_that_nobody_can_read_is_refused(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(UsageError, match="the log limit is a size such as 500MB"):
+            LocalProvisioner().up(1, log_limit="20")
+        monkeypatch.setenv(LOG_LIMIT_VARIABLE, "20 gigs")
+        with pytest.raises(UsageError, match=r"\$MONARCH_NB_LOG_LIMIT is a size"):
+            LocalProvisioner().up(1)
 
 
 class TestNodes:

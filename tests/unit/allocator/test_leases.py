@@ -40,6 +40,18 @@ class TestReserve:
         state.release("b")
         assert state.reserve(request("d", "d", gpus=1)).gpu_indices == [5]
 
+    def test_a_gpu_that_is_lost_is_not_leased_until_it_can_be_read_again(self) -> None:
+        state = NodeState(4, gpus=range(4))
+        state.gpu_troubles = {1: "GPU 1 has fallen off the bus"}
+        with pytest.raises(CapacityError, match="4 gpus per node asked for, 3 of 4 free; GPU 1 has fallen off the bus"):
+            state.reserve(request("a", "a", gpus=4))
+        with pytest.raises(CapacityError) as raised:
+            state.reserve(request("a", "a", procs=5))
+        assert "GPU" not in str(raised.value)
+        assert state.reserve(request("a", "a", gpus=3)).gpu_indices == [0, 2, 3]
+        state.gpu_troubles = {}
+        assert state.reserve(request("b", "b", gpus=1)).gpu_indices == [1]
+
     def test_the_same_reservation_again_is_the_same_lease(self) -> None:
         state = NodeState(4)
         assert state.reserve(request(procs=3)) is state.reserve(request(procs=3))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from monarch_nb.allocator import log_index
 from monarch_nb.allocator.log_index import Line, RankIndex, digests
-from monarch_nb.allocator.output import RankFiles
+from monarch_nb.allocator.output import Dropped, RankFiles
 from monarch_nb.frames import encode_frame
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -183,3 +184,74 @@ async def test_a_file_that_is_gone_or_shorter_leaves_what_was_counted(writer: Wr
         await index.extend()
     await index.extend()
     assert index.lines(BOTH) == 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.usefixtures("small_steps")
+async def test_lines_that_are_dropped_keep_their_numbers_and_say_so(writer: Writer, seed: int) -> None:
+    chance = random.Random(seed)
+    index = RankIndex(writer.files, 1)
+    dropped = Dropped(limit_bytes=1)
+    gone, cut_off = {"out": 0, "err": 0}, {"out": 0, "err": 0}
+    for _ in range(6):
+        for _ in range(chance.randint(0, 10)):
+            words = [b"", b"a", b"loss 2.31", b"x" * chance.randint(0, 60)]
+            text = b"".join(chance.choice(words) + b"\n" for _ in range(chance.randint(0, 3))) + chance.choice(
+                [b"", b"b"]
+            )
+            if text:
+                writer.write(chance.choice(["out", "err"]), text)
+        if chance.random() < 0.8:
+            await index.extend()
+            counted = index.part
+        else:
+            counted = None  # what is dropped now was never counted
+        kind = chance.choice(["out", "err"])
+        lines = [text for _, text, _ in writer.expected(STDOUT if kind == "out" else STDERR)]
+        if counted and len(lines) > gone[kind]:
+            gone[kind] = chance.randint(gone[kind] + 1, len(lines))
+            end = sum(len(one) + 1 for one in lines[: gone[kind]]) - cut_off[kind]
+            if gone[kind] == len(lines) and writer.unfinished.pop(kind, None):
+                end -= 1
+                cut_off[kind] += 1
+            dropped = replace(dropped, **{kind: end})
+            drop(writer.files, dropped)
+        for stream, kind in ((STDOUT, "out"), (STDERR, "err")):
+            line = dropped.line(dropped.before(kind))
+            live = writer.expected(stream)[gone[kind] :]
+            before = [(kind, line, len(line))] * gone[kind]
+            if counted:
+                assert await index.read(stream, 0, PLENTY, PLENTY) == (before or live)
+                assert await index.read(stream, gone[kind], PLENTY, PLENTY) == live
+            fresh = RankIndex(writer.files, 1)
+            await fresh.extend()
+            assert fresh.lines(stream) == len(live) + bool(before)
+            assert await fresh.read(stream, 0, 1, PLENTY) == (before or live)[:1]
+            assert await fresh.read(stream, bool(before), PLENTY, PLENTY) == live
+            assert fresh.part.size_bytes == sum(writer.size.values())
+
+
+def drop(files: RankFiles, dropped: Dropped) -> None:
+    """As a hole reads."""
+    files.note_dropped(dropped)
+    for kind in ("out", "err"):
+        if end := dropped.before(kind):
+            with files.path(kind).open("r+b") as file:
+                file.write(bytes(end))
+
+
+@pytest.mark.usefixtures("small_steps")
+async def test_what_is_dropped_before_it_was_counted_is_one_line(writer: Writer) -> None:
+    index = RankIndex(writer.files, 1)
+    writer.write("out", b"one\nbegun")
+    await index.extend()
+    writer.write("out", b" here\n" + b"".join(b"line %d\n" % number for number in range(20)))
+    dropped = Dropped(out=writer.size["out"] - len(b"line 19\n"), limit_bytes=1)
+    drop(writer.files, dropped)
+    await index.extend()
+    line = dropped.line(dropped.out)
+    assert await index.read(BOTH, 0, 2, PLENTY) == [("out", line, len(line))] * 2
+    assert await index.read(BOTH, 2, 9, PLENTY) == [("out", b"line 19", 7)]
+    writer.write("out", b"more\n")
+    await index.extend()
+    assert [text for _, text, _ in await index.read(BOTH, 2, 9, PLENTY)] == [b"line 19", b"more"]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.allocator import logs
+from monarch_nb.allocator.output import Dropped, RankFiles
 from monarch_nb.errors import MeshNotFound
 from monarch_nb.frames import encode_frame
 from monarch_nb.proto import allocator_pb2 as pb
@@ -181,3 +182,41 @@ async def test_a_mesh_that_is_gone(node: FakeNode) -> None:
     node.state.meshes.clear()
     with pytest.raises(MeshNotFound):
         await read(node)
+
+
+class TestDropped:
+    """What a node keeps no longer reads as one line that says so."""
+
+    SAID = "… 800 B of earlier lines dropped (limit 1.0 kB)\n"
+
+    def drop(self, node: FakeNode, output: int, rank: int, end: int) -> None:
+        files = RankFiles(node.paths.runs("m"), output, rank)
+        files.note_dropped(Dropped(out=end, limit_bytes=1000))
+        with files.path("out").open("r+b") as file:
+            file.write(bytes(end))
+
+    async def test_at_the_beginning(self, node: FakeNode) -> None:
+        node.write(1, 0, b"".join(b"line %4d\n" % number for number in range(100)))
+        self.drop(node, 1, 0, 800)
+        kept = [(1, 0, f"line {number:4}\n") for number in range(80, 100)]
+        assert await read(node) == [(1, 0, self.SAID), *kept]
+        assert await read(node, last_lines=5) == kept[-5:]
+        assert await read(node, last_lines=50) == [(1, 0, self.SAID), *kept]
+
+    async def test_all_of_a_run(self, node: FakeNode) -> None:
+        for rank in (0, 1):
+            node.write(1, rank, b"x" * 799 + b"\n")
+            self.drop(node, 1, rank, 800)
+        node.write(2, 0, b"next\n")
+        for lines in (0, 9):
+            assert await read(node, last_lines=lines) == [(1, 0, self.SAID), (1, 1, self.SAID), (2, 0, "next\n")]
+
+    async def test_while_somebody_reads(self, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(logs, "_PIECE_BYTES", 100)
+        node.write(1, 0, b"line 0000\n" * 100)
+        text = ""
+        async for batch in logs.read_logs(node, pb.ReadLogsRequest(mesh_id="m")):  # type: ignore[arg-type]
+            if not text:
+                self.drop(node, 1, 0, 900)
+            text += "".join(record.text.decode() for record in batch.records)
+        assert text == "line 0000\n" * 10 + self.SAID + "line 0000\n" * 10

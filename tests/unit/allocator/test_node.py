@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -638,14 +639,21 @@ class TestRuns:
         again._database.close()
         again.watch.close()
 
-    async def test_run_numbers_never_come_twice(self, node: NodeWithoutProcesses) -> None:
+    @pytest.mark.parametrize(("trouble", "newest"), [("", 3), ("no file", 1003), ("no room", 1003)])
+    async def test_run_numbers_never_come_twice(
+        self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch, trouble: str, newest: int
+    ) -> None:
         await spawn(node)
         for number in range(1, 4):
             submit(node, f"run{number}")
+            if trouble == "no room" and number == 2:
+                monkeypatch.setattr(os, "pwrite", lambda *_: os.write(-1, b""))
+        if trouble == "no file":
+            node.paths.newest_run(MESH).unlink()
         node._database.flush()  # the runs themselves are not written yet
         again = NodeWithoutProcesses(node.paths, "node0", procs=4, gpus=[], python="python", preload=[])
         again._read_state()
-        assert again.state.meshes[MESH].last_number >= 3
+        assert again.state.meshes[MESH].last_number == newest
         again._database.close()
         again.watch.close()
 

@@ -53,6 +53,13 @@ class TestChooseNodes:
             "release what you no longer need (%mesh release NAME), or ask for less",
         ]
 
+    def test_a_gpu_that_is_lost_is_not_free(self) -> None:
+        with_lost = node(0, 4, 4, 7, 8)
+        with_lost.gpus[3].trouble = "GPU 3 has fallen off the bus"
+        assert choose_nodes(Shape(1, 0, 7), [with_lost]) == [0]
+        with pytest.raises(CapacityError, match="node0: 7 of 8 gpus free; GPU 3 has fallen off the bus"):
+            choose_nodes(Shape(1, 0, 8), [with_lost])
+
     def test_holders_of_gpus(self) -> None:
         held = pb.Holder(reservation="train", owner="ann", gpus=2)
         with pytest.raises(CapacityError, match=r"node0: 0 of 2 gpus free; train \(ann\) holds 2 gpus"):

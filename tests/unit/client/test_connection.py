@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from monarch_nb.client.connection import LINK_PATIENCE_S, Connection
+from monarch_nb.client import connection as connections
+from monarch_nb.client.connection import LINK_PATIENCE_S, Connection, answers
 from monarch_nb.errors import (
     CapacityError,
     MeshNotFound,
     MonarchNbError,
     NodeUnreachable,
+    PoolError,
     PreloadError,
     RunNotFound,
     VersionMismatch,
@@ -363,6 +366,25 @@ class TestCalls:
             await connection.describe(timeout_s=0.2)
         await connection.close()
 
+    @pytest.mark.parametrize("left_a_socket", [False, True])
+    async def test_a_dead_node_is_not_waited_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_a_socket: bool
+    ) -> None:
+        if left_a_socket:
+            with socket.socket(socket.AF_UNIX) as stale:
+                stale.bind(str(tmp_path / "s"))
+        connection = Connection("node7", f"unix:{tmp_path}/s")
+        with pytest.raises(NodeUnreachable):
+            await connection.describe()
+
+        def wait(_: object) -> None:
+            raise AssertionError("nobody listens: nothing will change")
+
+        monkeypatch.setattr(connection._channel, "wait_for_state_change", wait)
+        with pytest.raises(NodeUnreachable, match="node7 does not answer"):
+            await connection.describe()
+        await connection.close()
+
     async def test_a_method_that_the_node_does_not_have(self, node: Scripted, connection: Connection) -> None:
         with pytest.raises(VersionMismatch, match="another version"):
             await connection.unary("Status", pb.StatusRequest())
@@ -374,6 +396,33 @@ class TestCalls:
         node.blob = b""
         with pytest.raises(RunNotFound, match="not kept"):
             await connection.read_blob("m", "b")
+
+
+async def test_who_is_silent_long_after_others_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "STRAGGLER_S", 0.01)
+    quick, slow, hung, refusing = (Connection(name, f"unix:/nowhere/{name}") for name in ("a", "b", "c", "d"))
+    may_answer = asyncio.Event()
+
+    async def answer(text: str, after: asyncio.Event | None = None) -> str:
+        if after is not None:
+            await after.wait()
+        return text
+
+    async def refuse() -> str:
+        raise PoolError("no")
+
+    given_up = await answers({quick: answer("a"), hung: answer("c", asyncio.Event()), refusing: refuse()})
+    assert given_up[quick] == "a"
+    assert str(given_up[hung]).startswith("c does not answer, although others did")
+    assert isinstance(given_up[hung], NodeUnreachable)
+    assert isinstance(given_up[refusing], PoolError)
+
+    waiting = asyncio.ensure_future(answers({slow: answer("b", may_answer), refusing: refuse()}))
+    assert not (await asyncio.wait({waiting}, timeout=0.1))[0], "nobody has answered yet"
+    may_answer.set()
+    assert (await waiting)[slow] == "b"
+    for connection in (quick, slow, hung, refusing):
+        await connection.close()
 
 
 def test_a_stream_that_gives_up_in_the_middle_is_a_node_that_does_not_answer() -> None:

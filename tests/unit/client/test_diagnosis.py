@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.diagnosis import Diagnosis, Difference, NodeReport, diagnose, name_nodes, size
+from monarch_nb.client.diagnosis import Diagnosis, Difference, NodeReport, diagnose, name_nodes
 from monarch_nb.worker.environment_report import Environment
 
 GIB = 1 << 30
@@ -204,8 +204,3 @@ def test_names(names: list[str], told: str) -> None:
 
 def test_the_only_node_is_called_by_its_name() -> None:
     assert name_nodes(["node0"], ["node0"]) == "node0"
-
-
-def test_sizes() -> None:
-    told = [size(count) for count in (512, 67 << 20, 9_940_000_000, 41_000_000_000, 2e12, 3e15)]
-    assert told == ["512 B", "70 MB", "9.9 GB", "41 GB", "2.0 TB", "3000 TB"]

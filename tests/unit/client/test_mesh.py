@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from monarch_nb.client.infos import RankInfo, ReservationInfo, RunInfo, infos_of_node, run_infos, waits_in
+from monarch_nb.client.infos import RankInfo, ReservationInfo, RunInfo, infos_of_node, run_infos, run_names, waits_in
 from monarch_nb.client.interrupt_report import InterruptReport
 from monarch_nb.client.mesh import Mesh, MeshCore, StackReport, _title
 from monarch_nb.client.packing import pack_variables
@@ -185,3 +185,20 @@ def test_ranks_of_a_node_that_does_not_answer_are_not_left_out_of_the_count() ->
     assert whole.alive_of_all == "4 of 8, 1 node does not answer"
     dead = RankInfo(3, "node0", 1, "dead", (), 0, "", 0.0, "killed")
     assert ReservationInfo("dev", "id", "me", 1, 4, 0, "", 0.0, (*ranks[:3], dead), 1).alive_of_all == "3 of 4"
+
+
+def test_notebooks_are_named_where_runs_come_from_several() -> None:
+    def info(run_id: str, notebook: str) -> RunInfo:
+        return RunInfo(run_id, 1, "", (0,), (), False, 0.0, 3, notebook=notebook)
+
+    assert (
+        run_names([info("a", "/x/train.ipynb"), info("b", ""), info("c", "/x/train.ipynb")])["a"] == "run 1, cell [3]"
+    )
+    named = run_names([info("a", "/x/train.ipynb"), info("b", ""), info("c", "/x/eval.ipynb")])
+    assert list(named.values()) == [
+        "run 1, cell [3] of train.ipynb",
+        "run 1, cell [3]",
+        "run 1, cell [3] of eval.ipynb",
+    ]
+    named = run_names([info("a", "/x/train.ipynb"), info("b", "/y/train.ipynb")])
+    assert list(named.values()) == ["run 1, cell [3] of /x/train.ipynb", "run 1, cell [3] of /y/train.ipynb"]
