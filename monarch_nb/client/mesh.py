@@ -141,10 +141,15 @@ class MeshCore:
         replies = await self.control(ranks, timeout_s=1.0, where=True)
         return {rank: reply.where for rank, reply in replies.items()}
 
-    async def abort_groups(self, reason: str, ranks: Iterable[int] | None = None) -> None:
-        """Make every rank forget its process groups, so that the next init by all forms a clean one."""
+    async def abort_groups(self, reason: str, ranks: Iterable[int] | None = None, *, last_run: int = 0) -> None:
+        """Make every rank forget its process groups, so that the next init by all forms a clean one.
+
+        Args:
+            reason: shown to the user. ranks: those that are told; None for all.
+            last_run: spare groups that runs after this one made; 0 spares none.
+        """
         chosen = range(self.ranks_per_node * len(self.connections)) if ranks is None else ranks
-        await self.control(chosen, timeout_s=2.0, abort_groups=reason)
+        await self.control(chosen, timeout_s=2.0, abort_groups=reason, last_run=last_run)
 
     async def restart(self, ranks: Iterable[int]) -> None:
         """Replace ranks by fresh ones and abort the survivors' groups."""

@@ -461,7 +461,7 @@ class Run:
     async def _complete_slowly(self, blobs: list[run_pb2.RankResult], aborted: bool) -> None:
         try:
             if aborted:
-                await self.mesh.core.abort_groups("a run was interrupted in a collective")
+                await self._abort_groups()
             await asyncio.gather(*(self._fetch(packed) for packed in blobs))
         finally:
             self._finish()
@@ -600,8 +600,12 @@ class Run:
             for connection in self._connections():
                 connection.withdraw_cancel(self.id)
         if any(result.group_aborted for result in self.results.values()):
-            await self.mesh.core.abort_groups("a run was interrupted in a collective")
+            await self._abort_groups()
         self._freed.set()
+
+    async def _abort_groups(self) -> None:
+        """Let all ranks of the mesh forget the groups that the interrupt broke, but not what a queued run has made."""
+        await self.mesh.core.abort_groups("a run was interrupted in a collective", last_run=self.number)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

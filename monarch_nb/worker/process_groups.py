@@ -31,6 +31,7 @@ from monarch_nb.worker.group_connections import GroupConnections
 from monarch_nb.worker.rendezvous import Rendezvous
 
 __all__ = [
+    "begin_run",
     "break_groups",
     "collective",
     "forget_groups",
@@ -78,6 +79,7 @@ class _State:
         breaker: the thread that does it.
         forgotten: why the last groups were forgotten; None once new ones were made.
         dropped: the groups that were forgotten.
+        run: the number of the newest run. made_in: that of the run which made the last default group, or tried to.
     """
 
     def __init__(self) -> None:
@@ -88,6 +90,7 @@ class _State:
         self.breaker: _Breaker | None = None
         self.forgotten: _Break | None = None
         self.dropped: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.run = self.made_in = 0
 
 
 _state = _State()
@@ -111,6 +114,11 @@ def install() -> None:
     c10d.when_imported(functools.partial(_patch, _state.rendezvous))
 
 
+def begin_run(number: int) -> None:
+    """What makes a group from now on belongs to this run. On the main thread."""
+    _state.run = number
+
+
 def in_use() -> bool:
     """Return whether this rank has a default group, or is making one."""
     return _state.connections.is_making or c10d.default_group() is not None
@@ -129,15 +137,16 @@ def collective(frame: FrameType) -> str | None:
     return None if name in ("backward", "wait") and not in_use() else name
 
 
-def break_groups(reason: str) -> bool:
+def break_groups(reason: str, last_run: int = 0, *, prepare: Callable[[], None] = lambda: None) -> bool:
     """Make whatever waits for peers or the store fail soon. Call it from any thread but the one that hangs.
 
     It is done in 0.03 s when nothing moves; a transfer gets up to 5 s to come to its end, without holding up the
-    caller. A second call does no harm. For NCCL, make SIGINT pending before, so that the cell can not go on with
-    undefined data.
+    caller. A second call does no harm.
 
     Args:
         reason: shown to the user: "interrupted", or a clause such as "rank 3 was restarted".
+        last_run: spare groups that runs after this one made; 0 spares none.
+        prepare: called before anything is broken, if something is.
 
     Returns:
         Whether there was anything to break.
@@ -145,8 +154,11 @@ def break_groups(reason: str) -> bool:
     main = _main_frame()
     where = collective(main) if main is not None else None
     with _state.connections.lock:
+        if last_run and _state.made_in > last_run:
+            return False
         if not in_use() and not _state.connections.all():
             return False
+        prepare()
         _state.broken = _state.broken or _Break(reason, where)
         _state.hush.begin()
         breaker = _state.breaker
@@ -361,6 +373,7 @@ def _wrap_init(rendezvous: Rendezvous, module: Any) -> Callable[..., None]:
                     return
                 init(*args, **kwargs)  # raises
             forget_groups()
+        _state.made_in = _state.run  # first: a break of older groups that comes between these two must not last
         _state.broken = None
         _state.hush.end()
         _state.connections.endpoints |= _endpoints(wanted)

@@ -171,6 +171,7 @@ class Rank:
             self._last_error = None
             output = self._output_of(spec)
             self._interrupter.install()
+            process_groups.begin_run(spec.number)
             if not self._interrupter.begin(active):
                 self._finish(active.error(), active, result, output)
                 continue

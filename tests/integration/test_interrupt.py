@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from typing import Any
 
 import pytest
 
 from integration.live import Gate, Recorder, client, eventually, pids_of, started
 from monarch_nb.client import events
 from monarch_nb.client import run as run_module
-from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.mesh import Mesh, MeshCore
 from monarch_nb.errors import GROUP_ABORTED, RunFailed
 
 INIT = "dist.init_process_group('gloo')"
@@ -167,6 +169,27 @@ class TestCollective:
         assert everyone == list(range(8))
         assert failure.message == f"a run was interrupted in a collective; {GROUP_ABORTED}"
         assert "Cell In[13], line 2" in failure.traceback, "a message alone does not say where"
+
+    def test_a_queued_cell_makes_its_group_in_peace(
+        self, fresh_mesh: Mesh, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The interrupt of the cell before it is followed by an abort of groups, which comes when it has one."""
+        mesh = fresh_mesh
+        mesh.run(f"{TRAIN}\n{INIT}")
+        run = mesh.submit("if rank != 3: step()")
+        eventually(lambda: len([at for at in mesh.where().values() if at.collective]) == 7)
+        recorder = Recorder()
+        queued = mesh.submit(f"{FRESH_GROUP}\nprint('made')\n{gate.wait}\nstep()", listener=recorder)
+        abort = MeshCore.abort_groups
+
+        async def abort_late(core: MeshCore, *args: Any, **options: Any) -> None:
+            await asyncio.to_thread(recorder.wait_for_text, "made", 8)
+            await abort(core, *args, **options)
+
+        monkeypatch.setattr(MeshCore, "abort_groups", abort_late)
+        assert run.interrupt().aborted
+        gate.open(8)
+        assert queued.result(60) == [28.0] * 8
 
     def test_on_error_abort_needs_nobody(self, fresh_mesh: Mesh, soon: None) -> None:
         mesh = fresh_mesh

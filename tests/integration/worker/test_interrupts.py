@@ -386,6 +386,30 @@ def test_aborting_groups_frees_a_rank_that_was_not_interrupted(template: Templat
     assert [result.outcome for result in results] == [OUTCOME_OK, OUTCOME_OK], results
 
 
+def test_an_abort_that_comes_late_spares_the_group_of_a_newer_run(template: TemplateProcess) -> None:
+    """As when a cell is queued behind the interrupted one: it makes its group while the abort is on its way."""
+    ranks = template.fork_mesh(2)
+    run_all(ranks, JOIN)
+    interrupted = ranks[0].submit("dist.all_reduce(torch.ones(1))")
+    newer = RunSpec(run_id="newer", number=interrupted.number + 1, cell=Cell(code=f"{JOIN}\n{REDUCE}", want_value=True))
+    ranks[0].wait_hung()
+    ranks[0].interrupt(interrupted.run_id)
+    ranks[0].send_run(newer)
+    assert ranks[0].result().outcome == OUTCOME_INTERRUPTED
+    assert ranks[0].wait_hung().collective == "init_process_group"
+    for rank in ranks:
+        rank.abort_groups("a run was interrupted", last_run=interrupted.number)  # rank 1 has the old group still
+    ranks[1].send_run(newer)
+    results = [rank.result() for rank in ranks]
+    assert [result.outcome for result in results] == [OUTCOME_OK, OUTCOME_OK], results
+    for rank in ranks:
+        rank.abort_groups("a run was interrupted", last_run=interrupted.number)  # the group is made, the ranks idle
+    assert [rank.value(result) for rank, result in zip(ranks, run_all(ranks, REDUCE), strict=True)] == [2, 2]
+    for rank in ranks:
+        rank.abort_groups("a run was interrupted", last_run=newer.number)
+    assert {result.outcome for result in run_all(ranks, REDUCE)} == {OUTCOME_ERROR}
+
+
 def test_a_cell_does_not_go_on_when_its_nccl_group_is_aborted(template: TemplateProcess) -> None:
     """An aborted communicator raises nothing by itself; stood in for by a Gloo group that says it is NCCL's."""
     ranks = template.fork_mesh(2)

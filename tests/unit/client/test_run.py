@@ -63,7 +63,7 @@ class FakeCore:
 
     def __init__(self) -> None:
         self.connections: dict[int, Any] = {0: FakeConnection("node0"), 1: FakeConnection("node1")}
-        self.aborted: list[str] = []
+        self.aborted: list[tuple[str, int]] = []
         self.asked_where: list[list[int]] = []
         self.places: dict[int, run_pb2.Where] = {}
         self.restarted: list[tuple[int, ...]] = []
@@ -77,8 +77,8 @@ class FakeCore:
     def connection_of(self, rank: int) -> Any:
         return self.connections[rank // 4]
 
-    async def abort_groups(self, reason: str) -> None:
-        self.aborted.append(reason)
+    async def abort_groups(self, reason: str, *, last_run: int) -> None:
+        self.aborted.append((reason, last_run))
 
     async def control(self, ranks: list[int], **message: Any) -> dict[int, pb.RankReply]:
         return {}
@@ -489,7 +489,7 @@ class TestResults:
         assert await asyncio.to_thread(harness.run.wait_freed, 10.0)
         assert not harness.run.done
         assert harness.nodes[1].sent[-1][0] == "withdraw", "the others go on when their node is there again"
-        assert harness.core.aborted == ["a run was interrupted in a collective"]
+        assert harness.core.aborted == [("a run was interrupted in a collective", 5)], "not what a newer run has made"
         harness.finished(*range(4, 8))
         assert harness.run.done
         assert len(harness.core.aborted) == 1, "there may be a new group since"
