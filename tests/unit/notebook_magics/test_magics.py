@@ -47,6 +47,31 @@ def test_reserve(notebook: Notebook, client: FakeClient) -> None:
     assert "rank 3 dead" in notebook.ok("%mesh reserve dev --nodes 2 --procs 2")
 
 
+def test_an_interrupted_reserve_says_so_in_a_line(notebook: Notebook, client: FakeClient) -> None:
+    client.ctrl_c = 1
+    error = notebook.error("%mesh reserve dev --procs 2")
+    assert isinstance(error, RunInterrupted)
+    assert error._render_traceback_() == ["\x1b[31mKeyboardInterrupt\x1b[39m: interrupted: nothing is reserved"]
+    assert "starting local pool stopped after" in notebook.text()
+    client.ctrl_c = 0
+    notebook.ok("%mesh reserve dev --procs 2")
+    client.ctrl_c = 1
+    assert str(notebook.error("%mesh reserve dev --procs 2")) == "interrupted: nothing has changed"
+
+
+def test_whatever_is_interrupted_shows_none_of_our_stack(
+    held: Notebook, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeMesh, "restart", interrupted)
+    monkeypatch.setattr(FakeMesh, "submit", interrupted)
+    for cell in ("%mesh restart", "%%mesh\nx = 1"):
+        error: Any = held.error(cell)
+        assert error._render_traceback_() == ["\x1b[31mKeyboardInterrupt\x1b[39m: interrupted"]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
