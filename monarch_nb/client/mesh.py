@@ -276,7 +276,7 @@ class Mesh:
 
         Args:
             timeout_s: give up waiting after this time; the run goes on.
-            on_error: "abort" interrupts ranks that wait in a collective for one that failed.
+            on_error: "abort" interrupts the other ranks, whatever they do, half a second after one has failed.
             cell_number: shown in tracebacks as `Cell In[…]`; without one it is `Run …`, the run's number.
             want_value: bring the last expression's values back.
             sync: first bring files that changed to nodes that have copies of them.

@@ -37,7 +37,8 @@ ALLOCATOR_DOWN = "does not answer; its ranks are as they were: monarch-nb up sta
 STOP_WAIT_S = 4.0
 """How long ranks may take to stop after an interrupt before they are called stuck."""
 WAITS_INTERVAL_S = 3.0
-ABORT_INTERVAL_S = 0.5
+ABORT_AFTER_S = 0.5
+"""How long after a rank has failed the others are interrupted: those that fail likewise do so by then."""
 PROCEED_AFTER_S = 2.0
 
 
@@ -83,7 +84,7 @@ class Run:
         self._submits: dict[int, pb.Submit] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._started_on_first = False
-        self._watching_waits = False
+        self._watching_waits = self._is_aborting = False
         self._waited = ""  # who waited for whom when it was looked at last
         self._completing = False
         self._interrupting = False
@@ -412,6 +413,9 @@ class Run:
         elif self.results and not self._watching_waits:
             self._watching_waits = True
             self._spawn(self._watch_waits())
+        if self._on_error == "abort" and not self._is_aborting and self._failed_ranks():
+            self._is_aborting = True
+            self._spawn(self._abort_others())
         self._check_stuck()
 
     def _end_replay(self, connection: Connection) -> None:
@@ -493,21 +497,25 @@ class Run:
                 self._spawn(_close(list(self._own_connections.values())))
 
     async def _watch_waits(self) -> None:
-        """Some ranks have finished, others go on: say who waits for whom; with on_error="abort" end it."""
-        abort = self._on_error == "abort"
+        """Some ranks have finished, others go on: say who waits for whom."""
         while True:
-            await asyncio.sleep(ABORT_INTERVAL_S if abort else WAITS_INTERVAL_S)
+            await asyncio.sleep(WAITS_INTERVAL_S)
             left = [rank for rank in self.ranks if rank not in self.results]
             where = await self.mesh.core.where(left)
-            waiting = [rank for rank, at in where.items() if at.state == run_pb2.Where.STATE_COLLECTIVE]
-            if abort and self.failures and waiting:
-                self.emit(events.Notice(f"{name_ranks(waiting)} interrupted: another rank failed", key="abort"))
-                self._send_interrupt()
-                abort = False
-                continue
             self.emit(events.Notice(explain_waits(self.results, where), key="waits"))
             if not self._interrupting:
                 self._waited = explain_past_waits(self.results, where)
+
+    def _failed_ranks(self) -> list[int]:
+        return [failure.rank for failure in self.failures if failure.kind in ("error", "died")]
+
+    async def _abort_others(self) -> None:
+        """With on_error="abort": a rank has failed, so the others are interrupted, whatever they do."""
+        await asyncio.sleep(ABORT_AFTER_S)
+        if not self._interrupting and (left := self._left()):
+            text = f"{name_ranks(left)} interrupted: {name_ranks(self._failed_ranks())} failed"
+            self.emit(events.Notice(text, key="abort"))
+            self._send_interrupt()
 
     def _send_interrupt(self) -> None:
         self._interrupting = True

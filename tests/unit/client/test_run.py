@@ -91,14 +91,20 @@ class FakeCore:
         self.restarted.append(tuple(ranks))
 
 
+async def several_turns() -> None:
+    """Let tasks that wait for nothing come to their end."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 class Harness:
     """A run, what its listener was told, and its nodes."""
 
-    def __init__(self, ranks: Iterable[int] = range(8), *, listen: bool = True) -> None:
+    def __init__(self, ranks: Iterable[int] = range(8), *, listen: bool = True, **options: Any) -> None:
         self.core = FakeCore()
         self.told: list[events.Event] = []
         mesh: Any = SimpleNamespace(core=self.core, id="mesh", reservation=SimpleNamespace(name="dev"))
-        self.run = Run(mesh, "run-id", ranks, "title", listener=self.told.append if listen else None)
+        self.run = Run(mesh, "run-id", ranks, "title", listener=self.told.append if listen else None, **options)
         self.nodes = [self.core.connections[0], self.core.connections[1]]
 
     def start(self) -> None:
@@ -534,6 +540,28 @@ class TestResults:
         harness.finished(*range(7), outcome=run_pb2.Outcome.Value(f"OUTCOME_{outcome}"))
         [*_, last] = [notice.text for notice in harness.of(events.Notice) if notice.key == "waits"]
         assert last.partition(";")[0] == stays
+
+    @pytest.mark.parametrize(("outcome", "interrupted"), [("OK", False), ("ERROR", True), ("DIED", True)])
+    async def test_on_error_abort_interrupts_the_others_when_a_rank_failed(
+        self, monkeypatch: pytest.MonkeyPatch, outcome: str, interrupted: bool
+    ) -> None:
+        monkeypatch.setattr(run_module, "ABORT_AFTER_S", 0.0)
+        harness = Harness(on_error="abort")
+        harness.finished(7, outcome=run_pb2.Outcome.Value(f"OUTCOME_{outcome}"))
+        await several_turns()
+        assert [("cancel", "run-id") in node.sent for node in harness.nodes] == [interrupted] * 2
+        told = [notice.text for notice in harness.of(events.Notice) if notice.key == "abort"]
+        assert told == (["ranks 0-6 interrupted: rank 7 failed"] if interrupted else [])
+
+    async def test_on_error_abort_leaves_a_run_that_is_interrupted_already(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(run_module, "ABORT_AFTER_S", 0.0)
+        harness = Harness(on_error="abort")
+        harness.run._send_interrupt()
+        harness.finished(7, outcome=run_pb2.OUTCOME_ERROR)
+        await several_turns()
+        assert [node.sent for node in harness.nodes] == [[("cancel", "run-id")]] * 2
 
     async def test_collected_is_told_to_every_node(self, harness: Harness) -> None:
         harness.run._tell_collected()
