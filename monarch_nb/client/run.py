@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
 import logging
 import threading
@@ -14,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from monarch_nb.client import events
 from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import GAP_S, Connection
-from monarch_nb.client.decoding import display_event, result_event
+from monarch_nb.client.decoding import OutputDecoder, result_event
 from monarch_nb.client.interrupt_report import InterruptReport, unstopped_lines
+from monarch_nb.client.run_values import RunValues
 from monarch_nb.client.waits import explain_past_waits, explain_waits
 from monarch_nb.code_names import run_name
-from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, ReservationExpired, RunFailed
-from monarch_nb.frames import unpack_pickle
+from monarch_nb.errors import MonarchNbError, RankFailure, ReservationExpired, RunFailed
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import name_ranks
@@ -74,13 +73,12 @@ class Run:
         self.run_id = run_id
         self._on_error = on_error
         self._listeners: list[Listener] = [listener] if listener else []
-        self._packed: dict[int, run_pb2.RankResult] = {}
+        self._values = RunValues()
         self._lossy: dict[str, list[int]] = {}
-        self._values: dict[int, Any] = {}
         self._refusal: MonarchNbError | None = None
         self._done = threading.Event()
         self._freed = threading.Event()
-        self._decoders: dict[tuple[int, events.Stream], codecs.IncrementalDecoder] = {}
+        self._decoder = OutputDecoder()
         self._submits: dict[int, pb.Submit] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._started_on_first = False
@@ -157,41 +155,12 @@ class Run:
         Raises:
             PickleError: a value could not be pickled on its rank, or not unpickled here.
         """
-        errors: dict[str, list[int]] = {}
-        for rank, packed in self._packed.items():
-            if packed.WhichOneof("value") == "value_error":
-                errors.setdefault(packed.value_error, []).append(rank)
-        if errors:
-            text = "; ".join(f"{name_ranks(ranks)}: {error}" for error, ranks in errors.items())
-            raise PickleError(text, next(iter(errors)), [rank for ranks in errors.values() for rank in ranks])
-        return [self._value(rank) for rank in self.ranks]
+        return self._values.all(self.ranks)
 
     @property
     def kept_values(self) -> list[Any]:
         """As `values`, with a PickleError in place of each value that could not be brought here."""
-        return [self._value_or_error(rank) for rank in self.ranks]
-
-    def _value_or_error(self, rank: int) -> Any:
-        try:
-            return self._value(rank)
-        except PickleError as error:
-            return error
-
-    def _value(self, rank: int) -> Any:
-        packed = self._packed.get(rank)
-        if packed is not None and packed.WhichOneof("value") == "value_error":
-            raise PickleError(packed.value_error, packed.value_error, [rank])
-        if rank not in self._values and packed is not None and packed.WhichOneof("value") == "value_inline":
-            try:
-                self._values[rank] = unpack_pickle(bytearray(packed.value_inline))
-            except Exception as error:
-                raise PickleError(
-                    f"the value of rank {rank} can not be unpickled here: {type(error).__name__}: {error}; bring plain "
-                    "data instead, such as a state_dict()",
-                    ranks=[rank],
-                ) from error
-            packed.ClearField("value")
-        return self._values.get(rank)
+        return self._values.kept(self.ranks)
 
     def logs(self) -> Iterator[LogRecord]:
         """Yield everything that it printed, from the ranks' files."""
@@ -363,35 +332,8 @@ class Run:
     def on_output(self, connection: Connection, output: pb.Output) -> None:
         for rank_output in output.ranks:
             for item in rank_output.items:
-                for event in self._events_of(rank_output.rank, item):
+                for event in self._decoder.events_of(rank_output.rank, item):
                     self.emit(event)
-
-    def _events_of(self, rank: int, item: pb.OutputItem) -> Iterator[events.Event]:
-        match item.WhichOneof("item"):
-            case "stdout":
-                yield self._text(rank, "stdout", item.stdout)
-            case "stderr":
-                yield self._text(rank, "stderr", item.stderr)
-            case "elided":
-                stream: events.Stream = "stderr" if item.elided.stderr else "stdout"
-                yield from self._rest(rank, stream)
-                yield events.Elided(rank, stream, item.elided.lines, item.elided.size_bytes)
-            case "display":
-                yield display_event(rank, item.display)
-            case "notice":
-                yield events.Notice(f"rank {rank}: {item.notice}", key=f"rank{rank}")
-
-    def _text(self, rank: int, stream: events.Stream, data: bytes) -> events.Text:
-        key = (rank, stream)
-        if key not in self._decoders:
-            self._decoders[key] = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-        return events.Text(rank, stream, self._decoders[key].decode(data))
-
-    def _rest(self, rank: int, stream: events.Stream) -> Iterator[events.Text]:
-        """Yield the beginning of a character whose end does not come."""
-        decoder = self._decoders.pop((rank, stream), None)
-        if decoder is not None and (text := decoder.decode(b"", final=True)):
-            yield events.Text(rank, stream, text)
 
     def on_finished(self, connection: Connection, finished: pb.Finished) -> None:
         if self.done:
@@ -400,7 +342,7 @@ class Run:
                 connection.collect(self.id)
         for packed in finished.results:
             if packed.rank not in self.results and packed.rank in self.ranks:
-                self._packed[packed.rank] = packed
+                self._values.add(packed)
                 result = self.results[packed.rank] = result_event(packed, connection.name)
                 self.emit(result)
                 if packed.notice:
@@ -454,7 +396,7 @@ class Run:
         if self._completing:
             return
         self._completing = True
-        blobs = [packed for packed in self._packed.values() if packed.WhichOneof("value") == "value_blob"]
+        blobs = self._values.to_fetch()
         # Only who interrupted it repairs: to others it may be an old run, and the mesh may have a new group since.
         aborted = self._interrupting and any(result.group_aborted for result in self.results.values())
         if blobs or aborted:
@@ -479,9 +421,8 @@ class Run:
 
     def _finish(self) -> None:
         if not self._done.is_set():
-            for rank, stream in list(self._decoders):
-                for text in self._rest(rank, stream):
-                    self.emit(text)
+            for text in self._decoder.rest():
+                self.emit(text)
             freed = any(result.outcome == "interrupted" for result in self.results.values())
             self.emit(events.Notice(self._waited if freed else "", key="waits"))  # what the interrupt was for stays
             for key in ("queue", "stuck", *(f"link {c.name}" for c in self._connections())):

@@ -421,7 +421,7 @@ class TestResults:
         assert await asyncio.to_thread(harness.run.wait, 10)
         with pytest.raises(PickleError, match="rank 1: the value could not be fetched: not kept any more"):
             _ = harness.run.values
-        assert harness.run._value(0) == "from big"
+        assert harness.run._values.of(0) == "from big"
 
     async def test_who_interrupted_it_repairs_groups_on_all_ranks_before_it_is_done(self, harness: Harness) -> None:
         harness.run._send_interrupt()
