@@ -333,7 +333,7 @@ CELL = Command(
         Flag("--timeout", "raise TimeoutError after S seconds; the run goes on", value="S", kind="seconds"),
         Flag(
             "--on-error",
-            "when a rank fails: wait for the others, or interrupt them half a second later",
+            "when a rank fails: wait for the others, or interrupt them after 0.5 s",
             value="HOW",
             choices=("wait", "abort"),
         ),
