@@ -381,8 +381,8 @@ class Mesh:
         """Return the value of an expression (a variable's name, say) on every rank, by rank.
 
         Raises:
-            RunFailed: it can not be evaluated on some ranks.
-            PickleError: a value can not be pickled; the message names it.
+            RunFailed: it can not be evaluated on some ranks; the error's `run.values` has the others.
+            PickleError: a value can not be pickled; the message names it, and `run.kept_values` has the others.
         """
         spec = run_pb2.RunSpec(pull=run_pb2.Pull(expression=expression))
         return self._finish_quietly(self._start(spec, f"pull {expression}"))

@@ -18,7 +18,7 @@ from monarch_nb.client.interrupt_report import InterruptReport, unstopped_lines
 from monarch_nb.client.run_values import RunValues
 from monarch_nb.client.waits import explain_past_waits, explain_waits
 from monarch_nb.code_names import run_name
-from monarch_nb.errors import MonarchNbError, RankFailure, ReservationExpired, RunFailed
+from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, ReservationExpired, RunFailed
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import name_ranks
@@ -153,9 +153,13 @@ class Run:
         """The last expression's value by rank of `ranks`; None where there is none or the rank failed.
 
         Raises:
-            PickleError: a value could not be pickled on its rank, or not unpickled here.
+            PickleError: a value could not be pickled on its rank, or not unpickled here; `kept_values` has the others.
         """
-        return self._values.all(self.ranks)
+        try:
+            return self._values.all(self.ranks)
+        except PickleError as error:
+            error.run = self
+            raise
 
     @property
     def kept_values(self) -> list[Any]:

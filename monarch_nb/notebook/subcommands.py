@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_nb.errors import RunFailed, UsageError
+from monarch_nb.errors import PickleError, RunFailed, UsageError
 from monarch_nb.notebook import commands
-from monarch_nb.notebook.cell import CellRunner
+from monarch_nb.notebook.cell import CellRunner, others_kept
 from monarch_nb.notebook.command_line import (
     Command,
     Parsed,
@@ -251,10 +251,13 @@ class Subcommands:
             return mesh.pull(parsed.words[0])
         try:
             self._shell.user_ns[out] = mesh.pull(parsed.words[0])
-        except RunFailed as error:
-            if error.run is not None:
-                self._shell.user_ns[out] = error.run.kept_values
-                error.kept_in = out
+        except (RunFailed, PickleError) as error:
+            if error.run is None:
+                raise
+            self._shell.user_ns[out] = error.run.kept_values
+            if isinstance(error, PickleError):
+                raise others_kept(error, out) from None
+            error.kept_in = out
             raise
         return None
 

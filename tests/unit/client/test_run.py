@@ -395,6 +395,7 @@ class TestResults:
         ) as raised:
             harness.run.result(0)
         assert raised.value.ranks == list(range(6))
+        assert raised.value.run is harness.run
         *lost, good, same = harness.run.kept_values
         assert (good, same) == (1, 1)
         assert [(type(each), each.ranks) for each in lost] == [(PickleError, [rank]) for rank in range(6)]

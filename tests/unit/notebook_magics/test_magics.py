@@ -198,6 +198,22 @@ def test_a_pull_that_fails_on_some_ranks_keeps_the_other_values(
     assert error._render_traceback_()[-1] == "1 of 4 ranks failed; results of the others are in kept"
 
 
+def test_a_pull_whose_values_can_not_all_come_keeps_the_others(
+    held: Notebook, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = PickleError("can not pickle the result, a generator", ranks=[1])
+    lost.run = SimpleNamespace(kept_values=[10, lost, 12, 13])
+
+    def pull(*_: object) -> None:
+        raise lost
+
+    monkeypatch.setattr(FakeMesh, "pull", pull)
+    error = held.error("%mesh pull x -o kept")
+    assert isinstance(error, PickleError)
+    assert str(error).splitlines()[-1] == "kept has the other ranks' values, and an error in place of these"
+    assert held.shell.user_ns["kept"] == [10, lost, 12, 13]
+
+
 def test_lines_are_expanded_where_they_are_typed(held: Notebook, client: FakeClient) -> None:
     held.ok("def pull(name):\n    %mesh pull {name}\npull('inner')")
     assert client.calls[-1][2] == "inner"
