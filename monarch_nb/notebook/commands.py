@@ -280,6 +280,7 @@ ON = Command(
     magic="%mesh ",
     section="Steer",
     flags=(_TARGETS,),
+    notes="A cell that begins with %mesh is the kernel's; %mesh lines at the end of another come after its run.",
 )
 OFF = Command("off", "run cells in the kernel again", magic="%mesh ", section="Steer")
 HELP = Command(

@@ -534,6 +534,25 @@ def test_on_and_off(held: Notebook, client: FakeClient) -> None:
     assert held.shell.user_ns["kernel"] == 3
 
 
+def test_mesh_lines_at_the_end_of_a_cell_are_the_kernels(held: Notebook, client: FakeClient) -> None:
+    held.ok("%mesh on -t 0,1")
+    shown = held.ok("x = '{1}'\nx\n\n%mesh\n# and\nlosses = %mesh pull loss\n")
+    assert client.runs[-1].title == "x = '{1}'\nx\n\n"
+    assert client.runs[-1].ranks == (0, 1)
+    assert shown.splitlines()[0] == "on mesh dev · ranks 0-1"
+    assert "4 of 4 ranks alive" in shown
+    assert held.shell.user_ns["losses"] == ["loss@0", "loss@1", "loss@2", "loss@3"]
+    client.on_submit = lambda run: run.finish(failures=[RankFailure(0, "node0", "error", "KeyError", "1")])
+    assert isinstance(held.error("fails()\n%mesh pull x -o never"), RunFailed)
+    assert "never" not in held.shell.user_ns
+    client.on_submit = FakeRun.finish
+    held.ok("%%writefile notes.md\nType this:\n%mesh status\n")
+    assert client.runs[-1].title.endswith("%mesh status\n")
+    held.ok("y = 1\n%mesh off")
+    held.ok("y = 2")
+    assert held.shell.user_ns["y"] == 2
+
+
 def test_local_without_on(notebook: Notebook) -> None:
     notebook.ok("%%local\nkernel = 1")
     assert notebook.shell.user_ns["kernel"] == 1
