@@ -20,6 +20,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 from urllib.parse import urlparse
@@ -29,6 +30,7 @@ from monarch_nb.worker import c10d, collectives, connections, group_connections,
 from monarch_nb.worker.connections import Endpoint, resolve
 from monarch_nb.worker.group_connections import GroupConnections
 from monarch_nb.worker.rendezvous import Rendezvous
+from monarch_nb.worker.store_connection import connect
 
 __all__ = [
     "begin_run",
@@ -46,6 +48,7 @@ _BREAK_WAIT_S = 0.2
 _CLOSE_WAIT_S = 0.1
 _FREE_WAIT_S = 2.0
 _SWEEP_S = 0.05
+_LOOPBACK = "127.0.0.1"
 _DESCRIPTORS = 1 << 16
 _BOOKKEEPING = {__file__, *(module.__file__ for module in (c10d, connections, group_connections, rendezvous))}
 _STANDARD_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
@@ -332,6 +335,7 @@ def _patch(rendezvous: Rendezvous, module: Any) -> None:
     module._new_process_group_helper = _wrap_helper(module._new_process_group_helper)
     handlers: Any = sys.modules["torch.distributed.rendezvous"]
     handlers._rendezvous_handlers["env"] = functools.partial(_meet, rendezvous)
+    handlers._create_c10d_store = functools.partial(_make_store, handlers._create_c10d_store)
 
 
 def _meet(rendezvous: Rendezvous, url: str, **options: Any) -> Iterator[Any]:
@@ -339,6 +343,17 @@ def _meet(rendezvous: Rendezvous, url: str, **options: Any) -> Iterator[Any]:
         triple = rendezvous(url, **options)
     yield triple
     raise RuntimeError("Unable to perform re-rendezvous using env:// method")
+
+
+def _make_store(make: Any, host: str, port: int, rank: int, world_size: int, timeout: timedelta, *options: Any) -> Any:
+    """What `tcp://` does: rank 0 hosts a store, the others connect to it."""
+    if rank == 0:  # to its own, wherever the address leads
+        return make(_LOOPBACK, port, rank, world_size, timeout, *options)
+
+    def attempt(within: timedelta) -> Any:
+        return make(host, port, rank, world_size, within, *options)
+
+    return connect(attempt, f"{host}:{port}", timeout, _state.hush)
 
 
 def _wrap_helper(helper: Callable[..., Any]) -> Callable[..., Any]:
@@ -417,7 +432,7 @@ def _endpoints(wanted: dict[str, Any]) -> set[Endpoint]:
     """Return where the store listens that an init was told to use."""
     url = urlparse(wanted.get("init_method") or "")
     if url.scheme == "tcp" and url.hostname and url.port:
-        return resolve(url.hostname, url.port)
+        return resolve(url.hostname, url.port) | resolve(_LOOPBACK, url.port)
     store: Any = wanted.get("store")
     while hasattr(store, "underlying_store"):
         store = store.underlying_store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 
 import pytest
@@ -300,6 +301,33 @@ def test_a_hung_init_is_freed_again_and_again(template: TemplateProcess) -> None
         results = run_all(ranks, f"{JOIN}\n{REDUCE}")
         assert [result.outcome for result in results] == [OUTCOME_OK, OUTCOME_OK], results
         run_all(ranks, "dist.destroy_process_group()")
+
+
+@pytest.mark.parametrize("address", ["nowhere.invalid", "127.0.0.1"], ids=["unknown", "refuses"])
+def test_an_init_at_a_wrong_address_is_freed_and_says_so_in_a_line(template: TemplateProcess, address: str) -> None:
+    """Torch tries on for half an hour, deaf to interrupts, with a page of its stack at each attempt."""
+    ranks = template.fork_mesh(2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    code = (
+        "import torch.distributed as dist\n"
+        f"dist.init_process_group('gloo', 'tcp://{address}:{port}', rank=1, world_size=3, timeout=None)"
+    )
+    for rank in ranks:
+        rank.submit(code)
+    for rank in ranks:
+        deadline = time.monotonic() + FREED_S
+        while not rank.text("err"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    for rank in ranks:
+        rank.interrupt()
+    for rank in ranks:
+        result = rank.result(FREED_S)
+        assert result.outcome == OUTCOME_INTERRUPTED
+        assert result.failure.message.startswith("interrupted in init_process_group")
+        assert rank.text("err") == f"no store answers at {address}:{port} yet: trying for 30 min\n"
+    assert [result.outcome for result in run_all(ranks, f"{JOIN}\n{REDUCE}")] == [OUTCOME_OK, OUTCOME_OK]
 
 
 def test_a_rank_that_is_about_to_enter_its_collective_knows_that_it_is_broken(template: TemplateProcess) -> None:
