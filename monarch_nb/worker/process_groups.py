@@ -347,8 +347,10 @@ def _meet(rendezvous: Rendezvous, url: str, **options: Any) -> Iterator[Any]:
 
 def _make_store(make: Any, host: str, port: int, rank: int, world_size: int, timeout: timedelta, *options: Any) -> Any:
     """What `tcp://` does: rank 0 hosts a store, the others connect to it."""
-    if rank == 0:  # to its own, wherever the address leads
-        return make(_LOOPBACK, port, rank, world_size, timeout, *options)
+    if rank == 0:
+        # To its own, wherever the address leads; and for a world of one, because it would wait for the others here,
+        # where it can not be freed, and waits for them again when the group is made.
+        return make(_LOOPBACK, port, rank, 1, timeout, *options)
 
     def attempt(within: timedelta) -> Any:
         return make(host, port, rank, world_size, within, *options)
