@@ -132,11 +132,16 @@ class SharedStorageError(MonarchNbError):
 
 
 class PickleError(MonarchNbError):
-    """A value could not be pickled; the message names it."""
+    """A value could not be pickled; the message names it.
+
+    Attributes:
+        run: the Run, whose `kept_values` has the other ranks' values; None when raised without one.
+    """
 
     def __init__(self, message: str, name: str = "", ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.name, self.ranks = name, list(ranks)
+        self.run: Any = None
 
 
 class RankUnresponsive(MonarchNbError):

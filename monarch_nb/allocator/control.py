@@ -88,5 +88,6 @@ def _rank_request(request: pb.ControlRanksRequest) -> wire.ControlRequest:
             complete = wire.GetCompletions(code=request.complete.code, cursor=request.complete.cursor)
             return wire.ControlRequest(complete=complete)
         case "abort_groups":
-            return wire.ControlRequest(abort_groups=wire.AbortGroups(reason=request.abort_groups))
+            abort = wire.AbortGroups(reason=request.abort_groups, last_run=request.last_run)
+            return wire.ControlRequest(abort_groups=abort)
     raise UsageError("an empty control request")

@@ -1,15 +1,17 @@
-"""From what allocators send to what people get: events of runs, failures and deaths of ranks. Pure."""
+"""From what allocators send to what people get: events of runs, failures and deaths of ranks. No I/O."""
 
 from __future__ import annotations
 
+import codecs
 import json
 import signal
+from collections.abc import Iterator
 from typing import Literal
 
 from monarch_nb.client import events
 from monarch_nb.config import RESTARTED
 from monarch_nb.errors import RankFailure
-from monarch_nb.proto import run_pb2
+from monarch_nb.proto import allocator_pb2, run_pb2
 
 _OUTCOMES: dict[int, Literal["ok", "error", "interrupted", "died", "cancelled"]] = {
     run_pb2.OUTCOME_OK: "ok",
@@ -20,8 +22,46 @@ _OUTCOMES: dict[int, Literal["ok", "error", "interrupted", "died", "cancelled"]]
 }
 
 
-def display_event(rank: int, display: run_pb2.Display) -> events.Display:
-    """Return what listeners are told of a display."""
+class OutputDecoder:
+    """Turns what ranks wrote, which comes in pieces of bytes, into events."""
+
+    def __init__(self) -> None:
+        self._decoders: dict[tuple[int, events.Stream], codecs.IncrementalDecoder] = {}
+
+    def events_of(self, rank: int, item: allocator_pb2.OutputItem) -> Iterator[events.Event]:
+        """Yield what listeners are told of a piece of a rank's output."""
+        match item.WhichOneof("item"):
+            case "stdout":
+                yield self._text(rank, "stdout", item.stdout)
+            case "stderr":
+                yield self._text(rank, "stderr", item.stderr)
+            case "elided":
+                stream: events.Stream = "stderr" if item.elided.stderr else "stdout"
+                yield from self._rest_of(rank, stream)
+                yield events.Elided(rank, stream, item.elided.lines, item.elided.size_bytes)
+            case "display":
+                yield _display_event(rank, item.display)
+            case "notice":
+                yield events.Notice(f"rank {rank}: {item.notice}", key=f"rank{rank}")
+
+    def rest(self) -> Iterator[events.Text]:
+        """Yield the beginnings of characters whose ends do not come."""
+        for rank, stream in list(self._decoders):
+            yield from self._rest_of(rank, stream)
+
+    def _text(self, rank: int, stream: events.Stream, data: bytes) -> events.Text:
+        key = (rank, stream)
+        if key not in self._decoders:
+            self._decoders[key] = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        return events.Text(rank, stream, self._decoders[key].decode(data))
+
+    def _rest_of(self, rank: int, stream: events.Stream) -> Iterator[events.Text]:
+        decoder = self._decoders.pop((rank, stream), None)
+        if decoder is not None and (text := decoder.decode(b"", final=True)):
+            yield events.Text(rank, stream, text)
+
+
+def _display_event(rank: int, display: run_pb2.Display) -> events.Display:
     content = json.loads(display.content_json or "{}")
     kinds: dict[int, Literal["show", "update", "clear"]] = {
         run_pb2.Display.KIND_UPDATE: "update",

@@ -141,10 +141,15 @@ class MeshCore:
         replies = await self.control(ranks, timeout_s=1.0, where=True)
         return {rank: reply.where for rank, reply in replies.items()}
 
-    async def abort_groups(self, reason: str, ranks: Iterable[int] | None = None) -> None:
-        """Make every rank forget its process groups, so that the next init by all forms a clean one."""
+    async def abort_groups(self, reason: str, ranks: Iterable[int] | None = None, *, last_run: int = 0) -> None:
+        """Make every rank forget its process groups, so that the next init by all forms a clean one.
+
+        Args:
+            reason: shown to the user. ranks: those that are told; None for all.
+            last_run: spare groups that runs after this one made; 0 spares none.
+        """
         chosen = range(self.ranks_per_node * len(self.connections)) if ranks is None else ranks
-        await self.control(chosen, timeout_s=2.0, abort_groups=reason)
+        await self.control(chosen, timeout_s=2.0, abort_groups=reason, last_run=last_run)
 
     async def restart(self, ranks: Iterable[int]) -> None:
         """Replace ranks by fresh ones and abort the survivors' groups."""
@@ -271,7 +276,7 @@ class Mesh:
 
         Args:
             timeout_s: give up waiting after this time; the run goes on.
-            on_error: "abort" interrupts ranks that wait in a collective for one that failed.
+            on_error: "abort" interrupts the other ranks, whatever they do, half a second after one has failed.
             cell_number: shown in tracebacks as `Cell In[…]`; without one it is `Run …`, the run's number.
             want_value: bring the last expression's values back.
             sync: first bring files that changed to nodes that have copies of them.
@@ -376,8 +381,8 @@ class Mesh:
         """Return the value of an expression (a variable's name, say) on every rank, by rank.
 
         Raises:
-            RunFailed: it can not be evaluated on some ranks.
-            PickleError: a value can not be pickled; the message names it.
+            RunFailed: it can not be evaluated on some ranks; the error's `run.values` has the others.
+            PickleError: a value can not be pickled; the message names it, and `run.kept_values` has the others.
         """
         spec = run_pb2.RunSpec(pull=run_pb2.Pull(expression=expression))
         return self._finish_quietly(self._start(spec, f"pull {expression}"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
 import logging
 import threading
@@ -14,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from monarch_nb.client import events
 from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import GAP_S, Connection
-from monarch_nb.client.decoding import display_event, result_event
+from monarch_nb.client.decoding import OutputDecoder, result_event
 from monarch_nb.client.interrupt_report import InterruptReport, unstopped_lines
 from monarch_nb.client.presenting import served_notebook
+from monarch_nb.client.run_values import RunValues
 from monarch_nb.client.waits import explain_past_waits, explain_waits
 from monarch_nb.code_names import run_name
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, ReservationExpired, RunFailed
-from monarch_nb.frames import unpack_pickle
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import name_ranks
@@ -38,7 +37,8 @@ ALLOCATOR_DOWN = "does not answer; its ranks are as they were: monarch-nb up sta
 STOP_WAIT_S = 4.0
 """How long ranks may take to stop after an interrupt before they are called stuck."""
 WAITS_INTERVAL_S = 3.0
-ABORT_INTERVAL_S = 0.5
+ABORT_AFTER_S = 0.5
+"""How long after a rank has failed the others are interrupted: those that fail likewise do so by then."""
 PROCEED_AFTER_S = 2.0
 
 
@@ -74,17 +74,16 @@ class Run:
         self.run_id = run_id
         self._on_error = on_error
         self._listeners: list[Listener] = [listener] if listener else []
-        self._packed: dict[int, run_pb2.RankResult] = {}
+        self._values = RunValues()
         self._lossy: dict[str, list[int]] = {}
-        self._values: dict[int, Any] = {}
         self._refusal: MonarchNbError | None = None
         self._done = threading.Event()
         self._freed = threading.Event()
-        self._decoders: dict[tuple[int, events.Stream], codecs.IncrementalDecoder] = {}
+        self._decoder = OutputDecoder()
         self._submits: dict[int, pb.Submit] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._started_on_first = False
-        self._watching_waits = False
+        self._watching_waits = self._is_aborting = False
         self._waited = ""  # who waited for whom when it was looked at last
         self._completing = False
         self._interrupting = False
@@ -155,43 +154,18 @@ class Run:
         """The last expression's value by rank of `ranks`; None where there is none or the rank failed.
 
         Raises:
-            PickleError: a value could not be pickled on its rank, or not unpickled here.
+            PickleError: a value could not be pickled on its rank, or not unpickled here; `kept_values` has the others.
         """
-        errors: dict[str, list[int]] = {}
-        for rank, packed in self._packed.items():
-            if packed.WhichOneof("value") == "value_error":
-                errors.setdefault(packed.value_error, []).append(rank)
-        if errors:
-            text = "; ".join(f"{name_ranks(ranks)}: {error}" for error, ranks in errors.items())
-            raise PickleError(text, next(iter(errors)), [rank for ranks in errors.values() for rank in ranks])
-        return [self._value(rank) for rank in self.ranks]
+        try:
+            return self._values.all(self.ranks)
+        except PickleError as error:
+            error.run = self
+            raise
 
     @property
     def kept_values(self) -> list[Any]:
         """As `values`, with a PickleError in place of each value that could not be brought here."""
-        return [self._value_or_error(rank) for rank in self.ranks]
-
-    def _value_or_error(self, rank: int) -> Any:
-        try:
-            return self._value(rank)
-        except PickleError as error:
-            return error
-
-    def _value(self, rank: int) -> Any:
-        packed = self._packed.get(rank)
-        if packed is not None and packed.WhichOneof("value") == "value_error":
-            raise PickleError(packed.value_error, packed.value_error, [rank])
-        if rank not in self._values and packed is not None and packed.WhichOneof("value") == "value_inline":
-            try:
-                self._values[rank] = unpack_pickle(bytearray(packed.value_inline))
-            except Exception as error:
-                raise PickleError(
-                    f"the value of rank {rank} can not be unpickled here: {type(error).__name__}: {error}; bring plain "
-                    "data instead, such as a state_dict()",
-                    ranks=[rank],
-                ) from error
-            packed.ClearField("value")
-        return self._values.get(rank)
+        return self._values.kept(self.ranks)
 
     def logs(self) -> Iterator[LogRecord]:
         """Yield everything that it printed, from the ranks' files."""
@@ -364,35 +338,8 @@ class Run:
     def on_output(self, connection: Connection, output: pb.Output) -> None:
         for rank_output in output.ranks:
             for item in rank_output.items:
-                for event in self._events_of(rank_output.rank, item):
+                for event in self._decoder.events_of(rank_output.rank, item):
                     self.emit(event)
-
-    def _events_of(self, rank: int, item: pb.OutputItem) -> Iterator[events.Event]:
-        match item.WhichOneof("item"):
-            case "stdout":
-                yield self._text(rank, "stdout", item.stdout)
-            case "stderr":
-                yield self._text(rank, "stderr", item.stderr)
-            case "elided":
-                stream: events.Stream = "stderr" if item.elided.stderr else "stdout"
-                yield from self._rest(rank, stream)
-                yield events.Elided(rank, stream, item.elided.lines, item.elided.size_bytes)
-            case "display":
-                yield display_event(rank, item.display)
-            case "notice":
-                yield events.Notice(f"rank {rank}: {item.notice}", key=f"rank{rank}")
-
-    def _text(self, rank: int, stream: events.Stream, data: bytes) -> events.Text:
-        key = (rank, stream)
-        if key not in self._decoders:
-            self._decoders[key] = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-        return events.Text(rank, stream, self._decoders[key].decode(data))
-
-    def _rest(self, rank: int, stream: events.Stream) -> Iterator[events.Text]:
-        """Yield the beginning of a character whose end does not come."""
-        decoder = self._decoders.pop((rank, stream), None)
-        if decoder is not None and (text := decoder.decode(b"", final=True)):
-            yield events.Text(rank, stream, text)
 
     def on_finished(self, connection: Connection, finished: pb.Finished) -> None:
         if self.done:
@@ -401,7 +348,7 @@ class Run:
                 connection.collect(self.id)
         for packed in finished.results:
             if packed.rank not in self.results and packed.rank in self.ranks:
-                self._packed[packed.rank] = packed
+                self._values.add(packed)
                 result = self.results[packed.rank] = result_event(packed, connection.name)
                 self.emit(result)
                 if packed.notice:
@@ -414,6 +361,9 @@ class Run:
         elif self.results and not self._watching_waits:
             self._watching_waits = True
             self._spawn(self._watch_waits())
+        if self._on_error == "abort" and not self._is_aborting and self._failed_ranks():
+            self._is_aborting = True
+            self._spawn(self._abort_others())
         self._check_stuck()
 
     def _end_replay(self, connection: Connection) -> None:
@@ -452,7 +402,7 @@ class Run:
         if self._completing:
             return
         self._completing = True
-        blobs = [packed for packed in self._packed.values() if packed.WhichOneof("value") == "value_blob"]
+        blobs = self._values.to_fetch()
         # Only who interrupted it repairs: to others it may be an old run, and the mesh may have a new group since.
         aborted = self._interrupting and any(result.group_aborted for result in self.results.values())
         if blobs or aborted:
@@ -463,7 +413,7 @@ class Run:
     async def _complete_slowly(self, blobs: list[run_pb2.RankResult], aborted: bool) -> None:
         try:
             if aborted:
-                await self.mesh.core.abort_groups("a run was interrupted in a collective")
+                await self._abort_groups()
             await asyncio.gather(*(self._fetch(packed) for packed in blobs))
         finally:
             self._finish()
@@ -477,9 +427,8 @@ class Run:
 
     def _finish(self) -> None:
         if not self._done.is_set():
-            for rank, stream in list(self._decoders):
-                for text in self._rest(rank, stream):
-                    self.emit(text)
+            for text in self._decoder.rest():
+                self.emit(text)
             freed = any(result.outcome == "interrupted" for result in self.results.values())
             self.emit(events.Notice(self._waited if freed else "", key="waits"))  # what the interrupt was for stays
             for key in ("queue", "stuck", *(f"link {c.name}" for c in self._connections())):
@@ -495,21 +444,25 @@ class Run:
                 self._spawn(_close(list(self._own_connections.values())))
 
     async def _watch_waits(self) -> None:
-        """Some ranks have finished, others go on: say who waits for whom; with on_error="abort" end it."""
-        abort = self._on_error == "abort"
+        """Some ranks have finished, others go on: say who waits for whom."""
         while True:
-            await asyncio.sleep(ABORT_INTERVAL_S if abort else WAITS_INTERVAL_S)
+            await asyncio.sleep(WAITS_INTERVAL_S)
             left = [rank for rank in self.ranks if rank not in self.results]
             where = await self.mesh.core.where(left)
-            waiting = [rank for rank, at in where.items() if at.state == run_pb2.Where.STATE_COLLECTIVE]
-            if abort and self.failures and waiting:
-                self.emit(events.Notice(f"{name_ranks(waiting)} interrupted: another rank failed", key="abort"))
-                self._send_interrupt()
-                abort = False
-                continue
             self.emit(events.Notice(explain_waits(self.results, where), key="waits"))
             if not self._interrupting:
                 self._waited = explain_past_waits(self.results, where)
+
+    def _failed_ranks(self) -> list[int]:
+        return [failure.rank for failure in self.failures if failure.kind in ("error", "died")]
+
+    async def _abort_others(self) -> None:
+        """With on_error="abort": a rank has failed, so the others are interrupted, whatever they do."""
+        await asyncio.sleep(ABORT_AFTER_S)
+        if not self._interrupting and (left := self._left()):
+            text = f"{name_ranks(left)} interrupted: {name_ranks(self._failed_ranks())} failed"
+            self.emit(events.Notice(text, key="abort"))
+            self._send_interrupt()
 
     def _send_interrupt(self) -> None:
         self._interrupting = True
@@ -602,8 +555,12 @@ class Run:
             for connection in self._connections():
                 connection.withdraw_cancel(self.id)
         if any(result.group_aborted for result in self.results.values()):
-            await self.mesh.core.abort_groups("a run was interrupted in a collective")
+            await self._abort_groups()
         self._freed.set()
+
+    async def _abort_groups(self) -> None:
+        """Let all ranks of the mesh forget the groups that the interrupt broke, but not what a queued run has made."""
+        await self.mesh.core.abort_groups("a run was interrupted in a collective", last_run=self.number)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -196,8 +196,7 @@ class CellRunner:
             try:
                 _ = run.values
             except PickleError as error:
-                kept = f"{error}\n{out} has the other ranks' values, and an error in place of these"
-                failed = failed or PickleError(kept, error.name, error.ranks)
+                failed = failed or others_kept(error, out)
             if isinstance(failed, RunFailed):
                 failed.kept_in = out
         if failed is not None:
@@ -304,6 +303,13 @@ class CellRunner:
         if run_cell(code, store_history=False, silent=silent).success:
             return None
         return KernelCellFailed("the cell failed in the kernel (its traceback is above)")
+
+
+def others_kept(error: PickleError, out: str) -> PickleError:
+    """Return the error that also says that the variable `out` has what could be brought."""
+    return PickleError(
+        f"{error}\n{out} has the other ranks' values, and an error in place of these", error.name, error.ranks
+    )
 
 
 def _is_own(failure: RankFailure, report: InterruptReport) -> bool:

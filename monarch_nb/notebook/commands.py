@@ -280,6 +280,7 @@ ON = Command(
     magic="%mesh ",
     section="Steer",
     flags=(_TARGETS,),
+    notes="A cell that begins with %mesh is the kernel's; %mesh lines at the end of another come after its run.",
 )
 OFF = Command("off", "run cells in the kernel again", magic="%mesh ", section="Steer")
 HELP = Command(
@@ -333,7 +334,7 @@ CELL = Command(
         Flag("--timeout", "raise TimeoutError after S seconds; the run goes on", value="S", kind="seconds"),
         Flag(
             "--on-error",
-            "when some ranks fail: wait for the others, or abort them",
+            "when a rank fails: wait for the others, or interrupt them after 0.5 s",
             value="HOW",
             choices=("wait", "abort"),
         ),

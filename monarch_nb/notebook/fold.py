@@ -27,6 +27,7 @@ HEAD_DISPLAYS, TAIL_DISPLAYS = 4, 16
 MAX_DISPLAY_BYTES = 8_000_000
 _FLOOD_S, _FLOOD_LINES = 1.0, 2_000
 _SHORT_CHARACTERS, _SHORT_REACH = 4, 8
+_MAX_END_LINES = 20_000
 _END = 1 << 62
 
 _WITHOUT_DIGITS = dict.fromkeys(map(ord, "0123456789"))
@@ -123,6 +124,7 @@ class Fold:
                 for rank in self._ranks.values():
                     self._flush(rank)
                     self._bring_back(rank)
+                self._fold_end()
 
     def _rank(self, number: int) -> _Rank:
         rank = self._ranks.get(number)
@@ -227,6 +229,37 @@ class Fold:
         rank.position = max(rank.position, self._gap_end)
         for stream, text in newest:
             self._add_line(rank, stream, text)
+
+    def _fold_end(self) -> None:
+        """Fold the lines after the gap once more, from the end backwards: there, ranks that come seconds apart do not
+        meet, because the lines that would have brought them into step were dropped.
+        """
+        if not self._dropped:
+            return
+        self._trim()
+        rows = sorted(self._rows, key=order)
+        begin = max([self._gap_begin, *(row.position for row in rows if not isinstance(row, TextRow))])
+        lines = [row for row in rows if isinstance(row, TextRow) and row.position > begin]
+        ends = {rank: [row for row in lines if row.ranks & rank.bit] for rank in self._ranks.values()}
+        if len({row.key for row in lines}) == len(lines) or sum(map(len, ends.values())) > _MAX_END_LINES:
+            return
+        again = Fold(self._ranks)
+        for rank, of_rank in sorted(ends.items(), key=lambda end: -len(end[1])):
+            for row in reversed(of_rank):
+                again._add_line(again._ranks[rank.number], row.stream, row.text)
+        if again._dropped or len(again._rows) >= len(lines):
+            return
+        for row in lines:
+            row.ranks = 0
+        self._purge()
+        last = self._places.last + len(again._rows)
+        backwards = {position: place for place, position in enumerate(sorted({row.position for row in again._rows}))}
+        for made in again._rows:
+            made.position = (last - backwards[made.position], 0)
+            self._insert(made)
+        for rank in self._ranks.values():
+            rank.forget()
+            rank.position = (last, 0)
 
     # ---- displays ----
 

@@ -19,7 +19,7 @@ _PATIENCE_S = 0.5
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """The cell was interrupted, and its ranks are free."""
+    """The cell was interrupted; the text says what that did."""
 
     def _render_traceback_(self, *_: Any) -> list[str]:
         return [f"\x1b[31mKeyboardInterrupt\x1b[39m: {self}"]

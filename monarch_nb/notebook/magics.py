@@ -10,6 +10,7 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 from monarch_nb.errors import UsageError
 from monarch_nb.notebook.cell import CellRunner
 from monarch_nb.notebook.files import FileCommands
+from monarch_nb.notebook.following import RunInterrupted
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.panels import Panels
 from monarch_nb.notebook.session import Session
@@ -45,9 +46,14 @@ class MeshMagics(Magics):
         line = expand(line, _USER_FRAME)
         if unsaid := self._session.take_unsaid():
             show(calm_line(unsaid))
-        if cell is None:
-            return self._subcommands.run(line)
-        self._cells.run(line, cell)
+        try:
+            if cell is None:
+                return self._subcommands.run(line)
+            self._cells.run(line, cell)
+        except RunInterrupted:
+            raise
+        except KeyboardInterrupt as interrupt:  # in our own code: nobody wants to read that stack
+            raise RunInterrupted(str(interrupt) or "interrupted") from None
         return None
 
     @no_var_expand

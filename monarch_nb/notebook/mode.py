@@ -1,6 +1,7 @@
 """`%mesh on`: every following cell runs on the mesh, until `%mesh off`.
 
-An input transformer puts a `%%mesh` line before the cell, so the rest is what that magic does. `%%local` at the top of
+An input transformer puts a `%%mesh` line before the cell, so the rest is what that magic does. `%mesh` lines at the end
+of a cell belong to the kernel, as everywhere, and come after it. `%%local` at the top of
 a cell is taken away by the same transformer, so that the cell is an ordinary one in every respect.
 """
 
@@ -10,6 +11,7 @@ import re
 from typing import Any
 
 _OURS = re.compile(r"\s*(%mesh\b|%(re|un)?load_ext\s+monarch_nb\b|\w[\w\s,.\[\]]*=\s*%mesh\b)")
+_OURS_AT_THE_END = re.compile(r"%mesh(\s|$)|\w[\w\s,.\[\]]*=\s*%mesh\s")
 _LOCAL = re.compile(r"%%local\s*$")
 ANNOUNCE = "--announce"
 """The flag by which `%%mesh` knows that the user did not write it."""
@@ -51,8 +53,12 @@ class MeshMode:
         # Inside a cell that executes, IPython transforms pieces of code too (%timeit does): those are not cells.
         if not self.on or self._depth > 0 or is_ours(lines):
             return lines
-        targets = f" --targets={self.targets}" if self.targets else ""
-        return [f"%%mesh {ANNOUNCE}{targets}\n", *lines]
+        arguments = f"{ANNOUNCE} --targets={self.targets}" if self.targets else ANNOUNCE
+        end = _our_end(lines)
+        if end == len(lines):
+            return [f"%%mesh {arguments}\n", *lines]
+        body = "".join(lines[:end])
+        return [f"get_ipython().run_cell_magic('mesh', {arguments!r}, {body!r})\n", *lines[end:]]
 
     def pre_execute(self) -> None:
         """A cell, or a piece of one, begins."""
@@ -68,6 +74,19 @@ class MeshMode:
     def post_execute(self) -> None:
         """It ended. Also called for empty cells, which never began."""
         self._depth = max(0, self._depth - 1)
+
+
+def _our_end(lines: list[str]) -> int:
+    """Return where the `%mesh` lines at the end of a cell begin: its length when there are none."""
+    end = len(lines)
+    if lines[0].startswith("%%"):  # the whole cell is that magic's
+        return end
+    for index in range(len(lines) - 1, 0, -1):
+        if _OURS_AT_THE_END.match(lines[index]):
+            end = index
+        elif lines[index].strip() and not lines[index].startswith("#"):
+            break
+    return end
 
 
 def is_ours(lines: list[str]) -> bool:

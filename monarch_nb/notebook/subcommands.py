@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_nb.errors import RunFailed, UsageError
+from monarch_nb.errors import PickleError, RunFailed, UsageError
 from monarch_nb.notebook import commands
-from monarch_nb.notebook.cell import CellRunner
+from monarch_nb.notebook.cell import CellRunner, others_kept
 from monarch_nb.notebook.command_line import (
     Command,
     Parsed,
@@ -24,6 +24,7 @@ from monarch_nb.notebook.command_line import (
     wants_help,
 )
 from monarch_nb.notebook.files import FileCommands, placed_line
+from monarch_nb.notebook.following import RunInterrupted
 from monarch_nb.notebook.logs import nothing_line, shown_logs
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.panels import Panels
@@ -115,32 +116,39 @@ class Subcommands:
             raise UsageError("say how many ranks per node: --gpus N, or --procs N for CPU ranks")
         if gpus is not None and procs is not None:
             raise UsageError("say --gpus N or --procs N, not both: one mesh has one kind of rank")
-        pool = parsed.text("pool")
         with Progress(is_notebook(self._shell)) as progress:
-            reservation = self._session.client.reserve(
-                parsed.word,
-                nodes=parsed.count("nodes") or 1,
-                procs=procs,
-                gpus=gpus,
-                pool=pool,
-                python=parsed.text("python"),
-                env=read_environment(parsed.many("env")) or None,
-                preload=parsed.many("preload") or None,
-                files=_files_option(parsed.text("files")),
-                reload={"auto": True, "off": False}.get(parsed.text("reload") or ""),
-                shared=parsed.text("shared"),
-                time=parsed.seconds("time"),
-                idle=parsed.seconds("idle"),
-                replace=parsed.switch("replace"),
-                notebook=self._session.notebook,
-                progress=progress,
-            )
-            self._session.hold(reservation, pool)
+            try:
+                reservation = self._asked_for(parsed, gpus, procs, progress)
+            except KeyboardInterrupt:
+                had_begun = bool(progress.messages)
+                what = "nothing is reserved" if had_begun else "nothing has changed"
+                raise RunInterrupted(f"interrupted: {what}") from None
+            self._session.hold(reservation, parsed.text("pool"))
             lines = [_reserved_line(reservation, progress), _files_line(reservation, parsed.text("files"))]
             if (reload := parsed.text("reload")) and not progress.messages:
                 lines.append(f"reload: {reload} from now on")
             lines += [message for message in progress.messages if message.startswith("kept ")]  # of what was replaced
             progress.done("\n".join(lines))
+
+    def _asked_for(self, parsed: Parsed, gpus: int | None, procs: int | None, progress: Progress) -> Reservation:
+        return self._session.client.reserve(
+            parsed.word,
+            nodes=parsed.count("nodes") or 1,
+            procs=procs,
+            gpus=gpus,
+            pool=parsed.text("pool"),
+            python=parsed.text("python"),
+            env=read_environment(parsed.many("env")) or None,
+            preload=parsed.many("preload") or None,
+            files=_files_option(parsed.text("files")),
+            reload={"auto": True, "off": False}.get(parsed.text("reload") or ""),
+            shared=parsed.text("shared"),
+            time=parsed.seconds("time"),
+            idle=parsed.seconds("idle"),
+            replace=parsed.switch("replace"),
+            notebook=self._session.notebook,
+            progress=progress,
+        )
 
     def _attach(self, parsed: Parsed) -> None:
         before = self._session.reservation
@@ -243,10 +251,13 @@ class Subcommands:
             return mesh.pull(parsed.words[0])
         try:
             self._shell.user_ns[out] = mesh.pull(parsed.words[0])
-        except RunFailed as error:
-            if error.run is not None:
-                self._shell.user_ns[out] = error.run.kept_values
-                error.kept_in = out
+        except (RunFailed, PickleError) as error:
+            if error.run is None:
+                raise
+            self._shell.user_ns[out] = error.run.kept_values
+            if isinstance(error, PickleError):
+                raise others_kept(error, out) from None
+            error.kept_in = out
             raise
         return None
 

@@ -107,7 +107,7 @@ def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequ
         ]
         for (host, state), group in groups.items()
     ]
-    headers = ["ranks", "host", "state", "for", "GPUs", "memory"]
+    headers = ["ranks", "host", "state", "for", "GPUs", "memory per rank"]
     dead_ranks = [rank for rank in ranks if rank.state == "dead"]
     dead = [rank.rank for rank in dead_ranks]
     notes = [*_causes(dead_ranks), *_last_words(dead_ranks)]
@@ -226,8 +226,9 @@ def _away_note(nodes: Sequence[str]) -> str:
 
 
 def _memory(group: Sequence[RankInfo]) -> str:
-    largest = max(rank.memory_bytes for rank in group)
-    return f"{largest / 2**20:,.0f} MiB" if largest else ""
+    known = [rank.memory_bytes for rank in group if rank.memory_bytes]
+    least, most = (f"{bound(known, default=0) / 2**20:,.0f}" for bound in (min, max))
+    return "" if not known else f"{most} MiB" if least == most else f"{least} to {most} MiB"
 
 
 def _indent(text: str) -> str:

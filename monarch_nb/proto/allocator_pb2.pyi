@@ -1211,6 +1211,7 @@ class ControlRanksRequest(_message.Message):
     COMPLETE_FIELD_NUMBER: _builtins.int
     ABORT_GROUPS_FIELD_NUMBER: _builtins.int
     KILL_FIELD_NUMBER: _builtins.int
+    LAST_RUN_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     timeout_s: _builtins.float
     where: _builtins.bool
@@ -1219,6 +1220,8 @@ class ControlRanksRequest(_message.Message):
     """the reason"""
     kill: _builtins.bool
     """SIGKILL now, with everything the rank started"""
+    last_run: _builtins.int
+    """with abort_groups: see AbortGroups"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1234,10 +1237,11 @@ class ControlRanksRequest(_message.Message):
         complete: Global___Completion | None = ...,
         abort_groups: _builtins.str = ...,
         kill: _builtins.bool = ...,
+        last_run: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "kill", b"kill", "message", b"message", "stack", b"stack", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "kill", b"kill", "mesh_id", b"mesh_id", "message", b"message", "ranks", b"ranks", "stack", b"stack", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "kill", b"kill", "last_run", b"last_run", "mesh_id", b"mesh_id", "message", b"message", "ranks", b"ranks", "stack", b"stack", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["where", "stack", "complete", "abort_groups", "kill"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015

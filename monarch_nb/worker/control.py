@@ -209,7 +209,7 @@ class ControlThread(threading.Thread):
                 reply.completions.extend(map(encodable, matches))
                 reply.completion_start = start
             case "abort_groups":
-                self._abort_groups(request.abort_groups.reason)
+                self._abort_groups(request.abort_groups.reason, request.abort_groups.last_run)
             case "exit":
                 pass
             case _:
@@ -218,12 +218,12 @@ class ControlThread(threading.Thread):
     def _press_soon(self) -> None:
         self._press_at = time.monotonic() + PRESS_INTERVAL_S
 
-    def _abort_groups(self, reason: str) -> None:
+    def _abort_groups(self, reason: str, last_run: int) -> None:
         active = self._interrupter.active
         if active is None:
-            process_groups.break_groups(reason)
+            process_groups.break_groups(reason, last_run)
         else:
-            self._interrupter.break_groups(active, "", reason)
+            self._interrupter.break_groups(active, "", reason, last_run)
             self._press_soon()
         self._on_abort()
 

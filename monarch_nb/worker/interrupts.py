@@ -128,27 +128,37 @@ class Interrupter:
             if self.active is active:
                 self._send_signal()
             if waited_s >= _FORCE_AFTER_S and not active.forced and self._handler_was_replaced():
-                active.forced = True
-                _raise_in_thread(self._main, RunInterrupted)
+                self._force(active)
         return True
 
     def finished(self) -> None:
-        """The active run has ended. On the main thread, which waits for a break of groups that is under way."""
+        """The active run has ended. On the main thread, which waits for what is being done to that run."""
         with self._breaking:
             active, self.active = self.active, None
         if active is not None and active.forced:
             _raise_in_thread(self._main, None)
 
-    def break_groups(self, active: ActiveRun, collective: str, reason: str) -> None:
-        """Break this rank's process groups under a run. On the control thread."""
-        if active.requested_at is None and _uses_nccl():
+    def break_groups(self, active: ActiveRun, collective: str, reason: str, last_run: int = 0) -> None:
+        """Break this rank's process groups under a run, but none that a run after `last_run` made. On the control
+        thread.
+        """
+
+        def stop_cell() -> None:
             # A kernel of an aborted communicator ends without an error, its data undefined: the cell must not go on.
-            active.abort = ProcessGroupAborted(f"{reason}; {GROUP_ABORTED}", reason=reason)
-            self._send_signal()
+            if active.requested_at is None and _uses_nccl():
+                active.abort = ProcessGroupAborted(f"{reason}; {GROUP_ABORTED}", reason=reason)
+                self._send_signal()
+
         with self._breaking:
-            if self.active is active and process_groups.break_groups(reason):
+            if self.active is active and process_groups.break_groups(reason, last_run, prepare=stop_cell):
                 active.group_aborted = True
                 active.collective = active.collective or collective
+
+    def _force(self, active: ActiveRun) -> None:
+        with self._breaking:
+            if self.active is active:  # else the next run would be hit
+                active.forced = True
+                _raise_in_thread(self._main, RunInterrupted)
 
     def _send_signal(self) -> None:
         if self._main.ident is not None:

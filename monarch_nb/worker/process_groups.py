@@ -20,6 +20,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 from urllib.parse import urlparse
@@ -29,8 +30,10 @@ from monarch_nb.worker import c10d, collectives, connections, group_connections,
 from monarch_nb.worker.connections import Endpoint, resolve
 from monarch_nb.worker.group_connections import GroupConnections
 from monarch_nb.worker.rendezvous import Rendezvous
+from monarch_nb.worker.store_connection import connect
 
 __all__ = [
+    "begin_run",
     "break_groups",
     "collective",
     "forget_groups",
@@ -45,6 +48,7 @@ _BREAK_WAIT_S = 0.2
 _CLOSE_WAIT_S = 0.1
 _FREE_WAIT_S = 2.0
 _SWEEP_S = 0.05
+_LOOPBACK = "127.0.0.1"
 _DESCRIPTORS = 1 << 16
 _BOOKKEEPING = {__file__, *(module.__file__ for module in (c10d, connections, group_connections, rendezvous))}
 _STANDARD_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
@@ -78,6 +82,7 @@ class _State:
         breaker: the thread that does it.
         forgotten: why the last groups were forgotten; None once new ones were made.
         dropped: the groups that were forgotten.
+        run: the number of the newest run. made_in: that of the run which made the last default group, or tried to.
     """
 
     def __init__(self) -> None:
@@ -88,6 +93,7 @@ class _State:
         self.breaker: _Breaker | None = None
         self.forgotten: _Break | None = None
         self.dropped: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.run = self.made_in = 0
 
 
 _state = _State()
@@ -111,6 +117,11 @@ def install() -> None:
     c10d.when_imported(functools.partial(_patch, _state.rendezvous))
 
 
+def begin_run(number: int) -> None:
+    """What makes a group from now on belongs to this run. On the main thread."""
+    _state.run = number
+
+
 def in_use() -> bool:
     """Return whether this rank has a default group, or is making one."""
     return _state.connections.is_making or c10d.default_group() is not None
@@ -129,15 +140,16 @@ def collective(frame: FrameType) -> str | None:
     return None if name in ("backward", "wait") and not in_use() else name
 
 
-def break_groups(reason: str) -> bool:
+def break_groups(reason: str, last_run: int = 0, *, prepare: Callable[[], None] = lambda: None) -> bool:
     """Make whatever waits for peers or the store fail soon. Call it from any thread but the one that hangs.
 
     It is done in 0.03 s when nothing moves; a transfer gets up to 5 s to come to its end, without holding up the
-    caller. A second call does no harm. For NCCL, make SIGINT pending before, so that the cell can not go on with
-    undefined data.
+    caller. A second call does no harm.
 
     Args:
         reason: shown to the user: "interrupted", or a clause such as "rank 3 was restarted".
+        last_run: spare groups that runs after this one made; 0 spares none.
+        prepare: called before anything is broken, if something is.
 
     Returns:
         Whether there was anything to break.
@@ -145,8 +157,11 @@ def break_groups(reason: str) -> bool:
     main = _main_frame()
     where = collective(main) if main is not None else None
     with _state.connections.lock:
+        if last_run and _state.made_in > last_run:
+            return False
         if not in_use() and not _state.connections.all():
             return False
+        prepare()
         _state.broken = _state.broken or _Break(reason, where)
         _state.hush.begin()
         breaker = _state.breaker
@@ -320,6 +335,7 @@ def _patch(rendezvous: Rendezvous, module: Any) -> None:
     module._new_process_group_helper = _wrap_helper(module._new_process_group_helper)
     handlers: Any = sys.modules["torch.distributed.rendezvous"]
     handlers._rendezvous_handlers["env"] = functools.partial(_meet, rendezvous)
+    handlers._create_c10d_store = functools.partial(_make_store, handlers._create_c10d_store)
 
 
 def _meet(rendezvous: Rendezvous, url: str, **options: Any) -> Iterator[Any]:
@@ -327,6 +343,19 @@ def _meet(rendezvous: Rendezvous, url: str, **options: Any) -> Iterator[Any]:
         triple = rendezvous(url, **options)
     yield triple
     raise RuntimeError("Unable to perform re-rendezvous using env:// method")
+
+
+def _make_store(make: Any, host: str, port: int, rank: int, world_size: int, timeout: timedelta, *options: Any) -> Any:
+    """What `tcp://` does: rank 0 hosts a store, the others connect to it."""
+    if rank == 0:
+        # To its own, wherever the address leads; and for a world of one, because it would wait for the others here,
+        # where it can not be freed, and waits for them again when the group is made.
+        return make(_LOOPBACK, port, rank, 1, timeout, *options)
+
+    def attempt(within: timedelta) -> Any:
+        return make(host, port, rank, world_size, within, *options)
+
+    return connect(attempt, f"{host}:{port}", timeout, _state.hush)
 
 
 def _wrap_helper(helper: Callable[..., Any]) -> Callable[..., Any]:
@@ -361,6 +390,7 @@ def _wrap_init(rendezvous: Rendezvous, module: Any) -> Callable[..., None]:
                     return
                 init(*args, **kwargs)  # raises
             forget_groups()
+        _state.made_in = _state.run  # first: a break of older groups that comes between these two must not last
         _state.broken = None
         _state.hush.end()
         _state.connections.endpoints |= _endpoints(wanted)
@@ -404,7 +434,7 @@ def _endpoints(wanted: dict[str, Any]) -> set[Endpoint]:
     """Return where the store listens that an init was told to use."""
     url = urlparse(wanted.get("init_method") or "")
     if url.scheme == "tcp" and url.hostname and url.port:
-        return resolve(url.hostname, url.port)
+        return resolve(url.hostname, url.port) | resolve(_LOOPBACK, url.port)
     store: Any = wanted.get("store")
     while hasattr(store, "underlying_store"):
         store = store.underlying_store

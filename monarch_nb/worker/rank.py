@@ -171,6 +171,7 @@ class Rank:
             self._last_error = None
             output = self._output_of(spec)
             self._interrupter.install()
+            process_groups.begin_run(spec.number)
             if not self._interrupter.begin(active):
                 self._finish(active.error(), active, result, output)
                 continue
@@ -189,7 +190,8 @@ class Rank:
         number = spec.output or spec.number
         if number != self._output.number:
             self._output = streams.RunOutput(self._spec.log_directory, number, self._spec.rank)
-            self._context.run(streams.begin_output, self._output)
+        # Also for those in use (1.6 µs): a run that wrote nothing may have closed its descriptors.
+        self._context.run(streams.begin_output, self._output)
         return self._output
 
     async def _finish_later(self, body: Body, active: ActiveRun, result: RankResult, output: streams.RunOutput) -> None:

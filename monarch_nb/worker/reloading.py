@@ -72,13 +72,15 @@ class Reloader:
 
     def follow(self, tree: Tree) -> None:
         """See a version of the files; whoever sees the files themselves, whatever they are now."""
-        if self._workspace and (tree.version, tree.reload) == self._seen:
-            return
-        self._set_import_paths(tree)
-        self._look_again()
-        if tree.reload:
-            self._reload_changed()
-        self._seen = tree.version, tree.reload
+        told_now: set[str] = set()
+        if not self._workspace or (tree.version, tree.reload) != self._seen:
+            self._set_import_paths(tree)
+            self._look_again()
+            if tree.reload:
+                told_now = self._reload_changed()
+            self._seen = tree.version, tree.reload
+        if tree.reload and self._told:
+            self._say_old(self._told.keys() - told_now)
 
     def _set_import_paths(self, tree: Tree) -> None:
         """Import from where the kernel does; in a workspace from the copies, and last from the workspace itself."""
@@ -119,10 +121,18 @@ class Reloader:
             else:  # it may have been no directory
                 sys.path_importer_cache.pop(directory, None)
 
-    def _reload_changed(self) -> None:
+    def _say_old(self, names: Iterable[str]) -> None:
+        """Say of modules whose failure was told at an earlier run that they are not what their files say."""
+        paths = {_executed[name].path for name in names if name in sys.modules}
+        if files := sorted(self._user_code.file_name(path) for path in paths if os.path.exists(path)):
+            sys.stderr.write(f"{', '.join(files)} still can not be reloaded: the ranks run the version before\n")
+
+    def _reload_changed(self) -> set[str]:
+        """Reload the modules that changed; return those that failed and whose failure was told."""
+        told: set[str] = set()
         changed = self._changed()
         if not changed:
-            return
+            return told
         places = dict.fromkeys(changed, 0)
         if len(changed) > 1:  # a module comes after what it imports; a rank has 2 ms of work to look at them all
             places = {name: place for place, name in enumerate(sys.modules)}
@@ -138,10 +148,10 @@ class Reloader:
                     errors[name] = error
             # Before the edit they may have been imported in another order than they need now.
             pending = [name for name in errors if places[name] < last]
-            for name in errors.keys() - pending:
-                self._report(name, errors[name])
+            told.update(name for name in errors.keys() - pending if self._report(name, errors[name]))
             for error in errors.values():
                 self._shell.forget_error(error)
+        return told
 
     def _changed(self) -> list[str]:
         """Return the loaded modules whose files changed, and those that failed and may not now."""
@@ -182,14 +192,17 @@ class Reloader:
             )
         return None
 
-    def _report(self, name: str, error: BaseException) -> None:
+    def _report(self, name: str, error: BaseException) -> bool:
+        """Show why a module could not be reloaded; return whether it was not shown before."""
         executed = _executed[name]
         file = self._user_code.file_name(executed.path)
         trace = failures.describe(self._shell, self._user_code, error, only_users=False).traceback
         text = f"{file} could not be reloaded; the ranks still run the version before\n{trace}\n"
-        if self._told.get(name) != (executed.signature, text):
+        is_new = self._told.get(name) != (executed.signature, text)
+        if is_new:
             self._told[name] = executed.signature, text
             sys.stderr.write(text)
+        return is_new
 
     # ---- names imported from a module ----
 

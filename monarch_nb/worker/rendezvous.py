@@ -23,6 +23,7 @@ from urllib.parse import parse_qsl, urlparse
 
 from monarch_nb.worker.c10d import Hush
 from monarch_nb.worker.connections import Endpoint, resolve
+from monarch_nb.worker.store_connection import connect
 
 _CONNECT_TIMEOUT = timedelta(seconds=20)
 _ROOT = "monarch_nb"
@@ -141,8 +142,11 @@ class Rendezvous:
         """Return a connection to a store: the last one if it still works, for torch asks DNS at each new one."""
         if self._store is None or self._store[:2] != (host, port) or self._check(self._store[2], "round") is None:
             dist: Any = importlib.import_module("torch.distributed")
-            connect_timeout = min(timeout, _CONNECT_TIMEOUT)
-            store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=connect_timeout)
+
+            def attempt(within: timedelta) -> Any:
+                return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=within)
+
+            store = connect(attempt, f"{host}:{port}", min(timeout, _CONNECT_TIMEOUT), self._hush)
             self._store = host, port, store
         store = self._store[2]
         store.set_timeout(timeout)

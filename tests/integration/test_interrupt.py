@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from typing import Any
 
 import pytest
 
 from integration.live import Gate, Recorder, client, eventually, pids_of, started
 from monarch_nb.client import events
 from monarch_nb.client import run as run_module
-from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.mesh import Mesh, MeshCore
 from monarch_nb.errors import GROUP_ABORTED, RunFailed
 
 INIT = "dist.init_process_group('gloo')"
@@ -32,7 +34,7 @@ HANG_IN_C = "sum(range(10 ** 14))  # holds the interpreter and looks at no signa
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a client says or gives up after seconds, it does at once."""
     monkeypatch.setattr(run_module, "WAITS_INTERVAL_S", 0.1)
-    monkeypatch.setattr(run_module, "ABORT_INTERVAL_S", 0.1)
+    monkeypatch.setattr(run_module, "ABORT_AFTER_S", 0.1)
     monkeypatch.setattr(run_module, "STOP_WAIT_S", 1.0)
 
 
@@ -168,6 +170,27 @@ class TestCollective:
         assert failure.message == f"a run was interrupted in a collective; {GROUP_ABORTED}"
         assert "Cell In[13], line 2" in failure.traceback, "a message alone does not say where"
 
+    def test_a_queued_cell_makes_its_group_in_peace(
+        self, fresh_mesh: Mesh, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The interrupt of the cell before it is followed by an abort of groups, which comes when it has one."""
+        mesh = fresh_mesh
+        mesh.run(f"{TRAIN}\n{INIT}")
+        run = mesh.submit("if rank != 3: step()")
+        eventually(lambda: len([at for at in mesh.where().values() if at.collective]) == 7)
+        recorder = Recorder()
+        queued = mesh.submit(f"{FRESH_GROUP}\nprint('made')\n{gate.wait}\nstep()", listener=recorder)
+        abort = MeshCore.abort_groups
+
+        async def abort_late(core: MeshCore, *args: Any, **options: Any) -> None:
+            await asyncio.to_thread(recorder.wait_for_text, "made", 8)
+            await abort(core, *args, **options)
+
+        monkeypatch.setattr(MeshCore, "abort_groups", abort_late)
+        assert run.interrupt().aborted
+        gate.open(8)
+        assert queued.result(60) == [28.0] * 8
+
     def test_on_error_abort_needs_nobody(self, fresh_mesh: Mesh, soon: None) -> None:
         mesh = fresh_mesh
         mesh.run(f"{TRAIN}\n{INIT}")
@@ -176,17 +199,15 @@ class TestCollective:
             mesh.run("if rank == 3: raise KeyError('boom')\nstep()", on_error="abort", listener=recorder)
         assert kinds(raised.value) == {"error": [3], "interrupted": [0, 1, 2, 4, 5, 6, 7]}
         assert raised.value.groups()[0][0] == [3], "the cause comes first"
-        assert any(notice.key == "abort" for notice in recorder.of(events.Notice))
+        [notice] = [notice for notice in recorder.of(events.Notice) if notice.key == "abort"]
+        assert notice.text == "ranks 0-2,4-7 interrupted: rank 3 failed"
         mesh.run(INIT)
         assert mesh.run("step()").values == [28.0] * 8
 
-    def test_on_error_abort_leaves_those_that_compute(self, mesh: Mesh, gate: Gate, soon: None) -> None:
-        run, recorder = started(mesh, f"if rank == 3: raise KeyError('boom')\n{gate.wait}\nrank", on_error="abort")
-        recorder.wait_for(lambda recorder: any(notice.key == "waits" for notice in recorder.of(events.Notice)))
-        gate.open(7)
+    def test_on_error_abort_interrupts_those_that_compute_too(self, mesh: Mesh) -> None:
         with pytest.raises(RunFailed) as raised:
-            run.result(60)
-        assert kinds(raised.value) == {"error": [3]}
+            mesh.run("if rank == 3: raise KeyError('boom')\nwhile True: pass", on_error="abort")
+        assert kinds(raised.value) == {"error": [3], "interrupted": [0, 1, 2, 4, 5, 6, 7]}
 
 
 class TestStuck:

@@ -346,8 +346,8 @@ class RankProcess:
         position = len(code) if cursor is None else cursor
         return list(self.ask(complete=GetCompletions(code=code, cursor=position)).completions)
 
-    def abort_groups(self, reason: str) -> None:
-        self.ask(abort_groups=AbortGroups(reason=reason))
+    def abort_groups(self, reason: str, last_run: int = 0) -> None:
+        self.ask(abort_groups=AbortGroups(reason=reason, last_run=last_run))
 
     def exit(self) -> None:
         self.ask(exit=ExitRank())

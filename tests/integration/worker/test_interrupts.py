@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 
 import pytest
@@ -302,6 +303,38 @@ def test_a_hung_init_is_freed_again_and_again(template: TemplateProcess) -> None
         run_all(ranks, "dist.destroy_process_group()")
 
 
+@pytest.mark.parametrize(
+    ("address", "as_rank"), [("nowhere.invalid", "rank"), ("127.0.0.1", "1")], ids=["unknown", "refuses"]
+)
+def test_an_init_at_a_wrong_address_is_freed_and_says_so_in_a_line(
+    template: TemplateProcess, address: str, as_rank: str
+) -> None:
+    """Torch tries on for half an hour, deaf to interrupts, with a page of its stack at each attempt."""
+    ranks = template.fork_mesh(2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    code = (
+        "import torch.distributed as dist\n"
+        f"dist.init_process_group('gloo', 'tcp://{address}:{port}', rank={as_rank}, world_size=2)"
+    )
+    for rank in ranks:
+        rank.submit(code)
+    deadline = time.monotonic() + FREED_S
+    while not ranks[1].text("err"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for rank in ranks:
+        rank.interrupt()
+    hosts = as_rank == "rank"  # rank 0 has a store of its own then, and waits there
+    for rank in ranks:
+        result = rank.result(FREED_S)
+        assert result.outcome == OUTCOME_INTERRUPTED
+        assert result.failure.message.startswith("interrupted in init_process_group")
+        told = f"no store answers at {address}:{port} yet: trying for 30 min\n"
+        assert rank.text("err") == ("" if hosts and rank is ranks[0] else told)
+    assert [result.outcome for result in run_all(ranks, f"{JOIN}\n{REDUCE}")] == [OUTCOME_OK, OUTCOME_OK]
+
+
 def test_a_rank_that_is_about_to_enter_its_collective_knows_that_it_is_broken(template: TemplateProcess) -> None:
     ranks = template.fork_mesh(2)
     run_all(ranks, JOIN)
@@ -384,6 +417,30 @@ def test_aborting_groups_frees_a_rank_that_was_not_interrupted(template: Templat
     ranks[1].abort_groups("rank 1 was restarted")
     results = run_all(ranks, f"dist.init_process_group('gloo')\n{REDUCE}")
     assert [result.outcome for result in results] == [OUTCOME_OK, OUTCOME_OK], results
+
+
+def test_an_abort_that_comes_late_spares_the_group_of_a_newer_run(template: TemplateProcess) -> None:
+    """As when a cell is queued behind the interrupted one: it makes its group while the abort is on its way."""
+    ranks = template.fork_mesh(2)
+    run_all(ranks, JOIN)
+    interrupted = ranks[0].submit("dist.all_reduce(torch.ones(1))")
+    newer = RunSpec(run_id="newer", number=interrupted.number + 1, cell=Cell(code=f"{JOIN}\n{REDUCE}", want_value=True))
+    ranks[0].wait_hung()
+    ranks[0].interrupt(interrupted.run_id)
+    ranks[0].send_run(newer)
+    assert ranks[0].result().outcome == OUTCOME_INTERRUPTED
+    assert ranks[0].wait_hung().collective == "init_process_group"
+    for rank in ranks:
+        rank.abort_groups("a run was interrupted", last_run=interrupted.number)  # rank 1 has the old group still
+    ranks[1].send_run(newer)
+    results = [rank.result() for rank in ranks]
+    assert [result.outcome for result in results] == [OUTCOME_OK, OUTCOME_OK], results
+    for rank in ranks:
+        rank.abort_groups("a run was interrupted", last_run=interrupted.number)  # the group is made, the ranks idle
+    assert [rank.value(result) for rank, result in zip(ranks, run_all(ranks, REDUCE), strict=True)] == [2, 2]
+    for rank in ranks:
+        rank.abort_groups("a run was interrupted", last_run=newer.number)
+    assert {result.outcome for result in run_all(ranks, REDUCE)} == {OUTCOME_ERROR}
 
 
 def test_a_cell_does_not_go_on_when_its_nccl_group_is_aborted(template: TemplateProcess) -> None:

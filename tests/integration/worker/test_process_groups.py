@@ -158,6 +158,23 @@ def test_a_group_with_a_store_of_the_users_is_freed() -> None:
         assert_works(ranks)
 
 
+def test_a_group_by_url_whichever_rank_comes_first() -> None:
+    with ForkedRanks(2) as ranks:
+        for first, second in ((0, 1), (1, 0)):
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                port = server.getsockname()[1]
+
+            def by_url(space: Space, port: int = port) -> None:
+                dist.init_process_group("gloo", f"tcp://localhost:{port}", rank=space["rank"], world_size=2)
+
+            ranks.submit(by_url, [first])
+            ranks.wait_until_in("init_process_group", [first])
+            ranks.submit(by_url, [second])
+            assert ranks.collect() == [None, None]
+            assert ranks.run(total) == [2.0, 2.0]
+            ranks.run(lambda _: dist.destroy_process_group())
+
+
 @pytest.mark.parametrize("attempt", range(4))
 def test_an_init_that_waits_for_a_peer_to_connect_is_freed(attempt: int) -> None:
     """Rank 1 says where it listens, and then never connects; who connects to whom depends on their ports."""

@@ -193,10 +193,14 @@ def test_a_mistake_is_shown_once_and_the_old_module_stays(
     assert "importlib" not in text
     assert "live_update" not in text
     assert text.count("could not be reloaded") == 1
+    still = "model.py still can not be reloaded: the ranks run the version before\n"
     assert rank.ok("a.f()", tree=project.tree()) == 1
+    assert stderr(rank) == still
     project.write("README", "another version\n")
     assert rank.ok("a.f(), type(a) is model.A", tree=project.tree()) == (1, True)
-    assert stderr(rank) == "", "the mistake was shown before"
+    assert stderr(rank) == still, "the mistake itself was shown before"
+    rank.ok("a.f()", tree=project.tree(reload=False))
+    assert stderr(rank) == "", "it is what the user wants"
     project.write("model.py", good.format(3))
     assert rank.ok("a.f(), model.N", tree=project.tree()) == (3, 3)
     assert stderr(rank) == ""
@@ -265,6 +269,10 @@ def test_without_a_tree_or_with_the_same_version_of_a_copy_nothing_is_looked_at(
     assert rank.ok("model.N") == 1
     assert rank.ok("model.N", tree=Tree(version=version, reload=True)) == 1
     assert rank.ok("model.N", tree=Tree(version="another", reload=True)) == 2
+    project.write("model.py", "N = \n")
+    for told in ("SyntaxError", "model.py still can not be reloaded: the ranks run the version before\n"):
+        assert rank.ok("model.N", tree=Tree(version="broken", reload=True)) == 2
+        assert told in stderr(rank)
 
 
 def test_files_that_the_rank_sees_itself_are_looked_at_before_every_run(rank: RankProcess, project: Project) -> None:

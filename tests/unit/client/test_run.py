@@ -63,7 +63,7 @@ class FakeCore:
 
     def __init__(self) -> None:
         self.connections: dict[int, Any] = {0: FakeConnection("node0"), 1: FakeConnection("node1")}
-        self.aborted: list[str] = []
+        self.aborted: list[tuple[str, int]] = []
         self.asked_where: list[list[int]] = []
         self.places: dict[int, run_pb2.Where] = {}
         self.restarted: list[tuple[int, ...]] = []
@@ -77,8 +77,8 @@ class FakeCore:
     def connection_of(self, rank: int) -> Any:
         return self.connections[rank // 4]
 
-    async def abort_groups(self, reason: str) -> None:
-        self.aborted.append(reason)
+    async def abort_groups(self, reason: str, *, last_run: int) -> None:
+        self.aborted.append((reason, last_run))
 
     async def control(self, ranks: list[int], **message: Any) -> dict[int, pb.RankReply]:
         return {}
@@ -91,14 +91,20 @@ class FakeCore:
         self.restarted.append(tuple(ranks))
 
 
+async def several_turns() -> None:
+    """Let tasks that wait for nothing come to their end."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 class Harness:
     """A run, what its listener was told, and its nodes."""
 
-    def __init__(self, ranks: Iterable[int] = range(8), *, listen: bool = True) -> None:
+    def __init__(self, ranks: Iterable[int] = range(8), *, listen: bool = True, **options: Any) -> None:
         self.core = FakeCore()
         self.told: list[events.Event] = []
         mesh: Any = SimpleNamespace(core=self.core, id="mesh", reservation=SimpleNamespace(name="dev"))
-        self.run = Run(mesh, "run-id", ranks, "title", listener=self.told.append if listen else None)
+        self.run = Run(mesh, "run-id", ranks, "title", listener=self.told.append if listen else None, **options)
         self.nodes = [self.core.connections[0], self.core.connections[1]]
 
     def start(self) -> None:
@@ -389,6 +395,7 @@ class TestResults:
         ) as raised:
             harness.run.result(0)
         assert raised.value.ranks == list(range(6))
+        assert raised.value.run is harness.run
         *lost, good, same = harness.run.kept_values
         assert (good, same) == (1, 1)
         assert [(type(each), each.ranks) for each in lost] == [(PickleError, [rank]) for rank in range(6)]
@@ -415,7 +422,7 @@ class TestResults:
         assert await asyncio.to_thread(harness.run.wait, 10)
         with pytest.raises(PickleError, match="rank 1: the value could not be fetched: not kept any more"):
             _ = harness.run.values
-        assert harness.run._value(0) == "from big"
+        assert harness.run._values.of(0) == "from big"
 
     async def test_who_interrupted_it_repairs_groups_on_all_ranks_before_it_is_done(self, harness: Harness) -> None:
         harness.run._send_interrupt()
@@ -489,7 +496,7 @@ class TestResults:
         assert await asyncio.to_thread(harness.run.wait_freed, 10.0)
         assert not harness.run.done
         assert harness.nodes[1].sent[-1][0] == "withdraw", "the others go on when their node is there again"
-        assert harness.core.aborted == ["a run was interrupted in a collective"]
+        assert harness.core.aborted == [("a run was interrupted in a collective", 5)], "not what a newer run has made"
         harness.finished(*range(4, 8))
         assert harness.run.done
         assert len(harness.core.aborted) == 1, "there may be a new group since"
@@ -534,6 +541,28 @@ class TestResults:
         harness.finished(*range(7), outcome=run_pb2.Outcome.Value(f"OUTCOME_{outcome}"))
         [*_, last] = [notice.text for notice in harness.of(events.Notice) if notice.key == "waits"]
         assert last.partition(";")[0] == stays
+
+    @pytest.mark.parametrize(("outcome", "interrupted"), [("OK", False), ("ERROR", True), ("DIED", True)])
+    async def test_on_error_abort_interrupts_the_others_when_a_rank_failed(
+        self, monkeypatch: pytest.MonkeyPatch, outcome: str, interrupted: bool
+    ) -> None:
+        monkeypatch.setattr(run_module, "ABORT_AFTER_S", 0.0)
+        harness = Harness(on_error="abort")
+        harness.finished(7, outcome=run_pb2.Outcome.Value(f"OUTCOME_{outcome}"))
+        await several_turns()
+        assert [("cancel", "run-id") in node.sent for node in harness.nodes] == [interrupted] * 2
+        told = [notice.text for notice in harness.of(events.Notice) if notice.key == "abort"]
+        assert told == (["ranks 0-6 interrupted: rank 7 failed"] if interrupted else [])
+
+    async def test_on_error_abort_leaves_a_run_that_is_interrupted_already(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(run_module, "ABORT_AFTER_S", 0.0)
+        harness = Harness(on_error="abort")
+        harness.run._send_interrupt()
+        harness.finished(7, outcome=run_pb2.OUTCOME_ERROR)
+        await several_turns()
+        assert [node.sent for node in harness.nodes] == [[("cancel", "run-id")]] * 2
 
     async def test_collected_is_told_to_every_node(self, harness: Harness) -> None:
         harness.run._tell_collected()

@@ -391,6 +391,44 @@ def test_elisions_align_ranks_by_line_number() -> None:
     assert sum(isinstance(row, ElidedRow) for row in rows) == 1
 
 
+@pytest.mark.parametrize("last", ["the end", "the end of {rank}"])
+def test_the_end_of_a_flood_folds_though_ranks_come_there_seconds_apart(last: str) -> None:
+    fold = Fold(range(4))
+    for rank in range(4):
+        for start in range(0, 10_000, 1000):
+            text = "".join(f"line {n}\n" for n in range(start, start + 1000))
+            fold.add(Text(rank, "stdout", text), 10.0 * rank + start / 1000)
+    for rank in range(4):
+        fold.add(Text(rank, "stdout", f"{last.format(rank=rank)}\n"), 50.0)
+    before = _counted(fold.rows())
+    fold.add(Finished())
+    rows = fold.rows()
+    assert _counted(rows) == before == dict.fromkeys(range(4), 10_001)
+    ending = [("0,1,2,3", f"line {n}") for n in range(9_940, 10_000)]
+    ending += [("0,1,2,3", last)] if last == "the end" else [(str(rank), last.format(rank=rank)) for rank in range(4)]
+    assert _shown(rows)[-len(ending) :] == ending
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.integers(0, 9), st.booleans()), max_size=40))
+def test_the_end_of_a_flood_keeps_every_line_and_each_ranks_order(parts: list[tuple[int, int, int, bool]]) -> None:
+    fold, printed = Fold(range(4)), {rank: list[str]() for rank in range(4)}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"HEAD_ROWS": 3, "TAIL_ROWS": 8, "_SLACK_ROWS": 4, "_LAST_ROWS_OF_ALL": 12}.items():
+            patch.setattr(f"monarch_nb.notebook.fold.{name}", value)
+        for now_s, (rank, count, digit, counts) in enumerate(parts):
+            lines = [f"line {len(printed[rank]) + n if counts else digit}" for n in range(count)]
+            printed[rank] += lines
+            fold.add(Text(rank, "stdout", "".join(f"{line}\n" for line in lines)), now_s / 3)
+        fold.add(Finished())
+        rows = fold.rows()
+    assert {rank: count for rank, count in _counted(rows).items() if count} == {
+        rank: len(lines) for rank, lines in printed.items() if lines
+    }
+    for rank, lines in printed.items():
+        left = iter(lines)
+        assert all(text in left for _, text in _of_rank(rows, rank)), "in the order in which it printed them"
+
+
 def test_snippets_of_a_flood_make_room_for_the_newest() -> None:
     """Eight ranks, each at its own speed; the allocator forwards a hundred lines of every ten thousand."""
     fold, total, order = Fold(range(8)), 100_000, random.Random(1)

@@ -315,6 +315,10 @@ class FakeClient:
     def reserve(self, name: str | None, /, *, nodes: int, procs: int, progress: Any, **options: Any) -> Any:
         self.calls.append(("reserve", name, nodes, procs, {key: value for key, value in options.items() if value}))
         name = name or "main"
+        if self.ctrl_c:
+            if name not in self.held:
+                progress("starting local pool")
+            raise KeyboardInterrupt
         if options["replace"]:
             for kept in self.held[name].release():
                 progress(str(kept))

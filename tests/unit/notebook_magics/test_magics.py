@@ -47,6 +47,31 @@ def test_reserve(notebook: Notebook, client: FakeClient) -> None:
     assert "rank 3 dead" in notebook.ok("%mesh reserve dev --nodes 2 --procs 2")
 
 
+def test_an_interrupted_reserve_says_so_in_a_line(notebook: Notebook, client: FakeClient) -> None:
+    client.ctrl_c = 1
+    error = notebook.error("%mesh reserve dev --procs 2")
+    assert isinstance(error, RunInterrupted)
+    assert error._render_traceback_() == ["\x1b[31mKeyboardInterrupt\x1b[39m: interrupted: nothing is reserved"]
+    assert "starting local pool stopped after" in notebook.text()
+    client.ctrl_c = 0
+    notebook.ok("%mesh reserve dev --procs 2")
+    client.ctrl_c = 1
+    assert str(notebook.error("%mesh reserve dev --procs 2")) == "interrupted: nothing has changed"
+
+
+def test_whatever_is_interrupted_shows_none_of_our_stack(
+    held: Notebook, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeMesh, "restart", interrupted)
+    monkeypatch.setattr(FakeMesh, "submit", interrupted)
+    for cell in ("%mesh restart", "%%mesh\nx = 1"):
+        error: Any = held.error(cell)
+        assert error._render_traceback_() == ["\x1b[31mKeyboardInterrupt\x1b[39m: interrupted"]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -171,6 +196,22 @@ def test_a_pull_that_fails_on_some_ranks_keeps_the_other_values(
     assert isinstance(error, RunFailed)
     assert held.shell.user_ns["kept"] == [1, 2, 3, None]
     assert error._render_traceback_()[-1] == "1 of 4 ranks failed; results of the others are in kept"
+
+
+def test_a_pull_whose_values_can_not_all_come_keeps_the_others(
+    held: Notebook, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = PickleError("can not pickle the result, a generator", ranks=[1])
+    lost.run = SimpleNamespace(kept_values=[10, lost, 12, 13])
+
+    def pull(*_: object) -> None:
+        raise lost
+
+    monkeypatch.setattr(FakeMesh, "pull", pull)
+    error = held.error("%mesh pull x -o kept")
+    assert isinstance(error, PickleError)
+    assert str(error).splitlines()[-1] == "kept has the other ranks' values, and an error in place of these"
+    assert held.shell.user_ns["kept"] == [10, lost, 12, 13]
 
 
 def test_lines_are_expanded_where_they_are_typed(held: Notebook, client: FakeClient) -> None:
@@ -491,6 +532,25 @@ def test_on_and_off(held: Notebook, client: FakeClient) -> None:
     held.ok("%mesh release")
     held.ok("kernel = 3")
     assert held.shell.user_ns["kernel"] == 3
+
+
+def test_mesh_lines_at_the_end_of_a_cell_are_the_kernels(held: Notebook, client: FakeClient) -> None:
+    held.ok("%mesh on -t 0,1")
+    shown = held.ok("x = '{1}'\nx\n\n%mesh\n# and\nlosses = %mesh pull loss\n")
+    assert client.runs[-1].title == "x = '{1}'\nx\n\n"
+    assert client.runs[-1].ranks == (0, 1)
+    assert shown.splitlines()[0] == "on mesh dev · ranks 0-1"
+    assert "4 of 4 ranks alive" in shown
+    assert held.shell.user_ns["losses"] == ["loss@0", "loss@1", "loss@2", "loss@3"]
+    client.on_submit = lambda run: run.finish(failures=[RankFailure(0, "node0", "error", "KeyError", "1")])
+    assert isinstance(held.error("fails()\n%mesh pull x -o never"), RunFailed)
+    assert "never" not in held.shell.user_ns
+    client.on_submit = FakeRun.finish
+    held.ok("%%writefile notes.md\nType this:\n%mesh status\n")
+    assert client.runs[-1].title.endswith("%mesh status\n")
+    held.ok("y = 1\n%mesh off")
+    held.ok("y = 2")
+    assert held.shell.user_ns["y"] == 2
 
 
 def test_local_without_on(notebook: Notebook) -> None:

@@ -260,6 +260,14 @@ class Held:
     name, nodes, procs, gpus = "dev", 2, 4, 0
 
 
+def test_status_says_how_much_memory_each_rank_has() -> None:
+    sizes = [300, 300, 300, 300, 210, 1500, 0]
+    ranks = [rank_info(rank, memory_bytes=size << 20) for rank, size in enumerate(sizes)]
+    _, headers, *rows = status_table(Held(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
+    assert headers == "  ranks  host   state  memory per rank"
+    assert rows == ["  0-3    node0  idle   300 MiB", "  4-6    node1  idle   210 to 1,500 MiB"]
+
+
 def test_a_long_death_stands_below_the_table() -> None:
     death = "killed by signal 9 (SIGKILL): killed by another process or, with a memory limit, by its OOM killer"
     odd = "could not be restarted because of something that nobody could have thought of before"
