@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, Protocol
 
 MAX_TITLE_CHARACTERS = 48
 
@@ -54,3 +56,33 @@ def run_name(number: int, cell_number: int = 0, title: str = "", notebook: str =
     name += f" of {notebook}" if notebook else ""
     title = title if len(title) <= MAX_TITLE_CHARACTERS else f"{title[: MAX_TITLE_CHARACTERS - 1]}…"
     return f"{name} ({title})" if title else name
+
+
+class NamedRun(Protocol):
+    """What a run is called by."""
+
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def cell_number(self) -> int: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def notebook(self) -> str: ...
+
+
+def run_names(infos: Iterable[NamedRun]) -> dict[str, str]:
+    """Return what runs are called, by id: with their notebook's name where they come from several, because these number
+    their cells alike."""
+    infos = list(infos)
+    paths = {info.notebook for info in infos if info.notebook}
+    names = [os.path.basename(path) for path in paths]
+    notebooks = {path: path if names.count(os.path.basename(path)) > 1 else os.path.basename(path) for path in paths}
+    return {
+        info.run_id: run_name(
+            info.number, info.cell_number, info.title, notebooks.get(info.notebook, "") if len(paths) > 1 else ""
+        )
+        for info in infos
+    }

@@ -330,7 +330,10 @@ class Node:
         try:
             for directory in (self.paths.runs(spec.mesh_id), self.paths.blobs(spec.mesh_id)):
                 directory.mkdir(parents=True, exist_ok=True)
-            self._save_mesh(spec.mesh_id)
+            record = self._mesh_records.setdefault(spec.mesh_id, state_pb2.MeshRecord())
+            record.spec.CopyFrom(spec)
+            self._database.put("mesh", spec.mesh_id, record)
+            self._numbers.note(spec.mesh_id, 0)
             with self.expiry.held_up(spec.reservation_id):
                 await self._fork(mesh, sorted(mesh.ranks), dict.fromkeys(mesh.ranks, 0))
         except BaseException:
@@ -407,13 +410,6 @@ class Node:
             if key == rank_key(mesh_id, rank):
                 return record.incarnation
         return 0
-
-    def _save_mesh(self, mesh_id: str) -> None:
-        """Write a mesh down."""
-        record = self._mesh_records.setdefault(mesh_id, state_pb2.MeshRecord())
-        record.spec.CopyFrom(self.state.meshes[mesh_id].spec)
-        self._database.put("mesh", mesh_id, record)
-        self._numbers.note(mesh_id, 0)
 
     def _save_run(self, mesh_id: str, run: Run) -> None:
         """Write a run down, unless its client has everything: then nobody will ask for it again. The newest is kept all

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -206,21 +205,6 @@ def reservation_info(held: HeldReservation) -> ReservationInfo:
 def ended_reservation(ended: pb.Ended) -> EndedReservation:
     """Return what a node remembers of a reservation."""
     return EndedReservation(ended.name, ended.reservation_id, ended.ended_at, ended.why, how_it_ended(ended))
-
-
-def run_names(infos: Iterable[RunInfo]) -> dict[str, str]:
-    """Return what runs are called, by id: with their notebook's name where they come from several, because these number
-    their cells alike."""
-    infos = list(infos)
-    paths = {info.notebook for info in infos if info.notebook}
-    names = [os.path.basename(path) for path in paths]
-    notebooks = {path: path if names.count(os.path.basename(path)) > 1 else os.path.basename(path) for path in paths}
-    return {
-        info.run_id: run_name(
-            info.number, info.cell_number, info.title, notebooks.get(info.notebook, "") if len(paths) > 1 else ""
-        )
-        for info in infos
-    }
 
 
 def rank_infos(held: HeldReservation, mesh_id: str) -> list[RankInfo]:

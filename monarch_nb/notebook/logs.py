@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from monarch_nb.client.events import Finished, Text
-from monarch_nb.client.infos import run_names
-from monarch_nb.code_names import run_name
+from monarch_nb.code_names import run_name, run_names
 from monarch_nb.errors import RunFailed, where_besides
 from monarch_nb.notebook.fold import HEAD_ROWS, TAIL_ROWS, Fold
 from monarch_nb.notebook.rows import TextRow, members

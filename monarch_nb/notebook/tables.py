@@ -12,7 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
 from monarch_nb import escapes
-from monarch_nb.client.infos import run_names
+from monarch_nb.code_names import run_names
 from monarch_nb.notebook.session import shape
 from monarch_nb.shape import format_ranks, name_ranks
 from monarch_nb.times import duration

@@ -7,11 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from monarch_nb.client.infos import RankInfo, ReservationInfo, RunInfo, infos_of_node, run_infos, run_names, waits_in
+from monarch_nb.client.infos import RankInfo, ReservationInfo, RunInfo, infos_of_node, run_infos, waits_in
 from monarch_nb.client.interrupt_report import InterruptReport
 from monarch_nb.client.mesh import Mesh, MeshCore, StackReport, _title
 from monarch_nb.client.packing import pack_variables
 from monarch_nb.client.reservation import Reservation
+from monarch_nb.code_names import run_names
 from monarch_nb.errors import PickleError, TargetError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
