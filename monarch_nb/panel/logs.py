@@ -31,6 +31,7 @@ READ_S = 5.0
 """How long a node may take for a window: it is a matter of milliseconds."""
 AWAY_S = 10.0
 """A node that took longer is not asked again for so long."""
+LOOK_AGAIN_S = 1.0
 MAX_LINE_BYTES = 8_192
 MAX_OPEN = 32
 FORGOTTEN_S = 600.0
@@ -149,6 +150,7 @@ class Log:
             async with asyncio.TaskGroup() as group:
                 for are_away, chosen in ranks.items():
                     group.create_task(self._follow(chosen, are_away and len(ranks) > 1))
+                group.create_task(self._look_for_missing())
         except* MonarchNbError as errors:
             self.error = next(error for error in errors.exceptions if isinstance(error, MonarchNbError))
         self._ready.set()
@@ -162,6 +164,15 @@ class Log:
                     self._silent[are_away] = change.silent
                     self._counted = self._counted or (change.complete and not are_away)
                     await self._apply(change)
+
+    async def _look_for_missing(self) -> None:
+        """Take what could not be read when a node is back: the pool may learn of that after its log has."""
+        while True:
+            before = self.missing
+            await asyncio.sleep(LOOK_AGAIN_S)
+            if self.missing != before or (before and self._untaken):
+                async with self._applying:
+                    await self._apply(LogChange())
 
     async def _apply(self, change: LogChange) -> None:
         changed: set[int] = set()

@@ -140,6 +140,7 @@ def test_a_rank_s_log_leads_back_to_the_cell(notebook: NotebookPage, panel: Pane
 
 def test_while_a_node_does_not_answer_the_others_lines_are_there(panel: PanelPage, held: Reservation) -> None:
     held.mesh.run("print('from rank', rank)")
+    panel.wait_for_state("idle", 0, 1, 2, 3)  # the server knows the reservation from both nodes
     allocator = next(node.pid for node in LocalProvisioner().nodes() if node.node_id == "node1")
     assert allocator
     os.kill(allocator, signal.SIGSTOP)
