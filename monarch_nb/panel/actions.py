@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from monarch_nb.client import pool as pools
 from monarch_nb.client.bridge import call
-from monarch_nb.client.diagnosis import size
 from monarch_nb.client.mesh import Mesh
 from monarch_nb.client.pool import HeldReservation, Shape, choose_nodes
 from monarch_nb.client.reservation import Reservation, checked_name, reserve
@@ -23,6 +22,7 @@ from monarch_nb.panel.refusal import Refused
 from monarch_nb.panel.view import Json
 from monarch_nb.provision import provisioner
 from monarch_nb.shape import Extent, counted, format_ranks, name_ranks, parse_targets
+from monarch_nb.sizes import size
 from monarch_nb.times import duration
 
 
