@@ -125,7 +125,7 @@ export function rank(number: number, more: Partial<Rank> = {}): Rank {
 }
 
 export function mesh(ranks: Rank[]): Mesh {
-  return { id: 'M', name: 'main', extent: { hosts: 2, procs: 2 }, ranks, runs: [] };
+  return { id: 'M', name: 'main', extent: { hosts: 2, procs: 2 }, ranks, runs: [], hang: null };
 }
 
 export function reservation(more: Partial<Reservation> = {}): Reservation {
@@ -141,6 +141,7 @@ export function reservation(more: Partial<Reservation> = {}): Reservation {
     nodes_answering: 2,
     notebook: '/home/u/x.ipynb',
     notebook_path: 'x.ipynb',
+    used_by: ['x.ipynb'],
     created_at: 1000,
     time_s: null,
     time_left_s: null,

@@ -5,7 +5,7 @@ import { Panel } from '../src/core/components/Panel';
 import { Host } from '../src/core/context';
 import { Store } from '../src/core/store';
 import { RequestError } from '../src/core/transport';
-import { View } from '../src/core/types';
+import { Run, View } from '../src/core/types';
 import { FakeTransport, job, mesh, node, rank, reservation, slot, view } from './fake';
 
 let transport: FakeTransport;
@@ -185,6 +185,54 @@ test('states have a name and a shape beside their colour', async () => {
   const shapes = [...box.querySelectorAll('.mnb-rank .mnb-mark')].map(mark => mark.innerHTML);
   expect(new Set(shapes).size).toBe(4);
   expect(screen.getByText(/waits in all_reduce/)).toBeTruthy();
+});
+
+test('a hang says who waits for whom, with the button that frees them', async () => {
+  transport.replies.interrupt = () => ({ job: job({ action: 'interrupt' }) });
+  const hung = {
+    ...mesh([0, 1, 2, 3].map(each => rank(each, { state: each ? 'waiting' : 'failed' }))),
+    hang: { text: 'ranks 1-3 wait in all_reduce (train.py:41); rank 0 raised ValueError', ranks: '1-3' }
+  };
+  await show(view({ reservations: { R: reservation({ meshes: [hung] }) } }));
+  const alert = screen.getByRole('alert');
+  expect(alert.textContent).toContain(
+    'rank 0 raised ValueError. Interrupt frees them; nothing in memory is lost.'
+  );
+  await userEvent.click(within(alert).getByRole('button', { name: 'Interrupt the hung ranks 1-3' }));
+  expect(transport.asked('interrupt')).toEqual([{ reservation: 'R', mesh: 'M', ranks: '1-3' }]);
+});
+
+test('ranks of a node are together, with its name', async () => {
+  const ranks = [0, 1, 2, 3].map(each => rank(each, { node: each < 2 ? 'node0' : 'node1' }));
+  const box = await show(view({ reservations: { R: reservation({ meshes: [mesh(ranks)] }) } }));
+  const groups = [...box.querySelectorAll('.mnb-ranks [role="group"]')];
+  expect(groups.map(each => [each.getAttribute('aria-label'), each.textContent])).toEqual([
+    ['node0', '01node0'],
+    ['node1', '23node1']
+  ]);
+});
+
+test('what became of the last run is said as the server says it', async () => {
+  const run = { id: 'X', number: 3, title: 'train()', cell_number: 7, state: 'finished', submitted_at: 1 };
+  const over = { ...run, outcome: 'interrupted', ranks: '0-3', running_s: 2, finished: '0-3', failed: '' };
+  const meshes = [{ ...mesh([rank(0)]), runs: [over as Run] }];
+  await show(view({ reservations: { R: reservation({ meshes }) } }));
+  expect(screen.getByText('interrupted').className).toContain('mnb-dim');
+});
+
+test('of two reservations that a notebook has made, the one that it uses is marked', async () => {
+  const reservations = { R: reservation({ used_by: [] }), S: reservation({ id: 'S', name: 'other' }) };
+  const box = await show(view({ reservations }));
+  const marked = [...box.querySelectorAll('.mnb-card-current')].map(each => each.getAttribute('aria-label'));
+  expect(marked).toEqual(['Reservation other']);
+});
+
+test('a node whose allocator died is started again from its row', async () => {
+  await show(
+    view({ nodes: { node0: node('node0', [], { state: 'dead', message: 'it died', startable: true }) } })
+  );
+  await userEvent.click(await screen.findByRole('button', { name: 'Start again…' }));
+  expect(await screen.findByRole('form', { name: 'Start a local pool' })).toBeTruthy();
 });
 
 test('a change of one slot touches that slot only', async () => {

@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 import { parseAnsi, plain } from '../src/core/ansi';
 import { bytes, duration, parseRanks, rankSet, shape, summary, timeLeft } from '../src/core/format';
 import { finalText, pattern } from '../src/core/logs';
-import { attaches, beginsWith, onMesh } from '../src/lab/lines';
+import { attaches, beginsWith, cellOf, onMesh, withoutLoad } from '../src/lab/lines';
 import { mesh, rank, reservation } from './fake';
 
 test('durations say their two largest units', () => {
@@ -54,7 +54,7 @@ test('a reservation in one line', () => {
     rank(3)
   ];
   expect(summary(reservation({ meshes: [mesh(ranks)] }), 10_800)).toBe(
-    'dev · 4 ranks · 2 running · 1 dead · 3 h left'
+    'dev · 4 ranks · 1 dead · 1 waiting · 1 running · 3 h left'
   );
   expect(summary(reservation(), null)).toBe('dev · 4 ranks');
   expect(summary(reservation(), -1)).toBe('dev · 4 ranks · time is up');
@@ -114,6 +114,22 @@ test.each(['%mesh attach dev', '%load_ext monarch_nb', '%reload_ext monarch_nb',
 test('a running cell is known by its first line', () => {
   expect(beginsWith('\n%%mesh -t 0\ntrain(model)\n', 'train(model)')).toBe(true);
   expect(beginsWith('train(model, 10)', 'train(mod…')).toBe(true);
+  expect(beginsWith('%%mesh\n# first\nx = 1', 'x = 1')).toBe(true);
   expect(beginsWith('x = 1', 'train()')).toBe(false);
   expect(beginsWith('x = 1', '')).toBe(false);
+});
+
+test('the cell of a run has its number and begins as it does', () => {
+  const cells = [null, { number: 3, source: '%%mesh\nprint(1)' }, { number: 5, source: 'x = 1' }];
+  expect(cellOf({ cell_number: 3, title: 'print(1)' }, cells)).toBe(1);
+  expect(cellOf({ cell_number: 5, title: 'print(1)' }, cells)).toBe(null);
+  expect(cellOf({ cell_number: 3, title: '' }, cells)).toBe(null);
+  const running = { number: null, source: 'train()' };
+  expect(cellOf({ cell_number: 7, title: 'train()' }, [...cells, running])).toBe(3);
+  expect(cellOf({ cell_number: 7, title: 'train()' }, [running, ...cells, running])).toBe(null);
+});
+
+test('code without what loads the extension', () => {
+  expect(withoutLoad('%load_ext monarch_nb\n%mesh attach dev')).toBe('%mesh attach dev');
+  expect(withoutLoad('%load_ext other\nx = 1')).toBe('%load_ext other\nx = 1');
 });

@@ -167,3 +167,23 @@ test('a run leads to its cell', async () => {
   );
   expect(await screen.findByText(/any more/)).toBeTruthy();
 });
+
+test('lines of a node that is away are said to be missing, and come when it is back', async () => {
+  const missing = 'ranks 2-3: node1 does not answer';
+  const answer = transport.replies.log_rows;
+  const open = transport.replies.log_open;
+  transport.replies.log_open = body => ({ ...(open(body) as object), rows: 1, missing });
+  const one = { row: 0, run: 1, ranks: '2', stream: 'out', text: '', away: true };
+  transport.replies.log_rows = () => ({ first: 0, total: 1, rows: [one], missing });
+  const box = await show();
+  expect(screen.getByRole('alert').textContent).toContain(`Lines are missing of ${missing}`);
+  expect(lines(box)).toEqual(['(not here: the node does not answer)']);
+  transport.replies.log_rows = body => ({
+    ...(answer({ ...body, count: 1 }) as object),
+    total: 1,
+    missing: ''
+  });
+  await act(async () => transport.say({ type: 'log', log: 'L', total: 1, complete: true, missing: '' }));
+  expect(screen.queryByRole('alert')).toBeNull();
+  expect(lines(box)).toEqual(['line 0']);
+});

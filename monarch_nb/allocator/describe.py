@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from monarch_nb.allocator.node import Node
 
 _FAILED = (run_pb2.OUTCOME_ERROR, run_pb2.OUTCOME_DIED)
+_STOPPED = (run_pb2.OUTCOME_INTERRUPTED, run_pb2.OUTCOME_CANCELLED)
 FAILURE_CHARACTERS = 500
 """Of a failure's message, where its traceback is not asked for."""
 ENVIRONMENT_REPORT_S = 20.0
@@ -223,6 +224,7 @@ def _failures(run: Run, with_tracebacks: bool) -> Iterator[run_pb2.RankResult]:
 
 def _run_status(run: Run, failures: Iterable[run_pb2.RankResult] = ()) -> pb.RunStatus:
     failed = {rank for rank, result in run.results.items() if result.outcome in _FAILED}
+    stopped = {rank for rank, result in run.results.items() if result.outcome in _STOPPED}
     if run.finished:
         running_s = max((result.duration_s for result in run.results.values()), default=0.0)
     else:
@@ -236,6 +238,7 @@ def _run_status(run: Run, failures: Iterable[run_pb2.RankResult] = ()) -> pb.Run
         all_ranks=run.submit.all_ranks,
         finished=sorted(run.results),
         failed=sorted(failed),
+        stopped=sorted(stopped),
         running=sorted(run.started - run.results.keys()),
         running_s=running_s,
         collected=run.collected,

@@ -69,6 +69,7 @@ class RunInfo:
         collected: a client has its results.
         failures: why it failed, by rank, told only by `Mesh.past_runs`.
         failed: ranks where it raised, or that died in it.
+        stopped: ranks where it was interrupted, or cancelled before it began.
         running: ranks where it has begun and goes on.
         running_s: since it began; of a finished one how long it took.
         notebook: path of the notebook that it comes from; empty when that is not known.
@@ -87,6 +88,7 @@ class RunInfo:
     running_s: float = 0.0
     failures: tuple[RankFailure, ...] = ()
     notebook: str = ""
+    stopped: tuple[int, ...] = ()
 
     @property
     def done(self) -> bool:
@@ -292,6 +294,7 @@ def run_infos(told: Iterable[tuple[str, pb.MeshStatus]]) -> list[RunInfo]:
             running=tuple(sorted({rank for part in runs for rank in part.running})),
             running_s=max(part.running_s for part in runs),
             failures=tuple(sorted(failures[run_id], key=lambda failure: failure.rank)),
+            stopped=tuple(sorted({rank for part in runs for rank in part.stopped})),
         )
         infos.append(info)
     return sorted(infos, key=lambda info: info.number)

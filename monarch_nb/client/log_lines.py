@@ -127,6 +127,11 @@ class LogLines:
         connections = {node: connection for node, (connection, _) in held.nodes.items()}
         return cls(mesh_id, connections, held.shape.per_node)
 
+    def node_of(self, rank: int) -> str:
+        """Return the name of a rank's node; empty when it has not answered yet."""
+        connection = self._connections.get(rank // self._ranks_per_node)
+        return connection.name if connection else ""
+
     # ---- how many there are ----
 
     async def watch(

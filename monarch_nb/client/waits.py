@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from monarch_nb.client.events import Result
+from monarch_nb.client.infos import waits_in
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import name_ranks
 
@@ -22,21 +23,35 @@ def explain_past_waits(results: Mapping[int, Result], where: Mapping[int, run_pb
 
 
 def _sentence(results: Mapping[int, Result], where: Mapping[int, run_pb2.Where], waits: str, wait: str) -> str:
-    waiting: dict[str, list[int]] = {}
-    for rank, at in where.items():
-        if at.state == run_pb2.Where.STATE_COLLECTIVE:
-            line = f" ({at.line})" if at.line else ""
-            waiting.setdefault(f"in {at.collective}{line}", []).append(rank)
-    if not waiting:
+    waiting = {rank: place for rank, at in where.items() if (place := waits_in(at))}
+    gone = {rank: _what_happened(result) for rank, result in sorted(results.items())}
+    return wait_sentence(waiting, gone, waits, wait)
+
+
+def wait_sentence(waiting: Mapping[int, str], gone: Mapping[int, str], waits: str = "waits", wait: str = "wait") -> str:
+    """Return the sentence itself; empty when no rank waits.
+
+    Args:
+        waiting: ranks and what each waits in: "all_reduce (train.py:41)".
+        gone: ranks that will not come, and what each did: "raised KeyError".
+        waits, wait: the verb, of one and of several.
+    """
+    places, fates = _grouped(waiting), _grouped(gone)
+    if not places:
         return ""
     waiters = ", ".join(
-        f"{name_ranks(ranks)} {waits if len(ranks) == 1 else wait} {place}" for place, ranks in sorted(waiting.items())
+        f"{name_ranks(ranks)} {waits if len(ranks) == 1 else wait} in {place}"
+        for place, ranks in sorted(places.items())
     )
-    gone: dict[str, list[int]] = {}
-    for rank, result in sorted(results.items()):
-        gone.setdefault(_what_happened(result), []).append(rank)
-    others = ", ".join(f"{name_ranks(ranks)} {what}" for what, ranks in gone.items())
-    return f"{waiters}; {others}"
+    others = ", ".join(f"{name_ranks(ranks)} {what}" for what, ranks in fates.items())
+    return "; ".join(filter(None, (waiters, others)))
+
+
+def _grouped(ranks: Mapping[int, str]) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = {}
+    for rank, what in ranks.items():
+        groups.setdefault(what, []).append(rank)
+    return groups
 
 
 def _what_happened(result: Result) -> str:

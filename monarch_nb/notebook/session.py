@@ -1,23 +1,19 @@
 """What this kernel holds: its reservation, and how a new kernel of the same notebook finds it again.
 
-A notebook is known by its path. The reservation remembers the notebook that made it; a small file per notebook
-remembers what was attached or detached since.
+A notebook is known by its path. The reservation remembers the notebook that made it; what was attached or detached
+since is remembered as well (see monarch_nb.client.memory).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import threading
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from monarch_nb import config
+from monarch_nb.client.memory import Memory, choose, forget, recall, remember
 from monarch_nb.code_names import run_name
-from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, UsageError
+from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError
 from monarch_nb.shape import counted, parse_targets
 
 if TYPE_CHECKING:
@@ -38,15 +34,6 @@ class Client(Protocol):
     attach: Callable[..., Reservation]
     list_reservations: Callable[..., list[ReservationInfo]]
     list_ended: Callable[..., list[EndedReservation]]
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What a notebook last did: it held this reservation, or none when `reservation_id` is empty."""
-
-    notebook: str
-    reservation_id: str
-    pool: str | None = None
 
 
 class Session:
@@ -196,24 +183,6 @@ class Session:
         return reservation, attached_line(reservation, _open_runs(reservation, self.seen))
 
 
-def choose(infos: Sequence[ReservationInfo], notebook: str | None, memory: Memory | None) -> ReservationInfo | None:
-    """Return the reservation that a notebook held, or None when that can not be told.
-
-    Where the notebook is not known and the owner holds exactly one reservation, it is that one.
-    """
-    mine = [info for info in infos if info.held_by_me]
-    if notebook is None:
-        return mine[0] if len(mine) == 1 else None
-    if memory is not None:
-        for info in mine:
-            if info.reservation_id == memory.reservation_id:
-                return info
-        if not memory.reservation_id:
-            return None
-    made_here = [info for info in mine if info.notebook == notebook]
-    return max(made_here, key=lambda info: info.created_at, default=None)
-
-
 def notebook_path(namespace: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
     """Return the path of the notebook that this kernel serves: as Jupyter says it, or as VS Code does."""
     for path in (environment.get("JPY_SESSION_NAME"), namespace.get("__vsc_ipynb_file__")):
@@ -248,38 +217,6 @@ def shape(held: Reservation | ReservationInfo) -> str:
     return f"{counted(held.nodes, 'node')} × {per_node}"
 
 
-def remember(memory: Memory) -> None:
-    """Keep what a notebook holds, for its next kernel. A disk that refuses costs only that comfort."""
-    try:
-        path = _memory_file(memory.notebook)
-        config.private_directory(path.parent)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(asdict(memory)))
-        temporary.replace(path)
-    except (OSError, PoolError):
-        return
-
-
-def forget(notebook: str) -> None:
-    """Remember nothing of a notebook."""
-    try:
-        path = _memory_file(notebook)
-        path.unlink(missing_ok=True)
-        path.parent.rmdir()
-    except (OSError, PoolError):  # other notebooks are remembered there
-        return
-
-
-def recall(notebook: str | None) -> Memory | None:
-    """Return what a notebook last held, or None when that is not known."""
-    if notebook is None:
-        return None
-    try:
-        return Memory(**json.loads(_memory_file(notebook).read_text()))
-    except (OSError, PoolError, ValueError, TypeError):
-        return None
-
-
 def bounded(call: Callable[[], T], timeout_s: float) -> T:
     """Return what `call` returns, or raise what it raises, within `timeout_s`.
 
@@ -308,11 +245,6 @@ def bounded(call: Callable[[], T], timeout_s: float) -> T:
 def _open_runs(reservation: Reservation, seen: Container[str]) -> list[RunInfo]:
     runs = reservation.mesh.runs()
     return [info for info in runs if not info.done or not (info.collected or info.run_id in seen)]
-
-
-def _memory_file(notebook: str) -> Path:
-    digest = hashlib.sha256(notebook.encode()).hexdigest()[:24]
-    return config.home_directory() / "notebooks" / f"{digest}.json"
 
 
 def _names(runs: Sequence[RunInfo]) -> str:

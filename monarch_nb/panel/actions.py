@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from monarch_nb.client import pool as pools
@@ -12,14 +12,17 @@ from monarch_nb.client.bridge import call
 from monarch_nb.client.mesh import Mesh
 from monarch_nb.client.pool import HeldReservation, Shape, choose_nodes
 from monarch_nb.client.reservation import Reservation, checked_name, reserve
+from monarch_nb.code_names import run_name
 from monarch_nb.errors import CapacityError, ReservationNotFound, TargetError, UsageError
 from monarch_nb.panel.forms import Form, extend_form, reserve_form, up_form
+from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.jobs import Jobs, Say, Work
 from monarch_nb.panel.live import Live
 from monarch_nb.panel.refusal import Refused
 from monarch_nb.panel.view import Json
 from monarch_nb.provision import provisioner
 from monarch_nb.shape import Extent, counted, format_ranks, name_ranks, parse_targets
+from monarch_nb.sizes import size
 from monarch_nb.times import duration
 
 
@@ -191,7 +194,7 @@ class Actions:
 
         def work(_: Say) -> Json:
             with self._attached(held) as reservation:
-                return {"text": str(_mesh(reservation, mesh, ranks).interrupt())}
+                return {"text": clickable(str(_mesh(reservation, mesh, ranks).interrupt()))}
 
         return self._start("interrupt", f"Interrupting {name_ranks(ranks)} of {held['name']}", work)
 
@@ -201,29 +204,50 @@ class Actions:
         def work(_: Say) -> Json:
             with self._attached(held) as reservation:
                 groups = _mesh(reservation, mesh, ranks).stacks().groups
-            return {"groups": [{"ranks": format_ranks(chosen), "stack": stack} for chosen, stack in groups]}
+            return {"groups": [{"ranks": format_ranks(chosen), "stack": clickable(stack)} for chosen, stack in groups]}
 
         return self._start("stacks", f"Stacks of {held['name']}", work)
 
-    def lost(self, held: Json, ranks: tuple[int, ...] | None) -> str:
-        """Return what releasing a reservation, or restarting ranks of it, would lose."""
+    def lost(self, held: Json, mesh: Json | None, ranks: tuple[int, ...]) -> str:
+        """Return what would be lost, a line each, and what stays.
+
+        Args:
+            mesh: of which `ranks` would be restarted; None: everything would be released.
+        """
+        meshes = held["meshes"] if mesh is None else [mesh]
         alive = [
             rank
-            for mesh in held["meshes"]
-            for rank in mesh["ranks"]
-            if rank["state"] != "dead" and (ranks is None or rank["rank"] in ranks)
+            for each in meshes
+            for rank in each["ranks"]
+            if rank["state"] != "dead" and (mesh is None or rank["rank"] in ranks)
         ]
-        count = len(alive)
-        parts = [f"{'1 rank with its' if count == 1 else f'{count} ranks with their'} variables"] if alive else []
-        running = {rank["run"]: rank["running_s"] for rank in alive if rank["run"]}
-        parts += [f"a cell that has run for {duration(running_s)}" for running_s in running.values()]
-        return "; ".join(parts) or f"nothing: none of {'its' if ranks is None else 'these'} ranks lives"
+        runs = [
+            run
+            for each in meshes
+            for run in each["runs"]
+            if run["state"] != "finished" and (mesh is None or not self._unfinished(each, run).isdisjoint(ranks))
+        ]
+        lines = [*_variables(alive), *_runs(runs)]
+        if mesh is None:
+            lines.append("what was printed: the logs go with it")
+            return _losing(lines, "Files that ranks wrote stay on their nodes; it will be said where.")
+        others = [rank for rank in mesh["ranks"] if rank["state"] != "dead" and rank["rank"] not in ranks]
+        kept = "Logs and files stay."
+        if others and alive:
+            keep = "The other rank keeps its" if len(others) == 1 else f"The other {len(others)} ranks keep their"
+            kept += f" {keep} variables; process groups have to be made again."
+        return _losing(lines, kept) if lines else f"Nothing is lost: none of these ranks lives. {kept}"
 
     def attach_lines(self, held: Json) -> str:
         """Return the code that attaches a notebook."""
         return f"%load_ext monarch_nb\n%mesh attach {shlex.quote(held['name'])}"
 
     # ---- helpers ----
+
+    def _unfinished(self, mesh: Json, run: Json) -> set[int]:
+        """Return the ranks on which a run has not ended."""
+        ended = self.ranks(mesh, run["finished"]) if run["finished"] else ()
+        return set(self.ranks(mesh, run["ranks"])).difference(ended)
 
     def held(self, view: Json, reservation_id: object) -> Json:
         """Return one's own reservation, or raise Refused."""
@@ -276,6 +300,27 @@ class Actions:
             yield reservation
         finally:
             reservation.detach()
+
+
+def _variables(alive: Sequence[Json]) -> Iterator[str]:
+    """Yield what ranks have in their memory."""
+    if alive:
+        memory = sum(rank["memory"] or 0 for rank in alive)
+        yield f"the variables of {counted(len(alive), 'rank')}" + (f", {size(memory)} in memory" if memory else "")
+
+
+def _runs(runs: Iterable[Json]) -> Iterator[str]:
+    """Yield what runs, and what waits to."""
+    for run in runs:
+        name = run_name(run["number"], run["cell_number"], run["title"])
+        if run["state"] == "running":
+            yield f"{name}, which has run for {duration(run['running_s'])}"
+        else:
+            yield f"{name}, which waits its turn"
+
+
+def _losing(lines: Iterable[str], kept: str) -> str:
+    return "\n".join(["You lose:", *(f"• {line}" for line in lines), kept])
 
 
 def _short_of(view: Json, shape: Shape) -> str:

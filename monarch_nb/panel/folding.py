@@ -11,7 +11,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 OPEN_LINES = 64
@@ -20,16 +20,23 @@ BEHIND_LINES = 2_000
 """A rank that is silent and so far behind the others is not waited for."""
 REACH_LINES = 64
 """How many lines of one's own a rank may print between lines that it shares."""
+BARREN_LINES, PROBED_LINES = 4_000, 500
+"""After so many lines of each rank without much to fold it is given up for a while; then as few are tried again."""
 _SMALLEST, _LARGEST = 64, 1024
 _SEGMENTS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: a line, and the ranks that have it; `line` is its number on the first of them."""
+    """One row: a line, the ranks that have it, and its number on each of them."""
 
     ranks: tuple[int, ...]
-    line: int
+    lines: tuple[int, ...]
+
+    @property
+    def line(self) -> int:
+        """Its number on the first of them."""
+        return self.lines[0]
 
 
 @dataclass(slots=True)
@@ -53,6 +60,38 @@ class _Segment:
 
     def index_of(self, row: int) -> int:
         return row // self.rows if isinstance(self.rows, int) else bisect_right(self.rows, row) - 1
+
+
+@dataclass(slots=True)
+class _Patience:
+    """Whether it is worth the time to bring ranks back in step: where nearly no line is shared, and what is shared is
+    scattered, it is not. Then lines stand side by side as they come."""
+
+    skipped: int = 0
+    """So many more lines of each rank are laid out without looking."""
+    stride: int = 0
+    wanted: int = BARREN_LINES
+    lines: int = 0
+    rows: int = 0
+    segments: int = 0
+
+    def note(self, segment: _Segment) -> None:
+        """Take a segment that was laid out."""
+        if self.skipped:
+            self.skipped = max(0, self.skipped - segment.count)
+            return
+        self.lines += segment.count * len(segment.ranks)
+        self.rows += segment.total
+        self.segments += 1
+
+    def judge(self, ranks: int) -> None:
+        """Decide how to go on, of so many ranks."""
+        if self.skipped or self.lines < self.wanted * ranks:
+            return
+        is_barren = self.rows > 0.95 * self.lines and self.lines < 16 * ranks * self.segments
+        self.stride = min(4 * self.stride or BARREN_LINES, 16 * BARREN_LINES) if is_barren else 0
+        self.skipped, self.wanted = self.stride, PROBED_LINES if is_barren else BARREN_LINES
+        self.lines = self.rows = self.segments = 0
 
 
 class RunTable:
@@ -81,6 +120,8 @@ class RunTable:
         """By rank: the lines with which segments of it begin, and the numbers of those."""
         self._settled = 0
         """So many segments stay as they are."""
+        self._patience = _Patience()
+        """As it was there."""
         self._settled_at: dict[int, int] = {}
         """By rank, its first line behind them."""
 
@@ -125,14 +166,16 @@ class RunTable:
             kept = bisect_left(numbers, self._settled)
             del lines[kept:], numbers[kept:]
         at = {rank: self._settled_at.get(rank, 0) for rank in sorted(self._counts)}
-        settling, window = True, _LARGEST
+        settling, window, patience = True, _LARGEST, replace(self._patience)
         while active := [rank for rank in at if at[rank] < self._counts[rank]]:
             most = min(self._counts[rank] - at[rank] for rank in active)
             if settling and (closed := self._closed(at, active, silent)) > 0:
                 most = min(most, closed)
             else:
                 settling = False
-            segment = self._segment(active, at, most, window)
+            segment = self._segment(active, at, most, window, patience.skipped)
+            patience.note(segment)
+            patience.judge(len(active))
             window = min(_LARGEST, 2 * window) if len(segment.ranks) == len(active) else _SMALLEST
             for rank in segment.ranks:
                 lines, numbers = self._begins.setdefault(rank, ([], []))
@@ -143,6 +186,7 @@ class RunTable:
             self._first_rows.append(self._first_rows[-1] + segment.total)
             if settling:
                 self._settled, self._settled_at = len(self._segments), dict(at)
+                self._patience = replace(patience)
             if len(self._segments) % _SEGMENTS_AT_ONCE == 0:
                 yield
 
@@ -154,25 +198,36 @@ class RunTable:
             closed = min(closed, max(left.values()) - BEHIND_LINES) if all(each in silent for each in behind) else 0
         return closed
 
-    def _segment(self, active: Sequence[int], at: Mapping[int, int], most: int, window: int) -> _Segment:
-        """Return the next segment: of all active ranks, or what some of them print and the others do not."""
+    def _segment(self, active: Sequence[int], at: Mapping[int, int], most: int, window: int, skipped: int) -> _Segment:
+        """Return the next segment: of all active ranks, or what some of them print and the others do not.
+
+        Args:
+            skipped: so many lines are taken to be in step.
+        """
         ranks, starts = tuple(active), tuple(at[rank] for rank in active)
         if not self._fold or len(ranks) == 1:
             return _Segment(ranks, starts, most, len(ranks))
         if equal := self._equal_lines(ranks, starts, most):
             return _Segment(ranks, starts, equal, 1)
+        if skipped:
+            return self._in_step_segment(ranks, starts, min(most, skipped, _LARGEST))
         lines = [self._digests[rank][start : start + window] for rank, start in zip(ranks, starts, strict=True)]
         anchors = [_unique(each) for each in lines]
         in_step = min(most, window, _in_step(anchors))
         if in_step > 0:
-            counts = [len(set(each)) for each in zip(*(each[:in_step] for each in lines), strict=True)]
-            if min(counts) == max(counts):
-                return _Segment(ranks, starts, in_step, counts[0])
-            return _Segment(ranks, starts, in_step, array("Q", accumulate(counts, initial=0)))
+            return self._in_step_segment(ranks, starts, in_step)
         ahead, count = _own_lines(lines, anchors)
         count = min(count, most)
         own = [index for index, each in enumerate(lines) if each[:count] == lines[ahead][:count]]
         return _Segment(tuple(ranks[index] for index in own), tuple(starts[index] for index in own), count, 1)
+
+    def _in_step_segment(self, ranks: tuple[int, ...], starts: tuple[int, ...], count: int) -> _Segment:
+        """Return a segment in which lines stand side by side; equal ones are one row."""
+        lines = (self._digests[rank][start : start + count] for rank, start in zip(ranks, starts, strict=True))
+        counts = [len(set(each)) for each in zip(*lines, strict=True)]
+        if min(counts) == max(counts):
+            return _Segment(ranks, starts, count, counts[0])
+        return _Segment(ranks, starts, count, array("Q", accumulate(counts, initial=0)))
 
     def _equal_lines(self, ranks: Sequence[int], starts: Sequence[int], most: int) -> int:
         """Return how many lines from here on are equal on all of the ranks."""
@@ -201,13 +256,12 @@ class RunTable:
         number = bisect_right(self._first_rows, first) - 1
         while first < last:
             segment, base = self._segments[number], self._first_rows[number]
-            index = segment.index_of(first - base)
+            index, starts = segment.index_of(first - base), dict(zip(segment.ranks, segment.starts, strict=True))
             while index < segment.count and first < last:
                 groups = self._groups(segment, index)
                 skipped = first - base - segment.rows_before(index)
                 for members in groups[skipped : skipped + last - first]:
-                    place = segment.ranks.index(members[0])
-                    yield Row(members, segment.starts[place] + index)
+                    yield Row(members, tuple(starts[rank] + index for rank in members))
                     first += 1
                 index += 1
             number += 1

@@ -12,6 +12,7 @@ from typing import Any
 from monarch_nb.client.bridge import post
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.interrupting import Interrupt, interruptible
+from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.view import Json
 
 _log = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class Jobs:
         except KeyboardInterrupt:
             facts = {"state": "cancelled", "message": "cancelled"}
         except MonarchNbError as error:
-            facts = {"state": "failed", "error": str(error)}
+            facts = {"state": "failed", "error": clickable(str(error))}
         except Exception as error:  # noqa: BLE001 (told, in the job)
             _log.exception("%s failed", job["title"])
             facts = {"state": "failed", "error": f"{type(error).__name__}: {error}"}

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 
 from monarch_nb.client.bridge import background_loop, post
 from monarch_nb.client.connection import Connection
+from monarch_nb.client.memory import Memories
 from monarch_nb.client.pool import STATUS_TIMEOUT_S, HeldReservation, Pool, current_owner
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import MonarchNbError
+from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.notices import notices
-from monarch_nb.panel.view import CpuSlots, Json, NodeAnswer, Sent, build_view, is_as_sent, no_view
+from monarch_nb.panel.view import Before, Json, NodeAnswer, Notebooks, Sent, build_view, is_as_sent, no_view
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import provisioner
 
@@ -158,7 +160,7 @@ class Live:
     """What a pool shows now. Made anywhere; everything else happens on the client's background loop.
 
     Args:
-        root: see build_view.
+        root: see Notebooks.
         refresh_s: how often nodes are asked while somebody looks.
         notice_s: how often while subscribers do not look, to notice deaths and what ends.
     """
@@ -168,7 +170,7 @@ class Live:
         self.view: Json | None = None
         self._viewed_at = -float("inf")
         self._nodes: dict[str, _Node] = {}
-        self._slots = CpuSlots()
+        self._before, self._memories = Before(), Memories()
         self._book = _Book()
         self._subscriptions: list[Subscription] = []
         self._refreshing = asyncio.Lock()
@@ -229,9 +231,10 @@ class Live:
             try:
                 await self._ask()
                 answers = [node.answer for node in self._nodes.values()]
-                view = build_view(self.pool.name, answers, current_owner(), time.time(), self._slots, self._root)
+                notebooks = Notebooks(self._root, self._memories.read() if self._root else ())
+                view = build_view(self.pool.name, answers, current_owner(), time.time(), self._before, notebooks)
             except MonarchNbError as error:
-                view = no_view(self.pool.name, current_owner(), time.time(), str(error))
+                view = no_view(self.pool.name, current_owner(), time.time(), clickable(str(error)))
             before, self.view, self._viewed_at = self.view, view, time.monotonic()
             changed, parts = self._book.update(view, self._viewed_at)
             if parts or any(changed.values()):
@@ -257,6 +260,10 @@ class Live:
             if status.reservation_id == reservation_id
         }
         return HeldReservation(reservation_id, nodes)
+
+    def is_silent(self, name: str) -> bool:
+        """Whether a node, named as its connection, did not answer when it was asked last."""
+        return any(node.connection.name == name and not node.answer.answers for node in self._nodes.values())
 
     @property
     def is_watched(self) -> bool:
@@ -289,4 +296,4 @@ class Live:
             node.answer.reply = await node.connection.unary("Status", _REQUEST, STATUS_TIMEOUT_S)
             node.answer.error = ""
         except MonarchNbError as error:
-            node.answer.error = str(error)
+            node.answer.error = clickable(str(error))

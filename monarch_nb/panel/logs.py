@@ -8,15 +8,16 @@ import time
 import uuid
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from monarch_nb.client.log_lines import LogChange, LogLine, LogLines, LogWindow, Streams
 from monarch_nb.errors import MonarchNbError, NodeUnreachable
 from monarch_nb.panel.folding import OPEN_LINES, Row, RunTable
+from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.view import Json
-from monarch_nb.shape import format_ranks
+from monarch_nb.shape import format_ranks, name_ranks
 
 OPEN_WAIT_S = 0.8
 """How long opening a log waits for all of it; more comes afterwards."""
@@ -26,6 +27,11 @@ BETWEEN_LINES = 32
 MAX_ROWS = 1_000
 SILENT_AFTER_S = 2.0
 """Lines of ranks that have printed nothing for so long are not waited for."""
+READ_S = 5.0
+"""How long a node may take for a window: it is a matter of milliseconds."""
+AWAY_S = 10.0
+"""A node that took longer is not asked again for so long."""
+LOOK_AGAIN_S = 1.0
 MAX_LINE_BYTES = 8_192
 MAX_OPEN = 32
 FORGOTTEN_S = 600.0
@@ -70,14 +76,25 @@ class Log:
 
     Args:
         changed: called when there are more rows, or when it has come to an end.
+        is_silent: returns whether a node of that name is known not to answer.
     """
 
-    def __init__(self, lines: LogLines, request: LogRequest, changed: Callable[[Log], None]) -> None:
+    def __init__(
+        self,
+        lines: LogLines,
+        request: LogRequest,
+        changed: Callable[[Log], None],
+        is_silent: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         self.id = uuid.uuid4().hex
         self.used_at = time.monotonic()
         self.error: MonarchNbError | None = None
-        self.silent: tuple[str, ...] = ()
-        self._lines, self._request, self._changed = lines, request, changed
+        self._silent: dict[bool, tuple[str, ...]] = {}
+        """Nodes that can not be followed, of those that were away at first and of the others."""
+        self._applying = asyncio.Lock()
+        self._away_until: dict[str, float] = {}
+        """Until when nodes that did not answer when they were asked for lines are not asked again."""
+        self._lines, self._request, self._changed, self._is_silent = lines, request, changed, is_silent
         self._runs: dict[int, _Run] = {}
         self._folds = request.fold and len(request.ranks) > 1
         self._counted = False
@@ -92,6 +109,20 @@ class Log:
     def complete(self) -> bool:
         """Whether all that there was when it was opened is here."""
         return self._ready.is_set()
+
+    @property
+    def missing(self) -> str:
+        """Whose lines are not here, and why; empty when all are."""
+        nodes: dict[str, list[int]] = {}
+        for rank in self._request.ranks:
+            if self._is_away(rank):
+                nodes.setdefault(self._lines.node_of(rank) or "its node", []).append(rank)
+        return "; ".join(f"{name_ranks(ranks)}: {node} does not answer" for node, ranks in nodes.items())
+
+    def _is_away(self, rank: int) -> bool:
+        node = self._lines.node_of(rank)
+        silent = not node or any(node in silent for silent in self._silent.values()) or self._is_silent(node)
+        return silent or self._away_until.get(node, 0.0) > time.monotonic()
 
     def close(self) -> None:
         """Follow it no longer."""
@@ -112,17 +143,38 @@ class Log:
     # ---- keeping up ----
 
     async def _keep(self) -> None:
+        ranks: dict[bool, list[int]] = {}
+        for rank in self._request.ranks:
+            ranks.setdefault(self._is_away(rank), []).append(rank)
         try:
-            async with contextlib.aclosing(self._lines.watch(self._request.ranks, self._request.run)) as changes:
-                async for change in changes:
-                    await self._apply(change)
-        except MonarchNbError as error:
-            self.error = error
+            async with asyncio.TaskGroup() as group:
+                for are_away, chosen in ranks.items():
+                    group.create_task(self._follow(chosen, are_away and len(ranks) > 1))
+                group.create_task(self._look_for_missing())
+        except* MonarchNbError as errors:
+            self.error = next(error for error in errors.exceptions if isinstance(error, MonarchNbError))
         self._ready.set()
         self._changed(self)
 
+    async def _follow(self, ranks: Sequence[int], are_away: bool) -> None:
+        """Follow some ranks; those that are away, while others are not, are not waited for."""
+        async with contextlib.aclosing(self._lines.watch(ranks, self._request.run)) as changes:
+            async for change in changes:
+                async with self._applying:
+                    self._silent[are_away] = change.silent
+                    self._counted = self._counted or (change.complete and not are_away)
+                    await self._apply(change)
+
+    async def _look_for_missing(self) -> None:
+        """Take what could not be read when a node is back: the pool may learn of that after its log has."""
+        while True:
+            before = self.missing
+            await asyncio.sleep(LOOK_AGAIN_S)
+            if self.missing != before or (before and self._untaken):
+                async with self._applying:
+                    await self._apply(LogChange())
+
     async def _apply(self, change: LogChange) -> None:
-        self.silent = change.silent
         changed: set[int] = set()
         for told in change.runs:
             run = self._run(told.number)
@@ -133,13 +185,13 @@ class Log:
             run.grown_at[part.rank] = time.monotonic()
             changed.add(part.run)
         self._untaken |= changed
-        self._counted = self._counted or change.complete
         for number in sorted(self._untaken) if self._counted else ():  # else some ranks would be out of step
             try:
                 await self._take(number, self._runs[number])
             except NodeUnreachable:
                 continue  # it is tried again when something comes, from the node that is back, say
-            self._untaken.discard(number)
+            if not self._lacks(self._runs[number]):
+                self._untaken.discard(number)
         if self._counted:
             self._ready.set()
         self._changed(self)
@@ -173,6 +225,11 @@ class Log:
         for _ in run.table.lay_out(silent):
             await asyncio.sleep(0)  # others have their turn
 
+    def _lacks(self, run: _Run) -> bool:
+        """Whether there are lines on nodes that did not answer when they were to be read."""
+        read = run.searched.get if self._request.search else lambda rank, _: run.table.count(rank)
+        return any(self._is_away(rank) and read(rank, 0) < count for rank, count in run.counts.items())
+
     def _count(self, run: _Run, rank: int) -> int:
         return len(run.shown.get(rank, ())) if self._request.search else run.counts[rank]
 
@@ -180,6 +237,8 @@ class Log:
         """Return what to read next: what is new, and the newest lines again, which may have changed."""
         windows = []
         for rank in run.counts:
+            if self._is_away(rank):
+                continue  # the others go on without it
             first = max(run.table.settled(rank), run.table.count(rank) - OPEN_LINES, 0)
             if count := min(LINES_AT_ONCE, self._count(run, rank) - first):
                 windows.append(LogWindow(number, rank, first, count))
@@ -201,7 +260,8 @@ class Log:
         ]
 
     async def _search_new(self, number: int, run: _Run) -> None:
-        firsts = {rank: max(0, run.searched.get(rank, 0) - OPEN_LINES) for rank in run.counts}
+        answering = [rank for rank in run.counts if not self._is_away(rank)]
+        firsts = {rank: max(0, run.searched.get(rank, 0) - OPEN_LINES) for rank in answering}
         windows = [LogWindow(number, rank, first, run.counts[rank] - first) for rank, first in firsts.items()]
         found = await self._lines.search(
             self._request.search, windows, self._request.streams, regex=self._request.regex, ignore_case=True
@@ -240,23 +300,52 @@ class Log:
                 first -= rows
 
     async def read(self, first: int, count: int) -> Json:
-        """Return rows `first` to `first + count`, as far as there are so many, and the runs they are from."""
+        """Return rows `first` to `first + count`, as far as there are so many, and the runs they are from.
+
+        A row whose ranks are all on nodes that do not answer has no text and says so.
+        """
         rows = list(self._rows(first, count))
-        places = [LogWindow(run, row.ranks[0], self._line(run, row.ranks[0], row.line), 1) for run, row in rows]
-        windows = _joined(places)
-        read = await self._lines.read(windows, self._request.streams, max_line_bytes=MAX_LINE_BYTES)
+        lines = await self._texts(rows)
+        told = [_row(first + index, run, row, lines.get(index)) for index, (run, row) in enumerate(rows)]
+        numbers = {run for run, _ in rows}
+        runs = [run for run in self.describe_runs() if run["number"] in numbers]
+        return {"first": first, "total": len(self), "rows": told, "runs": runs, "missing": self.missing}
+
+    async def _texts(self, rows: Sequence[tuple[int, Row]]) -> dict[int, LogLine]:
+        """Return the lines of rows by their places, of those that a node that answers has."""
+        lines: dict[int, LogLine] = {}
+        while wanted := self._by_node(rows, lines):  # again when a node turns out not to answer: others may have them
+            for read in await asyncio.gather(*(self._read(node, places) for node, places in wanted.items())):
+                lines |= read
+        return lines
+
+    def _by_node(self, rows: Sequence[tuple[int, Row]], known: Container[int]) -> dict[str, dict[int, LogWindow]]:
+        """Return where to read rows that are not known yet, by the nodes that have them."""
+        wanted: dict[str, dict[int, LogWindow]] = {}
+        for index, (run, row) in enumerate(rows):
+            here = ((rank, line) for rank, line in zip(row.ranks, row.lines, strict=True) if not self._is_away(rank))
+            if index not in known and (found := next(here, None)):
+                rank, line = found
+                place = LogWindow(run, rank, self._line(run, rank, line), 1)
+                wanted.setdefault(self._lines.node_of(rank), {})[index] = place
+        return wanted
+
+    async def _read(self, node: str, places: Mapping[int, LogWindow]) -> dict[int, LogLine]:
+        """Return lines that a node has; none when it does not answer."""
+        windows = _joined(places.values())
+        try:
+            async with asyncio.timeout(READ_S):
+                read = await self._lines.read(windows, self._request.streams, max_line_bytes=MAX_LINE_BYTES)
+        except (NodeUnreachable, TimeoutError):
+            self._away_until[node] = time.monotonic() + AWAY_S
+            return {}
         lines = {
             (window.run, window.rank, window.first + index): line
             for window, found in zip(windows, read, strict=True)
             for index, line in enumerate(found)
         }
-        told = []
-        for index, ((run, row), place) in enumerate(zip(rows, places, strict=True)):
-            line = lines.get((place.run, place.rank, place.first)) or LogLine("stdout", "", 0)
-            told.append(_row(first + index, run, row, line))
-        numbers = {run for run, _ in rows}
-        runs = [run for run in self.describe_runs() if run["number"] in numbers]
-        return {"first": first, "total": len(self), "rows": told, "runs": runs}
+        unknown = LogLine("stdout", "", 0)
+        return {index: lines.get((each.run, each.rank, each.first), unknown) for index, each in places.items()}
 
     def _line(self, number: int, rank: int, line: int) -> int:
         return self._runs[number].shown[rank][line] if self._request.search else line
@@ -278,14 +367,15 @@ class Log:
 
     async def _matches(self, text: str, *, regex: bool) -> dict[tuple[int, int], array[int]]:
         """Return, by run and rank, which of the lines that are here have a text."""
-        key = text, regex, [run.counts.copy() for run in self._runs.values()]
+        away = {rank for rank in self._request.ranks if self._is_away(rank)}
+        key = text, regex, away, [run.counts.copy() for run in self._runs.values()]
         if self._found is not None and self._found[0] == key:
             return self._found[1]
         windows = [
             LogWindow(number, rank, 0, count)
             for number, run in self._runs.items()
             for rank, count in run.counts.items()
-            if count
+            if count and rank not in away
         ]
         streams = self._request.streams
         matches = await self._lines.search(text, windows, streams, regex=regex, ignore_case=True)
@@ -339,14 +429,11 @@ def _joined(places: Iterable[LogWindow]) -> list[LogWindow]:
     return windows
 
 
-def _row(number: int, run: int, row: Row, line: LogLine) -> Json:
-    told: Json = {
-        "row": number,
-        "run": run,
-        "ranks": format_ranks(row.ranks),
-        "stream": "err" if line.stream == "stderr" else "out",
-        "text": line.text,
-    }
+def _row(number: int, run: int, row: Row, line: LogLine | None) -> Json:
+    told: Json = {"row": number, "run": run, "ranks": format_ranks(row.ranks)}
+    if line is None:
+        return told | {"stream": "out", "text": "", "away": True}
+    told |= {"stream": "err" if line.stream == "stderr" else "out", "text": line.text}
     if line.size_bytes > MAX_LINE_BYTES:
         told["size"] = line.size_bytes  # of the whole line
     return told
@@ -358,23 +445,29 @@ class Logs:
     Args:
         publish: called with an event when one of them has grown.
         is_watched: returns whether anybody would hear it.
+        is_silent: returns whether a node of that name is known not to answer.
     """
 
-    def __init__(self, publish: Callable[[Json], None], is_watched: Callable[[], bool]) -> None:
-        self._publish, self._is_watched = publish, is_watched
+    def __init__(
+        self,
+        publish: Callable[[Json], None],
+        is_watched: Callable[[], bool],
+        is_silent: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        self._publish, self._is_watched, self._is_silent = publish, is_watched, is_silent
         self._logs: dict[str, Log] = {}
 
     async def open(self, lines: LogLines, request: LogRequest) -> Json:
         """Open one; it is followed until it is closed, or forgotten."""
         self._forget()
-        log = Log(lines, request, self._tell)
+        log = Log(lines, request, self._tell, self._is_silent)
         self._logs[log.id] = log
         try:
             await log.opened(OPEN_WAIT_S)
         except BaseException:
             self.close(log.id)
             raise
-        told = {"log": log.id, "rows": len(log), "complete": log.complete, "silent": list(log.silent)}
+        told = {"log": log.id, "rows": len(log), "complete": log.complete, "missing": log.missing}
         return told | {"runs": log.describe_runs()}
 
     def get(self, log_id: str) -> Log | None:
@@ -398,7 +491,7 @@ class Logs:
 
     def _tell(self, log: Log) -> None:
         event: Json = {"type": "log", "log": log.id, "total": len(log), "complete": log.complete}
-        event["silent"] = list(log.silent)
+        event["missing"] = log.missing
         if log.error is not None:
-            event["error"] = str(log.error)
+            event["error"] = clickable(str(log.error))
         self._publish(event)

@@ -16,6 +16,7 @@ from monarch_nb.errors import (
     RunNotFound,
     UsageError,
 )
+from monarch_nb.panel.hints import clickable
 
 _STATUS: tuple[tuple[int, tuple[type[MonarchNbError], ...]], ...] = (
     (400, (UsageError,)),
@@ -35,7 +36,8 @@ class Refused(Exception):
 
     def __init__(self, status: int, message: str, errors: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
-        self.status, self.message, self.errors = status, message, dict(errors or {})
+        self.status, self.message = status, clickable(message)
+        self.errors = {field: clickable(text) for field, text in (errors or {}).items()}
 
     @classmethod
     def of(cls, error: MonarchNbError) -> Refused:

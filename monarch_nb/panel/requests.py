@@ -48,7 +48,7 @@ class Panel:
         self._root = os.path.abspath(root) if root else ""
         self.live = Live(pool_named(pool), root=self._root, refresh_s=refresh_s, notice_s=notice_s)
         self._jobs = Jobs(self.live.publish)
-        self._logs = Logs(self.live.publish, lambda: self.live.is_watched)
+        self._logs = Logs(self.live.publish, lambda: self.live.is_watched, self.live.is_silent)
         self._actions = Actions(self.live, self._jobs)
         self._handlers: dict[str, Callable[[Json], Awaitable[Any]]] = {
             "view": self._view,
@@ -149,10 +149,11 @@ class Panel:
         return handle
 
     async def _lost(self, body: Json) -> Json:
-        held, ranks = await self._held(body), None
-        if body.get("ranks") is not None:
-            ranks = self._actions.ranks(self._actions.mesh(held, body.get("mesh")), body["ranks"])
-        return {"text": self._actions.lost(held, ranks)}
+        held = await self._held(body)
+        if _choice(body, "action", ("release", "restart")) == "release":
+            return {"text": self._actions.lost(held, None, ())}
+        mesh = self._actions.mesh(held, body.get("mesh"))
+        return {"text": self._actions.lost(held, mesh, self._actions.ranks(mesh, body.get("ranks")))}
 
     async def _attach_lines(self, body: Json) -> Json:
         return {"code": self._actions.attach_lines(await self._held(body))}

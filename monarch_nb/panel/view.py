@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from monarch_nb.allocator.limits import Limits, how_it_ended
-from monarch_nb.client.infos import RankInfo, infos_of_node, run_infos
+from monarch_nb.client.infos import RankInfo, RunInfo, infos_of_node, run_infos
+from monarch_nb.client.memory import Memory, choose
+from monarch_nb.config import DEFAULT_POOL
+from monarch_nb.panel.hangs import Hangs
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.shape import format_ranks
 
@@ -74,23 +77,53 @@ class CpuSlots:
         return slots
 
 
+@dataclass
+class Before:
+    """What a view needs to know of those before it."""
+
+    slots: CpuSlots = field(default_factory=CpuSlots)
+    hangs: Hangs = field(default_factory=Hangs)
+
+
+@dataclass(frozen=True)
+class Notebooks:
+    """What is known of notebooks.
+
+    Attributes:
+        root: below which they are named as Jupyter's contents API names them; "" for nowhere.
+        memories: what they last held.
+    """
+
+    root: str = ""
+    memories: Sequence[Memory] = ()
+
+
+NOWHERE = Notebooks()
+
+
 def build_view(
-    pool: str, answers: Iterable[NodeAnswer], owner: str, now: float, slots: CpuSlots, root: str = ""
+    pool: str,
+    answers: Iterable[NodeAnswer],
+    owner: str,
+    now: float,
+    before: Before,
+    notebooks: Notebooks = NOWHERE,
 ) -> Json:
     """Return the View.
 
     Args:
-        root: below which notebooks are named as Jupyter's contents API names them; "" for nowhere.
         now: seconds since the epoch.
-        slots: of the view before; kept up to date.
+        before: what the views before have left; kept up to date.
     """
     answers = list(answers)
-    reservations = _reservations(answers, owner, root)
+    reservations = _reservations(answers, owner, notebooks.root)
+    _note_users(pool, reservations, notebooks)
+    _note_hangs(answers, reservations, before.hangs, now)
     return {
         "pool": _pool(pool, answers),
         "owner": owner,
         "now": now,
-        "nodes": {answer.node_id: _node(answer, reservations, slots) for answer in answers},
+        "nodes": {answer.node_id: _node(answer, reservations, before.slots) for answer in answers},
         "reservations": reservations,
         "ended": _ended(answers, owner),
     }
@@ -125,6 +158,7 @@ def _node(answer: NodeAnswer, reservations: Mapping[str, Json], slots: CpuSlots)
         "hostname": node.hostname,
         "state": state,
         "message": message,
+        "startable": answer.served and not answer.alive,
         "procs": {"total": node.procs, "free": node.procs_free},
         "gpus": {"total": len(node.gpus), "free": node.gpus_free},
         "memory": _memory(readings, _NODE_MEMORY_STEP_BYTES),
@@ -256,6 +290,7 @@ def _reservation(
         "nodes_answering": sum(answer.answers for answer, _ in nodes),
         "notebook": facts.notebook,
         "notebook_path": _below(root, facts.notebook),
+        "used_by": [],
         "created_at": facts.created_at,
         "time_s": limits.time_s or None,
         "time_left_s": time_left_s,
@@ -265,6 +300,28 @@ def _reservation(
         "confirmed": confirmed,
         "meshes": [_mesh(mesh_id, nodes) for mesh_id in _mesh_ids(nodes)],
     }
+
+
+@dataclass(frozen=True)
+class _Held:
+    """As `choose` wants it."""
+
+    reservation_id: str
+    notebook: str
+    created_at: float
+    held_by_me: bool
+
+
+def _note_users(pool: str, reservations: Mapping[str, Json], notebooks: Notebooks) -> None:
+    """Say of each reservation which notebooks, below the root, use it now, or would with their next kernel."""
+    held = [_Held(each["id"], each["notebook"], each["created_at"], each["mine"]) for each in reservations.values()]
+    memories = {memory.notebook: memory for memory in notebooks.memories}
+    for notebook in sorted({*memories, *(each.notebook for each in held)}):
+        memory, path = memories.get(notebook), _below(notebooks.root, notebook)
+        if not path or (memory and (memory.pool or DEFAULT_POOL) != pool):
+            continue
+        if found := choose(held, notebook, memory):
+            reservations[found.reservation_id]["used_by"].append(path)
 
 
 def _below(root: str, path: str) -> str:
@@ -292,8 +349,25 @@ def _mesh(mesh_id: str, nodes: list[tuple[NodeAnswer, pb.ReservationStatus]]) ->
         "name": parts[0][1].name,
         "extent": {axis.name: axis.size for axis in spec.extent},
         "ranks": [ranks[rank] for rank in sorted(ranks)],
-        "runs": _runs([(answer.node_id, mesh) for answer, mesh in parts], ranks),
+        "runs": _runs(run_infos((answer.node_id, mesh) for answer, mesh in parts), ranks),
+        "hang": None,
     }
+
+
+def _note_hangs(answers: list[NodeAnswer], reservations: Mapping[str, Json], hangs: Hangs, now: float) -> None:
+    """Say of each mesh who waits in vain."""
+    parts: dict[str, list[tuple[str, pb.MeshStatus]]] = {}
+    for answer in answers:
+        for status in answer.reply.reservations if answer.answers and answer.reply else ():
+            for mesh in status.meshes:
+                parts.setdefault(mesh.mesh_id, []).append((answer.node_id, mesh))
+    for reservation in reservations.values():
+        for mesh in reservation["meshes"]:
+            told = parts.get(mesh["id"], [])
+            ranks = {info.rank: info for node, part in told for info in infos_of_node(node, part)}
+            if hang := hangs.find(ranks, run_infos(told), now):
+                mesh["hang"] = {"text": hang.text, "ranks": format_ranks(hang.ranks)}
+    hangs.keep([run.run_id for told in parts.values() for _, part in told for run in part.runs])
 
 
 def _rank(info: RankInfo, answers: bool) -> Json:
@@ -325,26 +399,51 @@ def _rank_state(info: RankInfo, answers: bool) -> tuple[str, str]:
     return info.state, ""
 
 
-def _runs(parts: Iterable[tuple[str, pb.MeshStatus]], ranks: Mapping[int, Json]) -> list[Json]:
+def _runs(infos: Sequence[RunInfo], ranks: Mapping[int, Json]) -> list[Json]:
     begun = {rank["run"] for rank in ranks.values()}
-    infos = run_infos(parts)
     newest = max((info.number for info in infos), default=0)
-    return [
-        {
-            "id": info.run_id,
-            "number": info.number,
-            "title": info.title,
-            "cell_number": info.cell_number,
-            "state": "finished" if info.done else "running" if info.finished or info.run_id in begun else "queued",
-            "ranks": format_ranks(info.ranks),
-            "submitted_at": info.submitted_at,
-            "running_s": info.running_s,
-            "finished": format_ranks(info.finished),
-            "failed": format_ranks(info.failed),
-        }
-        for info in infos
-        if not (info.done and info.collected) or info.number == newest
+    told = []
+    for info in infos:
+        if info.done and info.collected and info.number != newest:
+            continue
+        fates = _fates(info, ranks if info.number == newest else {})
+        told.append(
+            {
+                "id": info.run_id,
+                "number": info.number,
+                "title": info.title,
+                "cell_number": info.cell_number,
+                "state": "finished" if info.done else "running" if info.finished or info.run_id in begun else "queued",
+                "outcome": _outcome(info, fates) if info.done else "",
+                "ranks": format_ranks(info.ranks),
+                "submitted_at": info.submitted_at,
+                "running_s": info.running_s,
+                "finished": format_ranks(info.finished),
+                "failed": format_ranks(fates.get("failed", []) + fates.get("died", [])),
+            }
+        )
+    return told
+
+
+def _fates(info: RunInfo, ranks: Mapping[int, Json]) -> dict[str, list[int]]:
+    """Return what became of ranks that did not come to the end of a run, in the words that their states have."""
+    fates: dict[str, list[int]] = {}
+    for rank in info.failed:
+        state = ranks[rank]["state"] if rank in ranks else "unreachable"
+        fate = {"failed": "failed", "unreachable": "failed", "dead": "died"}.get(state, "ended by a restart")
+        fates.setdefault(fate, []).append(rank)
+    if info.stopped:
+        fates["interrupted" if info.running_s else "cancelled"] = list(info.stopped)
+    return fates
+
+
+def _outcome(info: RunInfo, fates: Mapping[str, Sequence[int]]) -> str:
+    """Return "finished", "interrupted" or "failed on 3, interrupted on 0-2"."""
+    said = [
+        fate if len(ranks) == len(info.ranks) > 1 else f"{fate} on {format_ranks(ranks)}"
+        for fate, ranks in fates.items()
     ]
+    return ", ".join(said) or "finished"
 
 
 def _ended(answers: Iterable[NodeAnswer], owner: str) -> list[Json]:

@@ -1141,6 +1141,7 @@ class RunStatus(_message.Message):
     RUNNING_S_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
     NOTEBOOK_FIELD_NUMBER: _builtins.int
+    STOPPED_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
     title: _builtins.str
@@ -1173,6 +1174,10 @@ class RunStatus(_message.Message):
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.RankResult]:
         """with StatusRequest.past_runs"""
 
+    @_builtins.property
+    def stopped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of `finished`: interrupted, or cancelled before it began"""
+
     def __init__(
         self,
         *,
@@ -1190,10 +1195,11 @@ class RunStatus(_message.Message):
         running_s: _builtins.float = ...,
         failures: _abc.Iterable[_run_pb2.RankResult] | None = ...,
         notebook: _builtins.str = ...,
+        stopped: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_ranks", b"all_ranks", "cell_number", b"cell_number", "collected", b"collected", "failed", b"failed", "failures", b"failures", "finished", b"finished", "notebook", b"notebook", "number", b"number", "ranks", b"ranks", "run_id", b"run_id", "running", b"running", "running_s", b"running_s", "submitted_at", b"submitted_at", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_ranks", b"all_ranks", "cell_number", b"cell_number", "collected", b"collected", "failed", b"failed", "failures", b"failures", "finished", b"finished", "notebook", b"notebook", "number", b"number", "ranks", b"ranks", "run_id", b"run_id", "running", b"running", "running_s", b"running_s", "stopped", b"stopped", "submitted_at", b"submitted_at", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +14,7 @@ from e2e.lab import NotebookPage
 from e2e.panel import LogPage, PanelPage
 from integration.live import Gate, started
 from monarch_nb.client.reservation import Reservation
+from monarch_nb.provision.local import LocalProvisioner
 
 PRINT = """\
 import sys
@@ -123,6 +126,9 @@ def test_a_rank_s_log_leads_back_to_the_cell(notebook: NotebookPage, panel: Pane
     expect(log.line("mine 2")).to_be_visible()
     log.button("Show cell").click()
     expect(notebook.cell(1)).to_have_class(re.compile("jp-mod-active"))
+    notebook.write(1, "print('something else')")  # the number alone does not say that it is the cell
+    log.button("Show cell").click()
+    expect(log.root.get_by_role("status")).to_contain_text("print('mine', rank) any more")
     notebook.write(1, "print('again')")
     notebook.run_on_mesh(1)
     notebook.wait_for_end(1)
@@ -130,3 +136,23 @@ def test_a_rank_s_log_leads_back_to_the_cell(notebook: NotebookPage, panel: Pane
     log.root.get_by_label("Jump to run").select_option(index=0)
     log.button("Show cell").click()
     expect(log.root.get_by_role("status")).to_contain_text("any more")
+
+
+def test_while_a_node_does_not_answer_the_others_lines_are_there(panel: PanelPage, held: Reservation) -> None:
+    held.mesh.run("print('from rank', rank)")
+    panel.wait_for_state("idle", 0, 1, 2, 3)  # the server knows the reservation from both nodes
+    allocator = next(node.pid for node in LocalProvisioner().nodes() if node.node_id == "node1")
+    assert allocator
+    os.kill(allocator, signal.SIGSTOP)
+    try:
+        panel.wait_for_state("unreachable", 2, 3)
+        panel.button("Log").click()
+        log = LogPage(panel.page)
+        missing = log.root.get_by_role("alert")
+        expect(missing).to_have_text("Lines are missing of ranks 2-3: node1 does not answer")
+        expect(log.line("from rank 1")).to_be_visible()
+        log.wait_for_total(2)
+    finally:
+        os.kill(allocator, signal.SIGCONT)
+    expect(log.line("from rank 3")).to_be_visible()
+    expect(missing).to_have_count(0)

@@ -57,7 +57,7 @@ def test_nodes_are_reserved_used_and_released_without_a_magic(
     assert "Out[3]: 30" in notebook.text(1)
 
     panel.button("Release…").click()
-    expect(panel.question).to_contain_text("4 ranks with their variables")
+    expect(panel.question).to_contain_text(re.compile("the variables of 4 ranks, .* in memory"))
     panel.page.keyboard.press("Escape")
     expect(panel.question).to_have_count(0)
     panel.button("Release…").click()
@@ -108,6 +108,41 @@ def test_ranks_that_wait_fail_and_die_are_seen_and_one_is_restarted(panel: Panel
     panel.button("Restart").click()
     panel.wait_for_state("idle", 3)
     waiting.wait()
+
+
+def test_a_hang_is_explained_and_ended(panel: PanelPage, held: Reservation) -> None:
+    run, _ = started(held.mesh, f"import os\nif rank == 0:\n    raise ValueError('bad batch')\n{HANG}")
+    hang = panel.card("dev").get_by_role("alert")
+    expect(hang).to_contain_text(re.compile(r"^ranks 1-3 wait in \w+ \(.*\); rank 0 raised ValueError\. "))
+    expect(panel.status).to_have_text("dev · 4 ranks · 1 failed · 3 waiting")
+    panel.button("Release…").click()
+    expect(panel.question).to_contain_text("which has run for")
+    panel.button("Keep").click()
+    panel.button("Interrupt the hung ranks 1-3").click()
+    run.wait()
+    panel.wait_for_state("idle", 1, 2, 3)
+    panel.wait_for_state("failed", 0)
+    expect(hang).to_have_count(0)
+    expect(panel.card("dev")).to_contain_text("failed on 0, interrupted on 1-3")
+    panel.button("Restart…").click()
+    panel.button("Restart").click()
+    panel.wait_for_state("idle", 0)
+    expect(panel.card("dev")).to_contain_text("ended by a restart on 0, interrupted on 1-3")
+
+
+def test_what_a_notebook_is_attached_to_is_marked_and_said_once(
+    notebook: NotebookPage, panel: PanelPage, held: Reservation
+) -> None:
+    monarch_nb.reserve("newer", nodes=1, procs=1, notebook=str(notebook.path))
+    marked = panel.root.locator(".mnb-card-current")
+    for name in ("dev", "newer", "dev"):
+        panel.card(name).get_by_role("button", name="Attach notebook").click()
+        expect(panel.card(name)).to_contain_text("is attached")
+        expect(marked).to_have_count(1)
+        expect(marked).to_have_attribute("aria-label", f"Reservation {name}")
+        expect(panel.status).to_contain_text(f"{name} · ")
+        assert "already loaded" not in notebook.text(0)
+        panel.card(name).get_by_role("button", name="Close message").click()
 
 
 def test_stacks_say_where_ranks_are(panel: PanelPage, held: Reservation, make_gate: Callable[[], Gate]) -> None:

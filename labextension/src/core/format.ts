@@ -1,4 +1,4 @@
-import { Mesh, RankState, Reservation } from './types';
+import { Mesh, Rank, RankState, Reservation } from './types';
 
 /** "45 s", "12 min", "3 h 20 min", "2 d 4 h": the two largest units that say something. */
 export function duration(seconds: number): string {
@@ -128,22 +128,25 @@ export const STATE_LABELS: Record<RankState, string> = {
   unreachable: 'unreachable'
 };
 
+/** How many ranks there are in each state that there is, in the order of `STATES`. */
+export function tally(ranks: readonly Rank[]): { state: RankState; number: number; label: string }[] {
+  return STATES.map(state => {
+    const number = ranks.filter(rank => rank.state === state).length;
+    return { state, number, label: STATE_LABELS[state] };
+  }).filter(({ number }) => number > 0);
+}
+
 export function mainMesh(reservation: Reservation): Mesh | undefined {
   return reservation.meshes.find(mesh => mesh.name === 'main') ?? reservation.meshes[0];
 }
 
-/** "dev · 16 ranks · 3 running · 3 h left": a reservation in one line. */
+/** "dev · 16 ranks · 3 waiting · 13 running · 3 h left": a reservation in one line. */
 export function summary(reservation: Reservation, timeLeft_s: number | null): string {
   const ranks = mainMesh(reservation)?.ranks ?? [];
   const parts = [reservation.name, count(ranks.length, 'rank')];
-  const busy = ranks.filter(rank => rank.state === 'running' || rank.state === 'waiting').length;
-  if (busy) {
-    parts.push(`${busy} running`);
-  }
-  for (const state of ['failed', 'dead', 'unreachable'] as const) {
-    const affected = ranks.filter(rank => rank.state === state).length;
-    if (affected) {
-      parts.push(`${affected} ${STATE_LABELS[state]}`);
+  for (const { state, number, label } of tally(ranks)) {
+    if (state !== 'idle') {
+      parts.push(`${number} ${label}`);
     }
   }
   if (timeLeft_s !== null) {

@@ -28,6 +28,7 @@ export function queryOf(target: LogTarget): LogQuery {
 const PAGE = 256;
 const PAGES = 128;
 const IN_FLIGHT = 2;
+const AGAIN_MS = 5000;
 
 interface Page {
   rows: LogRow[];
@@ -43,6 +44,8 @@ export class LogSource {
   total = 0;
   complete = false;
   runs: LogRun[] = [];
+  /** Whose lines are not here, and why. */
+  missing = '';
   /** Why there is nothing to see, or "". */
   error = '';
   isOpen = false;
@@ -52,6 +55,7 @@ export class LogSource {
   private _loading = new Set<number>();
   private _wanted: [number, number] = [0, 0];
   private _generation = 0;
+  private _again: ReturnType<typeof setTimeout> | undefined;
   private _stopListening: (() => void) | null = null;
   private _stopWatching: (() => void) | null = null;
 
@@ -79,6 +83,7 @@ export class LogSource {
       this.total = opened.rows;
       this.complete = opened.complete;
       this.runs = opened.runs;
+      this.missing = opened.missing ?? '';
       this.isOpen = true;
       this._stopListening = this._store.onLog(opened.log, grown => this._grown(grown));
     } catch (reason) {
@@ -93,6 +98,7 @@ export class LogSource {
 
   close(): void {
     this._generation += 1;
+    clearTimeout(this._again);
     this._stopWatching?.();
     this._stopListening?.();
     this._stopWatching = this._stopListening = null;
@@ -151,7 +157,7 @@ export class LogSource {
     return found;
   }
 
-  private _grown({ total, complete, error }: LogGrown): void {
+  private _grown({ total, complete, error, missing = '' }: LogGrown): void {
     // The newest lines may have gone on, or other ranks may have said the same.
     const last = Math.floor(Math.max(0, this.total - 1) / PAGE);
     for (const page of [last - 1, last]) {
@@ -163,6 +169,10 @@ export class LogSource {
     this.total = total;
     this.complete = complete;
     this.error = error ?? '';
+    if (missing !== this.missing) {
+      this.missing = missing;
+      this._pages.forEach(page => (page.isStale ||= page.rows.some(row => row.away)));
+    }
     this._load();
     this._onChange();
   }
@@ -208,6 +218,10 @@ export class LogSource {
       this.total = Math.max(this.total, answer.total);
       this._learn(answer.runs ?? []);
       this._pages.delete(page);
+      this.missing = answer.missing ?? '';
+      if (answer.rows.some(row => row.away)) {
+        this._askAgain(page);
+      }
       const isWhole = answer.rows.length >= PAGE || answer.first + answer.rows.length >= this.total;
       this._pages.set(page, { rows: answer.rows, isStale: !isWhole });
       this._evict();
@@ -225,6 +239,18 @@ export class LogSource {
       this.error = explain(reason);
     }
     this._onChange();
+  }
+
+  /** Lines of a node that does not answer come when it is back. */
+  private _askAgain(page: number): void {
+    clearTimeout(this._again);
+    this._again = setTimeout(() => {
+      const known = this._pages.get(page);
+      if (known) {
+        known.isStale = true;
+        this._load();
+      }
+    }, AGAIN_MS);
   }
 
   private _learn(runs: readonly LogRun[]): void {

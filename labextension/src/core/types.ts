@@ -27,6 +27,8 @@ export interface PoolNode {
   hostname: string;
   state: NodeState;
   message: string | null;
+  /** Its allocator died: starting the pool again starts it. */
+  startable?: boolean;
   procs: { total: number; free: number };
   gpus: { total: number; free: number };
   memory: Memory | null;
@@ -56,11 +58,19 @@ export interface Run {
   title: string;
   cell_number: number;
   state: 'queued' | 'running' | 'finished';
+  /** Of a finished one, in words: "finished", "failed on 3, interrupted on 0-2". */
+  outcome: string;
   ranks: string;
   submitted_at: number;
   running_s: number | null;
   finished: string;
   failed: string;
+}
+
+/** Ranks that wait for others that will not come. */
+export interface Hang {
+  text: string;
+  ranks: string;
 }
 
 export interface Mesh {
@@ -69,6 +79,7 @@ export interface Mesh {
   extent: Record<string, number>;
   ranks: Rank[];
   runs: Run[];
+  hang: Hang | null;
 }
 
 export interface Reservation {
@@ -84,6 +95,8 @@ export interface Reservation {
   notebook: string;
   /** What the contents API calls the notebook; "": none, or not below the server's root. */
   notebook_path?: string;
+  /** The notebooks that use it now, as the contents API calls them. */
+  used_by: string[];
   /** The server's clock when these figures were true. */
   at_s?: number;
   created_at: number;
@@ -146,6 +159,8 @@ export interface LogGrown {
   log: string;
   total: number;
   complete: boolean;
+  /** Whose lines are not here, and why. */
+  missing?: string;
   error?: string | null;
 }
 
@@ -209,6 +224,7 @@ export interface OpenedLog {
   log: string;
   rows: number;
   complete: boolean;
+  missing?: string;
   runs: LogRun[];
 }
 
@@ -220,6 +236,8 @@ export interface LogRow {
   text: string;
   /** Of the whole line, in bytes, when the text is not all of it. */
   size?: number;
+  /** No node that has it answers. */
+  away?: boolean;
 }
 
 export interface LogRows {
@@ -228,6 +246,7 @@ export interface LogRows {
   rows: LogRow[];
   /** The runs that these rows belong to. */
   runs?: LogRun[];
+  missing?: string;
 }
 
 /** Which log to show. */

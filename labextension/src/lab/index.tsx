@@ -65,7 +65,7 @@ const meshPlugin: JupyterFrontEndPlugin<Mesh> = {
       current: () => {
         const path = notebooks.currentPath();
         const all = Object.values(store.state.view?.reservations ?? {});
-        return path === null ? undefined : all.find(each => each.mine && each.notebook_path === path);
+        return path === null ? undefined : all.find(each => each.mine && each.used_by.includes(path));
       }
     };
   }

@@ -2,8 +2,9 @@ import { JupyterFrontEnd } from '@jupyterlab/application';
 import { CodeCell } from '@jupyterlab/cells';
 import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { OutputArea } from '@jupyterlab/outputarea';
+import { KernelMessage } from '@jupyterlab/services';
 import { LogRun, Reservation, Store } from '../core';
-import { attaches, beginsWith, onMesh } from './lines';
+import { attaches, cellOf, onMesh, withoutLoad } from './lines';
 
 const LOAD = '%load_ext monarch_nb';
 const ATTACHES = 'monarch_nb_attaches';
@@ -45,7 +46,9 @@ export class Notebooks {
         cell.model.sharedModel.setSource(code); // ours, for another reservation
       }
       panel.content.activeCellIndex = panel.content.widgets.indexOf(cell);
-      const reply = await CodeCell.execute(cell, panel.sessionContext);
+      // Loaded twice, it would only say so.
+      const source = cell.model.sharedModel.getSource();
+      const reply = await execute(cell, panel, (await hasLoaded(panel)) ? withoutLoad(source) : source);
       if (reply && reply.content.status !== 'ok') {
         throw new Error(`${name} was not attached: its cell says why.`);
       }
@@ -81,36 +84,52 @@ export class Notebooks {
     await run;
   }
 
-  /** Show the cell that a run came from, if its notebook still has it; else say why not. */
+  /**
+   * Show the cell that a run came from; else say why not.
+   *
+   * What is known of a run are its cell's number and the first line of its code: both have to fit, and only one cell of
+   * the reservation's notebook and of those that are open may.
+   */
   async reveal(reservation: Reservation, run: LogRun): Promise<string | null> {
-    const path = reservation.notebook_path;
-    if (!path) {
-      return 'This reservation belongs to no notebook that JupyterLab can open.';
-    }
     const { contents } = this._app.serviceManager;
-    let panel = this._tracker.find(each => contents.localPath(each.context.path) === path);
-    if (!panel) {
-      panel = (await this._app.commands.execute('docmanager:open', { path })) as NotebookPanel | undefined;
+    const paths = [...new Set([reservation.notebook_path, ...reservation.used_by].filter(path => path))];
+    const panels: NotebookPanel[] = [];
+    this._tracker.forEach(each => panels.push(each));
+    for (const path of paths) {
+      if (!panels.some(each => contents.localPath(each.context.path) === path)) {
+        const opened = (await this._app.commands
+          .execute('docmanager:open', { path })
+          .catch(() => undefined)) as NotebookPanel | undefined;
+        if (opened?.content?.widgets) {
+          panels.push(opened);
+        }
+      }
     }
-    if (!panel?.content?.widgets) {
-      return `${path} can not be opened.`;
-    }
-    this._app.shell.activateById(panel.id);
-    await panel.context.ready;
-    const { content } = panel;
-    const cells = content.widgets.map(cell => (cell instanceof CodeCell ? cell.model : null));
-    let place = cells.findIndex(cell => cell?.executionCount === run.cell_number);
-    if (place < 0) {
-      // A cell gets its number when it ends.
-      place = cells.findIndex(
-        cell => cell?.executionCount === null && beginsWith(cell.sharedModel.getSource(), run.title)
+    const found: { panel: NotebookPanel; place: number }[] = [];
+    for (const panel of panels) {
+      await panel.context.ready;
+      const cells = panel.content.widgets.map(cell =>
+        cell instanceof CodeCell
+          ? { number: cell.model.executionCount, source: cell.model.sharedModel.getSource() }
+          : null
       );
+      const place = cellOf(run, cells);
+      if (place !== null) {
+        found.push({ panel, place });
+      }
     }
-    if (place < 0) {
-      return `No cell of ${panel.title.label} has the number [${run.cell_number}] any more.`;
+    const name = `[${run.cell_number}] ${run.title}`.trim();
+    if (found.length > 1) {
+      const names = found.map(({ panel }) => panel.title.label).join(' and ');
+      return `${names} both have a cell ${name}: which of them it was is not known.`;
     }
-    content.activeCellIndex = place;
-    await content.scrollToItem(place, 'center');
+    if (!found.length) {
+      return `No notebook that is open has the cell ${name} any more.`;
+    }
+    const [{ panel, place }] = found;
+    this._app.shell.activateById(panel.id);
+    panel.content.activeCellIndex = place;
+    await panel.content.scrollToItem(place, 'center');
     return null;
   }
 
@@ -160,8 +179,25 @@ function insertAtTop(panel: NotebookPanel, code: string): CodeCell {
   return panel.content.widgets[0] as CodeCell;
 }
 
+/** Whether a notebook's kernel has the extension; asked without leaving anything behind. */
+async function hasLoaded(panel: NotebookPanel): Promise<boolean> {
+  const reply = await panel.sessionContext.session!.kernel!.requestExecute({
+    code: '',
+    silent: true,
+    store_history: false,
+    allow_stdin: false,
+    user_expressions: { loaded: "'monarch_nb' in get_ipython().extension_manager.loaded" }
+  }).done;
+  const { content } = reply as { content: { user_expressions?: Record<string, any> } };
+  return content.user_expressions?.loaded?.data?.['text/plain'] === 'True';
+}
+
 /** As CodeCell.execute, with other code than the cell has. */
-async function execute(cell: CodeCell, panel: NotebookPanel, code: string): Promise<void> {
+async function execute(
+  cell: CodeCell,
+  panel: NotebookPanel,
+  code: string
+): Promise<KernelMessage.IExecuteReplyMsg | undefined> {
   const { model } = cell;
   model.sharedModel.transact(() => {
     model.clearExecution();
@@ -178,6 +214,7 @@ async function execute(cell: CodeCell, panel: NotebookPanel, code: string): Prom
     mine = future();
     const message = await reply;
     model.executionCount = message?.content.execution_count ?? null;
+    return message;
   } catch (reason) {
     if (!cell.isDisposed && mine && mine === future()) {
       cell.setPrompt('');

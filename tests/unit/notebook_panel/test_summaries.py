@@ -10,7 +10,7 @@ import pytest
 
 from monarch_nb.client.pool import current_owner
 from monarch_nb.notebook.summaries import Part, pool_summary, reservation_summary
-from monarch_nb.panel.view import CpuSlots, Json, NodeAnswer, build_view, no_view
+from monarch_nb.panel.view import Before, Json, NodeAnswer, build_view, no_view
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.times import time_of_day
 from unit.panel.replies import NOW, hold, node, run
@@ -29,7 +29,7 @@ def meshes(nodes: list[pb.StatusReply]) -> list[pb.MeshStatus]:
 
 def view_of(replies: Sequence[pb.StatusReply]) -> Json:
     answers = [NodeAnswer(reply.node.node_id, reply=reply) for reply in replies]
-    return build_view("local", answers, current_owner(), NOW, CpuSlots())
+    return build_view("local", answers, current_owner(), NOW, Before())
 
 
 def kill(rank: pb.Rank) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from monarch_nb.client.memory import Memory
 from monarch_nb.client.pool import current_owner
-from monarch_nb.panel.view import CpuSlots, Json, NodeAnswer, build_view
+from monarch_nb.panel.view import Before, Json, NodeAnswer, Notebooks, build_view
 from monarch_nb.proto import allocator_pb2 as pb
 
 NOW = 1_800_000_000.0
@@ -80,7 +81,13 @@ def run(meshes: Sequence[pb.MeshStatus], run_id: str = "run1", number: int = 1, 
     return runs
 
 
-def view_of(*replies: pb.StatusReply, now: float = NOW, slots: CpuSlots | None = None, root: str = "") -> Json:
+def view_of(
+    *replies: pb.StatusReply,
+    now: float = NOW,
+    before: Before | None = None,
+    root: str = "",
+    memories: Sequence[Memory] = (),
+) -> Json:
     """The view of nodes that all answer."""
     answers = [NodeAnswer(reply.node.node_id, reply=reply) for reply in replies]
-    return build_view("local", answers, current_owner(), now, slots or CpuSlots(), root)
+    return build_view("local", answers, current_owner(), now, before or Before(), Notebooks(root, memories))

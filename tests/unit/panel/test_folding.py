@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from array import array
 from collections.abc import Sequence
 
@@ -148,3 +149,18 @@ def test_a_rank_that_is_silent_and_far_behind_is_not_waited_for(lines: int, sile
     table.put(1, 0, array("Q", range(10)))
     table.layout()
     assert len(table) == lines + (10 if settles else 0)
+
+
+def test_where_nothing_folds_it_is_given_up_and_tried_again() -> None:
+    table, lines = RunTable(range(4)), 50_000
+    for rank in range(4):
+        chance, mixed = random.Random(rank), []
+        for first in range(0, 20_000, 50):
+            mixed += chance.sample(range(first, first + 50), 50)
+        table.put(rank, 0, array("Q", [*mixed, *range(20_000, lines)]))
+    assert sum(1 for _ in table.lay_out()) < 40  # slices of some milliseconds; they are 82 when nobody gives up
+    rows = list(table.rows(0, len(table)))
+    for rank in range(4):
+        shown = [line for row in rows for each, line in zip(row.ranks, row.lines, strict=True) if each == rank]
+        assert shown == list(range(lines))
+    assert {row.ranks for row in rows[-1000:]} == {(0, 1, 2, 3)}

@@ -25,7 +25,10 @@ class FakeLines:
         self.texts = texts
         self.changes: asyncio.Queue[LogChange | MonarchNbError] = asyncio.Queue()
         self.finished = True
-        self.unreachable = False
+        self.away: set[str] = set()
+        """Nodes, each of one rank, that do not answer."""
+        self.hung: set[str] = set()
+        """Nodes that never say anything."""
         self.asked: list[str] = []
 
     def tell(self, **facts: Any) -> None:
@@ -43,6 +46,8 @@ class FakeLines:
         return [each for each in lines if streams == "both" or each.startswith("!") == (streams == "stderr")]
 
     async def watch(self, ranks: Iterable[int], run: int | None) -> AsyncGenerator[LogChange, None]:
+        if self.hung & {self.node_of(rank) for rank in ranks}:
+            await asyncio.Event().wait()
         while True:
             change = await self.changes.get()
             if isinstance(change, MonarchNbError):
@@ -50,9 +55,12 @@ class FakeLines:
             wanted = tuple(part for part in change.parts if part.rank in ranks and run in (None, part.run))
             yield LogChange(wanted, change.runs, change.complete, change.silent)
 
+    def node_of(self, rank: int) -> str:
+        return f"node{rank}"
+
     def _window(self, window: LogWindow, streams: str) -> list[str]:
-        if self.unreachable:
-            raise NodeUnreachable("node0 does not answer")
+        if (node := self.node_of(window.rank)) in self.away:
+            raise NodeUnreachable(f"{node} does not answer", node)
         return self._lines(window.run, window.rank, streams)[window.first : window.first + window.count]
 
     async def read(self, windows: Sequence[LogWindow], streams: str, *, max_line_bytes: int) -> list[list[LogLine]]:
@@ -215,16 +223,61 @@ async def test_nothing_is_folded_before_all_nodes_have_counted() -> None:
 
 async def test_a_node_that_is_away_is_tried_again() -> None:
     lines, told = FakeLines(TWO_RUNS), asyncio.Event()
-    lines.unreachable = True
+    lines.away = {"node0", "node1"}
     log = Log(lines, LogRequest((0, 1)), lambda _: told.set())  # type: ignore[arg-type]
-    lines.tell(silent=("node0",))
+    lines.tell(silent=("node0", "node1"))
     await asyncio.wait_for(told.wait(), 10)
-    assert (len(log), log.silent) == (0, ("node0",))
-    lines.unreachable = False
+    assert (len(log), log.missing) == (0, "rank 0: node0 does not answer; rank 1: node1 does not answer")
+    lines.away.clear()
     told.clear()
     lines.changes.put_nowait(LogChange(complete=True))
     await asyncio.wait_for(told.wait(), 10)
-    assert len(log) == 6
+    assert (len(log), log.missing) == (6, "")
+    log.close()
+
+
+async def test_lines_of_nodes_that_answer_are_shown_without_the_others() -> None:
+    lines = FakeLines(TWO_RUNS)
+    log = await opened(lines)
+    lines.away = {"node0"}
+    told = await log.read(0, 10)
+    assert [(row["ranks"], row["text"], row.get("away", False)) for row in told["rows"]] == [
+        ("0-1", "start", False),
+        ("0", "", True),
+        ("1", "loss 2", False),
+        ("1", "!careful", False),
+        ("0-1", "end", False),
+        ("0-1", "second", False),
+    ]
+    assert told["missing"] == "rank 0: node0 does not answer"
+    assert await log.find("loss", regex=False, start=0, backwards=False) == 2
+    log.close()
+
+
+@pytest.mark.parametrize("search", ["", "s"])
+async def test_a_log_goes_on_while_a_node_is_away(search: str) -> None:
+    lines, grown = FakeLines(TWO_RUNS), asyncio.Event()
+    log = Log(lines, LogRequest((0, 1), search=search), lambda _: grown.set())  # type: ignore[arg-type]
+    lines.tell()
+    await log.opened(10)
+    rows = len(log)
+    lines.texts = {**TWO_RUNS, 2: {0: ["second"], 1: ["second", "third s"]}}
+    lines.away = {"node0"}
+    grown.clear()
+    lines.tell(silent=("node0",))
+    await asyncio.wait_for(grown.wait(), 10)
+    assert (len(log), (await shown(log))[-1]) == (rows + 1, "2 [1] third s")
+    log.close()
+
+
+async def test_a_node_that_the_pool_misses_is_not_waited_for() -> None:
+    lines = FakeLines(TWO_RUNS)
+    lines.hung = lines.away = {"node1"}
+    log = Log(lines, LogRequest((0, 1)), lambda _: None, lambda node: node in lines.away)  # type: ignore[arg-type]
+    lines.tell()
+    await log.opened(10)
+    assert await shown(log) == ["1 [0] start", "1 [0] loss 1", "1 [0] end", "2 [0] second"]
+    assert (log.complete, log.missing) == (True, "rank 1: node1 does not answer")
     log.close()
 
 
@@ -293,7 +346,7 @@ async def test_a_log_tells_how_it_grows_until_it_is_closed() -> None:
     lines.tell()
     told = await logs.open(lines, LogRequest((0, 1)))  # type: ignore[arg-type]
     assert (told["rows"], told["complete"]) == (6, True)
-    assert events[-1] == {"type": "log", "log": told["log"], "total": 6, "complete": True, "silent": []}
+    assert events[-1] == {"type": "log", "log": told["log"], "total": 6, "complete": True, "missing": ""}
     log = logs.get(told["log"])
     assert log is not None
     logs.close(told["log"])

@@ -331,16 +331,44 @@ def test_a_reservation_whose_nodes_are_away_is_not_used(panel: Panel, pool: Fake
 # ---- what is told before ----
 
 
-def test_what_would_be_lost(panel: Panel, pool: FakePool) -> None:
+def test_what_a_release_would_lose(panel: Panel, pool: FakePool) -> None:
     (mesh,) = hold([pool.fakes[0].reply], procs=3)
-    assert ask(panel, "lost", reservation="id-dev")["text"] == "3 ranks with their variables"
-    run([mesh], running_s=180.0)
-    mesh.ranks[2].state = pb.Rank.STATE_DEAD
-    mesh.ranks[2].run_id = ""
-    panel.live.wake()
-    text = ask(panel, "lost", reservation="id-dev")["text"]
-    assert text == "2 ranks with their variables; a cell that has run for 3 min"
-    assert ask(panel, "lost", reservation="id-dev", ranks="2")["text"] == "nothing: none of these ranks lives"
+    for rank in mesh.ranks:
+        rank.memory_bytes = 400_000_000
+    run([mesh], running_s=180.0, cell_number=12)
+    mesh.ranks[2].state, mesh.ranks[2].run_id = pb.Rank.STATE_DEAD, ""
+    mesh.runs.add(run_id="next", number=2, ranks=[0, 1, 2], all_ranks=[0, 1, 2], title="save()")
+    assert ask(panel, "lost", reservation="id-dev")["text"].splitlines() == [
+        "You lose:",
+        "• the variables of 2 ranks, 800 MB in memory",
+        "• run 1, cell [12] (train()), which has run for 3 min",
+        "• run 2 (save()), which waits its turn",
+        "• what was printed: the logs go with it",
+        "Files that ranks wrote stay on their nodes; it will be said where.",
+    ]
+
+
+def test_what_a_restart_would_lose(panel: Panel, pool: FakePool) -> None:
+    (mesh,) = hold([pool.fakes[0].reply], procs=3)
+    run([mesh], running_s=180.0, finished=[0, 2], failed=[2])
+    mesh.ranks[2].state, mesh.ranks[2].run_id = pb.Rank.STATE_DEAD, ""
+
+    def lost(ranks: str | None) -> list[str]:
+        text: str = ask(panel, "lost", action="restart", reservation="id-dev", ranks=ranks)["text"]
+        return text.splitlines()
+
+    assert lost(None) == [
+        "You lose:",
+        "• the variables of 2 ranks",
+        "• run 1 (train()), which has run for 3 min",
+        "Logs and files stay.",
+    ]
+    assert lost("0") == [
+        "You lose:",
+        "• the variables of 1 rank",
+        "Logs and files stay. The other rank keeps its variables; process groups have to be made again.",
+    ]
+    assert lost("2") == ["Nothing is lost: none of these ranks lives. Logs and files stay."]
 
 
 def test_the_lines_that_attach(panel: Panel, pool: FakePool) -> None:
@@ -419,4 +447,4 @@ def test_a_fault_of_ours_is_told_and_logged(
 def test_a_reservation_that_is_new_can_be_used_at_once(panel: Panel, pool: FakePool) -> None:
     ask(panel, "view")
     hold([pool.fakes[0].reply], procs=2)
-    assert ask(panel, "lost", reservation="id-dev")["text"] == "2 ranks with their variables"
+    assert "the variables of 2 ranks" in ask(panel, "lost", reservation="id-dev")["text"]

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.panel.view import CpuSlots, Json, NodeAnswer, Sent, build_view, is_as_sent
+from monarch_nb.client.memory import Memory
+from monarch_nb.panel.view import Before, CpuSlots, Json, NodeAnswer, Sent, build_view, is_as_sent
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from unit.panel.replies import NOW, hold, node, run, view_of
@@ -39,9 +40,10 @@ def test_a_pool_without_nodes_is_down() -> None:
     ],
 )
 def test_a_node_is_as_it_answers(answer: NodeAnswer, pool: str, state: str) -> None:
-    view = build_view("local", [answer], "me", NOW, CpuSlots())
+    view = build_view("local", [answer], "me", NOW, Before())
     assert (view["pool"]["state"], view["nodes"]["node0"]["state"]) == (pool, state)
     assert (view["pool"]["message"] is None) == (pool == "up")
+    assert view["nodes"]["node0"]["startable"] == (state == "dead")
 
 
 def test_a_node_whose_template_failed_says_why() -> None:
@@ -76,11 +78,31 @@ def test_a_notebook_outside_the_root_has_no_path_below_it(notebook: str) -> None
     assert the_only(view_of(*replies, root="/home/me"))["notebook_path"] == ""
 
 
+@pytest.mark.parametrize(
+    ("memories", "used_by"),
+    [
+        ([], {"old": [], "new": ["a.ipynb"]}),
+        ([Memory("/home/me/a.ipynb", "id-old")], {"old": ["a.ipynb"], "new": []}),
+        ([Memory("/home/me/a.ipynb", "id-gone")], {"old": [], "new": ["a.ipynb"]}),
+        ([Memory("/home/me/a.ipynb", "")], {"old": [], "new": []}),
+        ([Memory("/home/me/a.ipynb", "id-elsewhere", "slurm")], {"old": [], "new": []}),
+        ([Memory("/home/me/b.ipynb", "id-old")], {"old": ["b.ipynb"], "new": ["a.ipynb"]}),
+        ([Memory("/home/you/b.ipynb", "id-old")], {"old": [], "new": ["a.ipynb"]}),
+    ],
+)
+def test_a_notebook_uses_what_it_is_attached_to(memories: list[Memory], used_by: dict[str, list[str]]) -> None:
+    reply = node()
+    hold([reply], "old", procs=1, notebook="/home/me/a.ipynb", created_at=NOW - 50)
+    hold([reply], "new", procs=1, notebook="/home/me/a.ipynb", created_at=NOW - 10)
+    view = view_of(reply, root="/home/me", memories=memories)
+    assert {held["name"]: held["used_by"] for held in view["reservations"].values()} == used_by
+
+
 def test_ranks_of_a_node_that_does_not_answer_are_unreachable() -> None:
     replies = [node("node0"), node("node1")]
     hold(replies, procs=2)
     answers = [NodeAnswer("node0", reply=replies[0]), NodeAnswer("node1", reply=replies[1], silent_s=4.0)]
-    view = build_view("local", answers, "me", NOW, CpuSlots())
+    view = build_view("local", answers, "me", NOW, Before())
     assert states(view) == ["idle", "idle", "unreachable", "unreachable"]
     assert the_only(view)["nodes_answering"] == 1
 
@@ -210,6 +232,112 @@ def test_the_newest_run_stays_when_it_is_over() -> None:
         rank.run_id = ""
     (newest,) = the_only(view_of(reply))["meshes"][0]["runs"]
     assert (newest["number"], newest["state"]) == (2, "finished")
+
+
+@pytest.mark.parametrize(
+    ("facts", "states", "outcome", "failed"),
+    [
+        ({}, ["idle", "idle", "idle"], "finished", ""),
+        ({"failed": [1]}, ["idle", "failed", "idle"], "failed on 1", "1"),
+        ({"failed": [0, 1, 2]}, ["failed", "failed", "failed"], "failed", "0-2"),
+        ({"failed": [1]}, ["idle", "dead", "idle"], "died on 1", "1"),
+        ({"failed": [0, 1]}, ["idle", "idle", "idle"], "ended by a restart on 0-1", ""),
+        ({"failed": [1], "stopped": [0, 2]}, ["idle", "failed", "idle"], "failed on 1, interrupted on 0,2", "1"),
+        ({"stopped": [0, 1, 2], "running_s": 1.0}, ["idle", "idle", "idle"], "interrupted", ""),
+        ({"stopped": [0, 1, 2], "running_s": 0.0}, ["idle", "idle", "idle"], "cancelled", ""),
+    ],
+)
+def test_what_became_of_a_run_is_said_as_the_ranks_are(
+    facts: dict[str, Any], states: list[str], outcome: str, failed: str
+) -> None:
+    reply = node()
+    meshes = hold([reply], procs=3)
+    (part,) = run(meshes, **{"running_s": 1.0, **facts})
+    part.ClearField("running")
+    part.finished.extend([0, 1, 2])
+    for rank, state in zip(meshes[0].ranks, states, strict=True):
+        rank.run_id, rank.state = "", pb.Rank.STATE_DEAD if state == "dead" else pb.Rank.STATE_IDLE
+        if state == "failed":
+            rank.failure.CopyFrom(run_pb2.Failure(name="ValueError"))
+    mesh = the_only(view_of(reply))["meshes"][0]
+    assert [rank["state"] for rank in mesh["ranks"]] == states
+    assert (mesh["runs"][0]["outcome"], mesh["runs"][0]["failed"]) == (outcome, failed)
+
+
+# ---- hangs ----
+
+WAITS = {"all_reduce": "train.py:41", "broadcast": "train.py:57"}
+
+
+def hanging(*waits: str, **facts: Any) -> pb.StatusReply:
+    """A node whose ranks, a run going on, wait in these collectives; "" for those that do not."""
+    reply = node()
+    (mesh,) = hold([reply], procs=len(waits))
+    run([mesh], running_s=3.0, **facts)
+    for rank, collective in zip(mesh.ranks, waits, strict=True):
+        if collective:
+            where = run_pb2.Where(state=run_pb2.Where.STATE_COLLECTIVE, collective=collective, line=WAITS[collective])
+            rank.where.CopyFrom(where)
+        elif rank.rank in mesh.runs[0].finished:
+            rank.state, rank.run_id = pb.Rank.STATE_IDLE, ""
+    return reply
+
+
+def hang_of(*replies: tuple[float, pb.StatusReply]) -> Any:
+    """What the last of some views says, each of its time."""
+    before, told = Before(), None
+    for after_s, reply in replies:
+        told = the_only(view_of(reply, now=NOW + after_s, before=before))["meshes"][0]["hang"]
+    return told
+
+
+def test_ranks_that_wait_for_one_that_raised_hang() -> None:
+    reply = hanging("", "all_reduce", "all_reduce", finished=[0], failed=[0])
+    reply.reservations[0].meshes[0].ranks[0].failure.CopyFrom(run_pb2.Failure(name="ValueError", message="bad: 3"))
+    assert hang_of((0, reply), (1, reply)) is None  # they may be about to go on
+    assert hang_of((0, reply), (2, reply)) == {
+        "text": "ranks 1-2 wait in all_reduce (train.py:41); rank 0 raised ValueError",
+        "ranks": "1-2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("facts", "state", "fate"),
+    [
+        ({}, pb.Rank.STATE_IDLE, "finished the cell"),
+        ({"stopped": [0]}, pb.Rank.STATE_IDLE, "was interrupted"),
+        ({"failed": [0]}, pb.Rank.STATE_DEAD, "died"),
+        ({"failed": [0]}, pb.Rank.STATE_IDLE, "was restarted"),
+    ],
+)
+def test_a_hang_says_what_became_of_the_others(
+    facts: dict[str, Any], state: pb.Rank.State.ValueType, fate: str
+) -> None:
+    reply = hanging("", "all_reduce", finished=[0], **facts)
+    reply.reservations[0].meshes[0].ranks[0].state = state
+    assert hang_of((0, reply), (2, reply))["text"] == f"rank 1 waits in all_reduce (train.py:41); rank 0 {fate}"
+
+
+def test_ranks_that_wait_in_different_places_hang_only_when_that_lasts() -> None:
+    reply, moved = hanging("all_reduce", "broadcast"), hanging("broadcast", "all_reduce")
+    assert hang_of((0, reply), (9, reply)) is None
+    assert hang_of((0, reply), (9, moved), (18, reply)) is None  # they make progress
+    assert hang_of((0, reply), (10, reply)) == {
+        "text": "rank 0 waits in all_reduce (train.py:41), rank 1 waits in broadcast (train.py:57): "
+        "for each other, it seems",
+        "ranks": "0-1",
+    }
+
+
+@pytest.mark.parametrize("waits", [("all_reduce", "all_reduce"), ("all_reduce", ""), ("", "")])
+def test_ranks_that_wait_for_one_that_works_do_not_hang(waits: tuple[str, str]) -> None:
+    reply = hanging(*waits)
+    assert hang_of((0, reply), (100, reply)) is None
+
+
+def test_a_hang_is_over_when_its_run_is() -> None:
+    reply = hanging("", "all_reduce", finished=[0])
+    assert hang_of((0, reply), (2, reply), (3, hanging("", "", finished=[0, 1]))) is None
 
 
 def test_without_limits_there_is_no_time_left() -> None:

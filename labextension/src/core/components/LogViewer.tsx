@@ -231,6 +231,11 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
                 : 'Opening…')}
         </span>
       </div>
+      {source.missing && !source.error && (
+        <p className="mnb-note mnb-soon mnb-log-missing" role="alert">
+          <Mark shape="warning" /> Lines are missing of {source.missing}
+        </p>
+      )}
       {source.error ? (
         <div className="mnb-empty" role="alert">
           <p className="mnb-pre-line">{source.error}</p>
@@ -389,6 +394,7 @@ function Lines(props: {
               isError={row.stream === 'err'}
               text={row.text}
               size={row.size}
+              isAway={row.away === true}
               isFirst={place > 0 && visible.rows[place - 1].run !== row.run}
               isHit={row.row === props.hit}
               expression={expression}
@@ -412,6 +418,7 @@ const Line = memo(function Line(props: {
   isError: boolean;
   text: string;
   size: number | undefined;
+  isAway: boolean;
   isFirst: boolean;
   isHit: boolean;
   expression: RegExp | null;
@@ -438,7 +445,13 @@ const Line = memo(function Line(props: {
         {props.isError ? 'E' : ''}
       </span>
       <span className="mnb-line-text">
-        {expression && expression.test(plain(props.text)) ? marked(pieces, expression) : pieces.map(piece)}
+        {props.isAway ? (
+          <span className="mnb-dim">(not here: the node does not answer)</span>
+        ) : expression && expression.test(plain(props.text)) ? (
+          marked(pieces, expression)
+        ) : (
+          pieces.map(piece)
+        )}
       </span>
     </div>
   );

@@ -91,6 +91,7 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
     },
     [store]
   );
+  const startAgain = useCallback(() => void openForm('up'), [openForm]);
   const choose = useCallback((reservation: string) => {
     box.current
       ?.querySelector(`[data-reservation="${CSS.escape(reservation)}"]`)
@@ -197,7 +198,7 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
               open={!folded.has(reservation.id)}
               onToggle={toggle}
               intent={intent?.reservation === reservation.id ? intent : null}
-              isCurrent={notebook !== null && reservation.notebook_path === notebook}
+              isCurrent={notebook !== null && reservation.used_by.includes(notebook)}
             />
           ))}
           {!mine.length && !form && (
@@ -236,8 +237,20 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
               aside={Object.keys(view.nodes).length}
               open={!folded.has('nodes')}
               onToggle={() => toggle('nodes')}
+              action={
+                forms?.up && (
+                  <Button kind="quiet" onClick={() => void openForm('up')} expanded={form === 'up'}>
+                    Add nodes…
+                  </Button>
+                )
+              }
             >
-              <PoolView nodes={view.nodes} reservations={view.reservations} onChoose={choose} />
+              <PoolView
+                nodes={view.nodes}
+                reservations={view.reservations}
+                onChoose={choose}
+                onStart={forms?.up && startAgain}
+              />
             </Section>
           )}
         </>

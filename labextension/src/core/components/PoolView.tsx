@@ -1,13 +1,15 @@
 import { memo, useRef, useState } from 'react';
 import { bytes, bytesOf, percent } from '../format';
 import { Memory, PoolNode, Reservation, Slot } from '../types';
-import { Mark, useArrowKeys } from './basics';
+import { Button, Mark, useArrowKeys } from './basics';
 
 /** The pool's nodes: how each is, and a heat map of its slots, with who holds them. */
 export const PoolView = memo(function PoolView(props: {
   nodes: Record<string, PoolNode>;
   reservations: Record<string, Reservation>;
   onChoose: (reservation: string, rank: number | null) => void;
+  /** Start what has died again. Absent: that is not done here. */
+  onStart?: () => void;
 }) {
   const box = useRef<HTMLDivElement>(null);
   const onKeyDown = useArrowKeys(box);
@@ -39,7 +41,7 @@ export const PoolView = memo(function PoolView(props: {
         onClick={event => choose(event.target)}
       >
         {inOrder(props.nodes).map(each => (
-          <NodeRow key={each.id} node={each} reservations={props.reservations} />
+          <NodeRow key={each.id} node={each} reservations={props.reservations} onStart={props.onStart} />
         ))}
       </div>
       <div className="mnb-inspector" aria-hidden="true">
@@ -49,11 +51,14 @@ export const PoolView = memo(function PoolView(props: {
             <span>{slotFacts(slot, props.reservations)}</span>
           </>
         ) : (
-          <span className="mnb-legend">
-            <i className="mnb-legend-level" /> utilisation, %
-            <i className="mnb-legend-memory" /> memory
-            <i className="mnb-legend-free" /> free
-          </span>
+          <>
+            <span className="mnb-legend">
+              <i className="mnb-legend-level" /> yours
+              <i className="mnb-legend-other" /> others’
+              <i className="mnb-legend-free" /> free
+            </span>
+            <span className="mnb-legend">Filled: utilisation, %; line at the foot: memory</span>
+          </>
         )}
       </div>
     </div>
@@ -69,7 +74,11 @@ function inOrder(nodes: Record<string, PoolNode>): PoolNode[] {
 
 const NODE_STATES = { ok: 'ok', starting: 'starting', silent: 'does not answer', dead: 'gone' };
 
-const NodeRow = memo(function NodeRow(props: { node: PoolNode; reservations: Record<string, Reservation> }) {
+const NodeRow = memo(function NodeRow(props: {
+  node: PoolNode;
+  reservations: Record<string, Reservation>;
+  onStart?: () => void;
+}) {
   const { node, reservations } = props;
   return (
     <div className="mnb-node" data-node-state={node.state}>
@@ -83,7 +92,12 @@ const NodeRow = memo(function NodeRow(props: { node: PoolNode; reservations: Rec
         </span>
         <span className="mnb-node-facts mnb-number">{nodeFacts(node)}</span>
       </div>
-      {node.message && <p className="mnb-note">{node.message}</p>}
+      {node.message && (
+        <div className="mnb-row">
+          <p className="mnb-note mnb-grow">{node.message}</p>
+          {node.startable && props.onStart && <Button onClick={props.onStart}>Start again…</Button>}
+        </div>
+      )}
       {slotRows(node.slots).map(({ first, columns, slots }) => (
         <div
           key={first}

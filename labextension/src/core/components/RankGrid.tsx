@@ -1,5 +1,5 @@
-import { memo, useRef } from 'react';
-import { STATES, STATE_LABELS } from '../format';
+import { CSSProperties, memo, useRef } from 'react';
+import { STATE_LABELS, tally } from '../format';
 import { Rank, RankState } from '../types';
 import { Mark, useArrowKeys } from './basics';
 
@@ -14,6 +14,7 @@ export const RankGrid = memo(function RankGrid(props: {
   const box = useRef<HTMLDivElement>(null);
   const anchor = useRef(0);
   const onArrow = useArrowKeys(box);
+  const nodes = byNode(props.ranks);
 
   const choose = (rank: number, extend: boolean, toggle: boolean): void => {
     const { chosen } = props;
@@ -77,18 +78,52 @@ export const RankGrid = memo(function RankGrid(props: {
         }
       }}
     >
-      {props.ranks.map(rank => (
-        <RankCell
-          key={rank.rank}
-          rank={rank.rank}
-          state={rank.state}
-          detail={rank.detail}
-          chosen={props.chosen.has(rank.rank)}
-        />
+      {nodes.map(({ node, ranks }) => (
+        <div
+          key={ranks[0].rank}
+          role="group"
+          aria-label={node || 'unknown node'}
+          className="mnb-ranks-node"
+          style={
+            {
+              '--mnb-narrow': Math.min(ranks.length, 8),
+              '--mnb-wide': Math.min(ranks.length, 16)
+            } as CSSProperties
+          }
+        >
+          {ranks.map(rank => (
+            <RankCell
+              key={rank.rank}
+              rank={rank.rank}
+              state={rank.state}
+              detail={rank.detail}
+              chosen={props.chosen.has(rank.rank)}
+            />
+          ))}
+          {nodes.length > 1 && (
+            <div className="mnb-bracket" title={node} aria-hidden="true">
+              {node || '?'}
+            </div>
+          )}
+        </div>
       ))}
     </div>
   );
 });
+
+/** Ranks of one node beside each other. */
+function byNode(ranks: readonly Rank[]): { node: string; ranks: Rank[] }[] {
+  const nodes: { node: string; ranks: Rank[] }[] = [];
+  for (const rank of ranks) {
+    const last = nodes[nodes.length - 1];
+    if (last?.node === rank.node) {
+      last.ranks.push(rank);
+    } else {
+      nodes.push({ node: rank.node, ranks: [rank] });
+    }
+  }
+  return nodes;
+}
 
 const RankCell = memo(function RankCell(props: {
   rank: number;
@@ -115,16 +150,15 @@ const RankCell = memo(function RankCell(props: {
 
 /** "✕ 1 dead  ▶ 3 running  ○ 4 idle": the states that there are, with the shapes they have in the grid. */
 export const Tally = memo(function Tally({ ranks }: { ranks: readonly Rank[] }) {
-  const counts = STATES.map(state => ({ state, number: ranks.filter(rank => rank.state === state).length }));
-  const shown = counts.filter(({ number }) => number > 0);
+  const shown = tally(ranks);
   return (
     <span className="mnb-tally">
-      {shown.map(({ state, number }) => (
-        <span key={state} className={`mnb-state-${state}`} title={`${number} ${STATE_LABELS[state]}`}>
+      {shown.map(({ state, number, label }) => (
+        <span key={state} className={`mnb-state-${state}`} title={`${number} ${label}`}>
           <Mark shape={state} />
           {number}
           {/* Always one line: many states go without their names, which the shapes in the grid have too. */}
-          <span className={shown.length > 3 ? 'mnb-hidden' : undefined}> {STATE_LABELS[state]}</span>
+          <span className={shown.length > 3 ? 'mnb-hidden' : undefined}> {label}</span>
         </span>
       ))}
     </span>

@@ -4,7 +4,7 @@ import { bytes, count, mainMesh, parseRanks, percent, rankNames, rankSet, shape 
 import { useStore } from '../store';
 import { explain } from '../transport';
 import { Intent, State } from '../store';
-import { Job, Mesh, Rank, RankState, Reservation, Run, StackGroup } from '../types';
+import { Hang, Job, Mesh, Rank, RankState, Reservation, Run, StackGroup } from '../types';
 import { Button, Elapsed, Left, Mark, Question } from './basics';
 import { FormView, isJob } from './FormView';
 import { RankGrid, Tally } from './RankGrid';
@@ -40,7 +40,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
       setAside({ kind, ranks: only, text: null });
       let text: string;
       try {
-        const body = { reservation: reservation.id, mesh: mesh?.id, ranks: only };
+        const body = { action: kind, reservation: reservation.id, mesh: mesh?.id, ranks: only };
         text = (await store.transport.request<{ text: string }>('lost', body)).text;
       } catch (reason) {
         text = `What would be lost is not known: ${explain(reason)}`;
@@ -172,8 +172,23 @@ export const ReservationCard = memo(function ReservationCard(props: {
           </div>
           <div>
             <Runs mesh={mesh} at_s={reservation.at_s ?? 0} />
-            <Waiting ranks={mesh.ranks} />
+            {!mesh.hang && <Waiting ranks={mesh.ranks} />}
           </div>
+          {mesh.hang && (
+            <div className="mnb-hang" role="alert">
+              <Mark shape="warning" />
+              <p className="mnb-number">
+                {mesh.hang.text}. Interrupt frees {waiters(mesh.hang)}; nothing in memory is lost.
+              </p>
+              <Button
+                label={`Interrupt the hung ${rankNames(parseRanks(mesh.hang.ranks) ?? [])}`}
+                onClick={() => void perform('interrupt', mesh.hang!.ranks)}
+                disabled={pending === 'interrupt'}
+              >
+                Interrupt
+              </Button>
+            </div>
+          )}
           <Trouble ranks={mesh.ranks} />
           {detail && <RankDetail rank={detail} at_s={reservation.at_s ?? 0} />}
           {chosen.size > 1 && <div className="mnb-rank-detail">{rankNames(chosen)} chosen</div>}
@@ -318,6 +333,10 @@ function sentence({ ranks, detail }: Group): string {
   return `${rankNames(ranks.map(rank => rank.rank))} ${words}`;
 }
 
+function waiters({ ranks }: Hang): string {
+  return (parseRanks(ranks)?.length ?? 0) === 1 ? 'it' : 'them';
+}
+
 /** Where most of those wait that wait. It comes and goes: its line is always there. */
 function Waiting({ ranks }: { ranks: readonly Rank[] }) {
   const waiting = groups(ranks, ['waiting']);
@@ -386,11 +405,7 @@ function RunState({ run, at_s }: { run: Run; at_s: number }) {
   if (run.state === 'queued') {
     return <span className="mnb-run-state mnb-dim">queued</span>;
   }
-  return run.failed ? (
-    <span className="mnb-run-state mnb-bad">failed on {run.failed}</span>
-  ) : (
-    <span className="mnb-run-state mnb-dim">finished</span>
-  );
+  return <span className={`mnb-run-state ${run.failed ? 'mnb-bad' : 'mnb-dim'}`}>{run.outcome}</span>;
 }
 
 function RankDetail({ rank, at_s }: { rank: Rank; at_s: number }) {

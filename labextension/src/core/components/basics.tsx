@@ -117,6 +117,7 @@ export function Section(props: {
   aside?: ReactNode;
   open: boolean;
   onToggle: () => void;
+  action?: ReactNode;
   children: ReactNode;
 }) {
   const id = useId();
@@ -132,6 +133,7 @@ export function Section(props: {
           <Mark shape="chevron" />
           <span id={id}>{props.title}</span>
         </button>
+        {props.action}
         <span className="mnb-section-aside">{props.aside}</span>
       </div>
       {props.open && <div className="mnb-section-body">{props.children}</div>}

@@ -1,0 +1,34 @@
+"""What messages of the client advise, in the words of the panel: what to click instead of what to type. Pure."""
+
+from __future__ import annotations
+
+import re
+
+_HINTS = [
+    (r"\(%mesh release NAME\)", "(Release… on its card)"),
+    (r"monarch-nb up --nodes (\d+) adds nodes to a local pool", r"Add nodes… (at Nodes) makes a local pool \1 nodes"),
+    (r"monarch-nb down, up --procs (\d+)", r"monarch-nb down in a terminal ends it, then start one with \1 here"),
+    (r"--procs N asks for CPU ranks", "choose CPU ranks as Kind"),
+    (r": monarch-nb up starts one, and so does %mesh reserve", ": Start a local pool… starts one"),
+    (r"; monarch-nb status says more", ""),
+    (r"; is its allocator running\?(?: \(monarch-nb status\))?", ""),
+    (r": %mesh attach looks again", "; it is asked again as long as you look"),
+    (r": %mesh reserve makes a new one", ": Reserve… makes a new one"),
+    (r"%mesh reserve NAME (?:--\S+ \d+ ?)+", "Reserve… makes one"),
+    (r"monarch-nb up starts (?:the node's|its) allocator again", "Start again… (at Nodes) starts its allocator again"),
+    (r" follows here \(or with %mesh attach\)", " follows in its notebook"),
+    (r"interrupt again to kill and restart (it|them)", r"Restart… kills \1 and starts anew"),
+    (r"%mesh restart -t (\S+) starts (it|them) again", r"choose \1 and Restart… to start \2 again"),
+]
+
+
+def clickable(text: str) -> str:
+    """Return a message of the client's as the panel says it.
+
+    Example:
+        >>> clickable("no pool 'local' is up: monarch-nb up starts one, and so does %mesh reserve")
+        "no pool 'local' is up: Start a local pool… starts one"
+    """
+    for pattern, words in _HINTS:
+        text = re.sub(pattern, words, text)
+    return text

@@ -1,0 +1,53 @@
+"""What to type becomes what to click, in the very messages that the client has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from monarch_nb.client.interrupt_report import InterruptReport
+from monarch_nb.client.pool import Shape, choose_nodes, not_found
+from monarch_nb.client.run import ALLOCATOR_DOWN
+from monarch_nb.errors import CapacityError
+from monarch_nb.panel.hints import clickable
+from monarch_nb.proto import allocator_pb2 as pb
+
+FREE, TAKEN = pb.DescribeReply(node_id="a", procs=4, procs_free=4), pb.DescribeReply(node_id="b", procs=4)
+
+
+def too_much(shape: Shape) -> Callable[[], str]:
+    def message() -> str:
+        with pytest.raises(CapacityError) as caught:
+            choose_nodes(shape, [FREE, TAKEN])
+        return str(caught.value)
+
+    return message
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (too_much(Shape(2, 4, 0)), "Release… on its card"),
+        (too_much(Shape(3, 4, 0)), "Add nodes… (at Nodes) makes a local pool 3 nodes"),
+        (too_much(Shape(1, 1, 1)), "choose CPU ranks as Kind"),
+        (lambda: str(not_found("dev", [])), "you hold none: Reserve… makes one"),
+        (lambda: f"node1 {ALLOCATOR_DOWN}", "Start again… (at Nodes) starts its allocator again"),
+        (lambda: str(InterruptReport(unreachable={1: "node1"})), "Start again… (at Nodes) starts its allocator again"),
+        (lambda: str(InterruptReport(stuck={1: "a.py:1"})), "Restart… kills it and starts anew"),
+    ],
+)
+def test_hints_name_buttons(message: Callable[[], str], says: str) -> None:
+    text = clickable(message())
+    assert says in text
+    assert "%mesh" not in text
+    assert "monarch-nb" not in text
+
+
+def test_where_there_is_no_button_the_command_stays() -> None:
+    text = clickable(too_much(Shape(1, 8, 0))())
+    assert "monarch-nb down in a terminal ends it, then start one with 8 here" in text
+
+
+def test_other_messages_stay_as_they_are() -> None:
+    assert clickable("rank 3: killed by signal 9 (SIGKILL)") == "rank 3: killed by signal 9 (SIGKILL)"
