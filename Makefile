@@ -7,12 +7,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 NOTEBOOKS := tests/integration/test_notebooks.py
-# The panel needs node to be built and tested; everything else does without.
+# Builds and tests the panel; node is among the tools in the virtual environment.
 JLPM := cd labextension && PATH="$(abspath $(BIN)):$$PATH" jlpm
 NODE_MODULES := labextension/node_modules/.installed
 PANEL := monarch_nb/labextension/package.json
 PANEL_SOURCES := $(wildcard labextension/*.json labextension/*.mjs) $(shell find labextension/src labextension/style labextension/schema -type f)
-with_node = $(if $(shell command -v node),$(1))
 
 say = printf '\n\033[1m==> %s\033[0m\n'
 
@@ -31,13 +30,14 @@ $(INSTALLED): pyproject.toml
 	@$(say) 'Installing $(TORCH) (first, so that nothing pulls another build)'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
 	@$(say) 'Installing monarch_nb and its tools (about a minute)'
+	@rm -rf $(VENV)/share/jupyter/labextensions/monarch-nb # a link to what was built, over which pip stumbles
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-panel: install $(call with_node,$(PANEL))  ## Build the panel of JupyterLab and the widget (with node) and show them to this environment
+panel: install $(PANEL)  ## Build the panel of JupyterLab and the widget and show them to this environment
 	@:
 
-$(NODE_MODULES): labextension/package.json labextension/yarn.lock
+$(NODE_MODULES): $(INSTALLED) labextension/package.json labextension/yarn.lock
 	@$(say) 'Installing what builds the panel'
 	@$(JLPM) install --immutable
 	@touch $@
@@ -55,13 +55,13 @@ lab: panel  ## Open the quickstart in JupyterLab, on a local pool
 	@$(BIN)/monarch-nb up --nodes 2 --procs 4
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/quickstart.ipynb
 
-format: install  ## Format Python, protos and the panel's TypeScript
+format: install $(NODE_MODULES)  ## Format Python, protos and the panel's TypeScript
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 	@$(BIN)/buf format --write
-	@$(call with_node,$(MAKE) --no-print-directory $(NODE_MODULES) && $(JLPM) format)
+	@$(JLPM) format
 
-check: install $(call with_node,$(NODE_MODULES))  ## Lint, types, layers, protos, stubs
+check: install $(NODE_MODULES)  ## Lint, types, layers, protos, stubs
 	@$(say) 'ruff'
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -73,8 +73,8 @@ check: install $(call with_node,$(NODE_MODULES))  ## Lint, types, layers, protos
 	@$(BIN)/buf format --diff --exit-code
 	@$(BIN)/buf lint
 	@$(BIN)/python scripts/stubs.py --check
-	@$(call with_node,$(say) 'TypeScript')
-	@$(call with_node,$(JLPM) check)
+	@$(say) 'TypeScript'
+	@$(JLPM) check
 
 test: check unit ui itest e2e notebooks  ## Everything (under 15 minutes on 2 cores)
 	@$(say) 'All passed'
@@ -83,9 +83,9 @@ unit: install  ## Tests without processes: seconds
 	@$(say) 'Unit tests'
 	@$(PYTEST) -n 2 tests/unit
 
-ui: install $(call with_node,$(NODE_MODULES))  ## Tests of the panel's TypeScript
+ui: install $(NODE_MODULES)  ## Tests of the panel's TypeScript
 	@$(say) 'Tests of the panel'
-	@$(if $(call with_node,yes),$(JLPM) test,echo 'skipped: there is no node here')
+	@$(JLPM) test
 
 itest: install  ## Tests against real allocators and ranks
 	@$(say) 'Integration tests'

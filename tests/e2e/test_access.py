@@ -15,7 +15,6 @@ from integration.live import Gate, kill, pids_of, started
 from monarch_nb.client.reservation import Reservation
 
 AXE = REPOSITORY / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
-needs_axe = pytest.mark.skipif(not AXE.exists(), reason="axe-core is not there: install node, then `make panel`")
 
 
 def serious_findings(page: Page, selector: str) -> list[str]:
@@ -35,7 +34,6 @@ def serious_findings(page: Page, selector: str) -> list[str]:
     ]
 
 
-@needs_axe
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_nothing_shuts_anybody_out(
     lab: Lab, request: pytest.FixtureRequest, theme: str, make_gate: Callable[[], Gate]
