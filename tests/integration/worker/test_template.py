@@ -7,10 +7,12 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from integration.live import Gate
 from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, connect
 from monarch_nb.frames import receive_frame
 from monarch_nb.proto.worker_pb2 import ForkRanks, FromTemplate, ToTemplate
@@ -181,13 +183,17 @@ def test_a_preload_that_does_not_fit_is_refused_by_name(
     assert template.process.wait(TIMEOUT_S) == 1
 
 
-def test_whoever_connects_after_a_failed_preload_learns_of_it(own_template: MakeTemplate) -> None:
-    template = own_template("no_such_module_anywhere")
-    template.connection.close()
-    with connect(template.socket_path) as later:
-        frame = receive_frame(later)
+def test_whoever_connects_after_a_failed_preload_learns_of_it(own_template: MakeTemplate, tmp_path: Path) -> None:
+    """The allocator that asked for it was gone before it failed."""
+    with closing(Gate(tmp_path)) as gate:
+        (tmp_path / "failing_late.py").write_text(f"{gate.wait}\n1 / 0")
+        template = own_template("failing_late", environment={"PYTHONPATH": str(tmp_path)})
+        template.connection.close()
+        gate.open()
+        with connect(template.socket_path) as later:
+            frame = receive_frame(later)
     assert frame is not None
-    assert FromTemplate.FromString(frame).preload_failed.module == "no_such_module_anywhere"
+    assert FromTemplate.FromString(frame).preload_failed.module == "failing_late"
 
 
 def test_a_thread_that_appears_later_is_refused_at_the_fork(own_template: MakeTemplate, tmp_path: Path) -> None:
