@@ -1,6 +1,7 @@
-"""The environment of a rank: torchrun's variables, the leased GPUs, threads. Pure."""
+"""The environment of a rank: torchrun's variables, the leased GPUs, threads; and which pythons are the same."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from monarch_nb.config import RANK_TOKEN_VARIABLE, SHARED_VARIABLE
 from monarch_nb.proto import allocator_pb2 as pb
@@ -56,3 +57,13 @@ def rank_environment(
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     environment.update(spec.environment)
     return environment
+
+
+def python_identity(python: str) -> tuple[str, ...]:
+    """Return what is equal for two paths of the same python.
+
+    A kernel is often started as `python`, a command as `python3.11`: in one directory (an environment knows its
+    packages by it) the links to one executable are the same python.
+    """
+    path = Path(python)
+    return (str(path.parent.resolve()), str(path.resolve())) if path.exists() else (python,)

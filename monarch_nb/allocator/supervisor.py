@@ -17,6 +17,7 @@ from pathlib import Path
 
 import monarch_nb
 from monarch_nb.allocator import processes
+from monarch_nb.allocator.environment import python_identity
 from monarch_nb.allocator.links import RankLink, TemplateLink
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import PreloadError, SpawnError
@@ -388,14 +389,8 @@ class Supervisor:
 
 
 def template_key(python: str, preload: Sequence[str]) -> str:
-    """Return the short name of a template: one per python and preload list.
-
-    A kernel is often started as `python`, a command as `python3.11`: in one directory (an environment knows its
-    packages by it) the links to one executable are the same python.
-    """
-    path = Path(python)
-    identity = [str(path.parent.resolve()), str(path.resolve()), *preload] if path.exists() else [python, *preload]
-    return hashlib.sha256("\0".join(identity).encode()).hexdigest()[:8]
+    """Return the short name of a template: one per python and preload list."""
+    return hashlib.sha256("\0".join([*python_identity(python), *preload]).encode()).hexdigest()[:8]
 
 
 def python_environment() -> dict[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monarch_nb import config
-from monarch_nb.allocator.supervisor import template_key
+from monarch_nb.allocator.environment import python_identity
 from monarch_nb.client.files.project import holds_home
 from monarch_nb.client.pool import HeldReservation, Shape
 from monarch_nb.errors import ReservationConflict
@@ -61,7 +61,7 @@ def _main(held: HeldReservation) -> pb.SpawnRequest:
 
 def _differences(held: HeldReservation, asked: Asked) -> Iterator[str]:
     spec = _main(held)
-    if asked.python and template_key(asked.python, ()) != template_key(spec.python, ()):
+    if asked.python and python_identity(asked.python) != python_identity(spec.python):
         yield f"with --python {spec.python}"
     if asked.preload is not None and list(asked.preload) != list(spec.preload):
         yield " ".join(["with", *(f"--preload {name}" for name in spec.preload)]) if spec.preload else "without preload"
