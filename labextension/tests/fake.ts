@@ -113,6 +113,7 @@ export function rank(number: number, more: Partial<Rank> = {}): Rank {
     node: 'node0',
     state: 'idle',
     detail: '',
+    trouble: '',
     pid: 100 + number,
     run: null,
     running_s: null,

@@ -178,13 +178,14 @@ test('states have a name and a shape beside their colour', async () => {
     rank(0, { state: 'dead', detail: 'killed by SIGKILL' }),
     rank(1, { state: 'waiting', detail: 'waits in all_reduce (train.py:41)' }),
     rank(2, { state: 'failed', detail: 'ValueError: no' }),
-    rank(3)
+    rank(3, { trouble: 'GPU 3 has fallen off the bus' })
   ];
   const box = await show(view({ reservations: { R: reservation({ meshes: [mesh(ranks)] }) } }));
   expect(screen.getByRole('option', { name: 'rank 0: dead, killed by SIGKILL' })).toBeTruthy();
   const shapes = [...box.querySelectorAll('.mnb-rank .mnb-mark')].map(mark => mark.innerHTML);
   expect(new Set(shapes).size).toBe(4);
   expect(screen.getByText(/waits in all_reduce/)).toBeTruthy();
+  expect(screen.getByText(/rank 3: GPU 3 has fallen off the bus/)).toBeTruthy();
 });
 
 test('a hang says who waits for whom, with the button that frees them', async () => {

@@ -377,6 +377,7 @@ def _rank(info: RankInfo, answers: bool) -> Json:
         "node": info.host,
         "state": state,
         "detail": detail,
+        "trouble": info.trouble,
         "pid": info.pid,
         "run": info.run_id or None,
         "running_s": info.running_s if info.run_id else None,

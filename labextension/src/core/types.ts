@@ -43,6 +43,8 @@ export interface Rank {
   node: string;
   state: RankState;
   detail: string;
+  /** What is wrong with its GPU. */
+  trouble: string;
   pid: number | null;
   run: string | null;
   running_s: number | null;

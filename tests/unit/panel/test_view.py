@@ -125,6 +125,7 @@ def test_what_ranks_do() -> None:
     mesh.ranks[3].state = pb.Rank.STATE_DEAD
     mesh.ranks[3].death.CopyFrom(run_pb2.Death(signal=9, likely_cause="out of memory", stderr_tail=["oh"]))
     mesh.ranks[4].state, mesh.ranks[4].run_id = pb.Rank.STATE_STARTING, ""
+    mesh.ranks[0].trouble = "GPU 0 has fallen off the bus"
     ranks = the_only(view_of(reply))["meshes"][0]["ranks"]
     assert [(rank["state"], rank["detail"]) for rank in ranks] == [
         ("running", ""),
@@ -134,6 +135,7 @@ def test_what_ranks_do() -> None:
         ("starting", ""),
     ]
     assert (ranks[0]["run"], ranks[0]["running_s"]) == ("run1", 3.0)
+    assert [rank["trouble"] for rank in ranks] == ["GPU 0 has fallen off the bus", "", "", "", ""]
     assert ranks[3]["stderr_tail"] == ["oh"]
 
 

@@ -353,11 +353,22 @@ function Waiting({ ranks }: { ranks: readonly Rank[] }) {
   );
 }
 
-/** Why ranks failed, died or can not be reached. */
+/** Why ranks failed, died or can not be reached, and whose GPU can not be used. */
 function Trouble({ ranks }: { ranks: readonly Rank[] }) {
   const troubled = groups(ranks, ['dead', 'unreachable', 'failed']);
-  return troubled.length ? (
+  const unlucky = ranks.filter(rank => rank.trouble);
+  return troubled.length || unlucky.length ? (
     <ul className="mnb-troubles">
+      {unlucky.map(rank => (
+        <li key={rank.rank} className="mnb-detail" title={rank.trouble}>
+          <span className="mnb-state-failed">
+            <Mark shape="warning" />
+          </span>
+          <span className="mnb-clamped mnb-number">
+            rank {rank.rank}: {rank.trouble}
+          </span>
+        </li>
+      ))}
       {troubled.slice(0, 4).map(({ ranks: group, detail }) => (
         <li key={detail} className="mnb-detail" title={[detail, ...group[0].stderr_tail].join('\n')}>
           <span className={`mnb-state-${group[0].state}`}>
