@@ -197,7 +197,7 @@ async def test_from_reserve_to_release(server: Server, gate: Gate, tmp_path: Pat
     await browser.until(lambda told: told.states() == ["running"] * 4)
     assert browser.view["reservations"][reservation]["meshes"][0]["runs"][0]["state"] == "running"
     text = (await server.ask("lost", reservation=reservation))["text"]
-    assert text.startswith("4 ranks with their variables; a cell that has run for")
+    assert text.startswith("You lose:\n• the variables of 4 ranks\n• run 2 (")
 
     stacks = await browser.finish("stacks", reservation=reservation)
     assert "_gate.read" in stacks["groups"][0]["stack"]
