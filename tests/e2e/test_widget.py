@@ -52,7 +52,7 @@ def test_the_widget_shows_ranks_restarts_a_dead_one_and_goes_on_while_a_cell_run
     dead.click()
     card.get_by_role("button", name="Restart… rank 3").click()
     question = card.locator(".mnb-question")
-    expect(question).to_contain_text("nothing: none of these ranks lives")
+    expect(question).to_contain_text("Nothing is lost: none of these ranks lives.")
     question.get_by_role("button", name="Restart").click()
     expect(ranks(card, "idle")).to_have_count(4)
 
