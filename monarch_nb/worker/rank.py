@@ -72,7 +72,7 @@ class Rank:
         self._spec = spec
         self._shell = shell
         self._listener = listener
-        self._loop = asyncio.new_event_loop()
+        self._loop = streams.RankLoop()
         self._context = contextvars.copy_context()
         self._results = Results(spec.rank)
         self._user_code = UserCode(shell.cell_label, spec.directory, spec.workspace)

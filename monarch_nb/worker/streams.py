@@ -116,7 +116,7 @@ class RunOutput:
         marks = os.fstat(self._marks).st_size if self._marks is not None else 0
         return Cursor(stdout_bytes=out, stderr_bytes=err, marks_bytes=marks)
 
-    def is_untouched(self, end: Cursor, loop: asyncio.AbstractEventLoop) -> bool:
+    def is_untouched(self, end: Cursor, loop: "RankLoop") -> bool:
         """Return whether nothing was written and nothing is left that could still write: the next run may use it.
 
         Args:
@@ -130,7 +130,7 @@ class RunOutput:
             or self.notice
             or self.has_started_processes
             or (self.has_started_threads and any(_output_of(thread) is self for thread in threading.enumerate()))
-            or bool(asyncio.all_tasks(loop) - {asyncio.current_task(loop)})
+            or (loop.has_had_tasks and bool(asyncio.all_tasks(loop) - {asyncio.current_task(loop)}))
             or len(getattr(loop, "_scheduled", ())) > 0
         )
 
@@ -184,6 +184,16 @@ class RunOutput:
         self.flush()
         for descriptor in (*self._descriptors, *([] if self._marks is None else [self._marks])):
             os.close(descriptor)
+
+
+class RankLoop(asyncio.SelectorEventLoop):
+    """The main thread's loop. It knows whether it ever had a task: to look for tasks after every run takes long."""
+
+    has_had_tasks = False
+
+    def create_task(self, *args: Any, **kwargs: Any) -> "asyncio.Task[Any]":
+        self.has_had_tasks = True
+        return super().create_task(*args, **kwargs)
 
 
 def _above_standard(descriptor: int) -> int:
