@@ -70,7 +70,7 @@ def _facts(load_before: float) -> list[str]:
         f"- Machine: {machine}; {load}",
         f"- Date: {time.strftime('%Y-%m-%d')}",
         f"- Versions: Python {platform.python_version()}, {', '.join([*ours, *rivals.versions()])}",
-        f"- Command: `make bench` (`{Path(sys.executable).name} -m tests.bench`)",
+        f'- Command: `make bench ARGS="{" ".join(sys.argv[1:])}"`',
     ]
 
 
