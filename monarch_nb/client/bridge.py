@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import contextvars
 import os
 import threading
+from _thread import TIMEOUT_MAX, LockType, allocate_lock
 from collections.abc import Callable, Coroutine
 from functools import cache
 from typing import Any, TypeVar
@@ -18,6 +18,44 @@ T = TypeVar("T")
 
 CLEAN_UP_S = 10.0
 """How long an interrupted call may clean up after itself."""
+
+
+class Flag:
+    """Set on one thread, waited for on others. Unlike a threading.Event it can be waited for by a thread that Ctrl-C
+    interrupts: in an Event that can leave a lock locked, and then `set` hangs, here the whole background loop.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._sleepers: list[LockType] = []
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Set it, and wake who waits."""
+        self._is_set = True
+        for sleeper in self._sleepers.copy():
+            with contextlib.suppress(RuntimeError):  # it was woken before
+                sleeper.release()
+
+    def clear(self) -> None:
+        """Unset it: who was woken returns all the same."""
+        self._is_set = False
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is set; return whether it was."""
+        sleeper = allocate_lock()
+        sleeper.acquire()
+        self._sleepers.append(sleeper)
+        try:
+            if self._is_set:  # looked at only now: who sets it from here on wakes this sleeper
+                return True
+            return sleeper.acquire(timeout=-1 if timeout_s is None else min(timeout_s, TIMEOUT_MAX))
+        finally:
+            with contextlib.suppress(ValueError):
+                self._sleepers.remove(sleeper)
 
 
 @cache
@@ -53,43 +91,49 @@ def call(
         TimeoutError: it took longer than `timeout_s`; it is cancelled.
     """
     loop = background_loop()
-    result: concurrent.futures.Future[T] = concurrent.futures.Future()
+    values: list[T] = []
+    errors: list[BaseException] = []
+    ended = Flag()
     tasks: list[asyncio.Task[None]] = []
 
     async def run() -> None:
         try:
-            result.set_result(await work)
-        except asyncio.CancelledError as error:
-            result.set_exception(error)  # not `cancel`: nobody would be told that it has come to an end
+            values.append(await work)
         except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
-            result.set_exception(error)
+            errors.append(error)
 
     def start() -> None:
         tasks.append(loop.create_task(run()))
-        tasks[0].add_done_callback(ended)
+        tasks[0].add_done_callback(end)
 
-    def ended(_: asyncio.Task[None]) -> None:
-        if not result.done():  # it was cancelled before it began
+    def end(_: asyncio.Task[None] | None = None) -> None:
+        if not values and not errors:  # it was cancelled before it began
             work.close()
-            result.set_exception(asyncio.CancelledError())
+            errors.append(asyncio.CancelledError())
+        tasks.clear()  # freed by the loop: asyncio's weak references to it would lose the caller's Ctrl-C
+        ended.set()
 
     def cancel() -> None:
         for task in tasks:
             task.cancel()
+        if not tasks:  # Ctrl-C came before `start` was posted, or after the end
+            end()
 
     interrupt = interrupting.current()
     try:
         post(start)
         with interrupt.waking(lambda: post(cancel)) if interrupt else contextlib.nullcontext():
-            return result.result(timeout_s)
-    except asyncio.CancelledError:
-        if interrupt is not None:
-            interrupt.check()
-        raise
+            if not ended.wait(timeout_s):
+                raise TimeoutError
     except (TimeoutError, KeyboardInterrupt):
-        if not result.done():
+        if not ended.is_set():
             post(cancel)
-            concurrent.futures.wait([result], CLEAN_UP_S)
-        if undo and result.done() and not result.exception():
-            call(undo(result.result()), CLEAN_UP_S)
+            ended.wait(CLEAN_UP_S)
+        if undo and values:
+            call(undo(values[0]), CLEAN_UP_S)
         raise
+    if errors:
+        if interrupt is not None and isinstance(errors[0], asyncio.CancelledError):
+            interrupt.check()
+        raise errors.pop()  # kept here, it and this frame would hold each other
+    return values[0]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from monarch_nb.client import events
-from monarch_nb.client.bridge import call, post
+from monarch_nb.client.bridge import Flag, call, post
 from monarch_nb.client.connection import GAP_S, Connection
 from monarch_nb.client.decoding import OutputDecoder, result_event
 from monarch_nb.client.interrupt_report import InterruptReport, unstopped_lines
@@ -77,8 +76,8 @@ class Run:
         self._values = RunValues()
         self._lossy: dict[str, list[int]] = {}
         self._refusal: MonarchNbError | None = None
-        self._done = threading.Event()
-        self._freed = threading.Event()
+        self._done = Flag()
+        self._freed = Flag()
         self._decoder = OutputDecoder()
         self._submits: dict[int, pb.Submit] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -93,7 +92,6 @@ class Run:
         self._away: set[int] = set()  # nodes that do not answer
         self._news = asyncio.Event()  # a rank has finished, or a node answers no more
         self._own_connections: dict[int, Connection] | None = {} if own_connections else None
-        self._listening = threading.Lock()
 
     def __repr__(self) -> str:
         state = "done" if self.done else f"{len(self.results)} of {len(self.ranks)} ranks finished"

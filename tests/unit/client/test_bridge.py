@@ -7,10 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 
-from monarch_nb.client.bridge import background_loop, call
+from monarch_nb.client.bridge import Flag, background_loop, call
 from monarch_nb.errors import UsageError
 
 
@@ -113,3 +116,62 @@ def test_a_forked_child_has_a_loop_of_its_own() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def interrupted_at(step: int, work: Callable[[], object]) -> bool:
+    """Do `work` with a Ctrl-C at its `step`-th bytecode instruction; return whether it had that many."""
+    left = step
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode" and (left := left - 1) == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return left <= 0
+
+
+@pytest.mark.parametrize("set_before", [True, False])
+def test_ctrl_c_at_any_moment_of_a_wait_leaves_a_flag_that_can_be_set(set_before: bool) -> None:
+    """The background loop sets flags: were it to hang there, every later cell would."""
+    steps = 0
+    while True:
+        steps += 1
+        flag = Flag()
+        setter = threading.Thread(target=flag.set, daemon=True)
+        if set_before:
+            flag.set()
+        else:
+            setter.start()
+        went_on = interrupted_at(steps, flag.wait)
+        flag.clear()
+        again = threading.Thread(target=flag.set, daemon=True)
+        again.start()
+        again.join(10)
+        assert not again.is_alive(), f"interrupted at step {steps}"
+        assert flag.wait(10)
+        if not went_on:
+            break
+    assert steps > 10
+
+
+def test_ctrl_c_at_any_moment_of_a_call_leaves_a_loop_that_works() -> None:
+    steps = 0
+    while True:
+        steps += 1
+        work = value_of(7)
+        went_on = interrupted_at(steps, lambda work=work: call(work))  # type: ignore[misc]
+        work.close()
+        assert call(value_of(steps), 10) == steps
+        if not went_on:
+            break
+    assert steps > 50
