@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,12 @@ from leaks import leaks_of
 from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
+
+
+def pytest_configure() -> None:
+    """A suite that a script starts with `&` ignores Ctrl-C; the tests' clients would inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
