@@ -131,7 +131,8 @@ class ControlThread(threading.Thread):
 
     def _woken(self) -> None:
         os.read(self._wake_read, 4096)
-        self._flush_at = time.monotonic() + streams.FLUSH_AFTER_S
+        if self._flush_at is None:  # else runs that follow each other fast would put it off for ever, their files open
+            self._flush_at = time.monotonic() + streams.FLUSH_AFTER_S
 
     # ---- connections ----
 

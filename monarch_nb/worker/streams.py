@@ -30,7 +30,7 @@ _THREAD_ATTRIBUTE = "_monarch_nb_run"
 _PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "pty.spawn"}
 
 FLUSH_AFTER_S = 0.2
-"""The beginning of a line is written this long after it was printed."""
+"""The beginning of a line is written this long after it was printed, at the latest."""
 
 _run_of_context: ContextVar["RunOutput"] = ContextVar("monarch_nb_run")
 _newest: "RunOutput | None" = None
