@@ -38,6 +38,7 @@ GAP_S = 2.0
 STRAGGLER_S = 5.0
 """So much later than another node one may answer. It is long: on a busy machine nodes are slow, and not away."""
 MAX_FOLLOWED = 64
+"""Runs that are done and may print more."""
 
 T = TypeVar("T")
 
@@ -266,6 +267,7 @@ class Connection:
         self._outgoing.put_nowait(pb.SessionRequest(follow=followed.follow))  # after the submit, if that is under way
 
     def _track(self, followed: _Followed) -> None:
+        self._forget_old()
         self._followed[followed.listener.run_id] = followed
         self._outgoing.put_nowait(followed.request())
         self.ensure_session()
@@ -284,12 +286,12 @@ class Connection:
     def cancel(self, run_id: str) -> None:
         """Drop a run where it has not begun, and interrupt it where it runs: now, or when the node is there again."""
         self._outgoing.put_nowait(pb.SessionRequest(cancel=pb.Cancel(run_id=run_id)))  # after the submit
-        if not self.up and (followed := self._followed.get(run_id)):
-            followed.cancelled = True
+        if followed := self._followed.get(run_id):
+            followed.cancelled = True  # also while it is up: the link may break before this has arrived
 
     def withdraw_cancel(self, run_id: str) -> None:
         """Do not cancel a run when the node is there again."""
-        if not self.up and (followed := self._followed.get(run_id)):
+        if followed := self._followed.get(run_id):
             followed.cancelled = False
 
     def collect(self, run_id: str) -> None:
@@ -310,8 +312,12 @@ class Connection:
             if (followed := self._followed.get(run_id)) and followed.is_quiet:
                 del self._followed[run_id]
         self._collected = []
-        while len(self._followed) > MAX_FOLLOWED:  # late output of the newest runs is still wanted
-            del self._followed[next(iter(self._followed))]
+
+    def _forget_old(self) -> None:
+        """Late output of the newest runs is still wanted."""
+        done = [run_id for run_id, followed in self._followed.items() if followed.listener.done]
+        for run_id in done[:-MAX_FOLLOWED]:
+            del self._followed[run_id]
 
     def attach(self, reservation_id: str, listener: ReservationListener) -> None:
         """Use a reservation, as far as the node is concerned, until `detach`."""
@@ -373,7 +379,7 @@ class Connection:
                         self._set_up(True)
                         yield
                     else:
-                        self._dispatch(event)
+                        self._take_in(event)
         finally:
             writer.cancel()
             stream.cancel()
@@ -399,8 +405,17 @@ class Connection:
             self._away_since = time.monotonic()
         self._send_collected()
         for followed in list(self._followed.values()):
-            followed.cancelled = False  # it was sent with the opening
+            if up:
+                followed.cancelled = False  # it was sent with the opening
             followed.listener.on_link(self, up)
+
+    def _take_in(self, event: pb.SessionEvent) -> None:
+        try:
+            self._dispatch(event)
+        except VersionMismatch:
+            raise
+        except Exception:  # noqa: BLE001 (else the session would end, and nobody would hear of any run again)
+            _log.exception("%s said what can not be taken in", self.name)
 
     def _dispatch(self, event: pb.SessionEvent) -> None:
         kind = event.WhichOneof("message")

@@ -249,6 +249,29 @@ class TestBreaks:
         connection.send(proceed=pb.Proceed(run_id="a"))
         await node.next("proceed")
 
+    async def test_an_interrupt_that_the_break_overtook_is_sent_again(
+        self, node: Scripted, connection: Connection
+    ) -> None:
+        """Nobody knows whether it arrived."""
+        listener = Listener()
+        connection.submit(listener, submit())
+        await node.next("submit")
+        await listener.until("up")
+        connection.cancel("a")
+        await node.next("cancel")
+        node.hang_up()
+        await node.next("submit")
+        assert (await node.next("cancel")).run_id == "a"
+        await listener.until("up")
+        connection.cancel("a")
+        await node.next("cancel")
+        connection.withdraw_cancel("a")
+        node.hang_up()
+        await node.next("submit")
+        await listener.until("up")
+        connection.send(proceed=pb.Proceed(run_id="a"))
+        await node.next("proceed")
+
     async def test_a_run_of_another_client_is_not_submitted(self, node: Scripted, connection: Connection) -> None:
         listener = Listener()
         connection.follow(listener, "m", from_shown=True)
@@ -285,6 +308,37 @@ class TestBreaks:
 
 
 class TestSession:
+    async def test_a_run_that_goes_on_is_followed_however_many_come_after_it(
+        self, node: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("monarch_nb.client.connection.MAX_FOLLOWED", 2)
+        long = Listener("long")
+        connection.submit(long, submit("long"))
+        await node.next("submit")
+        await long.until("up")
+        cells = [Listener(f"cell{number}", done=True) for number in range(4)]
+        for cell in cells:
+            connection.submit(cell, submit(cell.run_id))
+            await node.next("submit")
+            connection.collect(cell.run_id)
+        for run_id in ("long", "cell0", "cell3"):
+            node.say(finished=pb.Finished(run_id=run_id, results=[run_pb2.RankResult(rank=0)]))
+        assert await long.until("finished") == 1
+        assert await cells[3].until("finished") == 1, "late output of the newest is still wanted"
+        assert cells[0].told.empty(), "nobody waits for that of older ones"
+
+    async def test_a_listener_that_fails_costs_no_other_its_events(
+        self, node: Scripted, connection: Connection, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        listener = Listener()
+        connection.mesh_deaths["m"] = lambda _: 1 // 0  # type: ignore[return-value]
+        connection.submit(listener, submit())
+        await node.next("submit")
+        node.say(rank_died=pb.RankDied(mesh_id="m"))
+        node.say(queued=pb.Queued(run_id="a", number=3))
+        assert await listener.until("queued") == 3
+        assert "node0 said what can not be taken in" in caplog.text
+
     async def test_a_version_mismatch_refuses_every_run(self, node: Scripted, connection: Connection) -> None:
         listener = Listener()
         connection.submit(listener, submit())
