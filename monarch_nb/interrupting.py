@@ -1,12 +1,16 @@
-"""Interrupting work that another thread does, as Ctrl-C interrupts the main thread's. Standard library only."""
+"""Interrupting work: that of another thread as Ctrl-C interrupts the main thread's, and the main thread's only where it
+waits. Standard library only."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any, TypeVar
 
 
 class Interrupt:
@@ -87,3 +91,89 @@ def interruptible(interrupt: Interrupt) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+_waits: set[CodeType] = set()
+_held_back: HeldBack | None = None
+
+
+class HeldBack:
+    """The handler of SIGINT in a block of `at_waits`: it raises in functions that wait, and else remembers the press.
+
+    A wait looks at `is_pressed` itself, in its own frame, when it has nothing more to call: in any function that it
+    calls a press would only be remembered.
+    """
+
+    def __init__(self, before: Callable[[int, FrameType | None], Any]) -> None:
+        self.is_pressed = False
+        self._before = before
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if frame is not None and frame.f_code in _waits:
+            self._before(number, frame)
+        else:
+            self.is_pressed = True
+
+    def raise_now(self) -> None:
+        """Do what Ctrl-C does outside of the block."""
+        self.is_pressed = False
+        self._before(signal.SIGINT, None)
+
+    @contextlib.contextmanager
+    def anywhere(self) -> Iterator[None]:
+        """Let Ctrl-C raise anywhere again."""
+        signal.signal(signal.SIGINT, self._before)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, self)
+
+
+def waits(function: F) -> F:
+    """Mark a function that waits, and that can be interrupted anywhere; it looks at `held_back`."""
+    _waits.add(function.__code__)
+    return function
+
+
+def held_back() -> HeldBack | None:
+    """Return what holds Ctrl-C back in this thread, if anything does."""
+    return _held_back if threading.current_thread() is threading.main_thread() else None
+
+
+@contextlib.contextmanager
+def at_waits() -> Iterator[None]:
+    """Let Ctrl-C raise only where the block waits, and at its end: what it does in between is done whole. Else a press
+    between submitting a run and waiting for it would leave ranks at work for nobody, and one in a callback of Python's
+    own (a weak reference's, say) would be lost.
+
+    Example:
+        >>> with at_waits():
+        ...     pass
+    """
+    global _held_back
+    before = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or _held_back is not None or not callable(before):
+        yield
+        return
+    held = HeldBack(before)
+    signal.signal(signal.SIGINT, held)
+    _held_back = held
+    is_interrupted = False
+    try:
+        yield
+    except KeyboardInterrupt:
+        is_interrupted = True
+        raise
+    finally:
+        _held_back = None
+        signal.signal(signal.SIGINT, before)
+        if held.is_pressed and not is_interrupted:
+            held.raise_now()
+
+
+def anywhere() -> contextlib.AbstractContextManager[None]:
+    """Let Ctrl-C raise anywhere again, inside of a block of `at_waits`."""
+    held = held_back()
+    return contextlib.nullcontext() if held is None else held.anywhere()

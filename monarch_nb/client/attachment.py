@@ -3,6 +3,7 @@ what other clients say of the files."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ from monarch_nb.times import duration, time_of_day
 
 if TYPE_CHECKING:
     from monarch_nb.client.mesh import MeshCore
+
+_log = logging.getLogger(__name__)
 
 TimeListener = Callable[[str], None]
 
@@ -51,16 +54,22 @@ class Attachment:
     def _add_listener(self, listener: TimeListener) -> None:
         self._listeners.append(listener)
         if self._text:
-            listener(self._text)
+            self._tell(listener)
 
     def on_time_left(self, message: pb.TimeLeft) -> None:
         """The first node says how much time is left, or that none is."""
         self._text = self._describe(message)
-        for run in list(self._core.runs.values()):
-            if not run.done:
+        for run in [reference() for reference in self._core.runs.valuerefs()]:  # runs begin on other threads
+            if run is not None and not run.done:
                 run.emit(Notice(self._text, key=TIME_NOTICE))
         for listener in self._listeners:
+            self._tell(listener)
+
+    def _tell(self, listener: TimeListener) -> None:
+        try:
             listener(self._text)
+        except Exception:  # noqa: BLE001 (a listener's fault must not keep the others from hearing)
+            _log.exception("a listener failed at %r", self._text)
 
     def on_files_changed(self, message: pb.FilesChanged) -> None:
         """The first node says what others have changed."""

@@ -44,14 +44,18 @@ class Flag:
         """Unset it: who was woken returns all the same."""
         self._is_set = False
 
+    @interrupting.waits
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it is set; return whether it was."""
+        held_back = interrupting.held_back()
         sleeper = allocate_lock()
         sleeper.acquire()
         self._sleepers.append(sleeper)
         try:
             if self._is_set:  # looked at only now: who sets it from here on wakes this sleeper
                 return True
+            while held_back is not None and held_back.is_pressed:
+                held_back.raise_now()
             return sleeper.acquire(timeout=-1 if timeout_s is None else min(timeout_s, TIMEOUT_MAX))
         finally:
             with contextlib.suppress(ValueError):

@@ -28,6 +28,7 @@ from monarch_nb.errors import (
     RunNotFound,
     TargetError,
 )
+from monarch_nb.interrupting import at_waits
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import Extent, format_ranks, name_ranks
@@ -296,10 +297,14 @@ class Mesh:
             >>> mesh.run("x = rank * 2\\nx").values  # doctest: +SKIP
             [0, 2, 4, 6]
         """
-        run = self.submit(
-            code, on_error=on_error, cell_number=cell_number, want_value=want_value, sync=sync, listener=listener
-        )
-        if not run.join(timeout_s):
+        if sync:
+            self._sync()
+        with at_waits():  # who presses Ctrl-C from here on interrupts the ranks
+            run = self.submit(
+                code, on_error=on_error, cell_number=cell_number, want_value=want_value, sync=False, listener=listener
+            )
+            is_done = run.join(timeout_s)
+        if not is_done:
             raise run.timed_out(timeout_s or 0)
         run.collected()
         run.raise_failures()
@@ -316,12 +321,17 @@ class Mesh:
         listener: Listener | None = None,
     ) -> Run:
         """As `run`, but return at once."""
+        if sync:
+            self._sync()
+        cell = run_pb2.Cell(code=code, cell_number=cell_number, want_value=want_value)
+        spec = run_pb2.RunSpec(cell=cell, tree=self.reservation.files.tree())
+        return self._start(spec, _title(code), on_error, listener)
+
+    def _sync(self) -> None:
         files = self.reservation.files
-        if sync and files.copies:
+        if files.copies:
             self._check_alive()
             files.sync(self.core.by_node(self.ranks))
-        cell = run_pb2.Cell(code=code, cell_number=cell_number, want_value=want_value)
-        return self._start(run_pb2.RunSpec(cell=cell, tree=files.tree()), _title(code), on_error, listener)
 
     def _start(
         self, spec: run_pb2.RunSpec, title: str, on_error: OnError = "wait", listener: Listener | None = None
@@ -371,7 +381,7 @@ class Mesh:
         blob = uuid.uuid4().hex
         call(self._put(blob, pieces))
         spec = run_pb2.RunSpec(push=run_pb2.Push(blob=blob))
-        self._finish_quietly(self._start(spec, f"push {', '.join(variables)}"))
+        self._finish_quietly(spec, f"push {', '.join(variables)}")
 
     async def _put(self, blob: str, pieces: list[bytes | memoryview]) -> None:
         nodes = [self.core.connection_of(ranks[0]) for ranks in self.core.by_node(self.ranks).values()]
@@ -385,11 +395,12 @@ class Mesh:
             PickleError: a value can not be pickled; the message names it, and `run.kept_values` has the others.
         """
         spec = run_pb2.RunSpec(pull=run_pb2.Pull(expression=expression))
-        return self._finish_quietly(self._start(spec, f"pull {expression}"))
+        return self._finish_quietly(spec, f"pull {expression}")
 
-    @staticmethod
-    def _finish_quietly(run: Run) -> list[Any]:
-        run.join()
+    def _finish_quietly(self, spec: run_pb2.RunSpec, title: str) -> list[Any]:
+        with at_waits():
+            run = self._start(spec, title)
+            run.join()
         return run.result()
 
     def interrupt(self) -> InterruptReport:

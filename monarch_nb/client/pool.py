@@ -429,17 +429,18 @@ async def _all(calls: Iterable[object]) -> None:
     finally:
         for task in tasks:
             task.cancel()
-    for task in tasks:
-        task.result()
+    failures = [error for task in tasks if (error := task.exception()) is not None]  # asyncio complains of those unread
+    if failures:
+        raise failures[0]
 
 
 _pools: dict[str, Pool] = {}
 
 
 def _flush_at_exit() -> None:
-    with contextlib.suppress(TimeoutError):
-        for pool in _pools.values():
-            for connection in pool.connections.values():
+    for pool in _pools.values():
+        for connection in pool.connections.values():
+            with contextlib.suppress(TimeoutError):
                 call(connection.flush(), FLUSH_AT_EXIT_S)
 
 

@@ -19,6 +19,7 @@ from monarch_nb.client.run_values import RunValues
 from monarch_nb.client.waits import explain_past_waits, explain_waits
 from monarch_nb.code_names import run_name
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, ReservationExpired, RunFailed
+from monarch_nb.interrupting import at_waits
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import name_ranks
@@ -86,7 +87,8 @@ class Run:
         self._waited = ""  # who waited for whom when it was looked at last
         self._completing = False
         self._interrupting = False
-        self._is_stuck = False  # ranks did not stop after an interrupt
+        self.is_stuck = False  # ranks did not stop after the last interrupt, although they have had the time to
+        self._stop_by_s: float | None = None  # until then ranks that were interrupted have the time to stop
         self._is_collected = False
         self._replaying: set[Connection] = set()
         self._away: set[int] = set()  # nodes that do not answer
@@ -191,30 +193,31 @@ class Run:
         Raises:
             KeyboardInterrupt: after Ctrl-C, when the ranks are free.
         """
-        try:
-            return self.wait(timeout_s)
-        except KeyboardInterrupt:
-            report = self._free()
-        if self.done:
-            self.collected()
-        raise KeyboardInterrupt(str(report))
+        with at_waits():
+            try:
+                return self.wait(timeout_s)
+            except KeyboardInterrupt:
+                report = self._free()
+            if self.done:
+                self.collected()
+            raise KeyboardInterrupt(str(report))
 
     def wait_freed(self, timeout_s: float | None = None) -> bool:
         """Wait after an interrupt until every rank has finished, but for those whose node does not answer."""
         return self._freed.wait(timeout_s)
 
     def _free(self) -> InterruptReport:
-        """Interrupt the ranks until they are free. Those that have had no time to stop are never killed."""
+        """Interrupt the ranks until they are free, with Ctrl-C held back but where it waits. Those that have had no
+        time to stop are never killed."""
         report = InterruptReport(free=tuple(sorted(self.results.keys() | self.finished_before)))
         while True:
             with contextlib.suppress(KeyboardInterrupt):
-                report = report.then(self.interrupt(kill_stuck=self._is_stuck))
+                report = report.then(self.interrupt(kill_stuck=self.is_stuck))
                 self.wait_freed()  # what is stuck may still stop by itself
                 return report.as_of(self.results)
 
     def collected(self) -> None:
         """Tell the allocators that the results are here: they need not be kept for a later kernel."""
-
         post(self._tell_collected)
 
     def _tell_collected(self) -> None:
@@ -388,12 +391,11 @@ class Run:
         if not self.done:
             text = "" if up else f"{connection.name} {ALLOCATOR_DOWN}"
             self.emit(events.Notice(text, key=f"link {connection.name}"))
-            if not up and self._is_stuck:
+            if not up and self.is_stuck:
                 asyncio.get_running_loop().call_later(GAP_S, self._check_stuck)
         if up and len(self._submits) > 1 and not self.done:
-            self._spawn(
-                self._proceed_later()
-            )  # the allocator may have died before it wrote the run before this one down
+            # The allocator may have died before it wrote the run before this one down.
+            self._spawn(self._proceed_later())
 
     def _complete(self) -> None:
         """Every rank has finished: fetch large values and repair groups if need be, then tell everybody."""
@@ -481,6 +483,7 @@ class Run:
         else:
             self._send_interrupt()
         await self._wait_stopped(left)
+        self._stop_by_s = None
         stuck, unreachable = await self._unstopped()
         return InterruptReport(
             stopped=tuple(rank for rank in left if rank in self.results and rank not in restarted),
@@ -508,9 +511,12 @@ class Run:
             is_patient = False
             self._news.set()
 
-        timer = asyncio.get_running_loop().call_later(GAP_S, lose_patience)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(GAP_S, lose_patience)
+        if self._stop_by_s is None:  # who presses again and again does not give them more time each time
+            self._stop_by_s = loop.time() + STOP_WAIT_S
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_WAIT_S):
+            async with asyncio.timeout_at(self._stop_by_s):
                 while not self.done:
                     left = set(ranks) - self.results.keys()
                     if not self._completing and not (left if is_patient else self._reachable(left)):
@@ -527,7 +533,10 @@ class Run:
         reachable = self._reachable(left)
         stuck = {rank: _place(where.get(rank)) for rank in reachable}
         unreachable = {rank: self._node_name(rank) for rank in left if rank not in reachable}
-        self._is_stuck = bool(stuck)
+        self.is_stuck = bool(stuck)
+        if self.number:  # they have been told: not again when a link breaks
+            for node in self._by_node(stuck):
+                self._connection(node).withdraw_cancel(self.id)
         if left:
             self.emit(events.Notice("; ".join(unstopped_lines(stuck, unreachable)), key="stuck"))
         if unreachable and not stuck:
@@ -541,8 +550,8 @@ class Run:
 
     def _check_stuck(self) -> None:
         """What did not stop after an interrupt may have stopped by now, or its node may be away."""
-        if self._is_stuck and not self.done and not self._reachable(self._left()):
-            self._is_stuck = False
+        if self.is_stuck and not self.done and not self._reachable(self._left()):
+            self.is_stuck = False
             self._spawn(self._let_go())
 
     async def _let_go(self) -> None:

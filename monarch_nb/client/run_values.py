@@ -33,7 +33,7 @@ class RunValues:
             PickleError: a value could not be pickled on its rank, or not unpickled here.
         """
         errors: dict[str, list[int]] = {}
-        for rank, packed in self._packed.items():
+        for rank, packed in list(self._packed.items()):  # more may come meanwhile, on the background loop
             if packed.WhichOneof("value") == "value_error":
                 errors.setdefault(packed.value_error, []).append(rank)
         if errors:

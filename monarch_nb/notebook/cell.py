@@ -19,6 +19,7 @@ from monarch_nb.client.bridge import background_loop
 from monarch_nb.client.events import TIME_NOTICE, Event, Finished, Notice
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, RunFailed
+from monarch_nb.interrupting import anywhere, at_waits
 from monarch_nb.notebook.command_line import checked_name, help_text, parse, wants_help
 from monarch_nb.notebook.commands import CELL
 from monarch_nb.notebook.files import FileCommands
@@ -80,19 +81,25 @@ class CellRunner:
             show(calm_line(f"on mesh {self._session.current().name} · {_how_many(mesh)}"))
         if parsed.switch("sync", default=True):
             self._files.before_run(mesh.core.by_node(mesh.ranks))
-        view = self._view(
-            mesh.ranks,
-            group=parsed.text("group_outputs"),
-            stream=parsed.switch("stream", default=True),
-            background=parsed.switch("noblock"),
-        )
         on_error: Literal["wait", "abort"] = "abort" if parsed.text("on_error") == "abort" else "wait"
-        run = self._submit(mesh, code, view, on_error=on_error, want_value=out is not None)
-        if parsed.switch("noblock"):
-            self._leave_open(run, view)
-        failed_here = self._failed_in_kernel(code) if parsed.switch("local") else None
-        if not parsed.switch("noblock"):
-            self._finish(run, view, parsed.seconds("timeout"), out)
+        noblock, failed, failed_here = parsed.switch("noblock"), None, None
+        with at_waits():  # from here on Ctrl-C is for the ranks, and the cell does not end before they are free
+            view = self._view(
+                mesh.ranks,
+                group=parsed.text("group_outputs"),
+                stream=parsed.switch("stream", default=True),
+                background=noblock,
+            )
+            run = self._submit(mesh, code, view, on_error=on_error, want_value=out is not None)
+            if noblock:
+                self._leave_open(run, view)
+            if parsed.switch("local"):
+                with anywhere():
+                    failed_here = self._failed_in_kernel(code)
+            if not noblock:
+                failed = self._wait(run, view, parsed.seconds("timeout"), out)
+        if not noblock:
+            self._finish(run, failed, out)
         elif out is not None:
             self._shell.user_ns[out] = run
         if failed_here is not None:
@@ -104,8 +111,11 @@ class CellRunner:
         Raises:
             RunFailed, RunInterrupted: as `run`.
         """
-        view = self._view(mesh.ranks, background=False)
-        self._finish(self._submit(mesh, code, view, on_error="wait", want_value=False), view, None, None)
+        with at_waits():
+            view = self._view(mesh.ranks, background=False)
+            run = self._submit(mesh, code, view, on_error="wait", want_value=False)
+            failed = self._wait(run, view, None)
+        self._finish(run, failed, None)
 
     def run_in_kernel(self, code: str, silent: bool = False) -> None:
         """Run a cell in the kernel.
@@ -129,24 +139,28 @@ class CellRunner:
                 sys.stderr.write("\n".join([*failed._render_traceback_(), ""]))
                 failed = None
             show(calm_line(_followed_line(info, from_start)))
-            view = self._view(info.ranks, background=not block, resumed=not from_start)
-            run = self._session.runs.get(info.run_id)
-            before = self._views.get(info.run_id)
-            if run is not None and before is not None:
-                run.replace_listener(before.on_event, None if from_start else view.on_event)
-                before.leave(f"goes on in cell [{self._cell_number}]")
-            if run is None or before is None or from_start:
-                run = self._session.mesh().attach_run(info.run_id, from_start=from_start, listener=view.on_event)
-            self._session.runs[run.id] = run
-            self._views[run.id] = view
-            if block:
-                failed = self._wait(run, view, None)
-            else:
-                self._leave_open(run, view)
+            with at_waits():
+                failed = self._follow(info, from_start=from_start, block=block)
             if isinstance(failed, RunInterrupted):
                 break
         if failed is not None:
             raise failed
+
+    def _follow(self, info: RunInfo, *, from_start: bool, block: bool) -> Failed:
+        view = self._view(info.ranks, background=not block, resumed=not from_start)
+        run = self._session.runs.get(info.run_id)
+        before = self._views.get(info.run_id)
+        if run is not None and before is not None:
+            run.replace_listener(before.on_event, None if from_start else view.on_event)
+            before.leave(f"goes on in cell [{self._cell_number}]")
+        if run is None or before is None or from_start:
+            run = self._session.mesh().attach_run(info.run_id, from_start=from_start, listener=view.on_event)
+        self._session.runs[run.id] = run
+        self._views[run.id] = view
+        if block:
+            return self._wait(run, view, None)
+        self._leave_open(run, view)
+        return None
 
     def interrupt(self, mesh: Mesh) -> InterruptReport:
         """Interrupt every run that goes on; those that did not stop the last time are killed and forked anew."""
@@ -183,15 +197,9 @@ class CellRunner:
         number: int = self._shell.displayhook.prompt_count  # of this cell, whenever IPython counts it
         return number
 
-    def _finish(self, run: Run, view: RunView, timeout_s: float | None, out: str | None) -> None:
-        try:
-            failed = self._wait(run, view, timeout_s)
-        except RunTimeout:
-            self._keep_later(run, out)
-            raise
-        if not run.done:
-            self._keep_later(run, out)
-        elif out is not None:
+    def _finish(self, run: Run, failed: Failed, out: str | None) -> None:
+        """Keep the values of a run that is over; raise what it failed with."""
+        if out is not None and run.done:
             self._shell.user_ns[out] = run.kept_values
             try:
                 _ = run.values
@@ -204,7 +212,6 @@ class CellRunner:
 
     def _keep_later(self, run: Run, out: str | None) -> None:
         """Set the variable when the run, which goes on, has ended."""
-
         if out is None:
             return
 
@@ -217,15 +224,17 @@ class CellRunner:
 
         run.add_listener(on_event)
 
-    def _wait(self, run: Run, view: RunView, timeout_s: float | None) -> Failed:
-        """Wait for a run; return what the cell must raise."""
+    def _wait(self, run: Run, view: RunView, timeout_s: float | None, out: str | None = None) -> Failed:
+        """Wait for a run; return what the cell must raise. A run that goes on sets the variable `out` at its end."""
         try:
             report = wait_for(run, timeout_s, view.on_event)
         except RunTimeout:
             self._leave_open(run, view)
+            self._keep_later(run, out)
             raise
         if not run.done:  # interrupted; the rest can not be reached
             self._leave_open(run, view)
+            self._keep_later(run, out)
             return RunInterrupted(str(report))
         view.close()
         self._session.finished(run)

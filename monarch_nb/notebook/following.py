@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.client.events import Notice
+from monarch_nb.client.interrupt_report import InterruptReport
+from monarch_nb.interrupting import at_waits
 from monarch_nb.shape import name_ranks
 from monarch_nb.times import duration
 
 if TYPE_CHECKING:
-    from monarch_nb.client.interrupt_report import InterruptReport
     from monarch_nb.client.run import Run
 
 _PATIENCE_S = 0.5
@@ -35,8 +36,8 @@ class RunTimeout(TimeoutError):
 def wait_for(run: Run, timeout_s: float | None, notify: Callable[[Notice], None]) -> InterruptReport | None:
     """Wait until every rank has finished `run`.
 
-    The first Ctrl-C interrupts the ranks, and the wait goes on; the next one kills and forks anew those that still do
-    not stop. Then it does not wait for ranks that can not be reached.
+    The first Ctrl-C interrupts the ranks, and the wait goes on; once some are found to hang, another one kills those
+    and forks them anew. Then it does not wait for ranks that can not be reached.
 
     Args:
         timeout_s: how long to wait; None for as long as it takes.
@@ -50,34 +51,37 @@ def wait_for(run: Run, timeout_s: float | None, notify: Callable[[Notice], None]
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     report: InterruptReport | None = None
-    asked = handled = 0
-    while True:
-        try:
-            if handled < asked:
-                handled = asked  # before the call, so that a Ctrl-C during it counts as the next one
-                now = _interrupt(run, asked > 1, notify)
-                report = now if report is None else report.then(now)
-            wait = run.wait if report is None else run.wait_freed
-            if wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                if report is not None:
-                    notify(Notice("", key="stuck"))
-                    notify(Notice("", key="interrupt"))
-                    report = report.as_of(run.results)
-                return report
-            raise RunTimeout(
-                f"not finished after {duration(timeout_s or 0)}; the run goes on, and its output keeps arriving here. "
-                "%mesh attach follows it, %mesh interrupt stops it"
-            )
-        except KeyboardInterrupt:
-            asked += 1
+    is_asked = False
+    with at_waits():
+        while True:
+            try:
+                if is_asked:
+                    is_asked = False  # before the call, so that a Ctrl-C during it counts as the next one
+                    if report is None:
+                        report = InterruptReport(free=tuple(sorted(run.results.keys() | run.finished_before)))
+                    report = report.then(_interrupt(run, notify))
+                wait = run.wait if report is None else run.wait_freed
+                if wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                    if report is not None:
+                        notify(Notice("", key="stuck"))
+                        notify(Notice("", key="interrupt"))
+                        report = report.as_of(run.results)
+                    return report
+                raise RunTimeout(
+                    f"not finished after {duration(timeout_s or 0)}; the run goes on, and its output keeps arriving "
+                    "here. %mesh attach follows it, %mesh interrupt stops it"
+                )
+            except KeyboardInterrupt:
+                is_asked = True
 
 
-def _interrupt(run: Run, kill_stuck: bool, notify: Callable[[Notice], None]) -> InterruptReport:
+def _interrupt(run: Run, notify: Callable[[Notice], None]) -> InterruptReport:
     # Most ranks stop at once: only when they do not, the cell says that something goes on.
     timer = threading.Timer(_PATIENCE_S, notify, [Notice("interrupting…", key="interrupt")])
+    timer.daemon = True
     timer.start()
     try:
-        report = run.interrupt(kill_stuck=kill_stuck)
+        report = run.interrupt(kill_stuck=run.is_stuck)  # those that have had no time to stop are never killed
     finally:
         timer.cancel()
     # Who did not stop, and where it hangs, is a notice of the run itself.

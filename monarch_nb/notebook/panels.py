@@ -5,14 +5,16 @@ A notebook's output holds all forms at once, of which the front end takes the be
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from monarch_nb.client.bridge import call
 from monarch_nb.client.presenting import present_with
-from monarch_nb.errors import UsageError
+from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.tables import Shown, is_notebook
 
@@ -102,7 +104,7 @@ class Panels:
     def _summary(self, pool: str | None, held: Reservation | Mesh | None) -> Shown:
         from monarch_nb.notebook.summaries import pool_summary, reservation_summary
 
-        view: Json = _panel(pool).handle("view", {}).result(VIEW_TIMEOUT_S)["result"]
+        view = call(_view(_panel(pool)), VIEW_TIMEOUT_S)
         if held is None:
             return pool_summary(view)
         reservation = _reservation_of(held)
@@ -137,6 +139,14 @@ def _panel(pool: str | None) -> Panel:
     from monarch_nb.panel.requests import Panel
 
     return Panel(pool)
+
+
+async def _view(panel: Panel) -> Json:
+    answer = await asyncio.wrap_future(panel.handle("view", {}))
+    if "error" in answer:
+        raise MonarchNbError(answer["error"]["message"])
+    view: Json = answer["result"]
+    return view
 
 
 def _reservation_of(held: Reservation | Mesh) -> Reservation:

@@ -8,6 +8,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+from monarch_nb.client.bridge import Flag
 from monarch_nb.notebook.tables import calm_line, show, show_updatable
 from monarch_nb.times import duration
 
@@ -34,7 +35,7 @@ class Progress:
         self._text = ""
         self._final = False
         self._handle: Any = None
-        self._left = threading.Event()
+        self._left = Flag()
         self.messages: list[str] = []
 
     def __enter__(self) -> Self:

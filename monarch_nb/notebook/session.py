@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 REATTACH_TIMEOUT_S = 5.0
 """How long `%load_ext` may look for what the notebook held."""
+_SEEN = 1000
 
 
 class Client(Protocol):
@@ -43,7 +45,7 @@ class Session:
         notebook: the notebook's path, if it can be known.
         reservation: the current one, or None.
         runs: runs that go on and that this kernel follows, by id.
-        seen: ids of runs that this kernel has shown to the end: allocators learn that a moment later.
+        seen: ids of the newest runs that this kernel has shown to the end: allocators learn that a moment later.
         show_time: shows below the last cell that the time of the reservation is nearly up, or was; False if it can not.
     """
 
@@ -53,7 +55,7 @@ class Session:
         self.reservation: Reservation | None = None
         self.pool: str | None = None
         self.runs: dict[str, Run] = {}
-        self.seen: set[str] = set()
+        self.seen: deque[str] = deque(maxlen=_SEEN)
         self.show_time: Callable[[str], bool] = lambda _: False
         self.reattached_in: int | None = None
         """The execution count of the cell whose `%load_ext` said what it is attached to."""
@@ -124,7 +126,7 @@ class Session:
 
     def finished(self, run: Run) -> None:
         """A run was shown to the end."""
-        self.seen.add(run.id)
+        self.seen.append(run.id)
         self.runs.pop(run.id, None)
         run.collected()
 

@@ -33,11 +33,13 @@ class FakeRun:
         self.kept_values: list[Any] = [None] * len(self.ranks)
         self.failures: list[RankFailure] = []
         self.results: dict[int, Result] = {}
+        self.finished_before: frozenset[int] = frozenset()
         self.cut_off = False  # what is left can not be reached
         self.seen = False
         self.submitted_at = time.time()
         self.interrupts: list[bool] = []
         self.stops_at = 1
+        self.is_stuck = False
         self.options: dict[str, Any] = {}
         self._listeners: list[Callable[[Event], None]] = []
         self._done = threading.Event()
@@ -99,7 +101,8 @@ class FakeRun:
 
     def interrupt(self, kill_stuck: bool = False) -> InterruptReport:
         self.interrupts.append(kill_stuck)
-        if len(self.interrupts) < self.stops_at:
+        self.is_stuck = len(self.interrupts) < self.stops_at
+        if self.is_stuck:
             return InterruptReport(stuck={self.ranks[0]: "train.py:41"})
         if not self.done:
             self.finish(

@@ -2,12 +2,14 @@
 
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+from monarch_nb import interrupting
 from monarch_nb.client.events import Text
 from monarch_nb.client.infos import EndedReservation
 from monarch_nb.client.interrupt_report import InterruptReport
@@ -19,6 +21,7 @@ from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
 from monarch_nb.notebook.cell import KernelCellFailed
 from monarch_nb.notebook.following import RunInterrupted, RunTimeout
 from unit.notebook_magics.fakes import FakeClient, FakeMesh, FakeReservation, FakeRun, Notebook, hello
+from unit.pressing import Press
 
 
 def nothing(run: FakeRun) -> None:
@@ -385,6 +388,49 @@ def test_a_second_interrupt_kills_what_is_stuck(held: Notebook, client: FakeClie
     assert isinstance(error, RunInterrupted)
     assert "killed and restarted ranks 0-3" in str(error)
     assert client.runs[0].interrupts == [False, True]
+
+
+def test_an_impatient_second_interrupt_kills_nothing(held: Notebook, client: FakeClient) -> None:
+    """It comes before anybody could know whether ranks hang."""
+
+    def interrupted_again(run: FakeRun) -> None:
+        def interrupt(kill_stuck: bool) -> InterruptReport:
+            run.interrupt = lambda kill_stuck: FakeRun.interrupt(run, kill_stuck)  # type: ignore
+            run.interrupts.append(kill_stuck)
+            raise KeyboardInterrupt
+
+        run.interrupt = interrupt  # type: ignore
+
+    client.on_submit, client.ctrl_c = interrupted_again, 1
+    assert str(held.error("%%mesh\ntrain()")) == "interrupted ranks 0-3"
+    assert client.runs[0].interrupts == [False, False]
+
+
+def test_an_interrupt_at_any_moment_of_a_cell_reaches_its_run(held: Notebook, client: FakeClient) -> None:
+    """Else the ranks would go on with a run that nobody waits for, and the next cell would wait behind it."""
+
+    def goes_on(run: FakeRun) -> None:
+        def wait(_: float | None = None) -> bool:
+            held_back = interrupting.held_back()
+            if held_back is not None and held_back.is_pressed:
+                held_back.raise_now()
+            if not run.done:
+                run.finish()
+            return True
+
+        run.wait = wait  # type: ignore
+
+    client.on_submit = goes_on
+    step, pressed = 0, Press(1)
+    while step == 0 or pressed.came:
+        step += 1
+        pressed = Press(step, ("notebook/cell.py", "notebook/following.py"))
+        cell = partial(held.shell.run_cell_magic, "mesh", "-o kept", "train()")
+        interrupt = pressed.during(cell)
+        assert (interrupt is not None) == pressed.came, f"lost at step {step}"
+        assert all(run.done for run in client.runs), f"left alone at step {step}"
+        client.runs.clear()
+    assert step > 200
 
 
 def test_an_interrupted_cell_still_says_who_failed(held: Notebook, client: FakeClient) -> None:

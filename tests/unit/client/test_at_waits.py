@@ -1,0 +1,129 @@
+"""Ctrl-C that is held back until the main thread waits."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import weakref
+from typing import Any
+
+import pytest
+
+from monarch_nb.client import bridge
+from monarch_nb.client.bridge import Flag
+from monarch_nb.interrupting import anywhere, at_waits
+from unit.pressing import Press
+
+
+@pytest.fixture(autouse=True)
+def handler_stays() -> Any:
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def press() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_what_the_block_does_is_done_whole() -> None:
+    done = []
+
+    def work() -> None:
+        with at_waits():
+            press()
+            done.append("after the press")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done
+
+
+def test_it_is_raised_where_the_block_waits() -> None:
+    with at_waits():
+        press()
+        with pytest.raises(KeyboardInterrupt):
+            Flag().wait()
+        assert not Flag().wait(0), "once"
+
+
+def test_a_wait_is_interrupted_as_ever() -> None:
+    flag = Flag()
+    pressing = threading.Timer(0.01, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
+    with at_waits():
+        pressing.start()
+        with pytest.raises(KeyboardInterrupt):
+            flag.wait()
+
+
+def test_it_is_not_lost_when_the_block_fails() -> None:
+    def work() -> None:
+        with at_waits():
+            press()
+            raise ValueError("its own")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+
+
+def test_one_in_a_weak_references_callback_is_not_lost() -> None:
+    class Thing:
+        pass
+
+    thing = Thing()
+    reference = weakref.ref(thing, lambda _: press())
+    with pytest.raises(KeyboardInterrupt), at_waits():
+        del thing
+    assert reference() is None
+
+
+def test_inside_it_code_of_others_is_interrupted_anywhere() -> None:
+    with at_waits():
+        with pytest.raises(KeyboardInterrupt), anywhere():
+            press()
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+
+
+def test_other_threads_wait_undisturbed() -> None:
+    flag, waited = Flag(), []
+    thread = threading.Thread(target=lambda: waited.append(flag.wait(10)))
+
+    def work() -> None:
+        with at_waits():
+            press()
+            thread.start()
+            flag.set()
+            thread.join()
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert waited == [True]
+
+
+def test_a_press_at_any_moment_before_a_wait_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the wait would sleep on, though Ctrl-C was pressed."""
+    step, came = 0, True
+    while came:
+        step += 1
+        pressed, slept = Press(step, ("interrupting.py", "bridge.py", "contextlib.py", "threading.py")), []
+
+        class Sleeper:
+            def acquire(self, timeout: float | None = None) -> bool:
+                if timeout is not None:
+                    slept.append(pressed.came)  # noqa: B023
+                return False
+
+            def release(self) -> None:
+                pass
+
+        monkeypatch.setattr(bridge, "allocate_lock", Sleeper)
+
+        def work() -> None:
+            with at_waits():
+                Flag().wait(1)
+
+        interrupt = pressed.during(work)
+        came = pressed.came
+        assert slept in ([], [False]), f"asleep after the press at step {step}"
+        assert (interrupt is not None) == came, f"lost at step {step}"
+    assert step > 100
