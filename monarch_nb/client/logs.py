@@ -48,7 +48,7 @@ def follow_logs(connections: list[tuple[Connection, pb.ReadLogsRequest]]) -> Ite
     """
     queue: asyncio.Queue[pb.LogRecords | MonarchNbError | None] = asyncio.Queue(_MAX_WAITING_BATCHES)
     sources = [connection.stream("ReadLogs", request) for connection, request in connections]
-    tasks = call(_start([_pump(source, queue) for source in sources]))
+    tasks = call(_start([_pump(source, queue) for source in sources]), undo=_cancel)
     unfinished: dict[tuple[int, Stream, int], str] = {}
     try:
         going_on = len(tasks)
@@ -78,6 +78,11 @@ def follow_logs(connections: list[tuple[Connection, pb.ReadLogsRequest]]) -> Ite
 
 async def _start(pumps: list[Coroutine[Any, Any, None]]) -> list[asyncio.Task[None]]:
     return [asyncio.create_task(pump) for pump in pumps]
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
 
 
 async def _pump(source: AsyncIterator[Any], queue: asyncio.Queue[pb.LogRecords | MonarchNbError | None]) -> None:

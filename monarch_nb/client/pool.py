@@ -429,9 +429,8 @@ async def _all(calls: Iterable[object]) -> None:
     finally:
         for task in tasks:
             task.cancel()
-    failures = [error for task in tasks if (error := task.exception()) is not None]  # asyncio complains of those unread
-    if failures:
-        raise failures[0]
+    for task in tasks:
+        task.result()
 
 
 _pools: dict[str, Pool] = {}

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from monarch_nb.client.bridge import call
-from monarch_nb.errors import UsageError
+from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.notebook.panel_messages import PanelMessages
+from monarch_nb.notebook.panels import _view
+from monarch_nb.panel.view import Json
 
 WAIT_S = 10.0
 
@@ -205,3 +207,17 @@ def test_a_view_hears_how_its_job_ended_even_when_it_is_silent(panel: FakePanel,
         call(subscription.deliver([event("done")]))
         panel.wait_until(lambda: not subscription.open)
     assert heard.messages == [{"event": event("running")}, {"event": event("done")}]
+
+
+def test_a_view_that_can_not_be_had_says_why() -> None:
+    """The representation of a reservation is made of it: a KeyError would say nothing."""
+
+    class Refusing:
+        def handle(self, name: str, body: object) -> concurrent.futures.Future[Json]:
+            answer: concurrent.futures.Future[Json] = concurrent.futures.Future()
+            answer.set_result({"error": {"status": 500, "message": "the pool is not what it seems"}})
+            return answer
+
+    panel: Any = Refusing()
+    with pytest.raises(MonarchNbError, match="not what it seems"):
+        call(_view(panel))
