@@ -26,7 +26,13 @@ class FrameError(ConnectionError):
 
 
 def encode_frame(payload: bytes) -> bytes:
-    """Return `payload` with its length before it."""
+    """Return `payload` with its length before it.
+
+    Raises:
+        FrameError: nobody would receive a frame of that length.
+    """
+    if len(payload) > MAX_FRAME_BYTES:
+        raise FrameError(f"{len(payload)} bytes are too long for a message of {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(payload)) + payload
 
 

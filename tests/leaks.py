@@ -52,7 +52,7 @@ def leaks_of(home: Path) -> list[str]:
 def _read_process(pid: int, home: Path) -> Process | None:
     folder = Path(f"/proc/{pid}")
     try:
-        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        fields = (folder / "stat").read_bytes().rpartition(b")")[2].decode().split()
         arguments = (folder / "cmdline").read_bytes().split(b"\0")
         environment = (folder / "environ").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError, PermissionError):

@@ -140,11 +140,29 @@ async def keep_fresh(paths: config.NodePaths) -> None:
 
     Returns when somebody removed them all the same: nobody could reach this allocator and its ranks any more.
     """
-    while paths.allocator_socket.exists():
+    while not _is_gone(paths.allocator_socket):
         await asyncio.sleep(FRESHEN_S)
-        with contextlib.suppress(FileNotFoundError):
-            for path in (paths.directory, *paths.directory.iterdir(), *paths.sockets.iterdir()):
-                os.utime(path)
+        _touch(paths.directory)
+        for directory in (paths.directory, paths.sockets):
+            with contextlib.suppress(OSError):
+                for path in directory.iterdir():
+                    _touch(path)
+
+
+def _is_gone(path: Path) -> bool:
+    """Whether a file is certainly not there: a storage that fails for a while is no reason to end ranks."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _touch(path: Path) -> None:
+    with contextlib.suppress(OSError):  # it is gone, or its file system can not be written
+        os.utime(path)
 
 
 def lock(paths: config.NodePaths) -> IO[bytes]:

@@ -3,6 +3,7 @@
 import ctypes
 import fcntl
 import itertools
+import logging
 import os
 import re
 import signal
@@ -15,6 +16,8 @@ from pathlib import Path
 from monarch_nb.code_names import CODE_NAME, code_label
 from monarch_nb.config import RANK_TOKEN_VARIABLE
 from monarch_nb.proto import run_pb2, state_pb2
+
+_log = logging.getLogger(__name__)
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PIDFD_INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info of linux/pidfd.h, first version
@@ -65,9 +68,10 @@ def _is_zombie(process: state_pb2.ProcessIdentity) -> bool:
 
 
 def _stat_fields(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on, which is number 3 there and 0 here."""
+    """Return the fields of /proc/PID/stat from the state on, which is number 3 there and 0 here. Before them is the
+    process's name: any bytes, and one of several that is cut after 15 of them is not text."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
     except (FileNotFoundError, ProcessLookupError):
         return None
 
@@ -131,6 +135,8 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
+    except PermissionError:  # another user's by now, as what `sudo` starts: the others are to end all the same
+        _log.warning("process %d, which a rank started, can not be ended: it is another user's", pid)
 
 
 def oom_kills() -> int:

@@ -131,7 +131,7 @@ class ControlThread(threading.Thread):
 
     def _woken(self) -> None:
         os.read(self._wake_read, 4096)
-        if self._flush_at is None:  # else runs that follow each other fast would put it off for ever, their files open
+        if self._flush_at is None:  # put off by every run, it would never come, and the files of all would stay open
             self._flush_at = time.monotonic() + streams.FLUSH_AFTER_S
 
     # ---- connections ----

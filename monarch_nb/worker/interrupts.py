@@ -41,6 +41,7 @@ class ActiveRun:
         collective: what it was freed from.
         group_aborted: process groups were broken.
         abort: what to raise in user code because its group was aborted, though the run was not interrupted.
+        abort_delivered: it was raised.
     """
 
     run_id: str
@@ -52,6 +53,7 @@ class ActiveRun:
     collective: str = ""
     group_aborted: bool = False
     abort: ProcessGroupAborted | None = None
+    abort_delivered: bool = False
     cpu_ticks: int = -1
 
     def error(self) -> RunInterrupted:
@@ -115,7 +117,7 @@ class Interrupter:
         active = self.active
         if active is None:
             return False
-        if active.abort is not None:
+        if active.abort is not None and not active.abort_delivered:
             self._send_signal()
         if active.requested_at is None:
             return active.abort is not None
@@ -147,6 +149,7 @@ class Interrupter:
             # A kernel of an aborted communicator ends without an error, its data undefined: the cell must not go on.
             if active.requested_at is None and _uses_nccl():
                 active.abort = ProcessGroupAborted(f"{reason}; {GROUP_ABORTED}", reason=reason)
+                active.abort_delivered = False
                 self._send_signal()
 
         with self._breaking:
@@ -190,9 +193,9 @@ class Interrupter:
         active = self.active
         if active is None or process_groups.keeps_books(outwards(frame)):
             return
-        if active.abort is not None and self._runs_user_code(frame):
-            error, active.abort = active.abort, None
-            raise error
+        if active.abort is not None and not active.abort_delivered and self._runs_user_code(frame):
+            active.abort_delivered = True
+            raise active.abort
         if active.requested_at is None or active.delivered:
             return
         if self._runs_user_code(frame):
@@ -217,9 +220,12 @@ class Interrupter:
         return bool(_signal.getsignal(signal.SIGINT) != self._on_signal)
 
     def _on_unraisable(self, unraisable: Any) -> None:
-        """An interrupt raised inside a destructor is swallowed by Python: raise it again."""
-        if isinstance(unraisable.exc_value, RunInterrupted) and self.active is not None:
-            self.active.delivered = False
+        """What is raised inside a destructor is swallowed by Python: raise it again."""
+        active, error = self.active, unraisable.exc_value
+        if active is not None and isinstance(error, RunInterrupted):
+            active.delivered = False
+        elif active is not None and error is not None and error is active.abort:
+            active.abort_delivered = False
         else:
             sys.__unraisablehook__(unraisable)
 

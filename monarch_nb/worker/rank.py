@@ -28,6 +28,7 @@ from monarch_nb.proto.run_pb2 import (
     OUTCOME_ERROR,
     OUTCOME_INTERRUPTED,
     OUTCOME_OK,
+    Failure,
     RankResult,
     RunSpec,
 )
@@ -38,6 +39,7 @@ from monarch_nb.worker.interrupts import PEERS_BREAK_WITHIN_S, ActiveRun, Interr
 from monarch_nb.worker.reloading import Reloader
 from monarch_nb.worker.results import Results
 from monarch_nb.worker.shell import RankShell
+from monarch_nb.worker.text import encodable
 from monarch_nb.worker.user_code import UserCode
 
 _EXIT_TIMEOUT_S = 1.0
@@ -169,21 +171,28 @@ class Rank:
             self._results.start(spec.run_id)
             self._shell.forget_error(self._last_error)
             self._last_error = None
-            output = self._output_of(spec)
-            self._interrupter.install()
-            process_groups.begin_run(spec.number)
-            if not self._interrupter.begin(active):
-                self._finish(active.error(), active, result, output)
-                continue
-            transformed = None
-            if spec.HasField("cell"):
-                transformed = self._context.run(self._runner.transform, spec.cell, spec.number)
-            body = self._runner.run(spec, transformed, result)
-            if transformed is not None and transformed.may_await:
-                whole = self._finish_later(body, active, result, output)
-                active.task = self._loop.create_task(whole, context=self._context)
-            else:
-                self._finish(self._context.run(_run_now, body), active, result, output)
+            try:
+                self._begin(spec, active, result)
+            except Exception as error:  # noqa: BLE001 -- no memory, what user code did to this process: a run ends
+                self._finish(error, active, result, self._output)
+
+    def _begin(self, spec: RunSpec, active: ActiveRun, result: RankResult) -> None:
+        """Run a body, to its end unless it awaits."""
+        output = self._output_of(spec)
+        self._interrupter.install()
+        process_groups.begin_run(spec.number)
+        if not self._interrupter.begin(active):
+            self._finish(active.error(), active, result, output)
+            return
+        transformed = None
+        if spec.HasField("cell"):
+            transformed = self._context.run(self._runner.transform, spec.cell, spec.number)
+        body = self._runner.run(spec, transformed, result)
+        if transformed is not None and transformed.may_await:
+            whole = self._finish_later(body, active, result, output)
+            active.task = self._loop.create_task(whole, context=self._context)
+        else:
+            self._finish(self._context.run(_run_now, body), active, result, output)
 
     def _output_of(self, spec: RunSpec) -> streams.RunOutput:
         """Return the run's output, now the current one: new files, unless it is told to use the untouched ones."""
@@ -205,6 +214,21 @@ class Rank:
         if os.getpid() != self._pid:
             _leave_forked_child(error)
         self._interrupter.finished()
+        try:
+            self._fill(error, active, result, output)
+            self._results.finish(result)
+        except Exception as problem:  # noqa: BLE001 -- as in `_run_next`
+            result.outcome = OUTCOME_ERROR
+            message = f"what the run has come to can not be told: {type(problem).__name__}: {problem}"
+            told = Failure(name="RuntimeError", message=encodable(message), traceback=encodable(traceback.format_exc()))
+            result.failure.CopyFrom(told)
+            _drop_value(result)
+            self._results.finish(result)
+
+    def _fill(
+        self, error: BaseException | None, active: ActiveRun, result: RankResult, output: streams.RunOutput
+    ) -> None:
+        """Fill `result` with all that is known at the end of a run."""
         if error is not None:
             self._last_error = error
             self._describe(error, active, result)
@@ -216,7 +240,6 @@ class Rank:
         if active.group_aborted or self._must_forget_groups:
             self._must_forget_groups = False
             process_groups.forget_groups()
-        self._results.finish(result)
 
     def _describe(self, error: BaseException, active: ActiveRun, result: RankResult) -> None:
         """Fill `result` with what became of an error."""
@@ -231,8 +254,7 @@ class Rank:
             shown = failures.readable(error)
             only_users = isinstance(shown, ProcessGroupAborted)
         result.failure.CopyFrom(failures.describe(self._shell, self._user_code, shown, only_users=only_users))
-        result.bundle_json = ""
-        result.ClearField("value")
+        _drop_value(result)
 
     def _after_abort(self) -> None:
         """On the control thread."""
@@ -254,6 +276,11 @@ class Rank:
             threading.Thread(target=_leave, daemon=True).start()
         threading.Event().wait(_EXIT_TIMEOUT_S)
         os._exit(0)
+
+
+def _drop_value(result: RankResult) -> None:
+    result.bundle_json = ""
+    result.ClearField("value")
 
 
 def _run_now(body: Body) -> BaseException | None:

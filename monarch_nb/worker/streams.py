@@ -167,9 +167,9 @@ class RunOutput:
             except FileNotFoundError:
                 os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
                 return _above_standard(os.open(path, _FLAGS, 0o600))
-        except OSError as error:
+        except OSError as error:  # a full disk, or no descriptors left
             self.notice = self.notice or f"output was lost: {error.strerror}: {path}"
-            return _above_standard(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
+            return _nowhere()
 
     def _mark(self, mark: Mark) -> None:
         if self._marks is None:
@@ -183,7 +183,14 @@ class RunOutput:
     def __del__(self) -> None:
         self.flush()
         for descriptor in (*self._descriptors, *([] if self._marks is None else [self._marks])):
-            os.close(descriptor)
+            if descriptor != _nowhere():
+                os.close(descriptor)
+
+
+@functools.cache
+def _nowhere() -> int:
+    """Return a descriptor that takes what can not be written; one for all, opened while there are some."""
+    return _above_standard(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
 
 
 class RankLoop(asyncio.SelectorEventLoop):
@@ -326,6 +333,7 @@ def install(output: RunOutput, on_text: Callable[[], None]) -> None:
         on_text: called when there is text that `flush_unflushed` will have to flush, once until it has.
     """
     begin_output(output)
+    _nowhere()
     global _on_text
     _on_text = on_text
     sys.stdout = sys.__stdout__ = _streams["stdout"] = RunStream(0)  # type: ignore[misc, assignment]

@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -127,17 +128,27 @@ class Template:
             self._check_single_thread()
             for spec in request.ranks:
                 forked.pids.append(self._fork_rank(spec))
-        except OSError as error:
+        except (OSError, preload.Unfit) as error:
             forked.error = str(error)
-        except preload.Unfit as error:
-            forked.error = str(error)
+            self._end(forked.pids)  # a mesh is whole, or it is not
+            del forked.pids[:]
         return forked
+
+    def _end(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            self._children.discard(pid)
 
     def _fork_rank(self, spec: RankSpec) -> int:
         if not os.path.isdir(spec.directory):
             raise NotADirectoryError(f"rank {spec.rank}: no directory {spec.directory}")
         listener = listen(Path(spec.socket))
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            listener.close()
+            raise
         if pid == 0:
             self._leave_template()
             rank.run_rank(spec, listener, self._shell)
@@ -149,7 +160,12 @@ class Template:
         try:
             self._check_single_thread()
             port_read, port_write = os.pipe2(os.O_CLOEXEC)
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError:
+                os.close(port_read)
+                os.close(port_write)
+                raise
         except (OSError, preload.Unfit) as error:
             self._send(FromTemplate(forked=Forked(request=request.request, error=str(error))))
             return

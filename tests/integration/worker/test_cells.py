@@ -513,6 +513,35 @@ def test_an_out_of_memory_cell_then_a_smaller_one_that_fits(rank: RankProcess) -
     assert rank.ok("step(3)") is None
 
 
+def test_a_rank_without_descriptors_says_so(rank: RankProcess) -> None:
+    """Runs end, however little the rank can do: one that did not would hang for ever."""
+    code = """\
+import os, resource
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, most))
+taken = []
+while True:
+    taken.append(os.open("/dev/null", os.O_RDONLY))
+"""
+    assert "Too many open files" in rank.run(code).failure.message
+    result = rank.run("print('lost')\n6 * 7")
+    assert (result.outcome, rank.value(result)) == (OUTCOME_OK, 42)
+    assert "Too many open files" in result.notice
+    rank.ok("for descriptor in taken: os.close(descriptor)")
+    assert rank.run("print('there')").notice == ""
+
+
+@pytest.mark.parametrize("cell", ["1", "import asyncio; await asyncio.sleep(0)"], ids=["plain", "awaiting"])
+def test_a_run_whose_end_can_not_be_told_ends(rank: RankProcess, cell: str) -> None:
+    result = rank.run(
+        "import os\nfor descriptor in range(3, 50):\n    name = f'/proc/self/fd/{descriptor}'\n"
+        "    if os.path.exists(name) and '/runs/' in os.readlink(name): os.close(descriptor)\n" + cell
+    )
+    assert result.outcome == OUTCOME_ERROR
+    assert "Bad file descriptor" in result.failure.message
+    assert rank.ok("6 * 7") == 42
+
+
 def test_redefining_releases(rank: RankProcess) -> None:
     rank.ok("import weakref\nclass Big: pass\nbig = Big(); gone = weakref.ref(big)")
     rank.ok("big = None")

@@ -15,6 +15,15 @@ FREED_S = 20
 """Without an interrupt these would take for ever; how fast they are is a matter for the bench, on a machine at rest."""
 
 
+SWALLOWING = """\
+import time
+class Slow:
+    def __del__(self):
+        print('started')
+        time.sleep(100)
+Slow()"""
+
+
 def start_and_wait(rank: RankProcess, code: str, marker: str = "started") -> RunSpec:
     """Start a cell and wait until it has printed `marker`."""
     spec = rank.submit(code)
@@ -208,11 +217,7 @@ def test_code_that_takes_sigint_is_interrupted_all_the_same(rank: RankProcess, h
 
 
 def test_an_interrupt_swallowed_by_a_destructor_is_raised_again(rank: RankProcess) -> None:
-    code = (
-        "import time\nclass Slow:\n    def __del__(self):\n        print('started')\n        time.sleep(100)\n"
-        "Slow()\nwhile True: pass"
-    )
-    result, seconds = interrupt_and_time(rank, start_and_wait(rank, code))
+    result, seconds = interrupt_and_time(rank, start_and_wait(rank, f"{SWALLOWING}\nwhile True: pass"))
     assert result.outcome == OUTCOME_INTERRUPTED
     assert seconds < FREED_S
 
@@ -443,7 +448,8 @@ def test_an_abort_that_comes_late_spares_the_group_of_a_newer_run(template: Temp
     assert {result.outcome for result in run_all(ranks, REDUCE)} == {OUTCOME_ERROR}
 
 
-def test_a_cell_does_not_go_on_when_its_nccl_group_is_aborted(template: TemplateProcess) -> None:
+@pytest.mark.parametrize("code", ["print('started')", SWALLOWING], ids=["plain", "in a destructor"])
+def test_a_cell_does_not_go_on_when_its_nccl_group_is_aborted(template: TemplateProcess, code: str) -> None:
     """An aborted communicator raises nothing by itself; stood in for by a Gloo group that says it is NCCL's."""
     ranks = template.fork_mesh(2)
     run_all(ranks, JOIN)
@@ -452,7 +458,7 @@ def test_a_cell_does_not_go_on_when_its_nccl_group_is_aborted(template: Template
         "import torch.distributed.distributed_c10d as c10d\n"
         "for group in c10d._world.pg_backend_config: c10d._world.pg_backend_config[group] = 'cuda:nccl'"
     )
-    spec = start_and_wait(ranks[0], "print('started')\nwhile True: pass")
+    spec = start_and_wait(ranks[0], f"{code}\nwhile True: pass")
     ranks[0].abort_groups("rank 1 was restarted")
     result = ranks[0].result()
     assert result.run_id == spec.run_id

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
+
+import pytest
 
 from integration.worker.harness import RankProcess, TemplateProcess
 from monarch_nb.proto.run_pb2 import OUTCOME_OK
@@ -213,6 +216,18 @@ def test_files_of_old_runs_are_closed(rank: RankProcess) -> None:
         "import os; len([1 for f in os.listdir('/proc/self/fd') if 'runs' in os.path.realpath('/proc/self/fd/' + f)])"
     )
     assert count <= 6
+
+
+def test_files_are_closed_while_one_run_follows_another(rank: RankProcess) -> None:
+    """Runs that come faster than what they print is flushed must not put that off."""
+    most = 0
+    for _ in range(2000):
+        rank.run("print(1)")
+        before, most = most, len(os.listdir(f"/proc/{rank.pid}/fd"))
+        if most < before:
+            break
+    else:
+        pytest.fail(f"{most} descriptors are open")
 
 
 def test_printing_is_nearly_as_fast_as_into_a_file(rank: RankProcess) -> None:

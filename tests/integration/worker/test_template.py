@@ -150,6 +150,18 @@ def test_a_missing_directory_is_refused_by_name(template: TemplateProcess) -> No
     assert list(forked.pids) == []
 
 
+def test_ranks_that_can_not_all_be_forked_leave_none(template: TemplateProcess) -> None:
+    """As when the machine, or a container, has no room for more processes: nobody would know of the others."""
+    whole, lacking = template.rank_spec(0, 2), template.rank_spec(1, 2)
+    lacking.directory = "/no/such/directory"
+    template.send(ToTemplate(fork_ranks=ForkRanks(request=5, ranks=[whole, lacking])))
+    forked = template.receive_kind("forked")
+    assert forked.error
+    assert list(forked.pids) == []
+    with pytest.raises(ConnectionRefusedError):
+        connect(whole.socket, timeout_s=0)
+
+
 def test_a_store_listens_on_the_one_address(template: TemplateProcess) -> None:
     port = template.fork_store()
     listening = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()

@@ -57,6 +57,17 @@ class TestIdentity:
             assert processes.is_alive(processes.identify(odd.pid))
             odd.kill()
 
+    def test_a_name_that_is_no_text(self) -> None:
+        """As one that was cut in the middle of a character. Every process of the machine is looked at when one ends."""
+        code = "import ctypes; ctypes.CDLL(None).prctl(15, 'é'.encode()[:1], 0, 0, 0); print(flush=True); input()"
+        pipe = subprocess.PIPE
+        with subprocess.Popen([sys.executable, "-S", "-c", code], stdin=pipe, stdout=pipe) as odd:
+            assert odd.stdout is not None
+            odd.stdout.readline()
+            assert processes.is_alive(processes.identify(odd.pid))
+            processes.kill_trees([(state_pb2.ProcessIdentity(), "token-of-nobody")])
+            odd.kill()
+
 
 class TestReap:
     def test_only_what_has_ended_and_is_ours(self, child: subprocess.Popen[bytes]) -> None:
@@ -124,6 +135,25 @@ class TestKillTrees:
         stranger.start_ticks -= 1
         processes.kill_trees([(stranger, ""), (state_pb2.ProcessIdentity(), "")])
         assert child.poll() is None
+
+    def test_one_that_is_another_users_does_not_spare_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A rank has run `sudo`: the release ends all else."""
+        rank = self.start("token-4", new_session=True)
+        pids = self.pids(rank)
+        kill = os.kill
+
+        def refuse(pid: int, number: int) -> None:
+            if pid == pids[1]:
+                raise PermissionError
+            kill(pid, number)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "kill", refuse)
+            processes.kill_trees([(processes.identify(rank.pid), "token-4")])
+        wait_for_end(pids[2], 10)
+        assert self.alive(pids[1:]) == [True, False]
+        kill(pids[1], signal.SIGKILL)
+        self.wait(rank, pids)
 
 
 class TestLastWords:

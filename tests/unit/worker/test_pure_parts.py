@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import socket
 import sys
@@ -16,10 +17,11 @@ from typing import Any
 import numpy
 import pytest
 
-from monarch_nb.frames import FrameSplitter, pack_pickle, unpack_pickle
+from monarch_nb import frames
+from monarch_nb.frames import FrameError, FrameSplitter, pack_pickle, unpack_pickle
 from monarch_nb.proto.run_pb2 import Display, Mark, RankResult
 from monarch_nb.proto.worker_pb2 import FromRank
-from monarch_nb.worker import after_fork, connections, preload, process_groups, stacks, values
+from monarch_nb.worker import after_fork, connections, preload, process_groups, results, stacks, values
 from monarch_nb.worker.completion import complete
 from monarch_nb.worker.interrupts import thread_state
 from monarch_nb.worker.results import Results, send_all
@@ -325,6 +327,34 @@ def test_a_peer_that_hung_up_costs_nothing(pair: tuple[socket.socket, socket.soc
 def test_a_peer_that_does_not_read_is_given_up(pair: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(TimeoutError):
         send_all(pair[0], bytes(10_000_000), timeout_s=0.05)
+
+
+def test_a_peer_that_does_not_read_is_hung_up_on(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the allocator would wait for the rest of the message, and the rank for somebody who connects again."""
+    monkeypatch.setattr(results, "_SEND_TIMEOUT_S", 0.05)
+    kept = Results(rank=0)
+    kept.attach(pair[0])
+    kept.finish(RankResult(run_id="a", bundle_json="x" * 10_000_000))
+    pair[1].settimeout(10)
+    while pair[1].recv(1 << 20):
+        pass
+    assert kept.knows("a")
+
+
+def test_any_descriptor_can_be_sent_on(pair: tuple[socket.socket, socket.socket]) -> None:
+    """Above 1023, which `select` does not know, it is after user code has opened as many files."""
+    with socket.socket(fileno=fcntl.fcntl(pair[0], fcntl.F_DUPFD, 1024)) as high, pytest.raises(TimeoutError):
+        send_all(high, bytes(10_000_000), timeout_s=0.05)
+
+
+def test_a_result_that_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 1000)
+    kept = Results(rank=0)
+    with pytest.raises(FrameError, match="too long"):
+        kept.finish(RankResult(run_id="a", bundle_json="x" * 1000))
+    assert not kept.knows("a")
 
 
 # ---- output files ----

@@ -1,0 +1,61 @@
+"""What an allocator does beside serving: keeping its files fresh."""
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from monarch_nb import config
+from monarch_nb.allocator import __main__ as main
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> config.NodePaths:
+    monkeypatch.setattr(main, "FRESHEN_S", 0)
+    paths = config.NodePaths(tmp_path)
+    paths.sockets.mkdir(parents=True)
+    for path in (paths.allocator_socket, paths.facts):
+        path.touch()
+        os.utime(path, (0, 0))
+    return paths
+
+
+def test_files_are_fresh_until_the_socket_is_gone(paths: config.NodePaths) -> None:
+    async def remove_once_fresh() -> None:
+        freshener = asyncio.create_task(main.keep_fresh(paths))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert paths.facts.stat().st_mtime > 0
+        assert paths.allocator_socket.stat().st_mtime > 0
+        assert not freshener.done()
+        paths.allocator_socket.unlink()
+        await asyncio.wait_for(freshener, 10)
+
+    asyncio.run(remove_once_fresh())
+
+
+@pytest.mark.parametrize("call", ["utime", "stat", "listdir"])
+def test_a_storage_that_fails_is_not_one_that_was_removed(
+    paths: config.NodePaths, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """When keeping fresh ends, so do all ranks."""
+    failures = 0
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        nonlocal failures
+        failures += 1
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    async def fails_for_a_while() -> None:
+        freshener = asyncio.create_task(main.keep_fresh(paths))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, fail)
+            for _ in range(10):
+                await asyncio.sleep(0)
+        assert not freshener.done()
+        freshener.cancel()
+
+    asyncio.run(fails_for_a_while())
