@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.live import Gate
+from integration.live import HAS_FAILED, Gate
 from leaks import leaks_of
 from monarch_nb.client.bridge import call
 from monarch_nb.client.mesh import Mesh
@@ -20,14 +20,13 @@ from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 
 POOLS_OF_MANY = {"shared_pool", "module_pool", "isolated_pool"}
-_has_failed = pytest.StashKey[bool]()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
-        item.stash[_has_failed] = True
+        item.stash[HAS_FAILED] = True
     return report
 
 
@@ -36,7 +35,7 @@ def a_failure_stays_alone(request: pytest.FixtureRequest) -> Iterator[None]:
     """What a failed test has left reserved on a pool that others use too is released: they need the slots."""
     kept = [request.getfixturevalue("dev").id] if "dev" in request.fixturenames else []
     yield
-    if request.node.stash.get(_has_failed, False) and POOLS_OF_MANY.intersection(request.fixturenames):
+    if request.node.stash.get(HAS_FAILED, False) and POOLS_OF_MANY.intersection(request.fixturenames):
         LocalProvisioner().up()  # it may have killed allocators
         for held in call(pool_named(None).reservations()):  # also those that are not ready
             if held.reservation_id not in kept:
@@ -57,7 +56,7 @@ def mesh(dev: Reservation, request: pytest.FixtureRequest) -> Iterator[Mesh]:
     yield dev.mesh
     going_on = [info.title for info in dev.mesh.runs() if not info.done]
     dead = [info.rank for info in dev.mesh.status() if info.state == "dead"]
-    if going_on or request.node.stash.get(_has_failed, False):
+    if going_on or request.node.stash.get(HAS_FAILED, False):
         dev.mesh.restart()
     elif dead:
         dev.mesh.restart(dead)

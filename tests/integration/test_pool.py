@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from integration.live import TIMEOUT_S
 from leaks import leaks_of, processes_of, wait_for_end
 from monarch_nb.config import HOME_VARIABLE, NodePaths
 from monarch_nb.errors import PoolError
@@ -24,7 +25,7 @@ def kill(node: Node, number: signal.Signals = signal.SIGKILL) -> None:
     """Kill a node's allocator and wait until it is gone."""
     assert node.pid is not None
     os.kill(node.pid, number)
-    wait_for_end(node.pid, timeout_s=10)
+    wait_for_end(node.pid, TIMEOUT_S)
     assert not local.nodes()[int(node.node_id[4:])].alive
 
 
