@@ -7,7 +7,7 @@ import contextlib
 import logging
 import sys
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from monarch_nb.allocator.log_index import Line, RankIndex, digests
@@ -82,13 +82,14 @@ class LogLines:
         """Yield what is new: of all outputs when `outputs` is None, else of these and the newest."""
         counted_s = self._loop.time()
         change = pb.LogChange()
+        finished = told.finished_runs()  # before it is counted: what finishes meanwhile may have printed more
         async for index in self._counted(request, None if outputs is None else {*outputs, *newest}):
             told.add_part(change, index.part)
             if change.parts and self._loop.time() - counted_s > FLOOD_INTERVAL_S:
                 yield change
                 change, counted_s = pb.LogChange(), self._loop.time()
         change.complete = True
-        told.add_runs(change)
+        told.add_runs(change, finished)
         if outputs is None or change.parts or change.runs:
             yield change
 
@@ -232,12 +233,16 @@ class _Told:
             self._runs.setdefault(part.number, pb.LogRun())
             change.parts.append(part)
 
-    def add_runs(self, change: pb.LogChange) -> None:
-        """Tell of the runs that have lines, if there is news of them."""
+    def finished_runs(self) -> set[int]:
+        """Return the numbers of the runs that have finished and that the node remembers."""
+        return {run.number for run in self._node.state.mesh(self._mesh_id).runs.values() if run.finished}
+
+    def add_runs(self, change: pb.LogChange, finished: Collection[int]) -> None:
+        """Tell of the runs that have lines, if there is news of them; of those in `finished` that there is no more."""
         known = {run.number: run for run in self._node.state.mesh(self._mesh_id).runs.values()}
         for number, told in self._runs.items():
             run = known.get(number)
-            now = pb.LogRun(number=number, finished=run is None or run.finished)
+            now = pb.LogRun(number=number, finished=run is None or number in finished)
             if run is not None:
                 now.title, now.cell_number = run.submit.title, run.submit.run.cell.cell_number
                 now.notebook = run.submit.notebook

@@ -4,18 +4,42 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
-from integration.live import Gate
+from integration.live import HAS_FAILED, Gate
 from leaks import leaks_of
+from monarch_nb.client.bridge import call
 from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.pool import pool_named, release
 from monarch_nb.client.reservation import Reservation, reserve
 from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
+
+POOLS_OF_MANY = {"shared_pool", "module_pool", "isolated_pool"}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        item.stash[HAS_FAILED] = True
+    return report
+
+
+@pytest.fixture(autouse=True)
+def a_failure_stays_alone(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a failed test has left reserved on a pool that others use too is released: they need the slots."""
+    kept = [request.getfixturevalue("dev").id] if "dev" in request.fixturenames else []
+    yield
+    if request.node.stash.get(HAS_FAILED, False) and POOLS_OF_MANY.intersection(request.fixturenames):
+        LocalProvisioner().up()  # it may have killed allocators
+        for held in call(pool_named(None).reservations()):  # also those that are not ready
+            if held.reservation_id not in kept:
+                call(release([connection for connection, _ in held.nodes.values()], held.reservation_id))
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +51,12 @@ def dev(shared_pool: list[Node]) -> Iterator[Reservation]:
 
 
 @pytest.fixture
-def mesh(dev: Reservation) -> Iterator[Mesh]:
+def mesh(dev: Reservation, request: pytest.FixtureRequest) -> Iterator[Mesh]:
     """The main mesh of `dev`; afterwards nothing runs and every rank lives, whatever the test did."""
     yield dev.mesh
     going_on = [info.title for info in dev.mesh.runs() if not info.done]
     dead = [info.rank for info in dev.mesh.status() if info.state == "dead"]
-    if going_on:
+    if going_on or request.node.stash.get(HAS_FAILED, False):
         dev.mesh.restart()
     elif dead:
         dev.mesh.restart(dead)

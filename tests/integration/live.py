@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from leaks import wait_for_end
 from monarch_nb.allocator.processes import identify, is_alive
 from monarch_nb.client import events
@@ -23,6 +25,9 @@ from monarch_nb.client.run import Run
 
 TIMEOUT_S = 60.0
 """Long enough for any loaded machine: what a test waits for comes, or never."""
+
+HAS_FAILED = pytest.StashKey[bool]()
+"""Of a test: whether anything of it has failed so far."""
 
 E = TypeVar("E")
 

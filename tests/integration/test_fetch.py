@@ -117,12 +117,13 @@ class TestKept:
         released.release()
         said: list[str] = []
         LocalProvisioner().down(force=True, progress=said.append)
+        here = [path.name for path in home_directory().iterdir()]
+        LocalProvisioner().up(nodes=4, procs=2, isolate=True)  # for the tests after this one, also when it fails
         places = [Path(line.partition(": ")[2]) for line in said if line.startswith("kept what ranks wrote on node")]
         ours = [place for place in places if place.name.startswith(("released", "held"))]
         assert [names_in(place).keys() for place in ours] == [{b"result"}] * 2
         assert {(place / "result").read_text() for place in ours} == {"of released", "of held"}
-        assert [path.name for path in home_directory().iterdir()] == ["kept"]
-        LocalProvisioner().up(nodes=4, procs=2, isolate=True)
+        assert here == ["kept"]
 
 
 class TestFetch:

@@ -35,7 +35,11 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a client says or gives up after seconds, it does at once."""
     monkeypatch.setattr(run_module, "WAITS_INTERVAL_S", 0.1)
     monkeypatch.setattr(run_module, "ABORT_AFTER_S", 0.1)
-    monkeypatch.setattr(run_module, "STOP_WAIT_S", 1.0)
+
+
+def wait_until_in_collective(mesh: Mesh, ranks: int) -> None:
+    """Wait until so many ranks are in a collective."""
+    eventually(lambda: len([at for at in mesh.where().values() if at.collective]) == ranks)
 
 
 def kinds(error: RunFailed) -> dict[str, list[int]]:
@@ -114,6 +118,7 @@ class TestCollective:
             assert mesh.run("step()").values == [28.0] * 8
             run, recorder = started(mesh, f"if rank == {missing}: raise KeyError('boom')\nstep()")
             recorder.wait_for(lambda recorder: recorder.of(events.Result))
+            wait_until_in_collective(mesh, 7)
             report = run.interrupt()
             assert report.stuck == {}
             assert report.aborted
@@ -177,7 +182,7 @@ class TestCollective:
         mesh = fresh_mesh
         mesh.run(f"{TRAIN}\n{INIT}")
         run = mesh.submit("if rank != 3: step()")
-        eventually(lambda: len([at for at in mesh.where().values() if at.collective]) == 7)
+        wait_until_in_collective(mesh, 7)
         recorder = Recorder()
         queued = mesh.submit(f"{FRESH_GROUP}\nprint('made')\n{gate.wait}\nstep()", listener=recorder)
         abort = MeshCore.abort_groups
@@ -211,10 +216,12 @@ class TestCollective:
 
 
 class TestStuck:
-    def test_it_is_named_and_a_second_interrupt_replaces_just_it(self, mesh: Mesh, soon: None) -> None:
+    def test_it_is_named_and_a_second_interrupt_replaces_just_it(self, mesh: Mesh) -> None:
         mesh.run("kept = rank")
         before = pids_of(mesh)
-        run, recorder = started(mesh, f"if rank == 2: {HANG_IN_C}\nwhile True: pass", cell_number=5)
+        wait = "__import__('threading').Event().wait()"
+        run, recorder = started(mesh, f"if rank == 2: {HANG_IN_C}\n{wait}", cell_number=5)
+        eventually(lambda: 2 not in mesh.select([2]).where())
         report = run.interrupt()
         assert report.stopped == (0, 1, 3, 4, 5, 6, 7)
         assert list(report.stuck) == [2]
@@ -256,7 +263,7 @@ class TestCtrlC:
             assert script.line() == "[0, 1, 2, 3, 4, 5, 6, 7]"
 
     def test_twice_replaces_what_does_not_stop(self, mesh: Mesh) -> None:
-        code = f"print('go')\nif rank == 1: {HANG_IN_C}\nwhile True: pass"
+        code = f"if rank == 1: print('go'); {HANG_IN_C}\n__import__('threading').Event().wait()"
         with client(self.PROGRAM.format(code=code, texts=["go", "rank 1 does not stop"])) as script:
             assert script.line() == "go"
             eventually(lambda: 1 not in mesh.select([1]).where())
@@ -281,10 +288,12 @@ class TestCtrlC:
 
 class TestTimeout:
     def test_the_run_goes_on(self, mesh: Mesh, gate: Gate) -> None:
+        recorder = Recorder()
         with pytest.raises(TimeoutError, match=r"run \d+ goes on after 0.2 s on ranks 0-7") as raised:
-            mesh.run(f"{gate.wait}\nrank", timeout_s=0.2)
+            mesh.run(f"print('under way')\n{gate.wait}\nrank", timeout_s=0.2, listener=recorder)
         assert type(raised.value) is TimeoutError
         assert not isinstance(raised.value, RunFailed)
+        recorder.wait_for_text("under way", 8)
         [info] = [info for info in mesh.runs() if not info.done]
         run = mesh.attach_run(info.run_id)
         with pytest.raises(TimeoutError, match="after 0 s"):

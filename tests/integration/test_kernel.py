@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from jupyter_client.manager import KernelManager
 
+from integration.live import Gate
 from monarch_nb.shape import Extent, parse_targets
 
 pytestmark = pytest.mark.usefixtures("shared_pool")
@@ -42,13 +43,13 @@ class Kernel:
         """Wait until a cell is over, or shows `text`; return what it shows."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
+            if text and text in self.text(cell):  # also when it came while another cell was waited for
+                return self.text(cell)
             try:
                 over = self._take(self._client.get_iopub_msg(timeout=0.1)) == cell
             except queue.Empty:
                 continue
             if over and not text:
-                return self.text(cell)
-            if text and text in self.text(cell):
                 return self.text(cell)
         raise AssertionError(f"after {timeout_s} s the cell shows only: {self.text(cell)}")
 
@@ -103,10 +104,11 @@ def open_kernel(tmp_path: Path) -> Iterator[Callable[[], Kernel]]:
         return kernels[-1]
 
     yield open_one
-    cleaner = open_one()
-    cleaner.run("%load_ext monarch_nb\n%mesh release --all")
-    for kernel in kernels:
-        kernel.kill()
+    try:
+        open_one().run("%load_ext monarch_nb\n%mesh release --all")
+    finally:
+        for kernel in kernels:
+            kernel.kill()
 
 
 @pytest.fixture
@@ -133,19 +135,20 @@ def test_cells(kernel: Kernel) -> None:
     assert "4 of 4 ranks alive" in kernel.run("%mesh status")
 
 
-def test_output_lands_in_the_cell_that_caused_it(kernel: Kernel) -> None:
-    slow = kernel.start("%%mesh --timeout 0.3\nimport time\ntime.sleep(1)\nprint('late')")
+def test_output_lands_in_the_cell_that_caused_it(kernel: Kernel, gate: Gate) -> None:
+    slow = kernel.start(f"%%mesh --timeout 0.3\n{gate.wait}\nprint('late')")
     assert "TimeoutError" in kernel.wait(slow)
     background = kernel.start("%%mesh --noblock\nprint('behind')")
     kernel.wait(background)
     assert kernel.run("print('meanwhile')") == "meanwhile\n"
+    gate.open(4)
     kernel.wait(slow, "[0-3] late")
     kernel.wait(background, "[0-3] behind")
 
 
 def test_an_interrupt_frees_the_ranks(kernel: Kernel) -> None:
     cell = kernel.start(f"%%mesh\n{COUNT}")
-    kernel.wait(cell, "step 3")
+    kernel.wait(cell, "[0-3] step 3")
     kernel.interrupt()
     shown = kernel.wait(cell)
     assert "[0-3] step 3" in shown
@@ -154,8 +157,10 @@ def test_an_interrupt_frees_the_ranks(kernel: Kernel) -> None:
     assert kernel.run("%%mesh\nprint(i < 500)") == "[0-3] True"
 
 
-def test_a_lost_kernel_gets_everything_back(kernel: Kernel, open_kernel: Callable[[], Kernel]) -> None:
-    cell = kernel.start("%%mesh --noblock\nimport time\nfor i in range(60):\n    print('step', i)\n    time.sleep(0.1)")
+def test_a_lost_kernel_gets_everything_back(kernel: Kernel, open_kernel: Callable[[], Kernel], gate: Gate) -> None:
+    steps = "for i in range({}):\n    print('step', i)\n    time.sleep(0.1)\n"
+    code = f"import time\n{steps.format(20)}{gate.wait}\n{steps.format('20, 30')}"
+    cell = kernel.start(f"%%mesh --noblock\n{code}")
     kernel.wait(cell, "step 15")  # nodes hear every half second what was shown
     kernel.kill()
     again = open_kernel()
@@ -164,12 +169,15 @@ def test_a_lost_kernel_gets_everything_back(kernel: Kernel, open_kernel: Callabl
         "attached to dev: 2 nodes × 2 procs, 4 ranks alive, run 1, cell [3] still running: %mesh attach follows it"
         in shown
     )
-    shown = again.run("%mesh attach")
-    sets = re.findall(r"\[(.*)\] step 59$", shown, re.MULTILINE)  # ranks may be a line apart where it went on
+    following = again.start("%mesh attach")
+    again.wait(following, "step 19")
+    gate.open(4)
+    shown = again.wait(following)
+    sets = re.findall(r"\[(.*)\] step 29$", shown, re.MULTILINE)  # ranks may be a line apart where it went on
     assert sorted(rank for ranks in sets for rank in parse_targets(ranks, Extent({"ranks": 4}))) == [0, 1, 2, 3]
     assert "step 0\n" not in shown
     assert "finished" not in again.run("%mesh attach")
-    assert again.run("%mesh pull i") == "[59, 59, 59, 59]"
+    assert again.run("%mesh pull i") == "[29, 29, 29, 29]"
 
 
 def test_time_that_runs_out(open_kernel: Callable[[], Kernel]) -> None:

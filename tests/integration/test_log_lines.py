@@ -7,6 +7,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from integration.live import Gate, Recorder, eventually, kill, lives, started
@@ -116,13 +117,14 @@ def test_a_regex_that_never_ends_disturbs_nobody_and_can_be_stopped(mesh: Mesh, 
     log = log_of(mesh)
     windows = [LogWindow(number, rank, 0, 1) for rank in range(8)]
 
-    def workers() -> list[int]:
-        return [process.pid for process in processes_of(shared_home) if "search_worker" in process.command]
+    def workers() -> list[psutil.Process]:
+        found = [each.pid for each in processes_of(shared_home) if "search_worker" in each.command]
+        return [psutil.Process(pid) for pid in found]
 
     async def search() -> None:
         endless = asyncio.create_task(log.search(ENDLESS, windows, regex=True))
         async with asyncio.timeout(30):
-            while len(workers()) < 2:
+            while [worker.status() for worker in workers()] != [psutil.STATUS_RUNNING] * 2:  # they may have been idle
                 await asyncio.sleep(0.05)
         async with asyncio.timeout(30):
             assert len((await log.read(windows))[0]) == 1

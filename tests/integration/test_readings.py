@@ -62,17 +62,16 @@ def until(mesh: Mesh, condition: Callable[[list[RankInfo]], bool]) -> list[RankI
 def test_gpus_of_a_node(fake_gpus: FakeGpus, pool_home: Path) -> None:
     LocalProvisioner().up(nodes=2, procs=2)
     dev = reserve("dev", nodes=1, gpus=8)
+    eventually(lambda: [gpu.error for gpu in asked()[0].readings.gpus] == [""] * 8)  # the driver has been opened
     first, second = asked()
-    assert [gpu.error for gpu in first.readings.gpus] == [""] * 8
     assert all(0 <= gpu.utilisation <= 1 and gpu.power_limit_w == 700 for gpu in first.readings.gpus)
     assert not second.readings.gpus
     assert first.readings.memory_total_bytes > first.readings.memory_used_bytes > 0
     assert dev.mesh.run("import os; os.environ['CUDA_VISIBLE_DEVICES']").values == [str(gpu) for gpu in range(8)]
 
     fake_gpus.set(lost=[3])
-    eventually(lambda: asked()[0].readings.gpus[3].error)
-    assert asked()[0].readings.gpus[3].error.startswith("GPU 3 has fallen off the bus")
-    assert not asked()[0].readings.gpus[2].error
+    lost = "GPU 3 has fallen off the bus: the machine has to be restarted"
+    eventually(lambda: [gpu.error for gpu in asked()[0].readings.gpus] == [""] * 3 + [lost] + [""] * 4)
 
     fake_gpus.set(hangs=True)
     eventually(lambda: all(gpu.error == "the GPU driver does not answer" for gpu in asked()[0].readings.gpus))
@@ -119,11 +118,17 @@ def test_without_readings_nothing_is_read(shared_pool: list[Node]) -> None:
 def test_what_ranks_take(mesh: Mesh) -> None:
     busy = "data = b'x' * (300 << 20)\n    while True: pass"
     run, _ = started(mesh, f"import time\nif rank == 0:\n    {busy}\ntime.sleep(60)")
-    told = until(mesh, lambda all_: (all_[0].cpu or 0) > 0.1 and all_[0].memory_bytes > 300 << 20)
-    for rank in told[1:]:
-        assert rank.cpu is not None
-        assert rank.cpu < 0.1
-        assert 1 << 20 < rank.memory_bytes < 200 << 20, "what the ranks share counts once"
+
+    def only_one_is_busy(all_: list[RankInfo]) -> bool:
+        """In the end. Nodes take readings at different moments; the first have in them what ranks did to begin, and the
+        memory of those that are not measured yet with what they share."""
+        busy, *others = all_
+        takes_little = [
+            rank.cpu is not None and rank.cpu < 0.1 and 1 << 20 < rank.memory_bytes < 200 << 20 for rank in others
+        ]
+        return (busy.cpu or 0) > 0.1 and busy.memory_bytes > 300 << 20 and all(takes_little)
+
+    until(mesh, only_one_is_busy)
     run.interrupt()
     run.join()
     mesh.run("data = None")
@@ -136,7 +141,7 @@ if rank == 5:
     {gate.wait}
 dist.barrier()"""
     run = fresh_mesh.submit(code, cell_number=7)
-    told = until(fresh_mesh, lambda all_: sum(bool(rank.waits_in) for rank in all_) == 7)
+    told = until(fresh_mesh, lambda all_: sum(rank.waits_in.startswith("barrier") for rank in all_) == 7)
     assert {rank.waits_in for rank in told} == {"barrier (Cell In[7]:5)", ""}
     assert told[5].waits_in == ""
     assert {rank.state for rank in told} == {"running"}

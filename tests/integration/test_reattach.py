@@ -309,6 +309,7 @@ class TestClient:
         rest, whole = Recorder(), Recorder()
         run = mesh.attach_run(run_id, listener=rest)
         again = mesh.attach_run(run_id, from_start=True, listener=whole)
+        whole.wait_for_text("first", 8)  # it follows: who comes after the other has collected the values gets none
         gate.open(8)
         for followed, recorder in ((run, rest), (again, whole)):
             assert followed.result() == [{"value": rank} for rank in range(8)]

@@ -539,5 +539,5 @@ def one_node_is_small(pool_home: Path) -> Iterator[None]:
         yield
     finally:
         local.down(force=True)
-        subprocess.run(["umount", str(directory)], check=True)
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)  # whether all have ended is looked at later
         subprocess.run(["rm", "-rf", str(pool_home / "local")], check=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from integration.live import HAS_FAILED
 from integration.worker.harness import RankProcess, TemplateProcess
 
 ForkRanks = Callable[[int], list[RankProcess]]
@@ -22,10 +23,13 @@ def shared_template() -> Iterator[TemplateProcess]:
 
 
 @pytest.fixture
-def template(shared_template: TemplateProcess) -> Iterator[TemplateProcess]:
+def template(shared_template: TemplateProcess, request: pytest.FixtureRequest) -> Iterator[TemplateProcess]:
     """The shared template, without ranks at the beginning and at the end."""
     yield shared_template
     shared_template.end_children()
+    if request.node.stash.get(HAS_FAILED, False):  # there may be answers that nobody read, or no connection
+        shared_template.received.clear()
+        shared_template.reconnect()
 
 
 @pytest.fixture

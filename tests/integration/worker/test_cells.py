@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 
-from integration.worker.harness import RankProcess, TemplateProcess, run_all
+from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, run_all
 from monarch_nb.proto.run_pb2 import OUTCOME_ERROR, OUTCOME_OK, Display, RankResult
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -214,12 +215,17 @@ def test_top_level_await_and_background_tasks(rank: RankProcess) -> None:
         "ticks = []\nasync def tick():\n    while True:\n        ticks.append(1)\n        await asyncio.sleep(0.005)\n"
     )
     rank.ok("task = asyncio.create_task(tick())")
-    rank.ok("before = len(ticks)\nawait asyncio.sleep(0.2)")
-    assert rank.ok("len(ticks) - before") > 5
-    import time
-
-    time.sleep(0.2)  # idle
-    assert rank.ok("len(ticks) - before") > 15
+    rank.ok("before = len(ticks)\nwhile len(ticks) < before + 5: await asyncio.sleep(0.01)")
+    rank.ok(
+        "before = len(ticks)\nasync def tell():\n"
+        "    while len(ticks) < before + 10: await asyncio.sleep(0.01)\n"
+        "    open('ticked', 'w').close()\n"
+        "telling = asyncio.create_task(tell())"
+    )
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (Path(rank.spec.directory) / "ticked").exists():  # it ticks while the rank is idle
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     rank.ok("task.cancel()")
     assert rank.ok(
         "async def f():\n"

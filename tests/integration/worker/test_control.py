@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from integration.live import Gate
-from integration.worker.harness import RankProcess, TemplateProcess, connect, run_all
+from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, connect, run_all
 from monarch_nb.frames import receive_frame, send_frame
 from monarch_nb.proto.run_pb2 import OUTCOME_OK, Where
 from monarch_nb.proto.worker_pb2 import FromRank, Hello, ToRank
@@ -147,11 +147,13 @@ def test_a_run_is_done_once(rank: RankProcess) -> None:
     assert rank.ok("count") == 1
 
 
-def test_a_running_run_is_not_begun_again(rank: RankProcess) -> None:
+def test_a_running_run_is_not_begun_again(rank: RankProcess, tmp_path: Path) -> None:
     rank.ok("count = 0")
-    spec = rank.start("import time\ncount += 1\ntime.sleep(0.3)\ncount")
-    rank.send_run(spec)
-    assert rank.value(rank.result()) == 1
+    with closing(Gate(tmp_path)) as gate:
+        spec = rank.start(f"count += 1\n{gate.wait}\ncount")
+        rank.send_run(spec)
+        gate.open(2)
+        assert rank.value(rank.result()) == 1
     assert rank.ok("count") == 1
 
 
@@ -180,12 +182,14 @@ def test_results_wait_for_an_allocator_that_was_away(rank: RankProcess, tmp_path
     assert len(rank.reconnect().results) == 1
 
 
-def test_a_result_comes_over_the_newest_connection(rank: RankProcess) -> None:
-    spec = rank.start("import time\ntime.sleep(0.5)\n'done'")
-    older = rank.work
-    rank.work, hello = rank.connect_work()
-    assert hello.running == spec.run_id
-    assert rank.value(rank.result()) == "done"
+def test_a_result_comes_over_the_newest_connection(rank: RankProcess, tmp_path: Path) -> None:
+    with closing(Gate(tmp_path)) as gate:
+        spec = rank.start(f"{gate.wait}\n'done'")
+        older = rank.work
+        rank.work, hello = rank.connect_work()
+        assert hello.running == spec.run_id
+        gate.open()
+        assert rank.value(rank.result()) == "done"
     older.close()
     assert rank.ok("1 + 1") == 2
 
@@ -213,19 +217,15 @@ def test_only_the_last_200_runs_are_remembered(rank: RankProcess) -> None:
 
 def test_exit_runs_atexit_functions_and_flushes(rank: RankProcess) -> None:
     rank.ok("import atexit\natexit.register(print, 'bye')\nprint('partial', end='')")
-    start = time.monotonic()
     rank.exit()
     assert rank.work.recv(1) == b""
-    assert time.monotonic() - start < 1
     assert rank.text() == "partialbye\n"
 
 
 def test_exit_is_bounded(rank: RankProcess) -> None:
-    rank.ok("import atexit, time\natexit.register(time.sleep, 100)")
-    start = time.monotonic()
+    rank.ok(f"import atexit, time\natexit.register(time.sleep, {10 * TIMEOUT_S})")
     rank.exit()
-    assert rank.work.recv(1) == b""
-    assert time.monotonic() - start < 5
+    assert rank.work.recv(1) == b"", "long before that"
 
 
 def test_exit_of_a_busy_rank(template: TemplateProcess) -> None:

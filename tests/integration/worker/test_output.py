@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from integration.worker.harness import RankProcess, TemplateProcess
+from integration.live import Gate
+from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess
 from monarch_nb.proto.run_pb2 import OUTCOME_OK
 
 
@@ -32,7 +34,7 @@ def interleaved(rank: RankProcess, number: int) -> list[tuple[str, str]]:
 
 
 def wait_for(rank: RankProcess, text: str, kind: str = "out", number: int = 1) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + TIMEOUT_S
     while text not in rank.text(kind, number):
         assert time.monotonic() < deadline, rank.text(kind, number)
         time.sleep(0.01)
@@ -62,7 +64,7 @@ def test_what_c_code_and_child_processes_print_is_in_order(rank: RankProcess) ->
 
 
 def test_a_python_started_with_an_exclamation_mark_shows_lines_at_once(rank: RankProcess) -> None:
-    (Path(rank.spec.directory) / "slow.py").write_text("import time\nprint('first')\ntime.sleep(60)\n")
+    (Path(rank.spec.directory) / "slow.py").write_text("import time\nprint('first')\ntime.sleep(600)\n")
     rank.submit("!python3 slow.py")
     wait_for(rank, "first")
     rank.interrupt()
@@ -71,17 +73,17 @@ def test_a_python_started_with_an_exclamation_mark_shows_lines_at_once(rank: Ran
 
 def test_threads_and_tasks_print_to_the_run_that_started_them(rank: RankProcess) -> None:
     rank.ok(
-        "import threading, asyncio, sys, time\ngo = threading.Event()\n"
+        "import threading, asyncio, sys\ngo = threading.Event()\n"
         "class Late(threading.Thread):\n    def run(self):\n        go.wait(); print('from the thread')\n"
         "thread = Late(); thread.start()\n"
         "def start_another():\n"
-        "    go.wait(); threading.Thread(target=print, args=('nested',)).start()\n"
+        "    go.wait(); inner = threading.Thread(target=print, args=('nested',)); inner.start(); inner.join()\n"
         "nested = threading.Thread(target=start_another)\n"
         "nested.start()\n"
         "async def later():\n    await asyncio.sleep(0.05)\n    print('from the task', file=sys.stderr)\n"
         "task = asyncio.create_task(later())"
     )
-    rank.ok("print('second run')\ngo.set(); thread.join(); nested.join()\nawait task\ntime.sleep(0.05)")
+    rank.ok("print('second run')\ngo.set(); thread.join(); nested.join()\nawait task")
     assert sorted(rank.text("out", 1).splitlines()) == ["from the thread", "nested"]
     assert rank.text("err", 1) == "from the task\n"
     assert (rank.text("out", 2), rank.text("err", 2)) == ("second run\n", "")
@@ -182,11 +184,12 @@ def test_a_line_of_ten_megabytes_and_a_million_lines(rank: RankProcess) -> None:
     assert lines == [str(i) for i in range(1_000_000)]
 
 
-def test_the_beginning_of_a_line_does_not_wait_for_its_end(rank: RankProcess) -> None:
-    rank.submit("import time\nprint('step 1 ...', end='')\ntime.sleep(1.5)\nprint(' done')")
-    wait_for(rank, "step 1 ...")
-    assert "done" not in rank.text()
-    rank.result()
+def test_the_beginning_of_a_line_does_not_wait_for_its_end(rank: RankProcess, tmp_path: Path) -> None:
+    with closing(Gate(tmp_path)) as gate:
+        rank.submit(f"print('step 1 ...', end='')\n{gate.wait}\nprint(' done')")
+        wait_for(rank, "step 1 ...")
+        gate.open()
+        rank.result()
     assert rank.text() == "step 1 ... done\n"
 
 
@@ -211,11 +214,12 @@ def test_redirecting_in_python_works(rank: RankProcess) -> None:
 def test_files_of_old_runs_are_closed(rank: RankProcess) -> None:
     for _ in range(30):
         rank.ok("print(1)")
-    time.sleep(0.3)  # what was printed may wait for a flush so long
-    count = rank.ok(
-        "import os; len([1 for f in os.listdir('/proc/self/fd') if 'runs' in os.path.realpath('/proc/self/fd/' + f)])"
-    )
-    assert count <= 6
+    rank.ok("import os")
+    deadline = time.monotonic() + TIMEOUT_S
+    opened = "[os.path.realpath('/proc/self/fd/' + f) for f in os.listdir('/proc/self/fd')]"
+    while len(files := [path for path in rank.ok(opened) if "runs" in path]) > 6:
+        assert time.monotonic() < deadline, files
+        time.sleep(0.1)  # what was printed may wait for a flush
 
 
 def test_files_are_closed_while_one_run_follows_another(rank: RankProcess) -> None:

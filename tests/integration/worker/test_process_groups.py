@@ -67,6 +67,15 @@ def wait_for_key(store: dist.Store) -> None:
     store.get("a key that nobody sets")
 
 
+def wait_for_keys(store: dist.Store, part: str) -> list[str]:
+    """Wait until there are keys with this in them."""
+    deadline = time.monotonic() + 30
+    while not (keys := [key for key in store.list_keys() if part in key]):
+        assert time.monotonic() < deadline, store.list_keys()
+        time.sleep(0.01)
+    return keys
+
+
 def assert_works(ranks: ForkedRanks) -> None:
     ranks.run(init)
     assert ranks.run(total) == [float(ranks.world_size)] * ranks.world_size
@@ -74,10 +83,8 @@ def assert_works(ranks: ForkedRanks) -> None:
 
 def free(ranks: ForkedRanks, some: list[int]) -> list[Failure]:
     """Break the groups of ranks that hang; return how they failed."""
-    started = time.monotonic()
     assert ranks.break_groups(some) == [True] * len(some)
-    failures = ranks.collect(some, timeout_s=5)
-    assert time.monotonic() - started < 2
+    failures = ranks.collect(some)
     assert all(isinstance(failure, Failure) for failure in failures), failures
     return failures
 
@@ -193,11 +200,11 @@ def test_an_init_that_waits_for_a_peer_to_connect_is_freed(attempt: int) -> None
         ranks.submit(init_at("seen"), [0])
         ranks.submit(init_at("hidden"), [1])
         ranks.wait_until_in("init_process_group")
-        (address,) = (key for key in store.list_keys() if key.startswith("hidden/"))
+        (address,) = wait_for_keys(store, "hidden/")
         store.set(address.replace("hidden", "seen", 1), store.get(address))
         time.sleep(0.1)
         ranks.break_groups()
-        ranks.collect(timeout_s=5)
+        ranks.collect()
         assert_works(ranks)
 
 
@@ -223,7 +230,7 @@ def test_a_long_transfer_is_freed(grouped: ForkedRanks) -> None:
         time.sleep(delay_s)
         grouped.interrupt()
         grouped.break_groups()
-        grouped.collect(timeout_s=10)
+        grouped.collect()
         assert_works(grouped)
 
 
@@ -262,10 +269,10 @@ def test_a_rank_whose_peer_was_interrupted_first_gets_a_readable_error(grouped: 
     assert_works(grouped)
 
 
-def test_a_timeout_stays_what_it_is(ranks: ForkedRanks) -> None:
-    ranks.run(lambda _: dist.init_process_group("gloo", timeout=timedelta(seconds=0.5)))
-    ranks.submit(total, [1])
-    (failure,) = ranks.collect([1])
+def test_a_timeout_stays_what_it_is(grouped: ForkedRanks) -> None:
+    grouped.run(lambda _: dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.5)), [1])
+    grouped.submit(total, [1])
+    (failure,) = grouped.collect([1])
     assert failure.name == "RuntimeError"
     assert "Timed out" in failure.text
 
@@ -328,7 +335,7 @@ def test_the_users_own_connections_survive(ranks: ForkedRanks) -> None:
 
             loop.create_task(start())
             threading.Thread(target=loop.run_forever, daemon=True).start()
-            assert ready.wait(5)
+            assert ready.wait(30)
             space["own"] = socket.create_connection(space["server"].sockets[0].getsockname())
 
         def connect_after(space: Space) -> None:
@@ -477,10 +484,13 @@ def test_a_rank_out_of_range(ranks: ForkedRanks) -> None:
 
 
 def test_init_that_times_out_names_who_did_not_come(ranks: ForkedRanks) -> None:
-    ranks.submit(lambda _: dist.init_process_group("gloo", timeout=timedelta(seconds=0.5)), [0, 2])
-    for failure in ranks.collect([0, 2]):
-        assert failure.name == "DistStoreError"
-        assert failure.text == "waited 0.5 s for all 4 ranks to call init_process_group(); these did not: 1, 3"
+    ranks.submit(init, [2])
+    wait_for_keys(dist.TCPStore("127.0.0.1", ranks.port, is_master=False, wait_for_workers=False), "/here/2")
+    ranks.submit(lambda _: dist.init_process_group("gloo", timeout=timedelta(seconds=0.5)), [0])
+    (failure,) = ranks.collect([0])
+    assert failure.name == "DistStoreError"
+    assert failure.text == "waited 0.5 s for all 4 ranks to call init_process_group(); these did not: 1, 3"
+    free(ranks, [2])
     assert_works(ranks)
 
 
@@ -555,7 +565,7 @@ def test_the_store_listens_on_one_address_and_ends_when_told(ranks: ForkedRanks)
     listening = [c for c in psutil.Process(ranks.store.pid).net_connections() if c.status == psutil.CONN_LISTEN]
     assert [connection.laddr for connection in listening] == [("127.0.0.1", ranks.port)]
     os.kill(ranks.store.pid, signal.SIGTERM)
-    ranks.store.join(5)
+    ranks.store.join(30)
     assert ranks.store.exitcode == -signal.SIGTERM
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.allocator import log_lines
+from monarch_nb.allocator.log_index import RankIndex
 from monarch_nb.allocator.log_lines import LogLines
 from monarch_nb.allocator.search import Lines
 from monarch_nb.errors import MeshNotFound
@@ -95,6 +96,30 @@ class TestWatch:
             assert [run.number for run in change.runs] == [2]
             node.mesh.runs["run2"].results[0] = run_pb2.RankResult()
             assert list((await anext(changes)).runs) == [pb.LogRun(number=2, finished=True)]
+
+    async def test_a_run_has_finished_when_all_its_lines_are_told(
+        self, node: FakeNode, log: LogLines, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        node.add_run(1, [0, 1])
+        node.write(1, 0, b"a\n")
+        node.write(1, 1, b"b\n")
+        extend = RankIndex.extend
+
+        async def extend_as_it_ends(index: RankIndex) -> None:
+            await extend(index)
+            results = node.mesh.runs["run1"].results
+            if index.files.rank == 1 and not results:  # rank 0 was counted a moment ago
+                node.write(1, 0, b"its last line\n")
+                results.update({0: run_pb2.RankResult(), 1: run_pb2.RankResult()})
+
+        lines: dict[int, int] = {}
+        async with asyncio.timeout(20), aclosing(watch(log, follow=True)) as changes:
+            monkeypatch.setattr(RankIndex, "extend", extend_as_it_ends)
+            async for change in changes:
+                lines |= {part.rank: part.stdout_lines for part in change.parts}
+                if any(run.finished for run in change.runs):
+                    break
+        assert lines == {0: 2, 1: 1}
 
     async def test_a_few_times_a_second_however_much_comes(self, node: FakeNode, log: LogLines) -> None:
         node.add_run(1, [0])
