@@ -9,7 +9,6 @@ import os
 import threading
 from _thread import TIMEOUT_MAX, LockType, allocate_lock
 from collections.abc import Callable, Coroutine
-from functools import cache
 from typing import Any, TypeVar
 
 from monarch_nb import interrupting
@@ -62,15 +61,29 @@ class Flag:
                 self._sleepers.remove(sleeper)
 
 
-@cache
+_loops: list[asyncio.AbstractEventLoop] = []
+_starting = threading.Lock()
+
+
 def background_loop() -> asyncio.AbstractEventLoop:
     """Return the loop of the background thread, started at the first use in this process."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="monarch_nb", daemon=True).start()
-    return loop
+    if not _loops:
+        with _starting:  # threads that come at once would get one each, and connections of one fail on the other
+            if not _loops:
+                loop = asyncio.new_event_loop()
+                threading.Thread(target=loop.run_forever, name="monarch_nb", daemon=True).start()
+                _loops.append(loop)
+    return _loops[0]
 
 
-os.register_at_fork(after_in_child=background_loop.cache_clear)
+def _begin_anew() -> None:
+    """A forked process has no other threads, perhaps in the middle of a start."""
+    global _starting
+    _loops.clear()
+    _starting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def post(callback: Callable[..., object], *arguments: object) -> None:

@@ -167,10 +167,11 @@ class Log:
 
     async def _look_for_missing(self) -> None:
         """Take what could not be read when a node is back: the pool may learn of that after its log has."""
+        before = self.missing
         while True:
-            before = self.missing
             await asyncio.sleep(LOOK_AGAIN_S)
-            if self.missing != before or (before and self._untaken):
+            if (missing := self.missing) != before or (missing and self._untaken):
+                before = missing  # what changes from here on is for the next look
                 async with self._applying:
                     await self._apply(LogChange())
 
@@ -187,7 +188,7 @@ class Log:
         self._untaken |= changed
         for number in sorted(self._untaken) if self._counted else ():  # else some ranks would be out of step
             try:
-                await self._take(number, self._runs[number])
+                await self._take_all(number, self._runs[number])
             except NodeUnreachable:
                 continue  # it is tried again when something comes, from the node that is back, say
             if not self._lacks(self._runs[number]):
@@ -201,6 +202,14 @@ class Log:
             self._runs[number] = _Run(RunTable(self._request.ranks, fold=self._folds))
             self._runs = dict(sorted(self._runs.items()))
         return self._runs[number]
+
+    async def _take_all(self, number: int, run: _Run) -> None:
+        """Take what a run has printed since, also of a node that is back while the others are read."""
+        while True:
+            before = self.missing
+            await self._take(number, run)
+            if not before or self.missing or not self._lacks(run):
+                break
 
     async def _take(self, number: int, run: _Run) -> None:
         """Make rows of what a run has printed since."""
@@ -226,9 +235,9 @@ class Log:
             await asyncio.sleep(0)  # others have their turn
 
     def _lacks(self, run: _Run) -> bool:
-        """Whether there are lines on nodes that did not answer when they were to be read."""
+        """Whether there are lines that were not read: their nodes did not answer then, if they do by now or not."""
         read = run.searched.get if self._request.search else lambda rank, _: run.table.count(rank)
-        return any(self._is_away(rank) and read(rank, 0) < count for rank, count in run.counts.items())
+        return any(read(rank, 0) < count for rank, count in run.counts.items())
 
     def _count(self, run: _Run, rank: int) -> int:
         return len(run.shown.get(rank, ())) if self._request.search else run.counts[rank]
@@ -309,7 +318,8 @@ class Log:
         told = [_row(first + index, run, row, lines.get(index)) for index, (run, row) in enumerate(rows)]
         numbers = {run for run, _ in rows}
         runs = [run for run in self.describe_runs() if run["number"] in numbers]
-        return {"first": first, "total": len(self), "rows": told, "runs": runs, "missing": self.missing}
+        whole = {"total": len(self), "complete": self.complete, "missing": self.missing}
+        return whole | {"first": first, "rows": told, "runs": runs}
 
     async def _texts(self, rows: Sequence[tuple[int, Row]]) -> dict[int, LogLine]:
         """Return the lines of rows by their places, of those that a node that answers has."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from monarch_nb.client import bridge
 from monarch_nb.client.bridge import Flag, background_loop, call
 from monarch_nb.errors import UsageError
 
@@ -32,19 +33,25 @@ def test_results_and_errors_come_back() -> None:
         call(fail())
 
 
-def test_one_loop_for_all_threads() -> None:
-    loops = []
+def test_one_loop_for_all_threads_also_when_they_begin_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge, "_loops", [])
+    loops, all_there = [], threading.Barrier(8)
 
     async def note() -> None:
         loops.append(asyncio.get_running_loop())
 
-    threads = [threading.Thread(target=call, args=(note(),)) for _ in range(4)]
+    def work() -> None:
+        all_there.wait()
+        call(note())
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert set(loops) == {background_loop()}
-    assert len(loops) == 4
+    assert len(loops) == 8
+    background_loop().call_soon_threadsafe(background_loop().stop)
 
 
 def test_a_timeout_cancels() -> None:

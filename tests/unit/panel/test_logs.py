@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import re
 from array import array
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -30,6 +30,8 @@ class FakeLines:
         self.hung: set[str] = set()
         """Nodes that never say anything."""
         self.asked: list[str] = []
+        self.meanwhile: Callable[[], object] = lambda: None
+        """Called while lines are read."""
 
     def tell(self, **facts: Any) -> None:
         """Let the watchers know of all there is."""
@@ -75,6 +77,7 @@ class FakeLines:
 
     async def digests(self, windows: Sequence[LogWindow], streams: str) -> list[array[int]]:
         self.asked.append("digests")
+        self.meanwhile()
         hashes = lambda text: int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())  # noqa: E731
         return [array("Q", map(hashes, self._window(window, streams))) for window in windows]
 
@@ -82,6 +85,7 @@ class FakeLines:
         self, text: str, windows: Sequence[LogWindow], streams: str, *, regex: bool, ignore_case: bool
     ) -> list[array[int]]:
         self.asked.append("search")
+        self.meanwhile()
         try:
             pattern = re.compile(text if regex else re.escape(text), re.IGNORECASE if ignore_case else 0)
         except re.error as error:
@@ -278,6 +282,25 @@ async def test_a_node_that_the_pool_misses_is_not_waited_for() -> None:
     await log.opened(10)
     assert await shown(log) == ["1 [0] start", "1 [0] loss 1", "1 [0] end", "2 [0] second"]
     assert (log.complete, log.missing) == (True, "rank 1: node1 does not answer")
+    log.close()
+
+
+@pytest.mark.parametrize("search", ["", "s"])
+async def test_a_node_that_is_back_while_others_are_read_is_read_after_them(
+    search: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs_module, "LOOK_AGAIN_S", 0.01)
+    lines, whole, silent = FakeLines({}), asyncio.Event(), set[str]()
+    request, rows = LogRequest((0, 1), search=search), len(await opened(FakeLines(TWO_RUNS), search=search))
+    changed = lambda log: whole.set() if len(log) == rows else None  # noqa: E731
+    log = Log(lines, request, changed, silent.__contains__)  # type: ignore[arg-type]
+    lines.tell()
+    await log.opened(10)
+    lines.texts = TWO_RUNS
+    silent.add("node1")
+    lines.meanwhile = silent.clear  # the pool hears of it
+    lines.tell()
+    await asyncio.wait_for(whole.wait(), 10)
     log.close()
 
 
