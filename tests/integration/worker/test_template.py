@@ -263,7 +263,7 @@ def test_a_rank_holds_nothing_of_the_template(template: TemplateProcess) -> None
 def test_a_child_that_runs_to_the_end_of_its_cell_does_not_become_a_second_rank(template: TemplateProcess) -> None:
     [rank] = template.fork()
     child = rank.ok("import os\npid = os.fork()\npid", want_value=True)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + TIMEOUT_S
     while alive(child):
         assert time.monotonic() < deadline
         time.sleep(0.01)
