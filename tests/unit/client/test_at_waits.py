@@ -111,7 +111,7 @@ def test_a_press_at_any_moment_before_a_wait_ends_it(monkeypatch: pytest.MonkeyP
             def acquire(self, timeout: float | None = None) -> bool:
                 if timeout is not None:
                     slept.append(pressed.came)  # noqa: B023
-                return False
+                return True
 
             def release(self) -> None:
                 pass
@@ -127,3 +127,19 @@ def test_a_press_at_any_moment_before_a_wait_ends_it(monkeypatch: pytest.MonkeyP
         assert slept in ([], [False]), f"asleep after the press at step {step}"
         assert (interrupt is not None) == came, f"lost at step {step}"
     assert step > 100
+
+
+def test_a_press_just_before_it_sleeps_is_seen_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal interrupts no sleep that begins after it."""
+
+    class Sleeper:
+        def acquire(self, timeout: float = -1) -> bool:
+            if timeout == -1:
+                return True
+            press()  # noticed in this frame, which is none that waits
+            assert 0 <= timeout < 1
+            return False
+
+    monkeypatch.setattr(bridge, "allocate_lock", Sleeper)
+    with at_waits(), pytest.raises(KeyboardInterrupt):
+        Flag().wait()
