@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -93,7 +94,9 @@ class Node:
         self.log_limit = LogLimit(self, log_limit_bytes)
         self.readings = Readings(gpus)
         self.whereabouts = Whereabouts(self)
-        self.supervisor = Supervisor(paths, self._on_result, self._on_death, self._on_store_death, self._save_template)
+        self.supervisor = Supervisor(
+            paths, self._on_result, self._on_hello, self._on_death, self._on_store_death, self._save_template
+        )
         self._dirty_runs: set[tuple[str, str]] = set()
         self._unacknowledged: dict[tuple[str, int], list[str]] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
@@ -132,18 +135,20 @@ class Node:
             if record.HasField("store"):  # else another node has it
                 pid = record.store.pid if processes.is_alive(record.store) else NO_PID
                 self.supervisor.watch_store(mesh_id, pid)
+        self._remove_unknown_meshes()
+
+    def _remove_unknown_meshes(self) -> None:
+        """An allocator was killed while it spawned or released them."""
+        self.files.removal.resume()
+        with contextlib.suppress(FileNotFoundError):
+            for directory in self.paths.meshes.iterdir():
+                if directory.name not in self._mesh_records:
+                    self.files.removal.remove(directory)
 
     async def _adopt(self, record: state_pb2.RankRecord) -> None:
         if record.HasField("death") or record.mesh_id not in self.state.meshes:
             return
-
-        def adopted(hello: wire.RankHello) -> None:
-            if record.mesh_id in self.state.meshes:  # else it was released meanwhile
-                for result in hello.results:
-                    self._on_result(record.mesh_id, result)
-                self._apply(self.state.rank_adopted(record.mesh_id, record.rank, hello.running, hello.done))
-
-        await self.supervisor.adopt_rank(record, adopted)
+        await self.supervisor.adopt_rank(record)
 
     async def _warm(self) -> None:
         try:
@@ -274,7 +279,7 @@ class Node:
         self._database.delete("mesh", mesh_id)
         self._database.delete_prefix("rank", mesh_id)
         self._database.delete_prefix("run", mesh_id)
-        await asyncio.to_thread(shutil.rmtree, self.paths.mesh(mesh_id), ignore_errors=True)
+        self.files.removal.remove(self.paths.mesh(mesh_id))
 
     # ---- meshes ----
 
@@ -543,6 +548,12 @@ class Node:
             self._unacknowledged.setdefault((mesh_id, result.rank), []).append(result.run_id)
         self._apply(self.state.result(mesh_id, result))
         self._flush_soon()
+
+    def _on_hello(self, process: RankProcess, hello: wire.RankHello) -> None:
+        if process.mesh_id in self.state.meshes:  # else it is being released
+            for result in hello.results:
+                self._on_result(process.mesh_id, result)
+            self._apply(self.state.rank_adopted(process.mesh_id, process.rank, hello.running, hello.done))
 
     def _on_death(self, process: RankProcess, status: int | None) -> None:
         mesh = self.state.meshes.get(process.mesh_id)

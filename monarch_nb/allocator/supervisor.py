@@ -93,6 +93,7 @@ class Supervisor:
 
     Args:
         on_result: called with (mesh id, result) when a rank finished a run.
+        on_hello: called with (process, what it says of itself) when a rank of `ranks` was connected to (again).
         on_death: called with (process, wait status) when a rank ended and was not asked to; None: status unknown.
         on_store_death: called with the mesh id when its store ended and was not asked to.
         save_template: called with a TemplateRecord to be remembered, or with (key, None) to be forgotten.
@@ -102,13 +103,15 @@ class Supervisor:
         self,
         paths: NodePaths,
         on_result: Callable[[str, run_pb2.RankResult], None],
+        on_hello: Callable[[RankProcess, wire.RankHello], None],
         on_death: Callable[[RankProcess, int | None], None],
         on_store_death: Callable[[str], None],
         save_template: Callable[[str, state_pb2.TemplateRecord | None], None],
     ) -> None:
         self.paths = paths
         self._on_store_death = on_store_death
-        self._on_result, self._on_death, self._save_template = on_result, on_death, save_template
+        self._on_result, self._on_hello, self._on_death = on_result, on_hello, on_death
+        self._save_template = save_template
         self._templates: dict[str, asyncio.Task[TemplateLink]] = {}
         self._template_watches: dict[str, ProcessWatch] = {}
         self._exits: dict[int, int] = {}
@@ -236,10 +239,7 @@ class Supervisor:
             async with asyncio.timeout(READY_WAIT_S):
                 await asyncio.gather(*(rank.link.connect() for rank in ranks))
         except (SpawnError, TimeoutError) as error:
-            self.kill(ranks)
-            for rank in ranks:
-                rank.link.close()
-                rank.watch.close()
+            await self.end(ranks, patience_s=0.0)
             raise SpawnError(f"ranks did not get ready: {str(error) or 'no answer'}") from error
         for rank in ranks:
             self._supervise(rank)
@@ -251,19 +251,24 @@ class Supervisor:
         path: Path,
         pid: int,
         oom_kills_before: int,
-        on_hello: Callable[[wire.RankHello], None] = lambda _: None,
     ) -> RankProcess:
         mesh_id = record.mesh_id
-        link = RankLink(path, lambda result: self._on_result(mesh_id, result), on_hello)
-        return RankProcess(mesh_id, record.rank, record, link, ProcessWatch(pid), oom_kills_before)
 
-    async def adopt_rank(self, record: state_pb2.RankRecord, on_hello: Callable[[wire.RankHello], None]) -> None:
+        def on_hello(hello: wire.RankHello) -> None:
+            if self.ranks.get((mesh_id, rank.rank)) is rank:  # else it is being started or ended
+                self._on_hello(rank, hello)
+
+        link = RankLink(path, lambda result: self._on_result(mesh_id, result), on_hello)
+        rank = RankProcess(mesh_id, record.rank, record, link, ProcessWatch(pid), oom_kills_before)
+        return rank
+
+    async def adopt_rank(self, record: state_pb2.RankRecord) -> None:
         """Connect to a rank that outlived the allocator before us; one that is gone is reported as dead.
 
         It takes as long as C code of the user's holds the interpreter: the rank's memory is worth any wait.
         """
         path = self.paths.rank_socket(record.mesh_id, record.rank, record.incarnation)
-        rank = self._make_rank(record, path, record.process.pid, processes.oom_kills(), on_hello)
+        rank = self._make_rank(record, path, record.process.pid, processes.oom_kills())
         if not processes.is_alive(record.process):
             self._on_death(rank, await self._exit_status(rank.watch))
             rank.watch.close()

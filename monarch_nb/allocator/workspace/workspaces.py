@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
@@ -58,10 +58,13 @@ class Workspaces:
     Args:
         node: how errors name this node.
         cache_limit_bytes: how much content that no workspace holds any more is kept.
+        remove: removes a directory; it may do so later.
     """
 
-    def __init__(self, paths: NodePaths, *, node: str, cache_limit_bytes: int) -> None:
-        self._paths, self._node = paths, node
+    def __init__(
+        self, paths: NodePaths, *, node: str, cache_limit_bytes: int, remove: Callable[[Path], None] = remove_tree
+    ) -> None:
+        self._paths, self._node, self._remove = paths, node, remove
         self._content = Content(paths.content, cache_limit_bytes)
         self._lock = RLock()
         self._known: dict[str, _Workspace] = {}
@@ -148,7 +151,7 @@ class Workspaces:
             kept = Kept(target, files, size_bytes)
             _log.info("what ranks wrote is kept in %s: %d files, %d bytes", target, files, size_bytes)
         workspace.close()
-        remove_tree(directory)
+        self._remove(directory)
         return kept
 
 
