@@ -105,6 +105,7 @@ class Node:
         self._newest_runs: dict[str, str] = {}
         self.releases: dict[str, asyncio.Task[int]] = {}
         self._adopting: list[asyncio.Task[None]] = []
+        self._hosting: set[asyncio.Task[None]] = set()
 
     # ---- start and end ----
 
@@ -305,14 +306,16 @@ class Node:
     def _on_store_death(self, mesh_id: str) -> None:
         """Ranks know the store by its port: another one takes its place there. Groups that exist go on without it."""
         if mesh_id in self._mesh_records and not self.shutdown.is_set():
-            self._host_again = asyncio.create_task(self._host_store_again(mesh_id, self._mesh_records[mesh_id]))
+            task = asyncio.create_task(self._host_store_again(mesh_id, self._mesh_records[mesh_id]))
+            self._hosting.add(task)
+            task.add_done_callback(self._hosting.discard)
 
     async def _host_store_again(self, mesh_id: str, record: state_pb2.MeshRecord) -> None:
         _log.warning("the store of mesh %s ended; starting another on port %d", mesh_id, record.store_port)
         try:
             template = await self.supervisor.template(record.spec.python or self.python, record.spec.preload)
             pid, _ = await self.supervisor.fork_store(mesh_id, template, record.store_host, record.store_port)
-        except MonarchNbError as error:
+        except (MonarchNbError, OSError) as error:
             _log.error("the store of mesh %s can not be started again: %s", mesh_id, error)
             return
         if mesh_id not in self._mesh_records:  # released meanwhile
@@ -401,7 +404,7 @@ class Node:
                 await ending
             try:
                 await self._fork(mesh, chosen, incarnations)
-            except MonarchNbError as error:
+            except (MonarchNbError, OSError) as error:
                 for rank in chosen:
                     death = run_pb2.Death(likely_cause=f"could not be restarted: {error}")
                     self._apply(self.state.rank_died(mesh_id, rank, death))

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import monarch_nb
 from monarch_nb.allocator import processes
@@ -58,8 +59,12 @@ class ProcessWatch:
         ended: set when the process is gone.
     """
 
+    watched: ClassVar[set[int]] = set()
+    """The pids whose exit statuses somebody wants."""
+
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self.watched.add(pid)
         self.ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         try:
@@ -74,6 +79,12 @@ class ProcessWatch:
         self._loop.remove_reader(self._fd)
         self.ended.set()
 
+    def kill(self) -> None:
+        """SIGKILL this process, and no other that has its pid by now."""
+        if self._fd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+
     def exit_status(self) -> int | None:
         """Return the wait status when the kernel still tells it to us, who may not be the parent."""
         status = processes.reap(self.pid)
@@ -82,6 +93,7 @@ class ProcessWatch:
         return status
 
     def close(self) -> None:
+        self.watched.discard(self.pid)
         if self._fd is not None:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
@@ -170,6 +182,7 @@ class Supervisor:
                 await asyncio.wait({ready}, timeout=EXIT_STATUS_WAIT_S)
             if not ready.done():
                 ready.cancel()
+                watch.kill()  # nobody would know of it when the next one is started
                 raise SpawnError(self._template_failure(key, python))
             ready.result()
         except PreloadError:
@@ -231,10 +244,10 @@ class Supervisor:
         pids = await template.fork_ranks([spec for _, spec in planned])
         oom_kills_before = processes.oom_kills()
         ranks: list[RankProcess] = []
-        for (record, spec), pid in zip(planned, pids, strict=True):
+        for (record, _), pid in zip(planned, pids, strict=True):
             with contextlib.suppress(ProcessLookupError):
                 record.process.CopyFrom(processes.identify(pid))
-            ranks.append(self._make_rank(record, Path(spec.socket), pid, oom_kills_before))
+            ranks.append(self._make_rank(record, pid, oom_kills_before))
         try:
             async with asyncio.timeout(READY_WAIT_S):
                 await asyncio.gather(*(rank.link.connect() for rank in ranks))
@@ -245,14 +258,9 @@ class Supervisor:
             self._supervise(rank)
         return ranks
 
-    def _make_rank(
-        self,
-        record: state_pb2.RankRecord,
-        path: Path,
-        pid: int,
-        oom_kills_before: int,
-    ) -> RankProcess:
+    def _make_rank(self, record: state_pb2.RankRecord, pid: int, oom_kills_before: int) -> RankProcess:
         mesh_id = record.mesh_id
+        path = self.paths.rank_socket(mesh_id, record.rank, record.incarnation)
 
         def on_hello(hello: wire.RankHello) -> None:
             if self.ranks.get((mesh_id, rank.rank)) is rank:  # else it is being started or ended
@@ -267,8 +275,7 @@ class Supervisor:
 
         It takes as long as C code of the user's holds the interpreter: the rank's memory is worth any wait.
         """
-        path = self.paths.rank_socket(record.mesh_id, record.rank, record.incarnation)
-        rank = self._make_rank(record, path, record.process.pid, processes.oom_kills())
+        rank = self._make_rank(record, record.process.pid, processes.oom_kills())
         if not processes.is_alive(record.process):
             self._on_death(rank, await self._exit_status(rank.watch))
             rank.watch.close()
@@ -293,6 +300,7 @@ class Supervisor:
         rank.link.close()
         rank.watch.close()
         processes.kill_trees([(rank.record.process, rank.record.token)])
+        self._socket(rank).unlink(missing_ok=True)
         if key not in self.ranks:  # else it was replaced meanwhile
             self._on_death(rank, status)
 
@@ -331,7 +339,10 @@ class Supervisor:
             await self._exit_status(rank.watch)
             rank.link.close()
             rank.watch.close()
-            self.paths.rank_socket(rank.mesh_id, rank.rank, rank.record.incarnation).unlink(missing_ok=True)
+            self._socket(rank).unlink(missing_ok=True)
+
+    def _socket(self, rank: RankProcess) -> Path:
+        return self.paths.rank_socket(rank.mesh_id, rank.rank, rank.record.incarnation)
 
     async def _end_gently(self, rank: RankProcess, patience_s: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -363,10 +374,9 @@ class Supervisor:
     async def end_store(self, mesh_id: str) -> None:
         """End a mesh's store."""
         if watch := self.stores.pop(mesh_id, None):
-            if not watch.ended.is_set():
-                os.kill(watch.pid, signal.SIGKILL)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(watch.ended.wait(), GRACEFUL_EXIT_S)
+            watch.kill()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(watch.ended.wait(), GRACEFUL_EXIT_S)
             await self._exit_status(watch)
             watch.close()
 
@@ -379,8 +389,7 @@ class Supervisor:
             for mesh_id in list(self.stores):
                 await self.end_store(mesh_id)
             for watch in list(self._template_watches.values()):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(watch.pid, signal.SIGKILL)  # it holds nothing worth saving
+                watch.kill()  # it holds nothing worth saving
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(watch.ended.wait(), GRACEFUL_EXIT_S)
             shutil.rmtree(self.paths.sockets, ignore_errors=True)
