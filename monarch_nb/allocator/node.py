@@ -112,9 +112,10 @@ class Node:
     async def start(self) -> None:
         """Read the database, adopt what still lives, and begin to warm the default template."""
         self._read_state()
-        for _, record in list(self._database.read("template", state_pb2.TemplateRecord)):
-            await self.supervisor.adopt_template(record)
         ranks = [record for _, record in self._database.read("rank", state_pb2.RankRecord)]
+        known = {record.process.pid for record in ranks} | {mesh.store.pid for mesh in self._mesh_records.values()}
+        for _, record in list(self._database.read("template", state_pb2.TemplateRecord)):
+            await self.supervisor.adopt_template(record, known)
         self._adopting = [self._loop.create_task(self._adopt(record)) for record in ranks]
         if self._adopting:
             done, _ = await asyncio.wait(self._adopting, timeout=ADOPT_WAIT_S)
@@ -434,9 +435,10 @@ class Node:
     def _save_template(self, key: str, record: state_pb2.TemplateRecord | None) -> None:
         if record is None:
             self._database.delete("template", key)
+            self._flush_soon()
         else:
             self._database.put("template", key, record)
-        self._flush_soon()
+            self._flush()  # at once: whoever is killed before leaves a process to nobody
 
     # ---- runs ----
 

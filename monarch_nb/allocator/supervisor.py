@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -210,8 +210,13 @@ class Supervisor:
             del self._template_watches[key]
             self._save_template(key, None)
 
-    async def adopt_template(self, record: state_pb2.TemplateRecord) -> None:
-        """Connect to a template that outlived the allocator before us."""
+    async def adopt_template(self, record: state_pb2.TemplateRecord, known: Container[int]) -> None:
+        """Connect to a template that outlived the allocator before us.
+
+        Args:
+            known: the pids of ranks and stores. An allocator that was killed when it had forked more of them, and had
+                not noted them yet, has left them to nobody: they end.
+        """
         if not processes.is_alive(record.process):
             self._save_template(record.key, None)
             return
@@ -219,7 +224,8 @@ class Supervisor:
         link = TemplateLink(self.paths.template_socket(record.key), self._note_exit)
 
         async def adopted() -> TemplateLink:
-            await link.connect()
+            ready = await link.connect()
+            _end_unknown(pid for pid in ready.children if pid not in known)
             return link
 
         task = asyncio.create_task(adopted())
@@ -400,6 +406,15 @@ class Supervisor:
         task = asyncio.ensure_future(work)  # type: ignore[call-overload]
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _end_unknown(pids: Iterable[int]) -> None:
+    unknown = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            unknown.append((processes.identify(pid), ""))
+    if unknown:
+        processes.kill_trees(unknown)
 
 
 def template_key(python: str, preload: Sequence[str]) -> str:
