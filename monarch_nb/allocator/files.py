@@ -45,8 +45,8 @@ class NodeFiles:
 
     def __init__(self, node_id: str, paths: config.NodePaths) -> None:
         self.removal = Removal(paths.removed)
-        remove = self.removal.remove
-        self.workspaces = Workspaces(paths, node=node_id, cache_limit_bytes=CACHE_BYTES, remove=remove)
+        later = self.removal.later
+        self.workspaces = Workspaces(paths, node=node_id, cache_limit_bytes=CACHE_BYTES, later=later)
         self._node_id, self._paths = node_id, paths
         self.kept: dict[str, Kept] = {}
         """By reservation that was released: what its ranks wrote."""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import shutil
 import threading
 import uuid
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
+
+_log = logging.getLogger(__name__)
 
 
 class Removal:
@@ -20,7 +25,7 @@ class Removal:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock = threading.Lock()
-        self._waiting: deque[Path] = deque()
+        self._waiting: deque[Callable[[], object]] = deque()
         self._thread: threading.Thread | None = None
 
     def resume(self) -> None:
@@ -42,8 +47,12 @@ class Removal:
         self._remove_later(target)
 
     def _remove_later(self, path: Path) -> None:
+        self.later(functools.partial(shutil.rmtree, path, ignore_errors=True))
+
+    def later(self, work: Callable[[], object]) -> None:
+        """Do what takes long, one after the other; whoever is killed meanwhile has to do it again."""
         with self._lock:
-            self._waiting.append(path)
+            self._waiting.append(work)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="monarch_nb-removal", daemon=True)
                 self._thread.start()
@@ -54,8 +63,11 @@ class Removal:
                 if not self._waiting:
                     self._thread = None
                     return
-                path = self._waiting.popleft()
-            shutil.rmtree(path, ignore_errors=True)  # what can not be removed is tried again at the next start
+                work = self._waiting.popleft()
+            try:
+                work()
+            except Exception:  # noqa: BLE001 -- it is for others, too
+                _log.exception("files can not be removed; the next start tries again")
 
     def finish(self) -> None:
         """Wait until all is gone."""
