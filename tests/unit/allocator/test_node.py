@@ -257,6 +257,7 @@ class TestRelease:
         reply = await syncing
         assert "released" in reply.nodes[0].error_json
         assert node.files.workspaces.reservations() == []
+        node.files.removal.finish()
         assert list(node.paths.workspaces.iterdir()) == []
 
     async def test_down_in_the_middle_of_a_sync_leaves_nothing(
