@@ -19,7 +19,7 @@ from monarch_nb.client.run_values import RunValues
 from monarch_nb.client.waits import explain_past_waits, explain_waits
 from monarch_nb.code_names import run_name
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, ReservationExpired, RunFailed
-from monarch_nb.interrupting import at_waits
+from monarch_nb.interrupting import at_waits, kernel_ends
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import name_ranks
@@ -191,30 +191,39 @@ class Run:
             Whether it is done.
 
         Raises:
-            KeyboardInterrupt: after Ctrl-C, when the ranks are free.
+            KeyboardInterrupt: after Ctrl-C, when the ranks are free. When Jupyter ends this kernel: at once, the run
+                goes on.
         """
         with at_waits():
             try:
                 return self.wait(timeout_s)
             except KeyboardInterrupt:
                 report = self._free()
+            if report is None:
+                raise KeyboardInterrupt(self.left_by_kernel)
             if self.done:
                 self.collected()
             raise KeyboardInterrupt(str(report))
+
+    @property
+    def left_by_kernel(self) -> str:
+        """What is to be said when the kernel ends that waits for it."""
+        return f"the kernel ends; {self.name} goes on: %mesh attach follows it"
 
     def wait_freed(self, timeout_s: float | None = None) -> bool:
         """Wait after an interrupt until every rank has finished, but for those whose node does not answer."""
         return self._freed.wait(timeout_s)
 
-    def _free(self) -> InterruptReport:
+    def _free(self) -> InterruptReport | None:
         """Interrupt the ranks until they are free, with Ctrl-C held back but where it waits. Those that have had no
-        time to stop are never killed."""
+        time to stop are never killed. Return None when the kernel ends."""
         report = InterruptReport(free=tuple(sorted(self.results.keys() | self.finished_before)))
-        while True:
+        while not kernel_ends():
             with contextlib.suppress(KeyboardInterrupt):
                 report = report.then(self.interrupt(kill_stuck=self.is_stuck))
                 self.wait_freed()  # what is stuck may still stop by itself
                 return report.as_of(self.results)
+        return None
 
     def collected(self) -> None:
         """Tell the allocators that the results are here: they need not be kept for a later kernel."""

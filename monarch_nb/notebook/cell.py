@@ -23,7 +23,7 @@ from monarch_nb.interrupting import anywhere, at_waits
 from monarch_nb.notebook.command_line import checked_name, help_text, parse, wants_help
 from monarch_nb.notebook.commands import CELL
 from monarch_nb.notebook.files import FileCommands
-from monarch_nb.notebook.following import RunInterrupted, RunTimeout, wait_for
+from monarch_nb.notebook.following import KernelEnds, RunInterrupted, RunTimeout, wait_for
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.tables import calm_line, is_notebook, preformatted, show
@@ -231,6 +231,10 @@ class CellRunner:
         except RunTimeout:
             self._leave_open(run, view)
             self._keep_later(run, out)
+            raise
+        except KernelEnds:
+            view.leave("goes on without this kernel: %mesh attach follows it")
+            view.close()
             raise
         if not run.done:  # interrupted; the rest can not be reached
             self._leave_open(run, view)

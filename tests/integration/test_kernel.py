@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jupyter_client.manager import KernelManager
+from jupyter_client.manager import KernelManager, _ShutdownStatus
 
 from integration.live import Gate
 from monarch_nb.shape import Extent, parse_targets
@@ -63,6 +63,13 @@ class Kernel:
 
     def interrupt(self) -> None:
         self._manager.interrupt_kernel()
+
+    def restart(self) -> None:
+        """As JupyterLab does; the kernel must end by itself."""
+        self._manager.shutdown_wait_time = 120.0
+        self._manager.restart_kernel()
+        assert self._manager._shutdown_status is _ShutdownStatus.ShutdownRequest, "it was not killed"
+        self._client.wait_for_ready(timeout=60)
 
     def complete(self, code: str) -> list[str]:
         matches: list[str] = self._client.complete(code, reply=True, timeout=20)["content"]["matches"]
@@ -155,6 +162,25 @@ def test_an_interrupt_frees_the_ranks(kernel: Kernel) -> None:
     assert "KeyboardInterrupt\x1b[39m: interrupted ranks 0-3" in shown
     assert "Traceback" not in shown
     assert kernel.run("%%mesh\nprint(i < 500)") == "[0-3] True"
+
+
+def test_a_restart_of_the_kernel_leaves_the_ranks_alone(kernel: Kernel, gate: Gate) -> None:
+    """Jupyter interrupts a kernel before it tells it to shut down."""
+    patience = "from monarch_nb import interrupting\ninterrupting.SHUTDOWN_NOTICE_S = 60.0"
+    code = f"print('begun')\n{gate.wait}\nprint('not interrupted')"
+    for start in (f"%%mesh\n{code}", "%mesh attach --from-start", "print('joins')\nnext(dev.mesh.running()).join()"):
+        kernel.run(patience)
+        cell = kernel.start(start)
+        kernel.wait(cell, "[0-3] begun" if start.startswith("%") else "joins")
+        kernel.restart()
+        kernel.run("import monarch_nb")
+        assert "run 1, cell [4] still running: %mesh attach follows it" in kernel.run("%load_ext monarch_nb")
+        kernel.run("dev = monarch_nb.attach('dev')")
+    following = kernel.start("%mesh attach")
+    gate.open(4)
+    shown = kernel.wait(following)
+    assert "[0-3] not interrupted" in shown
+    assert "KeyboardInterrupt" not in shown
 
 
 def test_a_lost_kernel_gets_everything_back(kernel: Kernel, open_kernel: Callable[[], Kernel], gate: Gate) -> None:
