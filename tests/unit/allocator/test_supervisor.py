@@ -35,6 +35,7 @@ async def test_what_an_allocator_forked_and_had_no_time_to_note_is_ended(tmp_pat
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         ready = wire.TemplateReady(children=[known.pid, unknown.pid])
         writer.write(encode_frame(wire.FromTemplate(ready=ready).SerializeToString()))
+        writer.close()
 
     record = state_pb2.TemplateRecord(key="key")
     record.process.CopyFrom(processes.identify(os.getpid()))
