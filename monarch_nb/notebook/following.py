@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.client.events import Notice
-from monarch_nb.client.interrupt_report import InterruptReport
+from monarch_nb.client.interrupt_report import InterruptReport, left_by_kernel
 from monarch_nb.interrupting import at_waits, kernel_ends
 from monarch_nb.shape import name_ranks
 from monarch_nb.times import duration
@@ -79,7 +79,7 @@ def wait_for(run: Run, timeout_s: float | None, notify: Callable[[Notice], None]
                 )
             except KeyboardInterrupt:
                 if kernel_ends():
-                    raise KernelEnds(run.left_by_kernel) from None
+                    raise KernelEnds(left_by_kernel(run.name)) from None
                 is_asked = True
 
 

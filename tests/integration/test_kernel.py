@@ -181,6 +181,8 @@ def test_a_restart_of_the_kernel_leaves_the_ranks_alone(kernel: Kernel, gate: Ga
     shown = kernel.wait(following)
     assert "[0-3] not interrupted" in shown
     assert "KeyboardInterrupt" not in shown
+    again = kernel.run("%mesh attach --from-start")
+    assert "[0-3] begun\n[0-3] not interrupted" in again
 
 
 def test_a_lost_kernel_gets_everything_back(kernel: Kernel, open_kernel: Callable[[], Kernel], gate: Gate) -> None:
@@ -202,7 +204,7 @@ def test_a_lost_kernel_gets_everything_back(kernel: Kernel, open_kernel: Callabl
     sets = re.findall(r"\[(.*)\] step 29$", shown, re.MULTILINE)  # ranks may be a line apart where it went on
     assert sorted(rank for ranks in sets for rank in parse_targets(ranks, Extent({"ranks": 4}))) == [0, 1, 2, 3]
     assert "step 0\n" not in shown
-    assert "finished" not in again.run("%mesh attach")
+    assert "was shown to the end: %mesh attach --from-start shows it again" in again.run("%mesh attach")
     assert again.run("%mesh pull i") == "[29, 29, 29, 29]"
 
 
