@@ -43,6 +43,8 @@ _log = logging.getLogger(__name__)
 FLUSH_DELAY_S = 0.25
 """Runs are written down a few at once: the ranks and the client know what is not written yet, and most runs are over
 and collected before they have to be."""
+KEPT_BUNDLE_BYTES = 4_000
+"""A collected result that is no larger is still there to be shown once more."""
 NO_PID = 1 << 30
 """Above every pid that Linux gives."""
 RELEASED = "the mesh was released while the run went on"
@@ -500,7 +502,8 @@ class Node:
                 if result.HasField("value_blob"):
                     self.blob_path(mesh_id, result.value_blob).unlink(missing_ok=True)
                 result.ClearField("value")
-                result.ClearField("bundle_json")
+                if len(result.bundle_json) > KEPT_BUNDLE_BYTES:
+                    result.ClearField("bundle_json")
             self._dirty_runs.add((mesh_id, run_id))
             self._flush_soon()
 

@@ -27,11 +27,14 @@ class Kernel:
 
         self._manager = KernelManager(kernel_name="python3")
         self._manager.start_kernel(env={**os.environ, "JPY_SESSION_NAME": str(notebook)}, cwd=str(notebook.parent))
+        self._connect()
+        self._cells: dict[str, list[dict[str, str]]] = {}
+        self._displays: dict[str, dict[str, str]] = {}
+
+    def _connect(self) -> None:
         self._client = self._manager.client()
         self._client.start_channels()
         self._client.wait_for_ready(timeout=60)
-        self._cells: dict[str, list[dict[str, str]]] = {}
-        self._displays: dict[str, dict[str, str]] = {}
 
     def start(self, code: str) -> str:
         """Begin a cell."""
@@ -69,7 +72,8 @@ class Kernel:
         self._manager.shutdown_wait_time = 120.0
         self._manager.restart_kernel()
         assert self._manager._shutdown_status is _ShutdownStatus.ShutdownRequest, "it was not killed"
-        self._client.wait_for_ready(timeout=60)
+        self._client.stop_channels()  # on these, what the old kernel said last reads as if the new one were connected
+        self._connect()
 
     def complete(self, code: str) -> list[str]:
         matches: list[str] = self._client.complete(code, reply=True, timeout=20)["content"]["matches"]
@@ -167,7 +171,7 @@ def test_an_interrupt_frees_the_ranks(kernel: Kernel) -> None:
 def test_a_restart_of_the_kernel_leaves_the_ranks_alone(kernel: Kernel, gate: Gate) -> None:
     """Jupyter interrupts a kernel before it tells it to shut down."""
     patience = "from monarch_nb import interrupting\ninterrupting.SHUTDOWN_NOTICE_S = 60.0"
-    code = f"print('begun')\n{gate.wait}\nprint('not interrupted')"
+    code = f"print('begun')\n{gate.wait}\nprint('not interrupted')\nrank"
     for start in (f"%%mesh\n{code}", "%mesh attach --from-start", "print('joins')\nnext(dev.mesh.running()).join()"):
         kernel.run(patience)
         cell = kernel.start(start)
@@ -183,6 +187,7 @@ def test_a_restart_of_the_kernel_leaves_the_ranks_alone(kernel: Kernel, gate: Ga
     assert "KeyboardInterrupt" not in shown
     again = kernel.run("%mesh attach --from-start")
     assert "[0-3] begun\n[0-3] not interrupted" in again
+    assert "Out[3]: 3" in again
 
 
 def test_a_lost_kernel_gets_everything_back(kernel: Kernel, open_kernel: Callable[[], Kernel], gate: Gate) -> None:
