@@ -1,5 +1,5 @@
-"""What works differently in a rank than in a script, and says so: input(), debuggers, spawning what only a cell
-defines."""
+"""What works differently in a rank than in a script: input(), debuggers and spawning what only a cell defines say so,
+and progress bars are text."""
 
 import builtins
 import getpass
@@ -13,6 +13,8 @@ from types import FunctionType
 from typing import Any, NoReturn
 
 from IPython.core.error import StdinNotImplementedError
+
+from monarch_nb.worker.imports import after_import
 
 
 class SpawnError(RuntimeError):
@@ -28,6 +30,7 @@ def install() -> None:
     # Python 3.12 warns because of the control thread, of which a forked child keeps nothing.
     warnings.filterwarnings("ignore", "To exit: use", UserWarning)  # IPython's, about sys.exit(): the run fails anyway
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
+    after_import("tqdm.notebook", _use_text_bar)
     reduction: Any = multiprocessing.reduction
     reduction.dump = _dump_for_spawn(reduction.dump)
 
@@ -59,6 +62,19 @@ def _with_keyboard(interaction: Callable[..., None]) -> Callable[..., None]:
         interaction(debugger, *arguments)
 
     return interact
+
+
+def _use_text_bar(notebook: Any) -> None:
+    """Make tqdm.notebook's bar, a widget that no browser would hear from, the text bar that it derives from."""
+    bar = notebook.tqdm_notebook
+    for name in list(vars(bar)):
+        if not name.startswith("__") or name == "__iter__":
+            delattr(bar, name)
+
+    def __init__(self: Any, *arguments: Any, display: bool = True, **options: Any) -> None:
+        super(bar, self).__init__(*arguments, **options)
+
+    bar.__init__ = __init__
 
 
 def _dump_for_spawn(dump: Callable[..., None]) -> Callable[..., None]:

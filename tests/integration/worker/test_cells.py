@@ -464,6 +464,16 @@ def test_death(template: TemplateProcess, code: str, status: int) -> None:
         assert rank.text("err") == "", "with our own frames it is no text for people"
 
 
+@pytest.mark.parametrize("first", ["import tqdm.notebook", "import tqdm"])
+def test_tqdm_notebook_is_a_text_bar(rank: RankProcess, first: str) -> None:
+    rank.ok(first)
+    code = "from tqdm.notebook import tqdm, trange\nfor _ in tqdm(range(10), desc='steps', display=False): pass"
+    rank.ok(f"{code}\nfor _ in trange(3, colour='green', leave=False): pass")
+    assert "steps: 100%" in rank.text("err")
+    assert "| 10/10 [" in rank.text("err")
+    assert not rank.text("out")
+
+
 # ---- memory ----
 
 
