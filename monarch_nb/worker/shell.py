@@ -31,6 +31,7 @@ from monarch_nb.proto.run_pb2 import Display
 from monarch_nb.worker import streams
 from monarch_nb.worker.compiler import BoundedCompiler
 from monarch_nb.worker.last_error import LastError, release_frames
+from monarch_nb.worker.user_code import cut_middle, error_chain
 
 _SIGINT_GRACE_S = 0.5
 _FILE = re.compile(r'File "(<[^"\n]+>)"')
@@ -198,7 +199,17 @@ class RankShell(InteractiveShell):
 
     def render(self, error: BaseException) -> str:
         """Return the traceback of an error as IPython shows it, with colours."""
-        return self.name_files(self._rendered(error)).replace(_NO_ARGUMENTS, "(…)")
+        whole = [(each, each.__traceback__) for each in error_chain(error)]
+        left_out = 0
+        try:
+            for each, trace in whole:
+                each.__traceback__, more = cut_middle(trace)
+                left_out += more
+            text = self.name_files(self._rendered(error)).replace(_NO_ARGUMENTS, "(…)")
+        finally:
+            for each, trace in whole:
+                each.__traceback__ = trace
+        return f"… {left_out:,} frames in the middle left out …\n{text}" if left_out else text
 
     def _rendered(self, error: BaseException) -> str:
         kind, trace = type(error), error.__traceback__

@@ -414,6 +414,10 @@ def test_exception_groups_notes_causes_and_odd_errors(rank: RankProcess) -> None
     assert len(result.failure.message) < 100_000
     assert len(result.failure.traceback) < 100_000
     assert rank.run("def f(): f()\nf()").failure.name == "RecursionError"
+    trace = plain(rank.run("def f(n): 1 / n if n < 1 else f(n - 1)\nf(300)").failure.traceback)
+    assert trace.count(", in f(n)") + int(re.findall(r"f at line 1 \((\d+) times\)", trace)[0]) == 301, trace
+    trace = rank.run("import sys\nsys.setrecursionlimit(9_000)\nf(3000)").failure.traceback
+    assert trace.startswith("… 1,002 frames in the middle left out …")
 
 
 def test_text_that_is_no_unicode(rank: RankProcess) -> None:
