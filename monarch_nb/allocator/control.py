@@ -58,6 +58,7 @@ async def _control_rank(node: Node, request: pb.ControlRanksRequest, rank: int) 
         stack=reply.stack,
         completions=reply.completions,
         completion_start=reply.completion_start,
+        inspection=reply.inspection,
     )
 
 
@@ -87,6 +88,8 @@ def _rank_request(request: pb.ControlRanksRequest) -> wire.ControlRequest:
         case "complete":
             complete = wire.GetCompletions(code=request.complete.code, cursor=request.complete.cursor)
             return wire.ControlRequest(complete=complete)
+        case "inspect":
+            return wire.ControlRequest(inspect=request.inspect)
         case "abort_groups":
             abort = wire.AbortGroups(reason=request.abort_groups, last_run=request.last_run)
             return wire.ControlRequest(abort_groups=abort)

@@ -526,6 +526,17 @@ class Mesh:
             raise RankUnresponsive(f"rank {chosen} does not answer", [chosen])
         return list(reply.completions), reply.completion_start
 
+    def inspect(self, name: str) -> tuple[str, int]:
+        """Return what the first rank that lives knows of a live name (with dots), and that rank: the name's signature,
+        documentation and type; empty when there is no such name there."""
+        alive = [rank for rank in self.ranks if rank not in self.core.dead]
+        if not alive:
+            return "", self.ranks[0]
+        reply = call(self.core.control(alive[:1], timeout_s=1.0, inspect=name)).get(alive[0])
+        if reply is None:
+            raise RankUnresponsive(f"rank {alive[0]} does not answer", alive[:1])
+        return reply.inspection, alive[0]
+
     def logs(
         self,
         ranks: int | Iterable[int] | None = None,

@@ -76,6 +76,9 @@ class CellRunner:
             return
         parsed = parse(CELL, line)
         out = checked_name(parsed.text("out"))
+        if not code.strip():
+            show(calm_line("an empty cell: nothing was run"))
+            return
         mesh = self._session.mesh(parsed.text("targets"))
         if announced:
             show(calm_line(f"on mesh {self._session.current().name} · {_how_many(mesh)}"))
@@ -204,7 +207,7 @@ class CellRunner:
             try:
                 _ = run.values
             except PickleError as error:
-                failed = failed or others_kept(error, out)
+                failed = failed or others_kept(error, out, run.kept_values)
             if isinstance(failed, RunFailed):
                 failed.kept_in = out
         if failed is not None:
@@ -318,11 +321,11 @@ class CellRunner:
         return KernelCellFailed("the cell failed in the kernel (its traceback is above)")
 
 
-def others_kept(error: PickleError, out: str) -> PickleError:
-    """Return the error that also says that the variable `out` has what could be brought."""
-    return PickleError(
-        f"{error}\n{out} has the other ranks' values, and an error in place of these", error.name, error.ranks
-    )
+def others_kept(error: PickleError, out: str, kept: list[Any]) -> PickleError:
+    """Return the error that also says what of `kept`, which is the variable `out`, could be brought."""
+    some = not all(isinstance(value, PickleError) for value in kept)
+    held = "the other ranks' values, and an error in place of these" if some else "an error in place of each value"
+    return PickleError(f"{error}\n{out} has {held}", error.name, error.ranks)
 
 
 def _is_own(failure: RankFailure, report: InterruptReport) -> bool:

@@ -263,9 +263,9 @@ class Subcommands:
         except (RunFailed, PickleError) as error:
             if error.run is None:
                 raise
-            self._shell.user_ns[out] = error.run.kept_values
+            self._shell.user_ns[out] = kept = error.run.kept_values
             if isinstance(error, PickleError):
-                raise others_kept(error, out) from None
+                raise others_kept(error, out, kept) from None
             error.kept_in = out
             raise
         return None

@@ -1216,6 +1216,7 @@ class ControlRanksRequest(_message.Message):
     STACK_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
     ABORT_GROUPS_FIELD_NUMBER: _builtins.int
+    INSPECT_FIELD_NUMBER: _builtins.int
     KILL_FIELD_NUMBER: _builtins.int
     LAST_RUN_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
@@ -1224,6 +1225,8 @@ class ControlRanksRequest(_message.Message):
     stack: _builtins.bool
     abort_groups: _builtins.str
     """the reason"""
+    inspect: _builtins.str
+    """a name, with dots"""
     kill: _builtins.bool
     """SIGKILL now, with everything the rank started"""
     last_run: _builtins.int
@@ -1242,14 +1245,15 @@ class ControlRanksRequest(_message.Message):
         stack: _builtins.bool = ...,
         complete: Global___Completion | None = ...,
         abort_groups: _builtins.str = ...,
+        inspect: _builtins.str = ...,
         kill: _builtins.bool = ...,
         last_run: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "kill", b"kill", "message", b"message", "stack", b"stack", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "inspect", b"inspect", "kill", b"kill", "message", b"message", "stack", b"stack", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "kill", b"kill", "last_run", b"last_run", "mesh_id", b"mesh_id", "message", b"message", "ranks", b"ranks", "stack", b"stack", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "inspect", b"inspect", "kill", b"kill", "last_run", b"last_run", "mesh_id", b"mesh_id", "message", b"message", "ranks", b"ranks", "stack", b"stack", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["where", "stack", "complete", "abort_groups", "kill"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["where", "stack", "complete", "abort_groups", "inspect", "kill"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -1309,10 +1313,13 @@ class RankReply(_message.Message):
     STACK_FIELD_NUMBER: _builtins.int
     COMPLETIONS_FIELD_NUMBER: _builtins.int
     COMPLETION_START_FIELD_NUMBER: _builtins.int
+    INSPECTION_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     answered: _builtins.bool
     stack: _builtins.str
     completion_start: _builtins.int
+    inspection: _builtins.str
+    """text; empty when there is no such name"""
     @_builtins.property
     def where(self) -> _run_pb2.Where: ...
     @_builtins.property
@@ -1326,10 +1333,11 @@ class RankReply(_message.Message):
         stack: _builtins.str = ...,
         completions: _abc.Iterable[_builtins.str] | None = ...,
         completion_start: _builtins.int = ...,
+        inspection: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "completion_start", b"completion_start", "completions", b"completions", "rank", b"rank", "stack", b"stack", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "completion_start", b"completion_start", "completions", b"completions", "inspection", b"inspection", "rank", b"rank", "stack", b"stack", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

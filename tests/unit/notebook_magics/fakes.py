@@ -207,6 +207,10 @@ class FakeMesh:
         start = cursor - len(code[:cursor].split()[-1]) if code[:cursor].strip() else cursor
         return [word for word in ("losses", "loss_mask") if word.startswith(code[start:cursor])], start
 
+    def inspect(self, name: str) -> tuple[str, int]:
+        self.client.calls.append(("inspect", name))
+        return (f"Signature: {name}(x)" if name == "model.step" else ""), self.ranks[0]
+
 
 class FakeFiles:
     """Files of a reservation: none are copied until a test says so."""
@@ -370,7 +374,9 @@ class Notebook:
         self.shell = shell
         self.shown = Displays()
         shell.display_pub = self.shown
-        shell.kernel = SimpleNamespace(get_parent=dict)  # a front end that updates displays, nobody before it
+        shell.kernel = SimpleNamespace(
+            get_parent=dict, do_inspect=lambda code, cursor_pos, *_: (code, cursor_pos)
+        )  # a front end that updates displays, nobody before it
 
     def run(self, cell: str, **options: Any) -> ExecutionResult:
         self.shown.outputs.clear()

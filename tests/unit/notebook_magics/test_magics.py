@@ -165,7 +165,7 @@ def test_help(notebook: Notebook) -> None:
     overview = notebook.ok("%mesh help")
     assert overview == notebook.ok("%mesh --help") == notebook.ok("%mesh")
     assert notebook.ok("%mesh help reserve") == notebook.ok("%mesh reserve --help") == notebook.ok("%mesh reserve -h")
-    assert notebook.ok("%mesh help cell") == notebook.ok("%%mesh --help\nx")
+    assert notebook.ok("%mesh help cell") == notebook.ok("%%mesh --help\nx") == notebook.ok("%%mesh --help")
     assert "did you mean reserve?" in str(notebook.error("%mesh help resrve"))
 
 
@@ -271,6 +271,15 @@ def test_values_that_can_not_come_leave_the_others(held: Notebook, client: FakeC
     assert isinstance(error, PickleError)
     assert "r has the other ranks' values" in str(error)
     assert held.shell.user_ns["r"] == [10, lost, 12, 13]
+    client.on_submit = lambda run: run.finish(values=[lost] * 4)
+    assert str(held.error("%%mesh -o r\nx")).endswith("r has an error in place of each value")
+
+
+@pytest.mark.parametrize("cell", ["%%mesh", "%%mesh -t 0\n", "%%mesh -o r\n\n  \n"])
+def test_an_empty_cell_runs_nothing(held: Notebook, client: FakeClient, cell: str) -> None:
+    assert held.ok(cell) == "an empty cell: nothing was run"
+    assert not client.runs
+    assert isinstance(held.error("%%mesh --targts 0"), UsageError)
 
 
 def test_restart(held: Notebook, client: FakeClient) -> None:
@@ -671,6 +680,29 @@ def test_local_without_on(notebook: Notebook) -> None:
 
 
 # ---- Tab ----
+
+
+def test_shift_tab(held: Notebook, client: FakeClient) -> None:
+    def inspect(cell: str) -> Any:
+        return held.shell.kernel.do_inspect(cell, len(cell), 0)
+
+    cell = "%%mesh -t 2-3\n# ä\nx = model.step(1, "
+    shown = {"text/plain": "Signature: model.step(x)\n\nOn rank 2."}
+    assert inspect(cell) == {"status": "ok", "found": True, "data": shown, "metadata": {}}
+    assert client.calls[-1] == ("inspect", "model.step")
+    for other in (
+        "model.step(",
+        "%mesh model.step",
+        "%%mesh model.step",
+        "%%mesh\nunknown(",
+        "%%mesh\n if 1:\nx",
+        "%%mesh\n",
+    ):
+        assert inspect(other) == (other, len(other)), "the kernel's own"
+    held.ok("%mesh on")
+    assert inspect("model.step(")["found"]
+    held.ok("%mesh release")
+    assert inspect("model.step(") == ("model.step(", 11)
 
 
 def test_tab(held: Notebook, client: FakeClient) -> None:
