@@ -505,3 +505,9 @@ class Connection:
         for handle in self._shown.values():
             handle.cancel()
         await self._channel.close()
+
+
+async def close_all(connections: Iterable[Connection]) -> None:
+    """Close them one after the other."""
+    for connection in connections:
+        await connection.close()

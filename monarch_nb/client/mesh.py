@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -14,11 +13,12 @@ from monarch_nb.allocator.limits import expired
 from monarch_nb.client.bridge import call, post
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection, answers
 from monarch_nb.client.decoding import describe_death
-from monarch_nb.client.infos import RankInfo, RunInfo, infos_of_node, run_infos
+from monarch_nb.client.infos import RankInfo, RunInfo, StackReport, infos_of_node, run_infos
 from monarch_nb.client.interrupt_report import InterruptReport
 from monarch_nb.client.logs import LogRecord, follow_logs, read_logs
+from monarch_nb.client.mesh_interrupt import interrupt_mesh
 from monarch_nb.client.packing import pack_variables
-from monarch_nb.client.presenting import panel_of
+from monarch_nb.client.presenting import name_here, panel_of
 from monarch_nb.client.run import ALLOCATOR_DOWN, Listener, OnError, Run
 from monarch_nb.errors import (
     MonarchNbError,
@@ -40,20 +40,6 @@ CONTROL_TIMEOUT_S = 5.0
 TITLE_CHARACTERS = 60
 
 
-@dataclass(frozen=True)
-class StackReport:
-    """Every rank's stack, equal ones together; ranks that did not answer have an empty one."""
-
-    groups: list[tuple[tuple[int, ...], str]]
-
-    def __str__(self) -> str:
-        parts = []
-        for ranks, stack in self.groups:
-            parts.append(f"── {name_ranks(ranks)} " + "─" * 40)
-            parts.append(stack.rstrip() or "no answer")
-        return "\n".join(parts)
-
-
 class MeshCore:
     """What a mesh and its slices share. Its coroutines run on the background loop."""
 
@@ -64,6 +50,8 @@ class MeshCore:
         self.dead: dict[int, str] = {}
         self.runs: WeakValueDictionary[str, Run] = WeakValueDictionary()
         """Those that this process follows, by id."""
+        self.stuck: list[Run] = []
+        """Those that did not stop at the last interrupt of all: they know that they had the time."""
 
     @classmethod
     def get(cls, mesh_id: str, connections: dict[int, Connection], ranks_per_node: int) -> MeshCore:
@@ -82,6 +70,11 @@ class MeshCore:
 
     def _on_rank_died(self, died: pb.RankDied) -> None:
         self.dead[died.rank] = describe_death(died.death)
+
+    def under_way(self) -> list[Run]:
+        """Return the runs of this process that allocators may not know yet, oldest first. From any thread."""
+        runs = [run for reference in self.runs.valuerefs() if (run := reference()) is not None]
+        return [run for run in runs if not (run.number or run.done)]
 
     @property
     def first_node(self) -> int:
@@ -166,6 +159,14 @@ class MeshCore:
         survivors = set(range(self.ranks_per_node * len(self.connections))) - set(chosen)
         if survivors:
             await self.abort_groups(f"{name_ranks(chosen)} restarted", survivors)
+
+    async def names_running_on(self, ranks: Iterable[int]) -> tuple[str, ...]:
+        """Return what the runs that have begun on some of these ranks, and go on there, are called."""
+        if not (wanted := set(ranks)):
+            return ()
+        infos = run_infos((connection.name, mesh) for connection, mesh in await self.status())
+        going_on = [info for info in infos if wanted.intersection(info.running)]
+        return tuple(name_here(info.number, info.cell_number, info.notebook) for info in going_on)
 
     async def status(
         self, *, memory: bool = False, past_runs: pb.PastRuns | None = None
@@ -403,15 +404,25 @@ class Mesh:
             run.join()
         return run.result()
 
-    def interrupt(self) -> InterruptReport:
-        """Interrupt whatever runs on these ranks, whoever started it; nothing in memory is lost."""
-        return InterruptReport.of(run.interrupt() for run in self.running())
+    def interrupt(self, kill_stuck: bool = False) -> InterruptReport:
+        """Interrupt what runs on these ranks, whoever submitted it, and drop what waits for them without starting it.
+        Nothing in memory is lost; what is submitted from now on is not touched.
+
+        Args:
+            kill_stuck: kill and restart the ranks that did not stop at the interrupt before this one.
+        """
+        return interrupt_mesh(self, kill_stuck=kill_stuck)
 
     def running(self) -> Iterator[Run]:
-        """Yield the runs that go on on these ranks, whoever submitted them."""
-        for info in self.runs():
-            if not info.done and set(info.ranks) & set(self.ranks):
-                yield self.core.runs.get(info.run_id) or self._follow(info)
+        """Yield the runs that go on on these ranks or wait for them, whoever submitted them."""
+        under_way = self.core.under_way()
+        told = [info for info in self.runs() if not info.done]
+        runs = [self.core.runs.get(info.run_id) or self._follow(info) for info in told if self._touches(info)]
+        yield from runs
+        yield from (run for run in under_way if self._touches(run) and not run.done and run not in runs)
+
+    def _touches(self, run: Run | RunInfo) -> bool:
+        return not set(run.ranks).isdisjoint(self.ranks)
 
     def runs(self) -> list[RunInfo]:
         """Return the runs that are unfinished or whose results nobody has collected, oldest first."""
@@ -469,7 +480,7 @@ class Mesh:
             own_connections=own_connections,
         )
         self.core.runs.setdefault(info.run_id, run)
-        run.number, run.submitted_at = info.number, info.submitted_at
+        run.number, run.submitted_at, run.notebook = info.number, info.submitted_at, info.notebook
         run.finished_before = frozenset(info.finished)
         follow = lambda: run.follow(from_shown=not from_start)  # noqa: E731
         post(follow)

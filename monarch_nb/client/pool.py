@@ -344,15 +344,26 @@ def choose_nodes(shape: Shape, nodes: list[pb.DescribeReply]) -> list[int]:
         held = "".join(f"; {_holds(holder)}" for holder in node.holders)
         lost = "".join(f"; {gpu.trouble}" for gpu in node.gpus if gpu.trouble and shape.gpus)
         lines.append(f"  {node.node_id}: {count} of {counted(most, shape.kind)} free{held}{lost}")
-    if len(nodes) < shape.nodes:
-        lines.append(f"monarch-nb up --nodes {shape.nodes} adds nodes to a local pool")
-    elif max(total, default=0) < shape.per_node:
-        lines.append(
-            f"a local pool has the slots that it was started with: monarch-nb down, up --procs {shape.per_node}"
-        )
-    else:
-        lines.append("release what you no longer need (%mesh release NAME), or ask for less")
+    usable = [len([gpu for gpu in node.gpus if not gpu.trouble]) if shape.gpus else node.procs for node in nodes]
+    able = len([count for count in usable if count >= shape.per_node])
+    lines.append(_what_helps(shape, able, len(nodes), missing=shape.nodes - len(fitting)))
     raise CapacityError("\n".join(lines))
+
+
+def _what_helps(shape: Shape, able: int, nodes: int, missing: int) -> str:
+    """Return what to do when nodes are missing. Of all nodes some were able to take their part if nobody held them.
+
+    All nodes of a local pool have the same slots, and its first one has all GPUs.
+    """
+    if able >= shape.nodes:
+        return "release what you no longer need (%mesh release NAME), or ask for less"
+    if shape.gpus:
+        have = "node of this pool has" if able == 1 else "nodes of this pool have"
+        return f"ask for less: {able} {have} {counted(shape.per_node, 'GPU')} that can be used"
+    if able:
+        return f"monarch-nb up --nodes {nodes + missing} adds nodes to a local pool"
+    up = f"up --nodes {shape.nodes} --procs {shape.per_node}"
+    return f"a local pool has the slots that it was started with: monarch-nb down, {up}"
 
 
 def _holds(holder: pb.Holder) -> str:

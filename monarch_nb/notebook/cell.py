@@ -47,11 +47,10 @@ class KernelCellFailed(MonarchNbError):
 
 
 class CellRunner:
-    """Runs cells on the current mesh, follows runs of earlier kernels, and interrupts what goes on."""
+    """Runs cells on the current mesh and follows runs of earlier kernels."""
 
     def __init__(self, shell: InteractiveShell, session: Session, mode: MeshMode, files: FileCommands) -> None:
         self._shell, self._session, self._mode, self._files = shell, session, mode, files
-        self._stuck: set[str] = set()
         self._views: WeakValueDictionary[str, RunView] = WeakValueDictionary()  # by run: where its output arrives
         self._last_view: RunView | None = None
         self._time_view: RunView | None = None  # below which the time was spoken of
@@ -164,17 +163,6 @@ class CellRunner:
             return self._wait(run, view, None)
         self._leave_open(run, view)
         return None
-
-    def interrupt(self, mesh: Mesh) -> InterruptReport:
-        """Interrupt every run that goes on; those that did not stop the last time are killed and forked anew."""
-        from monarch_nb.client.interrupt_report import InterruptReport
-
-        reports = []
-        for run in mesh.running():
-            report = run.interrupt(kill_stuck=run.id in self._stuck)
-            (self._stuck.add if report.stuck else self._stuck.discard)(run.id)
-            reports.append(report)
-        return InterruptReport.of(reports)
 
     def _submit(
         self, mesh: Mesh, code: str, view: RunView, *, on_error: Literal["wait", "abort"], want_value: bool

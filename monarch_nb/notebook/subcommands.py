@@ -275,7 +275,7 @@ class Subcommands:
         show(calm_line(str(report)))
 
     def _interrupt(self, _: Parsed) -> None:
-        show(calm_line(str(self._cells.interrupt(self._session.mesh()))))
+        show(calm_line(str(self._session.mesh().interrupt(kill_stuck=True))))
 
     def _restart(self, parsed: Parsed) -> None:
         mesh = self._session.mesh()

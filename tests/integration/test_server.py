@@ -209,7 +209,8 @@ async def test_from_reserve_to_release(server: Server, gate: Gate, tmp_path: Pat
     stacks = await browser.finish("stacks", reservation=reservation)
     assert "_gate.read" in stacks["groups"][0]["stack"]
     told = await browser.finish("interrupt", reservation=reservation, ranks="0-3")
-    assert told["text"].startswith("interrupted ranks 0-3")
+    assert told["text"].startswith("interrupted run ")
+    assert "on ranks 0-3" in told["text"]
     assert run.wait(TIMEOUT_S)
     await browser.until(lambda told: set(told.states()) <= {"idle", "failed"})
     run.collected()
