@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import getpass
 import os
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +38,8 @@ from monarch_nb.shape import counted
 from monarch_nb.sizes import size
 
 STATUS_TIMEOUT_S = 15.0
-FLUSH_AT_EXIT_S = 1.0
+FLUSH_AT_EXIT_S = 10.0
+"""How long a process that ends waits for nodes to take in its last runs; Ctrl-C ends that sooner."""
 Progress = Callable[[str], None]
 
 
@@ -448,10 +450,16 @@ _pools: dict[str, Pool] = {}
 
 
 def _flush_at_exit() -> None:
-    for pool in _pools.values():
-        for connection in pool.connections.values():
-            with contextlib.suppress(TimeoutError):
-                call(connection.flush(), FLUSH_AT_EXIT_S)
+    connections = [connection for pool in _pools.values() for connection in pool.connections.values()]
+    try:
+        call(_flush(connections), FLUSH_AT_EXIT_S)
+    except (TimeoutError, KeyboardInterrupt):
+        if late := ", ".join(connection.name for connection in connections if connection.is_submitting):
+            sys.stderr.write(f"monarch_nb: the last runs may be lost on {late}: no answer before the end\n")
+
+
+async def _flush(connections: Iterable[Connection]) -> None:
+    await asyncio.gather(*(connection.flush() for connection in connections))
 
 
 def pool_named(name: str | None) -> Pool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_nb.errors import PickleError, RunFailed, UsageError
+from monarch_nb.errors import MonarchNbError, PickleError, RunFailed, UsageError
 from monarch_nb.notebook import commands
 from monarch_nb.notebook.cell import CellRunner, others_kept
 from monarch_nb.notebook.command_line import (
@@ -186,8 +186,14 @@ class Subcommands:
                 show(calm_line("nothing to release"))
         else:
             names = [parsed.word or self._session.current().name]
+        errors: list[MonarchNbError] = []
         for name in names:
-            self._release_one(name)
+            try:
+                self._release_one(name)
+            except MonarchNbError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0] if len(errors) == 1 else MonarchNbError("\n".join(map(str, errors)))
 
     def _release_one(self, name: str) -> None:
         current = self._session.reservation

@@ -859,6 +859,7 @@ class DescribeEnvironmentReply(_message.Message):
     NOW_S_FIELD_NUMBER: _builtins.int
     DIRECTORY_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    ASKED_S_FIELD_NUMBER: _builtins.int
     json: _builtins.str
     """see monarch_nb/worker/environment_report.py"""
     now_s: _builtins.float
@@ -867,6 +868,8 @@ class DescribeEnvironmentReply(_message.Message):
     """the node's own"""
     version: _builtins.str
     """of monarch_nb"""
+    asked_s: _builtins.float
+    """its clock when it was asked"""
     def __init__(
         self,
         *,
@@ -874,10 +877,11 @@ class DescribeEnvironmentReply(_message.Message):
         now_s: _builtins.float = ...,
         directory: _builtins.str = ...,
         version: _builtins.str = ...,
+        asked_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "json", b"json", "now_s", b"now_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_s", b"asked_s", "directory", b"directory", "json", b"json", "now_s", b"now_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,6 @@ import json
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,8 @@ from urllib.request import Request, urlopen
 
 import nbformat
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+from ports import held_port
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
@@ -58,14 +59,14 @@ class Lab:
         notebooks: the folder that it serves.
     """
 
-    def __init__(self, folder: Path, base_url: str = "/", options: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, port: int, base_url: str = "/", options: Sequence[str] = ()) -> None:
         self.notebooks = folder / "notebooks"
         self.notebooks.mkdir()
         self._settings = folder / "settings" / "@jupyterlab"
         self._token = secrets.token_hex(8)
         self._base_url = base_url
         self._options = options
-        self._port = _free_port()
+        self._port = port
         self._set("apputils-extension", "notification", {"fetchNews": "false", "checkForUpdates": False})
         self._set("completer-extension", "manager", {"providerTimeout": WAIT_MS})  # else after 1 s it offers nothing
         _install_panel(folder)
@@ -163,12 +164,13 @@ def _install_panel(folder: Path) -> None:
 @contextmanager
 def running_lab(folder: Path, base_url: str = "/", options: Sequence[str] = ()) -> Iterator[Lab]:
     """A JupyterLab that keeps all it has in `folder`, of which `home_variables` are set."""
-    lab = Lab(folder, base_url, options)
-    try:
-        lab.start()
-        yield lab
-    finally:
-        lab.stop()
+    with held_port() as port:
+        lab = Lab(folder, port, base_url, options)
+        try:
+            lab.start()
+            yield lab
+        finally:
+            lab.stop()
 
 
 @contextmanager
@@ -280,10 +282,3 @@ class NotebookPage:
 
 
 OpenNotebook = Callable[..., NotebookPage]
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port

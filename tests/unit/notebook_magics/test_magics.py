@@ -16,10 +16,11 @@ from monarch_nb.client.interrupt_report import InterruptReport
 from monarch_nb.client.pool import KeptFiles
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.config import RANK_TOKEN_VARIABLE
-from monarch_nb.errors import PickleError, RankFailure, RunFailed, TargetError, UsageError
+from monarch_nb.errors import NodeUnreachable, PickleError, RankFailure, RunFailed, TargetError, UsageError
 from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
 from monarch_nb.notebook.cell import KernelCellFailed
 from monarch_nb.notebook.following import RunInterrupted, RunTimeout
+from monarch_nb.notebook.session import Session
 from unit.notebook_magics.fakes import FakeClient, FakeMesh, FakeReservation, FakeRun, Notebook, hello
 from unit.pressing import Press
 
@@ -127,6 +128,18 @@ def test_attach_detach_release(held: Notebook, client: FakeClient) -> None:
     held.ok("%mesh release --all")
     assert not client.held
     assert held.ok("%mesh release --all") == "nothing to release"
+
+
+def test_a_reservation_that_can_not_be_released_does_not_keep_the_others(
+    held: Notebook, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable() -> Any:
+        raise NodeUnreachable("node1 does not answer")
+
+    held.ok("%mesh reserve a --procs 1\n%mesh reserve b --procs 2")
+    monkeypatch.setattr(client.held["a"], "release", unreachable)
+    assert str(held.error("%mesh release --all")) == "node1 does not answer"
+    assert list(client.held) == ["a"]
 
 
 def test_what_ranks_wrote_is_named_when_a_reservation_goes(held: Notebook, client: FakeClient) -> None:
@@ -773,7 +786,6 @@ def test_loading_with_nothing_held_is_silent(client: FakeClient, shell: Interact
 
 def test_loading_never_fails(client: FakeClient, shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
     import monarch_nb
-    from monarch_nb.errors import NodeUnreachable
     from monarch_nb.notebook import session
 
     def unreachable(*_: Any) -> Any:
@@ -783,12 +795,27 @@ def test_loading_never_fails(client: FakeClient, shell: InteractiveShell, monkey
     monkeypatch.setattr(monarch_nb, "list_reservations", unreachable)
     load_ipython_extension(shell)
     assert opened.text() == "nothing attached: node0 does not answer"
+    answers = threading.Event()
     monkeypatch.setattr(session, "REATTACH_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(monarch_nb, "list_reservations", lambda *_: time.sleep(1.0))
+    monkeypatch.setattr(monarch_nb, "list_reservations", lambda *_: answers.wait() and [])
     opened.shown.outputs.clear()
     load_ipython_extension(shell)
+    answers.set()
     assert opened.text() == "the pool does not answer yet: %mesh attach tries again"
     unload_ipython_extension(shell)
+
+
+def test_what_the_client_takes_to_load_is_not_counted_as_the_pools_time() -> None:
+    loaded_on: list[threading.Thread] = []
+
+    class Loading(FakeClient):
+        @property
+        def list_reservations(self) -> Any:  # type: ignore[override]
+            loaded_on.append(threading.current_thread())
+            return lambda pool: []
+
+    assert Session(Loading()).reattach() == ""
+    assert loaded_on == [threading.main_thread()]
 
 
 class TestTime:
