@@ -86,6 +86,41 @@ test('the last page is asked for again when the log has grown', async () => {
   expect(source.rows(0, 40)).toHaveLength(30);
 });
 
+test('what grew before anybody listened is there', async () => {
+  const answer = transport.replies.log_rows;
+  transport.replies.log_rows = body => ({ ...(answer(body) as object), complete: true });
+  transport.replies.log_open = () => {
+    transport.say({ type: 'log', log: 'L1', total: 30, complete: true }); // its event overtakes the answer
+    total = 30;
+    return { log: 'L1', rows: 0, complete: false, runs: [] };
+  };
+  await source.open(QUERY);
+  await settle();
+  expect([source.total, source.complete]).toEqual([30, true]);
+  expect(source.rows(0, 40)).toHaveLength(30);
+});
+
+test('rows that changed while they were asked for are asked for again', async () => {
+  total = 1;
+  const answer = transport.replies.log_rows;
+  let ranks = '0-1';
+  await source.open(QUERY);
+  await settle();
+  transport.replies.log_rows = body => {
+    const said = answer(body) as { rows: { ranks: string }[] };
+    said.rows.forEach(row => (row.ranks = ranks));
+    if (ranks === '0-1') {
+      ranks = '0-3';
+      transport.say({ type: 'log', log: 'L1', total, complete: true }); // it overtakes the answer
+    }
+    return said;
+  };
+  transport.say({ type: 'log', log: 'L1', total, complete: true });
+  source.rows(0, 40);
+  await settle();
+  expect(source.rows(0, 40)![0].ranks).toBe('0-3');
+});
+
 test('a log that the server has forgotten is opened again', async () => {
   const answer = transport.replies.log_rows;
   transport.replies.log_rows = body => {

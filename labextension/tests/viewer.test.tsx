@@ -143,6 +143,7 @@ test('a filter that matches nothing does not say that nothing was printed', asyn
   transport.replies.log_open = body => ({ ...(answer(body) as object), rows: body.search ? 0 : TOTAL });
   await show();
   await userEvent.type(screen.getByRole('searchbox'), 'nowhere');
+  transport.replies.log_rows = () => ({ first: 0, total: 0, rows: [] });
   await userEvent.click(screen.getByRole('button', { name: 'Only matching lines' }));
   expect(await screen.findByText('No line matches')).toBeTruthy();
   expect(screen.queryByText(/Nothing has been printed/)).toBeNull();

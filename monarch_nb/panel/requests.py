@@ -167,9 +167,11 @@ class Panel:
 
     async def _log_open(self, body: Json) -> Json:
         view, mesh_id = await self.live.fresh(), _text(body, "mesh")
-        holder = next(
-            (each for each in view["reservations"].values() if mesh_id in [mesh["id"] for mesh in each["meshes"]]), None
-        )
+        holder = _holder(view, mesh_id)
+        if holder is None or len(holder["node_ids"]) < holder["nodes"]:
+            await self.live.refresh()  # it may be new, and not all of its nodes have told of it yet
+            view = self.live.view or view
+            holder = _holder(view, mesh_id)
         if holder is None and view["pool"]["state"] != "up":
             raise Refused(503, view["pool"]["message"])
         if holder is None:
@@ -214,6 +216,12 @@ class Panel:
         if reservation_id not in view["reservations"]:
             await self.live.refresh()  # it may be new
         return self._actions.held(self.live.view or view, reservation_id)
+
+
+def _holder(view: Json, mesh_id: str) -> Json | None:
+    """Return the reservation that has a mesh."""
+    held: list[Json] = list(view["reservations"].values())
+    return next((each for each in held if mesh_id in [mesh["id"] for mesh in each["meshes"]]), None)
 
 
 def _text(body: Json, key: str, default: str | None = None) -> str:

@@ -52,7 +52,8 @@ export class LogSource {
   private _log: string | null = null;
   private _query: LogQuery | null = null;
   private _pages = new Map<number, Page>();
-  private _loading = new Set<number>();
+  /** Pages that were asked for; stale already when what they have has changed since. */
+  private _loading = new Map<number, { isStale: boolean }>();
   private _wanted: [number, number] = [0, 0];
   private _generation = 0;
   private _again: ReturnType<typeof setTimeout> | undefined;
@@ -86,6 +87,7 @@ export class LogSource {
       this.missing = opened.missing ?? '';
       this.isOpen = true;
       this._stopListening = this._store.onLog(opened.log, grown => this._grown(grown));
+      this._fetchLast(opened.log, true); // it may have grown before anybody listened: events overtake answers
     } catch (reason) {
       if (generation === this._generation) {
         this.error = explain(reason);
@@ -161,9 +163,10 @@ export class LogSource {
     // The newest lines may have gone on, or other ranks may have said the same.
     const last = Math.floor(Math.max(0, this.total - 1) / PAGE);
     for (const page of [last - 1, last]) {
-      const known = this._pages.get(page);
-      if (known) {
-        known.isStale = true;
+      for (const known of [this._pages.get(page), this._loading.get(page)]) {
+        if (known) {
+          known.isStale = true;
+        }
       }
     }
     this.total = total;
@@ -172,6 +175,7 @@ export class LogSource {
     if (missing !== this.missing) {
       this.missing = missing;
       this._pages.forEach(page => (page.isStale ||= page.rows.some(row => row.away)));
+      this._loading.forEach(coming => (coming.isStale = true));
     }
     this._load();
     this._onChange();
@@ -184,7 +188,7 @@ export class LogSource {
       const now = this._store.state.connection;
       if (now === 'live' && before === 'lost') {
         if (this._log !== null) {
-          void this._fetch(Math.floor(Math.max(0, this.total - 1) / PAGE), this._log);
+          this._fetchLast(this._log);
         } else if (this.error && this._query) {
           void this.open(this._query);
         }
@@ -207,8 +211,13 @@ export class LogSource {
     }
   }
 
-  private async _fetch(page: number, log: string): Promise<void> {
-    this._loading.add(page);
+  private _fetchLast(log: string, isExtra = false): void {
+    void this._fetch(Math.floor(Math.max(0, this.total - 1) / PAGE), log, isExtra);
+  }
+
+  private async _fetch(page: number, log: string, isExtra = false): Promise<void> {
+    const coming = { isStale: false };
+    this._loading.set(page, coming);
     try {
       const body = { log, first: page * PAGE, count: PAGE };
       const answer = await this._store.transport.request<LogRows>('log_rows', body);
@@ -216,6 +225,7 @@ export class LogSource {
         return;
       }
       this.total = Math.max(this.total, answer.total);
+      this.complete ||= answer.complete ?? false;
       this._learn(answer.runs ?? []);
       this._pages.delete(page);
       this.missing = answer.missing ?? '';
@@ -223,13 +233,17 @@ export class LogSource {
         this._askAgain(page);
       }
       const isWhole = answer.rows.length >= PAGE || answer.first + answer.rows.length >= this.total;
-      this._pages.set(page, { rows: answer.rows, isStale: !isWhole });
+      this._pages.set(page, { rows: answer.rows, isStale: coming.isStale || !isWhole });
       this._evict();
       this._loading.delete(page);
       this._load();
     } catch (reason) {
       this._loading.delete(page);
       if (log !== this._log) {
+        return;
+      }
+      if (isExtra) {
+        this._onChange(); // who wants to see its rows asks again, and is told
         return;
       }
       if (reason instanceof RequestError && reason.status === 404 && this._query) {

@@ -245,6 +245,7 @@ export interface LogRow {
 export interface LogRows {
   first: number;
   total: number;
+  complete?: boolean;
   rows: LogRow[];
   /** The runs that these rows belong to. */
   runs?: LogRun[];

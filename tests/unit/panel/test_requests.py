@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from monarch_nb.client.log_lines import LogLines
 from monarch_nb.errors import CapacityError, NodeUnreachable
 from monarch_nb.panel import actions
+from monarch_nb.panel.logs import Logs
 from monarch_nb.panel.requests import Panel
 from monarch_nb.panel.view import Json
 from monarch_nb.proto import allocator_pb2 as pb
@@ -385,6 +387,24 @@ def test_logs_of_nothing_are_not_found(panel: Panel) -> None:
     assert refused(panel, "log_rows", log="nonsense", first=0, count=10)["status"] == 404
     assert refused(panel, "log_find", log="nonsense", text="x", **{"from": 0})["status"] == 404
     assert ask(panel, "log_close", log="nonsense") == {}
+
+
+def test_a_log_is_of_all_nodes_although_the_view_has_heard_of_one(
+    panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[LogLines] = []
+
+    async def note(_: Logs, lines: LogLines, __: object) -> Json:
+        opened.append(lines)
+        return {}
+
+    monkeypatch.setattr(Logs, "open", note)
+    hold([fake.reply for fake in pool.fakes], procs=2)
+    last = pool.fakes[1].reply.reservations.pop()
+    assert ask(panel, "view")["reservations"]["id-dev"]["node_ids"] == ["node0"]
+    pool.fakes[1].reply.reservations.append(last)
+    ask(panel, "log_open", mesh="mesh-dev")
+    assert [opened[0].node_of(rank) for rank in range(4)] == ["node0", "node0", "node1", "node1"]
 
 
 @pytest.mark.parametrize(
