@@ -233,21 +233,21 @@ async def test_logs(server: Server) -> None:
     mesh = dev.mesh
     mesh.run("for step in range(1000): print('step', step, rank if step % 100 == 7 else '')", cell_number=5)
     log = await server.ask("log_open", mesh=mesh.id)
-    assert (log["rows"], log["complete"]) == (1000 + 3 * 10, True)
+    assert (log["lines"], log["complete"]) == (1000 + 3 * 10, True)
     assert [(run["cell_number"], run["first_row"]) for run in log["runs"]] == [(5, 0)]
-    shown = await server.ask("log_rows", log=log["log"], first=6, count=3)
+    shown = await server.ask("log_rows", log=log["log"], first=7, count=3)
     assert [(row["ranks"], row["text"].strip()) for row in shown["rows"]] == [
         ("0-3", "step 6"),
         ("0", "step 7 0"),
         ("1", "step 7 1"),
     ]
-    assert (await server.ask("log_find", log=log["log"], text="STEP 7 1", **{"from": 0}))["row"] == 8
+    assert (await server.ask("log_find", log=log["log"], text="STEP 7 1", **{"from": 0}))["row"] == 9
     errors = await server.ask("log_open", mesh=mesh.id, streams="stderr")
     found = await server.ask("log_open", mesh=mesh.id, search="7 [23]$", regex=True)
-    assert (errors["rows"], found["rows"]) == (0, 2 * 10)
+    assert (errors["lines"], found["lines"]) == (0, 2 * 10)
     mesh.run("import sys; print('late', file=sys.stderr)")
-    await browser.until(lambda told: told.logs.get(errors["log"], {}).get("total") == 1)
-    (row,) = (await server.ask("log_rows", log=errors["log"], first=0, count=10))["rows"]
+    await browser.until(lambda told: told.logs.get(errors["log"], {}).get("lines") == 1)
+    (row,) = (await server.ask("log_rows", log=errors["log"], first=1, count=10))["rows"]
     assert (row["stream"], row["ranks"], row["text"]) == ("err", "0-3", "late")
     assert await server.ask("log_close", log=log["log"]) == {}
     assert (await server.fetch("log_rows", log=log["log"], first=0, count=1))[0] == 404

@@ -54,7 +54,7 @@ const meshPlugin: JupyterFrontEndPlugin<Mesh> = {
       // Notebook 7 has one document a page: there the panel shows logs in itself.
       openLog: shell ? target => void app.commands.execute(CommandIDs.openLog, { ...target }) : undefined,
       attach: reservation => notebooks.attach(reservation),
-      revealCell: (reservation, run) => notebooks.reveal(reservation, run),
+      revealCell: run => notebooks.reveal(run),
       notebook: () => notebooks.currentPath()
     };
     store.start();
