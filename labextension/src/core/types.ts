@@ -99,6 +99,8 @@ export interface Reservation {
   notebook_path?: string;
   /** The notebooks that use it now, as the contents API calls them. */
   used_by: string[];
+  /** Those that would with a kernel that loads the extension. */
+  remembered_by: string[];
   /** The server's clock when these figures were true. */
   at_s?: number;
   created_at: number;

@@ -30,8 +30,10 @@ interface Mesh {
   store: Store;
   host: Host;
   notebooks: Notebooks;
-  /** The current notebook's reservation, or none. */
+  /** The reservation that the current notebook uses, or would if it were attached; or none. */
   current(): Reservation | undefined;
+  /** Whether the current notebook's kernel uses a reservation. */
+  isAttached(): boolean;
 }
 
 const IMesh = new Token<Mesh>(
@@ -58,15 +60,17 @@ const meshPlugin: JupyterFrontEndPlugin<Mesh> = {
       notebook: () => notebooks.currentPath()
     };
     store.start();
+    const find = (of: 'used_by' | 'remembered_by'): Reservation | undefined => {
+      const path = notebooks.currentPath();
+      const all = Object.values(store.state.view?.reservations ?? {});
+      return path === null ? undefined : all.find(each => each.mine && each[of].includes(path));
+    };
     return {
       store,
       host,
       notebooks,
-      current: () => {
-        const path = notebooks.currentPath();
-        const all = Object.values(store.state.view?.reservations ?? {});
-        return path === null ? undefined : all.find(each => each.mine && each.used_by.includes(path));
-      }
+      current: () => find('used_by') ?? find('remembered_by'),
+      isAttached: () => find('used_by') !== undefined
     };
   }
 };
@@ -249,7 +253,8 @@ const statusPlugin: JupyterFrontEndPlugin<void> = {
     if (!statusBar) {
       return; // Notebook 7 has none
     }
-    const item = new StatusItem(mesh.store, mesh.current, () => void app.commands.execute(CommandIDs.open));
+    const open = (): void => void app.commands.execute(CommandIDs.open);
+    const item = new StatusItem(mesh.store, mesh.current, mesh.isAttached, open);
     tracker.currentChanged.connect(() => item.look());
     statusBar.registerStatusItem('monarch-nb:status', {
       item,
