@@ -6,6 +6,7 @@ import { Token } from '@lumino/coreutils';
 import { Host, Intent, LogTarget, Reservation, Store, explain, mainMesh } from '../core';
 import { meshIcon } from './icon';
 import { Notebooks } from './notebooks';
+import { showSavedPanels } from './saved';
 import { ServerTransport } from './transport';
 import { LogWidget, SidePanel, StatusItem } from './widgets';
 
@@ -243,6 +244,17 @@ const notebookPlugin: JupyterFrontEndPlugin<void> = {
   }
 };
 
+const savedPlugin: JupyterFrontEndPlugin<void> = {
+  id: 'monarch-nb:saved',
+  description: 'Shows panels in notebooks whose kernel has ended as they were.',
+  autoStart: true,
+  requires: [INotebookTracker],
+  activate: (_: JupyterFrontEnd, tracker: INotebookTracker) => {
+    tracker.forEach(showSavedPanels);
+    tracker.widgetAdded.connect((_, panel) => showSavedPanels(panel));
+  }
+};
+
 const statusPlugin: JupyterFrontEndPlugin<void> = {
   id: 'monarch-nb:status',
   description: 'Says in the status bar what the current notebook holds.',
@@ -311,4 +323,12 @@ async function chooseReservation(mesh: Mesh): Promise<Reservation | undefined> {
   return mine.find(each => each.name === answer.value);
 }
 
-export default [meshPlugin, panelPlugin, logPlugin, notebookPlugin, statusPlugin, notificationPlugin];
+export default [
+  meshPlugin,
+  panelPlugin,
+  logPlugin,
+  notebookPlugin,
+  savedPlugin,
+  statusPlugin,
+  notificationPlugin
+];
