@@ -140,8 +140,18 @@ class NodePaths:
         """What ranks wrote into workspaces that were released."""
         return self.directory / "kept"
 
+    @property
+    def removed(self) -> Path:
+        """Directories that are being removed."""
+        return self.directory / "removed"
+
+    @property
+    def meshes(self) -> Path:
+        """Holds one directory per mesh."""
+        return self.directory / "meshes"
+
     def mesh(self, mesh_id: str) -> Path:
-        return self.directory / "meshes" / mesh_id
+        return self.meshes / mesh_id
 
     def runs(self, mesh_id: str) -> Path:
         """Holds one directory per run number, and in it RANK.out, RANK.err and RANK.marks."""

@@ -1,5 +1,8 @@
 """Interrupting work: that of another thread as Ctrl-C interrupts the main thread's, and the main thread's only where it
-waits. Standard library only."""
+waits. Standard library only.
+
+Jupyter interrupts a kernel just before it tells it to shut down: that Ctrl-C is not for the ranks (see `kernel_ends`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import contextlib
 import contextvars
 import os
 import signal
+import sys
 import threading
+from _thread import allocate_lock
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, TypeVar
@@ -97,6 +102,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 _waits: set[CodeType] = set()
 _held_back: HeldBack | None = None
 
+SHUTDOWN_NOTICE_S = 0.3
+"""How long after a Ctrl-C a kernel waits to hear that it is shut down: Jupyter says so at once."""
+
+
+def waits(function: F) -> F:
+    """Mark a function that waits, and that can be interrupted anywhere; it looks at `held_back`."""
+    _waits.add(function.__code__)
+    return function
+
 
 class HeldBack:
     """The handler of SIGINT in a block of `at_waits`: it raises in functions that wait, and else remembers the press.
@@ -108,6 +122,9 @@ class HeldBack:
     def __init__(self, before: Callable[[int, FrameType | None], Any]) -> None:
         self.is_pressed = False
         self._before = before
+        self._is_kernel = self._kernel_ends = False
+        self._shutdown = allocate_lock()  # unlocked when the kernel is told to shut down
+        self._shutdown.acquire()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if frame is not None and frame.f_code in _waits:
@@ -121,6 +138,42 @@ class HeldBack:
         self._before(signal.SIGINT, None)
 
     @contextlib.contextmanager
+    def hearing_of_shutdown(self) -> Iterator[None]:
+        """Hear of it if this process is a kernel that is told to shut down: ipykernel's control thread is told so also
+        while the main thread waits."""
+        kernel = getattr(sys.modules["IPython"].get_ipython(), "kernel", None) if "IPython" in sys.modules else None
+        handlers: dict[str, Callable[..., Any]] = getattr(kernel, "control_handlers", {})
+        handler = handlers.get("shutdown_request")
+        if handler is None:
+            yield
+            return
+
+        def tell(*message: Any) -> Any:
+            self._kernel_ends = True
+            with contextlib.suppress(RuntimeError):  # it was told before
+                self._shutdown.release()
+            return handler(*message)
+
+        self._is_kernel, handlers["shutdown_request"] = True, tell
+        try:
+            yield
+        finally:
+            handlers["shutdown_request"] = handler
+
+    def hears_of_shutdown(self) -> bool:
+        """Wait for it a moment after a Ctrl-C, and after each that comes meanwhile; return whether the kernel ends."""
+        while self._is_kernel:
+            with contextlib.suppress(KeyboardInterrupt):
+                return self._wait_for_shutdown()
+        return False
+
+    @waits
+    def _wait_for_shutdown(self) -> bool:
+        while self.is_pressed:
+            self.raise_now()
+        return self._kernel_ends or self._shutdown.acquire(timeout=SHUTDOWN_NOTICE_S)
+
+    @contextlib.contextmanager
     def anywhere(self) -> Iterator[None]:
         """Let Ctrl-C raise anywhere again."""
         signal.signal(signal.SIGINT, self._before)
@@ -130,15 +183,16 @@ class HeldBack:
             signal.signal(signal.SIGINT, self)
 
 
-def waits(function: F) -> F:
-    """Mark a function that waits, and that can be interrupted anywhere; it looks at `held_back`."""
-    _waits.add(function.__code__)
-    return function
-
-
 def held_back() -> HeldBack | None:
     """Return what holds Ctrl-C back in this thread, if anything does."""
     return _held_back if threading.current_thread() is threading.main_thread() else None
+
+
+def kernel_ends() -> bool:
+    """Return whether the Ctrl-C that has just come in a block of `at_waits` was Jupyter's, which ends this kernel: a
+    kernel waits a moment until it hears so, any other process knows at once."""
+    held = held_back()
+    return held is not None and held.hears_of_shutdown()
 
 
 @contextlib.contextmanager
@@ -162,7 +216,8 @@ def at_waits() -> Iterator[None]:
     _held_back = held
     is_interrupted = False
     try:
-        yield
+        with held.hearing_of_shutdown():
+            yield
     except KeyboardInterrupt:
         is_interrupted = True
         raise

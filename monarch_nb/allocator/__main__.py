@@ -9,6 +9,7 @@ import fcntl
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -22,6 +23,8 @@ from monarch_nb.errors import MonarchNbError, PoolError
 from monarch_nb.sizes import bytes_of
 
 FRESHEN_S = 60.0
+DESCRIPTORS = 1 << 16
+"""A rank needs three, and the usual limit is 1024."""
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -46,6 +49,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
 
     from monarch_nb.allocator.node import Node
     from monarch_nb.allocator.service import AllocatorService
+    from monarch_nb.allocator.supervisor import ProcessWatch
     from monarch_nb.proto import allocator_pb2_grpc
     from monarch_nb.rpc.channel import make_server
 
@@ -89,6 +93,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, stopped_by_signal, number)
+    loop.add_signal_handler(signal.SIGCHLD, processes.reap_orphans, ProcessWatch.watched)
     freshener = asyncio.create_task(keep_fresh(paths))
     watcher = asyncio.create_task(_report_template(node, options.ready_fd))
     waits = [asyncio.create_task(event.wait()) for event in (stopped_by_signal, node.shutdown)]
@@ -187,6 +192,8 @@ def main(arguments: list[str] | None = None) -> int:
             config.private_directory(sockets)
         held = lock(paths)
         processes.become_subreaper()
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, DESCRIPTORS), most))
         asyncio.run(serve(options, paths))
         held.close()
     except MonarchNbError as error:

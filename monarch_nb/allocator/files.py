@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from monarch_nb import config
 from monarch_nb.allocator.relay import Branch, Relay
+from monarch_nb.allocator.removal import Removal
 from monarch_nb.allocator.workspace.pending import Pending
 from monarch_nb.allocator.workspace.workspaces import Kept, Workspaces
 from monarch_nb.errors import FilesError, MonarchNbError
@@ -43,7 +44,9 @@ class NodeFiles:
     """
 
     def __init__(self, node_id: str, paths: config.NodePaths) -> None:
-        self.workspaces = Workspaces(paths, node=node_id, cache_limit_bytes=CACHE_BYTES)
+        self.removal = Removal(paths.removed)
+        later = self.removal.later
+        self.workspaces = Workspaces(paths, node=node_id, cache_limit_bytes=CACHE_BYTES, later=later)
         self._node_id, self._paths = node_id, paths
         self.kept: dict[str, Kept] = {}
         """By reservation that was released: what its ranks wrote."""
@@ -89,6 +92,7 @@ class NodeFiles:
             except OSError as error:
                 _log.warning("files of ranks of %s can not be kept: %s", names.get(reservation_id), error)
         kept = self._paths.kept
+        self.removal.finish()
         for path in self._paths.directory.iterdir():
             if path.is_dir() and path != kept:
                 shutil.rmtree(path, ignore_errors=True)

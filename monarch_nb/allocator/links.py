@@ -1,6 +1,7 @@
 """Connections to the node's own processes: the template (forks) and each rank (work and control channels)."""
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
 
 FORGET_DELAY_S = 1.0
+RECONNECT_DELAY_S = 0.5
 
 
 class FrameConnection(asyncio.BufferedProtocol):
@@ -40,6 +42,11 @@ class FrameConnection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._on_lost()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not lost."""
+        return self._transport is not None
 
     def send(self, *payloads: bytes) -> bool:
         """Queue frames; False when the connection is lost."""
@@ -160,7 +167,8 @@ class TemplateLink:
 
 
 class RankLink:
-    """The two connections to one rank.
+    """The two connections to one rank. When one is lost although the rank lives, both are made again: a rank hangs up
+    on whoever does not read for seconds, as an allocator that was stopped, and then says again what it knows.
 
     Args:
         path: where it listens.
@@ -183,12 +191,20 @@ class RankLink:
         self._replies: dict[int, asyncio.Future[wire.ControlReply | None]] = {}
         self._to_forget: list[str] = []
         self._forget_timer: asyncio.TimerHandle | None = None
+        self._connected = 0
+        self._reconnecting: asyncio.Task[None] | None = None
 
     async def connect(self) -> None:
         """Open both channels and wait for the rank's hello. Raises SpawnError when it ends first."""
+        await self._open()
+        await asyncio.shield(self._hello)
+
+    async def _open(self) -> None:
+        self._connected += 1
+        on_lost = functools.partial(self._on_lost, self._connected)
         try:
-            self._work = await connect(self._path, self._on_work, self._on_lost)
-            self._control = await connect(self._path, self._on_control, self._on_lost)
+            self._work = await connect(self._path, self._on_work, on_lost)
+            self._control = await connect(self._path, self._on_control, on_lost)
         except OSError as error:
             raise SpawnError(f"the rank does not listen: {error}") from error
         for connection, channel in (
@@ -196,15 +212,26 @@ class RankLink:
             (self._control, wire.Hello.CHANNEL_CONTROL),
         ):
             connection.send(wire.ToRank(hello=wire.Hello(channel=channel)).SerializeToString())
-        await asyncio.shield(self._hello)
+
+    async def _reconnect(self) -> None:
+        while not self._is_open:
+            await asyncio.sleep(RECONNECT_DELAY_S)  # it may hang up again at once
+            self._hang_up()
+            try:
+                await self._open()
+            except SpawnError:
+                if not self._hello.done():
+                    self._hello.set_exception(SpawnError("the rank ended before it was ready"))
+                return
 
     def _on_work(self, frame: bytes) -> None:
         message = wire.FromRank.FromString(frame)
         kind = message.WhichOneof("message")
         if kind == "result":
             self._on_result(message.result)
-        elif kind == "hello" and not self._hello.done():
-            self._hello.set_result(None)
+        elif kind == "hello":
+            if not self._hello.done():
+                self._hello.set_result(None)
             self._on_hello(message.hello)
 
     def _on_control(self, frame: bytes) -> None:
@@ -212,10 +239,12 @@ class RankLink:
         if (future := self._replies.pop(reply.request, None)) and not future.done():
             future.set_result(reply)
 
-    def _on_lost(self) -> None:
+    def _on_lost(self, connected: int) -> None:
         """The rank's end is learnt from its pidfd, not here: a forked child can hold the socket open."""
-        if not self._hello.done():
-            self._hello.set_exception(SpawnError("the rank ended before it was ready"))
+        if connected != self._connected:  # that was one before
+            return
+        if self._reconnecting is None or self._reconnecting.done():
+            self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
         for future in self._replies.values():
             if not future.done():
                 future.set_result(None)
@@ -265,8 +294,20 @@ class RankLink:
             self._replies.pop(request.request, None)
 
     def close(self) -> None:
+        self._connected += 1  # what is lost from here on is not missed
+        if not self._hello.done():
+            self._hello.set_exception(SpawnError("the rank ended before it was ready"))
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
         if self._forget_timer is not None:
             self._forget_timer.cancel()
+        self._hang_up()
+
+    @property
+    def _is_open(self) -> bool:
+        return all(connection is not None and connection.is_open for connection in (self._work, self._control))
+
+    def _hang_up(self) -> None:
         for connection in (self._work, self._control):
             if connection is not None:
                 connection.close()

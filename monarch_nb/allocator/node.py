@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -42,6 +43,8 @@ _log = logging.getLogger(__name__)
 FLUSH_DELAY_S = 0.25
 """Runs are written down a few at once: the ranks and the client know what is not written yet, and most runs are over
 and collected before they have to be."""
+KEPT_BUNDLE_BYTES = 4_000
+"""A collected result that is no larger is still there to be shown once more."""
 NO_PID = 1 << 30
 """Above every pid that Linux gives."""
 RELEASED = "the mesh was released while the run went on"
@@ -93,7 +96,9 @@ class Node:
         self.log_limit = LogLimit(self, log_limit_bytes)
         self.readings = Readings(gpus)
         self.whereabouts = Whereabouts(self)
-        self.supervisor = Supervisor(paths, self._on_result, self._on_death, self._on_store_death, self._save_template)
+        self.supervisor = Supervisor(
+            paths, self._on_result, self._on_hello, self._on_death, self._on_store_death, self._save_template
+        )
         self._dirty_runs: set[tuple[str, str]] = set()
         self._unacknowledged: dict[tuple[str, int], list[str]] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
@@ -102,15 +107,17 @@ class Node:
         self._newest_runs: dict[str, str] = {}
         self.releases: dict[str, asyncio.Task[int]] = {}
         self._adopting: list[asyncio.Task[None]] = []
+        self._hosting: set[asyncio.Task[None]] = set()
 
     # ---- start and end ----
 
     async def start(self) -> None:
         """Read the database, adopt what still lives, and begin to warm the default template."""
         self._read_state()
-        for _, record in list(self._database.read("template", state_pb2.TemplateRecord)):
-            await self.supervisor.adopt_template(record)
         ranks = [record for _, record in self._database.read("rank", state_pb2.RankRecord)]
+        known = {record.process.pid for record in ranks} | {mesh.store.pid for mesh in self._mesh_records.values()}
+        for _, record in list(self._database.read("template", state_pb2.TemplateRecord)):
+            await self.supervisor.adopt_template(record, known)
         self._adopting = [self._loop.create_task(self._adopt(record)) for record in ranks]
         if self._adopting:
             done, _ = await asyncio.wait(self._adopting, timeout=ADOPT_WAIT_S)
@@ -132,18 +139,20 @@ class Node:
             if record.HasField("store"):  # else another node has it
                 pid = record.store.pid if processes.is_alive(record.store) else NO_PID
                 self.supervisor.watch_store(mesh_id, pid)
+        self._remove_unknown_meshes()
+
+    def _remove_unknown_meshes(self) -> None:
+        """An allocator was killed while it spawned or released them."""
+        self.files.removal.resume()
+        with contextlib.suppress(FileNotFoundError):
+            for directory in self.paths.meshes.iterdir():
+                if directory.name not in self._mesh_records:
+                    self.files.removal.remove(directory)
 
     async def _adopt(self, record: state_pb2.RankRecord) -> None:
         if record.HasField("death") or record.mesh_id not in self.state.meshes:
             return
-
-        def adopted(hello: wire.RankHello) -> None:
-            if record.mesh_id in self.state.meshes:  # else it was released meanwhile
-                for result in hello.results:
-                    self._on_result(record.mesh_id, result)
-                self._apply(self.state.rank_adopted(record.mesh_id, record.rank, hello.running, hello.done))
-
-        await self.supervisor.adopt_rank(record, adopted)
+        await self.supervisor.adopt_rank(record)
 
     async def _warm(self) -> None:
         try:
@@ -274,7 +283,7 @@ class Node:
         self._database.delete("mesh", mesh_id)
         self._database.delete_prefix("rank", mesh_id)
         self._database.delete_prefix("run", mesh_id)
-        await asyncio.to_thread(shutil.rmtree, self.paths.mesh(mesh_id), ignore_errors=True)
+        self.files.removal.remove(self.paths.mesh(mesh_id))
 
     # ---- meshes ----
 
@@ -300,14 +309,16 @@ class Node:
     def _on_store_death(self, mesh_id: str) -> None:
         """Ranks know the store by its port: another one takes its place there. Groups that exist go on without it."""
         if mesh_id in self._mesh_records and not self.shutdown.is_set():
-            self._host_again = asyncio.create_task(self._host_store_again(mesh_id, self._mesh_records[mesh_id]))
+            task = asyncio.create_task(self._host_store_again(mesh_id, self._mesh_records[mesh_id]))
+            self._hosting.add(task)
+            task.add_done_callback(self._hosting.discard)
 
     async def _host_store_again(self, mesh_id: str, record: state_pb2.MeshRecord) -> None:
         _log.warning("the store of mesh %s ended; starting another on port %d", mesh_id, record.store_port)
         try:
             template = await self.supervisor.template(record.spec.python or self.python, record.spec.preload)
             pid, _ = await self.supervisor.fork_store(mesh_id, template, record.store_host, record.store_port)
-        except MonarchNbError as error:
+        except (MonarchNbError, OSError) as error:
             _log.error("the store of mesh %s can not be started again: %s", mesh_id, error)
             return
         if mesh_id not in self._mesh_records:  # released meanwhile
@@ -396,7 +407,7 @@ class Node:
                 await ending
             try:
                 await self._fork(mesh, chosen, incarnations)
-            except MonarchNbError as error:
+            except (MonarchNbError, OSError) as error:
                 for rank in chosen:
                     death = run_pb2.Death(likely_cause=f"could not be restarted: {error}")
                     self._apply(self.state.rank_died(mesh_id, rank, death))
@@ -426,9 +437,10 @@ class Node:
     def _save_template(self, key: str, record: state_pb2.TemplateRecord | None) -> None:
         if record is None:
             self._database.delete("template", key)
+            self._flush_soon()
         else:
             self._database.put("template", key, record)
-        self._flush_soon()
+            self._flush()  # at once: whoever is killed before leaves a process to nobody
 
     # ---- runs ----
 
@@ -490,7 +502,8 @@ class Node:
                 if result.HasField("value_blob"):
                     self.blob_path(mesh_id, result.value_blob).unlink(missing_ok=True)
                 result.ClearField("value")
-                result.ClearField("bundle_json")
+                if len(result.bundle_json) > KEPT_BUNDLE_BYTES:
+                    result.ClearField("bundle_json")
             self._dirty_runs.add((mesh_id, run_id))
             self._flush_soon()
 
@@ -543,6 +556,12 @@ class Node:
             self._unacknowledged.setdefault((mesh_id, result.rank), []).append(result.run_id)
         self._apply(self.state.result(mesh_id, result))
         self._flush_soon()
+
+    def _on_hello(self, process: RankProcess, hello: wire.RankHello) -> None:
+        if process.mesh_id in self.state.meshes:  # else it is being released
+            for result in hello.results:
+                self._on_result(process.mesh_id, result)
+            self._apply(self.state.rank_adopted(process.mesh_id, process.rank, hello.running, hello.done))
 
     def _on_death(self, process: RankProcess, status: int | None) -> None:
         mesh = self.state.meshes.get(process.mesh_id)

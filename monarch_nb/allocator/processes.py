@@ -1,5 +1,6 @@
 """Processes of a node: who they are, how they ended, and how to end them with everything they started."""
 
+import contextlib
 import ctypes
 import fcntl
 import itertools
@@ -9,7 +10,7 @@ import re
 import signal
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -94,6 +95,27 @@ def reap(pid: int) -> int | None:
     except ChildProcessError:
         return None
     return status if reaped == pid else None
+
+
+def reap_orphans(known: Container[int]) -> None:
+    """Reap what ranks have started and left: it is ours to reap, and there is room for so many zombies only.
+
+    Args:
+        known: those that somebody waits for. What this process itself has started is of its own session, and spared.
+    """
+    for pid in _children():
+        fields = _stat_fields(pid)
+        if pid not in known and fields is not None and fields[0] == "Z" and int(fields[3]) != os.getsid(0):
+            reap(pid)
+
+
+def _children() -> list[int]:
+    """Return the children of all threads; none when the kernel does not tell (CONFIG_PROC_CHILDREN)."""
+    found: list[int] = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            found += map(int, Path(f"/proc/self/task/{task}/children").read_bytes().split())
+    return found
 
 
 def kill_trees(processes: Iterable[tuple[state_pb2.ProcessIdentity, str]]) -> None:

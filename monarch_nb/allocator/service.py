@@ -190,10 +190,12 @@ class AllocatorService(service.AllocatorServicer):
                     file = path.open("wb")
                 file.write(chunk.data)
                 size_bytes += len(chunk.data)
-        except OSError as error:
+        except BaseException as error:  # also when the client goes away: half a blob is of no use
             if path is not None:
                 path.unlink(missing_ok=True)
-            raise MonarchNbError(f"{self._node.node_id} can not store {path}: {error.strerror}") from error
+            if isinstance(error, OSError):
+                raise MonarchNbError(f"{self._node.node_id} can not store {path}: {error.strerror}") from error
+            raise
         finally:
             if file is not None:
                 file.close()

@@ -405,7 +405,8 @@ class NodeState:
         return self._advance(mesh)
 
     def rank_adopted(self, mesh_id: str, rank: int, running: str, done: Sequence[str]) -> list[Effect]:
-        """A living rank answered a restarted allocator; its kept results are given to `result` before this.
+        """A living rank was connected to again, most often by a restarted allocator; its kept results are given to
+        `result` before this.
 
         Args:
             running: the run that goes on there. done: those that it has finished, oldest first.

@@ -11,9 +11,10 @@ import signal
 import socket
 import subprocess
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import monarch_nb
 from monarch_nb.allocator import processes
@@ -58,8 +59,12 @@ class ProcessWatch:
         ended: set when the process is gone.
     """
 
+    watched: ClassVar[set[int]] = set()
+    """The pids whose exit statuses somebody wants."""
+
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self.watched.add(pid)
         self.ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         try:
@@ -74,6 +79,12 @@ class ProcessWatch:
         self._loop.remove_reader(self._fd)
         self.ended.set()
 
+    def kill(self) -> None:
+        """SIGKILL this process, and no other that has its pid by now."""
+        if self._fd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+
     def exit_status(self) -> int | None:
         """Return the wait status when the kernel still tells it to us, who may not be the parent."""
         status = processes.reap(self.pid)
@@ -82,6 +93,7 @@ class ProcessWatch:
         return status
 
     def close(self) -> None:
+        self.watched.discard(self.pid)
         if self._fd is not None:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
@@ -93,6 +105,7 @@ class Supervisor:
 
     Args:
         on_result: called with (mesh id, result) when a rank finished a run.
+        on_hello: called with (process, what it says of itself) when a rank of `ranks` was connected to (again).
         on_death: called with (process, wait status) when a rank ended and was not asked to; None: status unknown.
         on_store_death: called with the mesh id when its store ended and was not asked to.
         save_template: called with a TemplateRecord to be remembered, or with (key, None) to be forgotten.
@@ -102,13 +115,15 @@ class Supervisor:
         self,
         paths: NodePaths,
         on_result: Callable[[str, run_pb2.RankResult], None],
+        on_hello: Callable[[RankProcess, wire.RankHello], None],
         on_death: Callable[[RankProcess, int | None], None],
         on_store_death: Callable[[str], None],
         save_template: Callable[[str, state_pb2.TemplateRecord | None], None],
     ) -> None:
         self.paths = paths
         self._on_store_death = on_store_death
-        self._on_result, self._on_death, self._save_template = on_result, on_death, save_template
+        self._on_result, self._on_hello, self._on_death = on_result, on_hello, on_death
+        self._save_template = save_template
         self._templates: dict[str, asyncio.Task[TemplateLink]] = {}
         self._template_watches: dict[str, ProcessWatch] = {}
         self._exits: dict[int, int] = {}
@@ -167,6 +182,7 @@ class Supervisor:
                 await asyncio.wait({ready}, timeout=EXIT_STATUS_WAIT_S)
             if not ready.done():
                 ready.cancel()
+                watch.kill()  # nobody would know of it when the next one is started
                 raise SpawnError(self._template_failure(key, python))
             ready.result()
         except PreloadError:
@@ -194,8 +210,13 @@ class Supervisor:
             del self._template_watches[key]
             self._save_template(key, None)
 
-    async def adopt_template(self, record: state_pb2.TemplateRecord) -> None:
-        """Connect to a template that outlived the allocator before us."""
+    async def adopt_template(self, record: state_pb2.TemplateRecord, known: Container[int]) -> None:
+        """Connect to a template that outlived the allocator before us.
+
+        Args:
+            known: the pids of ranks and stores. An allocator that was killed when it had forked more of them, and had
+                not noted them yet, has left them to nobody: they end.
+        """
         if not processes.is_alive(record.process):
             self._save_template(record.key, None)
             return
@@ -203,7 +224,8 @@ class Supervisor:
         link = TemplateLink(self.paths.template_socket(record.key), self._note_exit)
 
         async def adopted() -> TemplateLink:
-            await link.connect()
+            ready = await link.connect()
+            _end_unknown(pid for pid in ready.children if pid not in known)
             return link
 
         task = asyncio.create_task(adopted())
@@ -228,42 +250,38 @@ class Supervisor:
         pids = await template.fork_ranks([spec for _, spec in planned])
         oom_kills_before = processes.oom_kills()
         ranks: list[RankProcess] = []
-        for (record, spec), pid in zip(planned, pids, strict=True):
+        for (record, _), pid in zip(planned, pids, strict=True):
             with contextlib.suppress(ProcessLookupError):
                 record.process.CopyFrom(processes.identify(pid))
-            ranks.append(self._make_rank(record, Path(spec.socket), pid, oom_kills_before))
+            ranks.append(self._make_rank(record, pid, oom_kills_before))
         try:
             async with asyncio.timeout(READY_WAIT_S):
                 await asyncio.gather(*(rank.link.connect() for rank in ranks))
         except (SpawnError, TimeoutError) as error:
-            self.kill(ranks)
-            for rank in ranks:
-                rank.link.close()
-                rank.watch.close()
+            await self.end(ranks, patience_s=0.0)
             raise SpawnError(f"ranks did not get ready: {str(error) or 'no answer'}") from error
         for rank in ranks:
             self._supervise(rank)
         return ranks
 
-    def _make_rank(
-        self,
-        record: state_pb2.RankRecord,
-        path: Path,
-        pid: int,
-        oom_kills_before: int,
-        on_hello: Callable[[wire.RankHello], None] = lambda _: None,
-    ) -> RankProcess:
+    def _make_rank(self, record: state_pb2.RankRecord, pid: int, oom_kills_before: int) -> RankProcess:
         mesh_id = record.mesh_id
-        link = RankLink(path, lambda result: self._on_result(mesh_id, result), on_hello)
-        return RankProcess(mesh_id, record.rank, record, link, ProcessWatch(pid), oom_kills_before)
+        path = self.paths.rank_socket(mesh_id, record.rank, record.incarnation)
 
-    async def adopt_rank(self, record: state_pb2.RankRecord, on_hello: Callable[[wire.RankHello], None]) -> None:
+        def on_hello(hello: wire.RankHello) -> None:
+            if self.ranks.get((mesh_id, rank.rank)) is rank:  # else it is being started or ended
+                self._on_hello(rank, hello)
+
+        link = RankLink(path, lambda result: self._on_result(mesh_id, result), on_hello)
+        rank = RankProcess(mesh_id, record.rank, record, link, ProcessWatch(pid), oom_kills_before)
+        return rank
+
+    async def adopt_rank(self, record: state_pb2.RankRecord) -> None:
         """Connect to a rank that outlived the allocator before us; one that is gone is reported as dead.
 
         It takes as long as C code of the user's holds the interpreter: the rank's memory is worth any wait.
         """
-        path = self.paths.rank_socket(record.mesh_id, record.rank, record.incarnation)
-        rank = self._make_rank(record, path, record.process.pid, processes.oom_kills(), on_hello)
+        rank = self._make_rank(record, record.process.pid, processes.oom_kills())
         if not processes.is_alive(record.process):
             self._on_death(rank, await self._exit_status(rank.watch))
             rank.watch.close()
@@ -288,6 +306,7 @@ class Supervisor:
         rank.link.close()
         rank.watch.close()
         processes.kill_trees([(rank.record.process, rank.record.token)])
+        self._socket(rank).unlink(missing_ok=True)
         if key not in self.ranks:  # else it was replaced meanwhile
             self._on_death(rank, status)
 
@@ -326,7 +345,10 @@ class Supervisor:
             await self._exit_status(rank.watch)
             rank.link.close()
             rank.watch.close()
-            self.paths.rank_socket(rank.mesh_id, rank.rank, rank.record.incarnation).unlink(missing_ok=True)
+            self._socket(rank).unlink(missing_ok=True)
+
+    def _socket(self, rank: RankProcess) -> Path:
+        return self.paths.rank_socket(rank.mesh_id, rank.rank, rank.record.incarnation)
 
     async def _end_gently(self, rank: RankProcess, patience_s: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -358,10 +380,9 @@ class Supervisor:
     async def end_store(self, mesh_id: str) -> None:
         """End a mesh's store."""
         if watch := self.stores.pop(mesh_id, None):
-            if not watch.ended.is_set():
-                os.kill(watch.pid, signal.SIGKILL)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(watch.ended.wait(), GRACEFUL_EXIT_S)
+            watch.kill()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(watch.ended.wait(), GRACEFUL_EXIT_S)
             await self._exit_status(watch)
             watch.close()
 
@@ -374,8 +395,7 @@ class Supervisor:
             for mesh_id in list(self.stores):
                 await self.end_store(mesh_id)
             for watch in list(self._template_watches.values()):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(watch.pid, signal.SIGKILL)  # it holds nothing worth saving
+                watch.kill()  # it holds nothing worth saving
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(watch.ended.wait(), GRACEFUL_EXIT_S)
             shutil.rmtree(self.paths.sockets, ignore_errors=True)
@@ -386,6 +406,15 @@ class Supervisor:
         task = asyncio.ensure_future(work)  # type: ignore[call-overload]
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _end_unknown(pids: Iterable[int]) -> None:
+    unknown = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            unknown.append((processes.identify(pid), ""))
+    if unknown:
+        processes.kill_trees(unknown)
 
 
 def template_key(python: str, preload: Sequence[str]) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import math
 import os
 import threading
-from _thread import TIMEOUT_MAX, LockType, allocate_lock
+import time
+from _thread import LockType, allocate_lock
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -15,6 +17,8 @@ from monarch_nb import interrupting
 
 T = TypeVar("T")
 
+LOOK_S = 0.2
+"""So often who waits looks whether Ctrl-C came: a signal that comes just before the thread sleeps does not wake it."""
 CLEAN_UP_S = 10.0
 """How long an interrupted call may clean up after itself."""
 
@@ -47,15 +51,21 @@ class Flag:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it is set; return whether it was."""
         held_back = interrupting.held_back()
+        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         sleeper = allocate_lock()
         sleeper.acquire()
         self._sleepers.append(sleeper)
         try:
             if self._is_set:  # looked at only now: who sets it from here on wakes this sleeper
                 return True
-            while held_back is not None and held_back.is_pressed:
-                held_back.raise_now()
-            return sleeper.acquire(timeout=-1 if timeout_s is None else min(timeout_s, TIMEOUT_MAX))
+            while True:
+                while held_back is not None and held_back.is_pressed:
+                    held_back.raise_now()
+                left_s = max(0.0, until_s - time.monotonic())
+                if sleeper.acquire(timeout=min(left_s, LOOK_S)):
+                    return True
+                if left_s <= LOOK_S:
+                    return self._is_set
         finally:
             with contextlib.suppress(ValueError):
                 self._sleepers.remove(sleeper)

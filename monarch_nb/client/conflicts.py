@@ -71,7 +71,7 @@ def _differences(held: HeldReservation, asked: Asked) -> Iterator[str]:
                 yield f"without --env {name}"
         elif value not in (None, spec.environment[name]):
             yield f"with another --env {name}"
-    if asked.directory is not None and (start := _start(spec)) not in ("", os.path.normpath(asked.directory)):
+    if asked.directory is not None and (start := start_directory(spec)) not in ("", os.path.normpath(asked.directory)):
         yield f"with ranks that start in {start}"
     in_home = not spec.root and asked.files and holds_home(Path(asked.files))  # never copied whole
     if asked.files not in (None, spec.root) and not in_home:
@@ -80,7 +80,7 @@ def _differences(held: HeldReservation, asked: Asked) -> Iterator[str]:
         yield f"with --shared {has}" if has else "without --shared"
 
 
-def _start(spec: pb.SpawnRequest) -> str:
+def start_directory(spec: pb.SpawnRequest) -> str:
     """Return where ranks start, on the computer of whoever reserved; an empty text where that is not known."""
     if not spec.in_workspace:
         return os.path.normpath(spec.directory)

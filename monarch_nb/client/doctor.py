@@ -79,7 +79,7 @@ def imported_packages() -> list[str]:
     """Return the distributions of the modules that this process has imported, sorted: without the standard library,
     and without what only runs the notebook."""
     providers = importlib.metadata.packages_distributions()
-    loaded = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
+    loaded = {name.partition(".")[0] for name in list(sys.modules)} - sys.stdlib_module_names
     imported = set(_distributions(loaded, providers))
     chosen = set(_distributions(_modules_of(vars(sys.modules["__main__"])), providers))
     return sorted((imported - requirements(_MACHINERY) | chosen) - {*_ALWAYS_COMPARED, "ipython"})

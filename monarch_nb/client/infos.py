@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from monarch_nb.allocator.limits import how_it_ended
+from monarch_nb.client.conflicts import start_directory
 from monarch_nb.client.decoding import describe_death, result_event
 from monarch_nb.client.pool import HeldReservation, Shape, current_owner
 from monarch_nb.code_names import run_name
@@ -108,6 +109,7 @@ class ReservationInfo:
         nodes_answering: how many of its nodes answer.
         size: how many ranks it has when all of them live.
         created_at: seconds since the epoch.
+        directory: where its ranks start, on the computer of whoever reserved it; empty when that is not known.
         time_s, idle_s: its limits: how long it is held, and how long nobody may use it; None without.
         time_left_s, idle_left_s: what is left of them; idle time counts while no cell runs and no client is attached.
     """
@@ -122,6 +124,7 @@ class ReservationInfo:
     created_at: float
     ranks: tuple[RankInfo, ...]
     nodes_answering: int
+    directory: str = ""
     time_s: float | None = None
     time_left_s: float | None = None
     idle_s: float | None = None
@@ -197,6 +200,7 @@ def reservation_info(held: HeldReservation) -> ReservationInfo:
         created_at=facts.created_at,
         ranks=tuple(rank_infos(held, main.mesh_id)) if main else (),
         nodes_answering=len(held.nodes),
+        directory=start_directory(main.spec) if main else "",
         time_s=max(status.time_s for status in statuses) or None,
         time_left_s=min(status.time_left_s for status in statuses) if facts.time_s else None,
         idle_s=facts.idle_s or None,

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from monarch_nb.shape import name_ranks
+
+if TYPE_CHECKING:
+    from monarch_nb.proto import run_pb2
 
 
 @dataclass(frozen=True)
@@ -93,3 +97,15 @@ def _grouped(texts: Mapping[int, str]) -> Iterable[tuple[str, list[int]]]:
     for rank, text in texts.items():
         groups.setdefault(text, []).append(rank)
     return groups.items()
+
+
+def place_of(where: run_pb2.Where | None) -> str:
+    """Return where a rank hangs, as far as it says so."""
+    if where is None:
+        return "it does not answer: native code holds the interpreter"
+    return f"in {where.collective} at {where.line}" if where.collective else f"at {where.line or 'an unknown line'}"
+
+
+def left_by_kernel(name: str) -> str:
+    """Return what is to be said when the kernel that waits for a run ends."""
+    return f"the kernel ends; {name} goes on: %mesh attach follows it"

@@ -72,14 +72,31 @@ class Held(Protocol):
 H = TypeVar("H", bound=Held)
 
 
-def choose(infos: Sequence[H], notebook: str | None, memory: Memory | None) -> H | None:
-    """Return the reservation that a notebook held, or None when that can not be told.
+class HeldSomewhere(Held, Protocol):
+    """The same of a reservation whose directory is known."""
 
-    Where the notebook is not known and the owner holds exactly one reservation, it is that one.
-    """
+    @property
+    def directory(self) -> str: ...
+
+
+S = TypeVar("S", bound=HeldSomewhere)
+
+
+def choose_unnamed(infos: Sequence[S], directory: str) -> S | None:
+    """Return the reservation that a kernel may take for that of its notebook, although nobody knows which notebook that
+    is (a headless one, say): the only one in its directory that no other notebook made or holds."""
+    taken = {memory.reservation_id for memory in Memories().read()}
+    free = [
+        info
+        for info in infos
+        if info.held_by_me and not info.notebook and info.reservation_id not in taken and info.directory == directory
+    ]
+    return free[0] if len(free) == 1 else None
+
+
+def choose(infos: Sequence[H], notebook: str, memory: Memory | None) -> H | None:
+    """Return the reservation that a notebook held, or None when that can not be told."""
     mine = [info for info in infos if info.held_by_me]
-    if notebook is None:
-        return mine[0] if len(mine) == 1 else None
     if memory is not None:
         for info in mine:
             if info.reservation_id == memory.reservation_id:

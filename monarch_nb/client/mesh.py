@@ -433,15 +433,16 @@ class Mesh:
         """Follow a run that another client submitted; one that this process follows already is returned as it is.
 
         Args:
-            from_start: send all its output again, not only what no client has shown.
+            from_start: send all its output again, not only what no client has shown; also that of a run which is over
+                and was shown to its end.
             listener: called with the run's events on a background thread.
 
         Raises:
             RunNotFound: there is no such run.
         """
-        found = [info for info in self.runs() if info.run_id == run_id]
+        found = [info for info in (self.past_runs() if from_start else self.runs()) if info.run_id == run_id]
         if not found:
-            raise RunNotFound(f"no run {run_id} is going on or uncollected")
+            raise RunNotFound(f"no run {run_id} is {'remembered' if from_start else 'going on or uncollected'}")
         info = found[0]
         known = self.core.runs.get(run_id)
         if known is not None and not from_start:

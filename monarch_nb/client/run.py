@@ -13,13 +13,13 @@ from monarch_nb.client import events
 from monarch_nb.client.bridge import Flag, call, post
 from monarch_nb.client.connection import GAP_S, Connection
 from monarch_nb.client.decoding import OutputDecoder, result_event
-from monarch_nb.client.interrupt_report import InterruptReport, unstopped_lines
+from monarch_nb.client.interrupt_report import InterruptReport, left_by_kernel, place_of, unstopped_lines
 from monarch_nb.client.presenting import served_notebook
 from monarch_nb.client.run_values import RunValues
 from monarch_nb.client.waits import explain_past_waits, explain_waits
 from monarch_nb.code_names import run_name
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, ReservationExpired, RunFailed
-from monarch_nb.interrupting import at_waits
+from monarch_nb.interrupting import at_waits, kernel_ends
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import name_ranks
@@ -191,7 +191,7 @@ class Run:
             Whether it is done.
 
         Raises:
-            KeyboardInterrupt: after Ctrl-C, when the ranks are free.
+            KeyboardInterrupt: after Ctrl-C, when the ranks are free; at once when Jupyter ends this kernel.
         """
         with at_waits():
             try:
@@ -208,9 +208,11 @@ class Run:
 
     def _free(self) -> InterruptReport:
         """Interrupt the ranks until they are free, with Ctrl-C held back but where it waits. Those that have had no
-        time to stop are never killed."""
+        time to stop are never killed. When the kernel ends, let go."""
         report = InterruptReport(free=tuple(sorted(self.results.keys() | self.finished_before)))
         while True:
+            if kernel_ends():
+                raise KeyboardInterrupt(left_by_kernel(self.name)) from None
             with contextlib.suppress(KeyboardInterrupt):
                 report = report.then(self.interrupt(kill_stuck=self.is_stuck))
                 self.wait_freed()  # what is stuck may still stop by itself
@@ -531,7 +533,7 @@ class Run:
         where = await self.mesh.core.where(reachable) if reachable else {}
         left = self._left()  # some have stopped meanwhile
         reachable = self._reachable(left)
-        stuck = {rank: _place(where.get(rank)) for rank in reachable}
+        stuck = {rank: place_of(where.get(rank)) for rank in reachable}
         unreachable = {rank: self._node_name(rank) for rank in left if rank not in reachable}
         self.is_stuck = bool(stuck)
         if self.number:  # they have been told: not again when a link breaks
@@ -591,9 +593,3 @@ def _log_failure(task: asyncio.Task[None]) -> None:
 async def _close(connections: Iterable[Connection]) -> None:
     for connection in connections:
         await connection.close()
-
-
-def _place(where: run_pb2.Where | None) -> str:
-    if where is None:
-        return "it does not answer: native code holds the interpreter"
-    return f"in {where.collective} at {where.line}" if where.collective else f"at {where.line or 'an unknown line'}"

@@ -23,7 +23,7 @@ from monarch_nb.interrupting import anywhere, at_waits
 from monarch_nb.notebook.command_line import checked_name, help_text, parse, wants_help
 from monarch_nb.notebook.commands import CELL
 from monarch_nb.notebook.files import FileCommands
-from monarch_nb.notebook.following import RunInterrupted, RunTimeout, wait_for
+from monarch_nb.notebook.following import KernelEnds, RunInterrupted, RunTimeout, wait_for
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.tables import calm_line, is_notebook, preformatted, show
@@ -126,15 +126,15 @@ class CellRunner:
         if (failed := self._failed_in_kernel(code, silent)) is not None:
             raise failed
 
-    def follow(self, *, from_start: bool, block: bool) -> None:
-        """Follow every run of the current mesh that goes on or that nobody has seen, oldest first.
+    def follow(self, runs: Sequence[RunInfo], *, from_start: bool, block: bool) -> None:
+        """Follow runs of the current mesh, one after the other.
 
         Raises:
             RunFailed: the last of those that failed; the others' errors are shown.
             RunInterrupted: a run was interrupted.
         """
         failed: Failed = None
-        for info in self._session.open_runs():
+        for info in runs:
             if failed is not None:
                 sys.stderr.write("\n".join([*failed._render_traceback_(), ""]))
                 failed = None
@@ -231,6 +231,10 @@ class CellRunner:
         except RunTimeout:
             self._leave_open(run, view)
             self._keep_later(run, out)
+            raise
+        except KernelEnds:
+            view.leave("goes on without this kernel: %mesh attach follows it")
+            view.close()
             raise
         if not run.done:  # interrupted; the rest can not be reached
             self._leave_open(run, view)
@@ -334,5 +338,5 @@ def _how_many(mesh: Mesh) -> str:
 
 def _followed_line(info: RunInfo, from_start: bool) -> str:
     ago = duration(max(0.0, time.time() - info.submitted_at))
-    earlier = "" if from_start else "; what it printed before is in its cell: %mesh attach --from-start shows all of it"
+    earlier = "" if from_start else f"; not what was shown before: %mesh attach --run {info.number} shows all of it"
     return f"{info} · {name_ranks(info.ranks)} · submitted {ago} ago{' · finished' if info.done else ''}{earlier}"

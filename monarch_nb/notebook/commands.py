@@ -72,15 +72,22 @@ RESERVE = Command(
 ATTACH = Command(
     "attach",
     "use a mesh that is held, and follow what runs on it to the end",
-    usage="[NAME] [--noblock] [--from-start]",
+    usage="[NAME] [--noblock] [--from-start | --run N]",
     magic="%mesh ",
     section="Hold",
     words=Words("NAME", "a reservation; this notebook's when not said", completes="reservation"),
     flags=(
         _NOBLOCK,
-        Flag("--from-start", "show all the output of the run, not only what was lost"),
+        Flag("--from-start", "show all the output, not only what was lost; the last cell's if all was shown"),
+        Flag(
+            "--run",
+            "show all of run number N, also one that was shown before",
+            value="N",
+            kind="count",
+            completes="run",
+        ),
     ),
-    notes="Also shows finished runs that nobody has seen, results and errors included.\n"
+    notes="Also shows finished runs of this notebook that nobody has seen, results and errors included.\n"
     "Interrupting it interrupts the run.",
     examples=(
         ("%mesh attach", "after a kernel restart: the running cell goes on here"),

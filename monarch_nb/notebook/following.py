@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.client.events import Notice
-from monarch_nb.client.interrupt_report import InterruptReport
-from monarch_nb.interrupting import at_waits
+from monarch_nb.client.interrupt_report import InterruptReport, left_by_kernel
+from monarch_nb.interrupting import at_waits, kernel_ends
 from monarch_nb.shape import name_ranks
 from monarch_nb.times import duration
 
@@ -26,6 +26,10 @@ class RunInterrupted(KeyboardInterrupt):
         return [f"\x1b[31mKeyboardInterrupt\x1b[39m: {self}"]
 
 
+class KernelEnds(RunInterrupted):
+    """Jupyter ends the kernel, and interrupted it before; the run goes on."""
+
+
 class RunTimeout(TimeoutError):
     """The cell waited as long as `--timeout` said; the run goes on."""
 
@@ -37,7 +41,8 @@ def wait_for(run: Run, timeout_s: float | None, notify: Callable[[Notice], None]
     """Wait until every rank has finished `run`.
 
     The first Ctrl-C interrupts the ranks, and the wait goes on; once some are found to hang, another one kills those
-    and forks them anew. Then it does not wait for ranks that can not be reached.
+    and forks them anew. Then it does not wait for ranks that can not be reached. A Ctrl-C that Jupyter sends before it
+    ends the kernel does nothing to them.
 
     Args:
         timeout_s: how long to wait; None for as long as it takes.
@@ -48,6 +53,7 @@ def wait_for(run: Run, timeout_s: float | None, notify: Callable[[Notice], None]
 
     Raises:
         RunTimeout: it goes on.
+        KernelEnds: it goes on, and this kernel does not.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     report: InterruptReport | None = None
@@ -72,6 +78,8 @@ def wait_for(run: Run, timeout_s: float | None, notify: Callable[[Notice], None]
                     "here. %mesh attach follows it, %mesh interrupt stops it"
                 )
             except KeyboardInterrupt:
+                if kernel_ends():
+                    raise KernelEnds(left_by_kernel(run.name)) from None
                 is_asked = True
 
 

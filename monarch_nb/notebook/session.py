@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from monarch_nb.client.memory import Memory, choose, forget, memory_of_this_kernel, recall, remember
+from monarch_nb.client.memory import Memory, choose, choose_unnamed, forget, memory_of_this_kernel, recall, remember
 from monarch_nb.code_names import run_name
-from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError
-from monarch_nb.shape import counted, parse_targets
+from monarch_nb.errors import MonarchNbError, ReservationNotFound, RunNotFound, UsageError
+from monarch_nb.shape import counted, format_ranks, parse_targets
 
 if TYPE_CHECKING:
     from monarch_nb.client.infos import EndedReservation, ReservationInfo, RunInfo
@@ -27,6 +27,7 @@ T = TypeVar("T")
 REATTACH_TIMEOUT_S = 5.0
 """How long `%load_ext` may look for what the notebook held."""
 _SEEN = 1000
+_MAX_NAMES = 3
 
 
 class Client(Protocol):
@@ -45,7 +46,8 @@ class Session:
         notebook: the notebook's path, if it can be known.
         reservation: the current one, or None.
         runs: runs that go on and that this kernel follows, by id.
-        seen: ids of the newest runs that this kernel has shown to the end: allocators learn that a moment later.
+        seen: ids of the newest runs that this kernel has shown to the end (allocators learn that a moment later), or
+            has named as finished unseen.
         show_time: shows below the last cell that the time of the reservation is nearly up, or was; False if it can not.
     """
 
@@ -124,6 +126,24 @@ class Session:
         """Return the current mesh's runs that go on or that nobody has seen, oldest first."""
         return _open_runs(self.current(), self.seen)
 
+    def run_numbered(self, number: int) -> RunInfo:
+        """Return a run of the current mesh, also one that was shown to the end.
+
+        Raises:
+            RunNotFound: no such run is remembered.
+        """
+        for info in self.mesh().past_runs():
+            if info.number == number:
+                return info
+        raise RunNotFound(
+            f"run {number} can not be shown here: %mesh logs --run {number} has what it printed, if it ran"
+        )
+
+    def last_cell(self) -> RunInfo | None:
+        """Return the newest run of a cell of this notebook, also one that was shown to the end."""
+        runs = [info for info in self.mesh().past_runs() if info.cell_number and _is_own(info, self.notebook)]
+        return runs[-1] if runs else None
+
     def finished(self, run: Run) -> None:
         """A run was shown to the end."""
         self.seen.append(run.id)
@@ -145,7 +165,7 @@ class Session:
         if name is None:
             infos = self.client.list_reservations(self.pool)
             mine = [info for info in infos if info.held_by_me]
-            found = choose(infos, self.notebook, recall(self.notebook)) or (mine[0] if len(mine) == 1 else None)
+            found = self._choose(infos, recall(self.notebook)) or (mine[0] if len(mine) == 1 else None)
             if found is None:
                 raise ReservationNotFound(_nothing_to_attach(mine))
             name = found.name
@@ -173,7 +193,7 @@ class Session:
 
     def _find(self, memory: Memory | None) -> tuple[Reservation | None, str]:
         infos = self.client.list_reservations(self.pool)
-        found = choose(infos, self.notebook, memory)
+        found = self._choose(infos, memory)
         if found is None:
             if memory is not None and memory.reservation_id:
                 forget(memory.notebook)
@@ -182,7 +202,11 @@ class Session:
                         return None, f"{ended}: %mesh reserve takes nodes again"
             return None, _held_line(sorted(info.name for info in infos if info.held_by_me))
         reservation = self.client.attach(found.name, pool=self.pool)
-        return reservation, attached_line(reservation, _open_runs(reservation, self.seen))
+        followed, others = divided(_open_runs(reservation, self.seen), self.notebook)
+        return reservation, attached_line(reservation, followed, others)
+
+    def _choose(self, infos: Sequence[ReservationInfo], memory: Memory | None) -> ReservationInfo | None:
+        return choose(infos, self.notebook, memory) if self.notebook else choose_unnamed(infos, os.getcwd())
 
 
 def notebook_path(namespace: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
@@ -193,11 +217,36 @@ def notebook_path(namespace: Mapping[str, Any], environment: Mapping[str, str]) 
     return None
 
 
-def attached_line(reservation: Reservation, runs: Sequence[RunInfo] = ()) -> str:
+def divided(runs: Sequence[RunInfo], notebook: str | None) -> tuple[list[RunInfo], list[RunInfo]]:
+    """Return the open runs that `%mesh attach` shows: what goes on, and what has finished of this notebook (else the
+    newest); and those that it only names: what scripts and other notebooks left, which may be a lot."""
+    followed = [info for info in runs if not info.done or _is_own(info, notebook)] or list(runs[-1:])
+    return followed, [info for info in runs if info not in followed]
+
+
+def _is_own(info: RunInfo, notebook: str | None) -> bool:
+    """Whether a run comes from a notebook; from one of those whose path nobody knows if this is one."""
+    return info.notebook == notebook if notebook else not info.notebook and bool(info.cell_number)
+
+
+def unseen_line(runs: Sequence[RunInfo]) -> str:
+    """Return what to say of finished runs that nobody has seen.
+
+    Example:
+        runs 18-33 finished and nobody has seen them: %mesh attach --run N shows one
+    """
+    if len(runs) == 1:
+        return f"{runs[0]} finished and nobody has seen it: %mesh attach --run {runs[0].number} shows it"
+    numbers = format_ranks(info.number for info in runs)
+    return f"runs {numbers} finished and nobody has seen them: %mesh attach --run N shows one"
+
+
+def attached_line(reservation: Reservation, runs: Sequence[RunInfo] = (), others: Sequence[RunInfo] = ()) -> str:
     """Return one calm line that says what is alive.
 
     Args:
-        runs: those that go on or that nobody has seen; it names them and says how to see them.
+        runs: those that `%mesh attach` shows; it names them.
+        others: those that it only names.
 
     Example:
         attached to dev: 2 nodes × 4 procs, 8 ranks alive, run 46, cell [7] still running: %mesh attach follows it
@@ -209,8 +258,8 @@ def attached_line(reservation: Reservation, runs: Sequence[RunInfo] = ()) -> str
     if going := [run for run in runs if not run.done]:
         return f"{line}, {_names(going)} still running: %mesh attach follows {'it' if len(going) == 1 else 'them'}"
     if runs:
-        return f"{line}, {_names(runs)} finished meanwhile: %mesh attach shows {'it' if len(runs) == 1 else 'them'}"
-    return line
+        line = f"{line}, {_names(runs)} finished meanwhile: %mesh attach shows {'it' if len(runs) == 1 else 'them'}"
+    return f"{line}; {unseen_line(others)}" if others else line
 
 
 def shape(held: Reservation | ReservationInfo) -> str:
@@ -250,6 +299,8 @@ def _open_runs(reservation: Reservation, seen: Container[str]) -> list[RunInfo]:
 
 
 def _names(runs: Sequence[RunInfo]) -> str:
+    if len(runs) > _MAX_NAMES:
+        return f"runs {format_ranks(run.number for run in runs)}"
     return "; ".join(run_name(run.number, run.cell_number) for run in runs)
 
 

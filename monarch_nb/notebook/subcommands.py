@@ -29,7 +29,7 @@ from monarch_nb.notebook.logs import nothing_line, shown_logs
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.panels import Panels
 from monarch_nb.notebook.progress import Progress
-from monarch_nb.notebook.session import Session, attached_line, shape
+from monarch_nb.notebook.session import Session, attached_line, divided, shape, unseen_line
 from monarch_nb.notebook.tables import (
     calm_line,
     diagnosis_view,
@@ -153,14 +153,23 @@ class Subcommands:
     def _attach(self, parsed: Parsed) -> None:
         before = self._session.reservation
         reservation = self._session.attach(parsed.word)
-        runs = self._session.open_runs()
+        number, from_start = parsed.count("run"), parsed.switch("from_start")
+        runs, others = divided(self._session.open_runs(), self._session.notebook)
+        if number:
+            runs, others = [self._session.run_numbered(number)], []
         same = before is not None and before.id == reservation.id
         said = same and (bool(runs) or self._session.reattached_in == self._shell.execution_count)
         if not said:  # `%load_ext` has said it, in a cell above or in this one
             show(calm_line(attached_line(reservation)))  # runs follow, each with a line of its own
-        if parsed.switch("from_start") and not runs:
-            show(calm_line("every run was shown to the end: %mesh logs --run N shows one again"))
-        self._cells.follow(from_start=parsed.switch("from_start"), block=not parsed.switch("noblock"))
+        if not runs and (last := self._session.last_cell()):
+            if from_start:
+                runs = [last]
+            else:
+                show(calm_line(f"{last} was shown to the end: %mesh attach --from-start shows it again"))
+        if others:
+            show(calm_line(unseen_line(others)))
+            self._session.seen += [info.run_id for info in others]  # said once
+        self._cells.follow(runs, from_start=from_start or bool(number), block=not parsed.switch("noblock"))
 
     def _detach(self, _: Parsed) -> None:
         name = self._session.current().name

@@ -13,7 +13,7 @@ from IPython.display import display
 
 from monarch_nb import escapes
 from monarch_nb.code_names import run_names
-from monarch_nb.notebook.session import shape
+from monarch_nb.notebook.session import shape, unseen_line
 from monarch_nb.shape import format_ranks, name_ranks
 from monarch_nb.times import duration
 
@@ -113,7 +113,7 @@ def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequ
     notes = [*_causes(dead_ranks), *_last_words(dead_ranks)]
     notes += [f"rank {rank.rank}: {rank.trouble}" for rank in ranks if rank.trouble]
     notes += [f"%mesh restart -t {format_ranks(dead)} gives {name_ranks(dead)} anew"] if dead else []
-    notes += [f"{run} finished and nobody has seen it: %mesh attach shows it" for run in runs if run.done]
+    notes += [unseen_line(unseen)] if (unseen := [run for run in runs if run.done]) else []
     if away := sorted({rank.host for rank in ranks if rank.state == "unreachable"}):
         notes.append(_away_note(away))
     alive = sum(rank.is_alive for rank in ranks)

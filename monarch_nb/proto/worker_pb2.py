@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from monarch_nb.proto import run_pb2 as monarch__nb_dot_proto_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dmonarch_nb/proto/worker.proto\x12\rmonarch_nb.v1\x1a\x1amonarch_nb/proto/run.proto\"\xd8\x01\n\nToTemplate\x12.\n\nfork_ranks\x18\x01 \x01(\x0b\x32\x18.monarch_nb.v1.ForkRanksH\x00\x12.\n\nfork_store\x18\x02 \x01(\x0b\x32\x18.monarch_nb.v1.ForkStoreH\x00\x12\x32\n\x0c\x66orget_exits\x18\x03 \x01(\x0b\x32\x1a.monarch_nb.v1.ForgetExitsH\x00\x12+\n\x04\x65xit\x18\x04 \x01(\x0b\x32\x1b.monarch_nb.v1.ExitTemplateH\x00\x42\t\n\x07message\"D\n\tForkRanks\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12&\n\x05ranks\x18\x02 \x03(\x0b\x32\x17.monarch_nb.v1.RankSpec\"\x96\x02\n\x08RankSpec\x12\x0f\n\x07mesh_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12=\n\x0b\x65nvironment\x18\x03 \x03(\x0b\x32(.monarch_nb.v1.RankSpec.EnvironmentEntry\x12\x11\n\tdirectory\x18\x04 \x01(\t\x12\x0e\n\x06socket\x18\x05 \x01(\t\x12\x15\n\rlog_directory\x18\x06 \x01(\t\x12\x16\n\x0e\x62lob_directory\x18\x07 \x01(\t\x12\x13\n\x0bstacks_file\x18\x08 \x01(\t\x12\x11\n\tworkspace\x18\t \x01(\t\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xac\x01\n\tForkStore\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0c\n\x04host\x18\x02 \x01(\t\x12>\n\x0b\x65nvironment\x18\x03 \x03(\x0b\x32).monarch_nb.v1.ForkStore.EnvironmentEntry\x12\x0c\n\x04port\x18\x04 \x01(\r\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1b\n\x0b\x46orgetExits\x12\x0c\n\x04pids\x18\x01 \x03(\r\"\x0e\n\x0c\x45xitTemplate\"\xd5\x01\n\x0c\x46romTemplate\x12-\n\x05ready\x18\x01 \x01(\x0b\x32\x1c.monarch_nb.v1.TemplateReadyH\x00\x12\'\n\x06\x66orked\x18\x02 \x01(\x0b\x32\x15.monarch_nb.v1.ForkedH\x00\x12*\n\x04\x65xit\x18\x03 \x01(\x0b\x32\x1a.monarch_nb.v1.ProcessExitH\x00\x12\x36\n\x0epreload_failed\x18\x04 \x01(\x0b\x32\x1c.monarch_nb.v1.PreloadFailedH\x00\x42\t\n\x07message\"n\n\rTemplateReady\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12)\n\x05\x65xits\x18\x02 \x03(\x0b\x32\x1a.monarch_nb.v1.ProcessExit\x12\x0e\n\x06python\x18\x03 \x01(\t\x12\x15\n\rtorch_version\x18\x04 \x01(\t\"J\n\x06\x46orked\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0c\n\x04pids\x18\x02 \x03(\r\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x12\n\nstore_port\x18\x04 \x01(\r\"/\n\x0bProcessExit\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x13\n\x0bwait_status\x18\x02 \x01(\x05\"2\n\rPreloadFailed\x12\x0e\n\x06module\x18\x01 \x01(\t\x12\x11\n\ttraceback\x18\x02 \x01(\t\"\xcb\x01\n\x06ToRank\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.monarch_nb.v1.HelloH\x00\x12%\n\x03run\x18\x02 \x01(\x0b\x32\x16.monarch_nb.v1.RunSpecH\x00\x12\x36\n\x0e\x66orget_results\x18\x03 \x01(\x0b\x32\x1c.monarch_nb.v1.ForgetResultsH\x00\x12\x30\n\x07\x63ontrol\x18\x04 \x01(\x0b\x32\x1d.monarch_nb.v1.ControlRequestH\x00\x42\t\n\x07message\"\x81\x01\n\x05Hello\x12-\n\x07\x63hannel\x18\x01 \x01(\x0e\x32\x1c.monarch_nb.v1.Hello.Channel\"I\n\x07\x43hannel\x12\x17\n\x13\x43HANNEL_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x43HANNEL_WORK\x10\x01\x12\x13\n\x0f\x43HANNEL_CONTROL\x10\x02\" \n\rForgetResults\x12\x0f\n\x07run_ids\x18\x01 \x03(\t\"\xc2\x02\n\x0e\x43ontrolRequest\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x30\n\tinterrupt\x18\x02 \x01(\x0b\x32\x1b.monarch_nb.v1.InterruptRunH\x00\x12(\n\x05where\x18\x03 \x01(\x0b\x32\x17.monarch_nb.v1.GetWhereH\x00\x12(\n\x05stack\x18\x04 \x01(\x0b\x32\x17.monarch_nb.v1.GetStackH\x00\x12\x31\n\x08\x63omplete\x18\x05 \x01(\x0b\x32\x1d.monarch_nb.v1.GetCompletionsH\x00\x12\x32\n\x0c\x61\x62ort_groups\x18\x06 \x01(\x0b\x32\x1a.monarch_nb.v1.AbortGroupsH\x00\x12\'\n\x04\x65xit\x18\x07 \x01(\x0b\x32\x17.monarch_nb.v1.ExitRankH\x00\x42\t\n\x07message\"\x1e\n\x0cInterruptRun\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\n\n\x08GetWhere\"\n\n\x08GetStack\".\n\x0eGetCompletions\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\r\"/\n\x0b\x41\x62ortGroups\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x10\n\x08last_run\x18\x02 \x01(\x04\"\n\n\x08\x45xitRank\"\x9d\x01\n\x08\x46romRank\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.monarch_nb.v1.RankHelloH\x00\x12+\n\x06result\x18\x02 \x01(\x0b\x32\x19.monarch_nb.v1.RankResultH\x00\x12.\n\x07\x63ontrol\x18\x03 \x01(\x0b\x32\x1b.monarch_nb.v1.ControlReplyH\x00\x42\t\n\x07message\"q\n\tRankHello\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0f\n\x07running\x18\x03 \x01(\t\x12\x0c\n\x04\x64one\x18\x04 \x03(\t\x12*\n\x07results\x18\x05 \x03(\x0b\x32\x19.monarch_nb.v1.RankResult\"\x8e\x01\n\x0c\x43ontrolReply\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12#\n\x05where\x18\x02 \x01(\x0b\x32\x14.monarch_nb.v1.Where\x12\r\n\x05stack\x18\x03 \x01(\t\x12\x13\n\x0b\x63ompletions\x18\x04 \x03(\t\x12\x18\n\x10\x63ompletion_start\x18\x05 \x01(\r\x12\n\n\x02ok\x18\x06 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dmonarch_nb/proto/worker.proto\x12\rmonarch_nb.v1\x1a\x1amonarch_nb/proto/run.proto\"\xd8\x01\n\nToTemplate\x12.\n\nfork_ranks\x18\x01 \x01(\x0b\x32\x18.monarch_nb.v1.ForkRanksH\x00\x12.\n\nfork_store\x18\x02 \x01(\x0b\x32\x18.monarch_nb.v1.ForkStoreH\x00\x12\x32\n\x0c\x66orget_exits\x18\x03 \x01(\x0b\x32\x1a.monarch_nb.v1.ForgetExitsH\x00\x12+\n\x04\x65xit\x18\x04 \x01(\x0b\x32\x1b.monarch_nb.v1.ExitTemplateH\x00\x42\t\n\x07message\"D\n\tForkRanks\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12&\n\x05ranks\x18\x02 \x03(\x0b\x32\x17.monarch_nb.v1.RankSpec\"\x96\x02\n\x08RankSpec\x12\x0f\n\x07mesh_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12=\n\x0b\x65nvironment\x18\x03 \x03(\x0b\x32(.monarch_nb.v1.RankSpec.EnvironmentEntry\x12\x11\n\tdirectory\x18\x04 \x01(\t\x12\x0e\n\x06socket\x18\x05 \x01(\t\x12\x15\n\rlog_directory\x18\x06 \x01(\t\x12\x16\n\x0e\x62lob_directory\x18\x07 \x01(\t\x12\x13\n\x0bstacks_file\x18\x08 \x01(\t\x12\x11\n\tworkspace\x18\t \x01(\t\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xac\x01\n\tForkStore\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0c\n\x04host\x18\x02 \x01(\t\x12>\n\x0b\x65nvironment\x18\x03 \x03(\x0b\x32).monarch_nb.v1.ForkStore.EnvironmentEntry\x12\x0c\n\x04port\x18\x04 \x01(\r\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1b\n\x0b\x46orgetExits\x12\x0c\n\x04pids\x18\x01 \x03(\r\"\x0e\n\x0c\x45xitTemplate\"\xd5\x01\n\x0c\x46romTemplate\x12-\n\x05ready\x18\x01 \x01(\x0b\x32\x1c.monarch_nb.v1.TemplateReadyH\x00\x12\'\n\x06\x66orked\x18\x02 \x01(\x0b\x32\x15.monarch_nb.v1.ForkedH\x00\x12*\n\x04\x65xit\x18\x03 \x01(\x0b\x32\x1a.monarch_nb.v1.ProcessExitH\x00\x12\x36\n\x0epreload_failed\x18\x04 \x01(\x0b\x32\x1c.monarch_nb.v1.PreloadFailedH\x00\x42\t\n\x07message\"\x80\x01\n\rTemplateReady\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12)\n\x05\x65xits\x18\x02 \x03(\x0b\x32\x1a.monarch_nb.v1.ProcessExit\x12\x0e\n\x06python\x18\x03 \x01(\t\x12\x15\n\rtorch_version\x18\x04 \x01(\t\x12\x10\n\x08\x63hildren\x18\x05 \x03(\r\"J\n\x06\x46orked\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0c\n\x04pids\x18\x02 \x03(\r\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x12\n\nstore_port\x18\x04 \x01(\r\"/\n\x0bProcessExit\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x13\n\x0bwait_status\x18\x02 \x01(\x05\"2\n\rPreloadFailed\x12\x0e\n\x06module\x18\x01 \x01(\t\x12\x11\n\ttraceback\x18\x02 \x01(\t\"\xcb\x01\n\x06ToRank\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.monarch_nb.v1.HelloH\x00\x12%\n\x03run\x18\x02 \x01(\x0b\x32\x16.monarch_nb.v1.RunSpecH\x00\x12\x36\n\x0e\x66orget_results\x18\x03 \x01(\x0b\x32\x1c.monarch_nb.v1.ForgetResultsH\x00\x12\x30\n\x07\x63ontrol\x18\x04 \x01(\x0b\x32\x1d.monarch_nb.v1.ControlRequestH\x00\x42\t\n\x07message\"\x81\x01\n\x05Hello\x12-\n\x07\x63hannel\x18\x01 \x01(\x0e\x32\x1c.monarch_nb.v1.Hello.Channel\"I\n\x07\x43hannel\x12\x17\n\x13\x43HANNEL_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x43HANNEL_WORK\x10\x01\x12\x13\n\x0f\x43HANNEL_CONTROL\x10\x02\" \n\rForgetResults\x12\x0f\n\x07run_ids\x18\x01 \x03(\t\"\xc2\x02\n\x0e\x43ontrolRequest\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x30\n\tinterrupt\x18\x02 \x01(\x0b\x32\x1b.monarch_nb.v1.InterruptRunH\x00\x12(\n\x05where\x18\x03 \x01(\x0b\x32\x17.monarch_nb.v1.GetWhereH\x00\x12(\n\x05stack\x18\x04 \x01(\x0b\x32\x17.monarch_nb.v1.GetStackH\x00\x12\x31\n\x08\x63omplete\x18\x05 \x01(\x0b\x32\x1d.monarch_nb.v1.GetCompletionsH\x00\x12\x32\n\x0c\x61\x62ort_groups\x18\x06 \x01(\x0b\x32\x1a.monarch_nb.v1.AbortGroupsH\x00\x12\'\n\x04\x65xit\x18\x07 \x01(\x0b\x32\x17.monarch_nb.v1.ExitRankH\x00\x42\t\n\x07message\"\x1e\n\x0cInterruptRun\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\n\n\x08GetWhere\"\n\n\x08GetStack\".\n\x0eGetCompletions\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\r\"/\n\x0b\x41\x62ortGroups\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x10\n\x08last_run\x18\x02 \x01(\x04\"\n\n\x08\x45xitRank\"\x9d\x01\n\x08\x46romRank\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.monarch_nb.v1.RankHelloH\x00\x12+\n\x06result\x18\x02 \x01(\x0b\x32\x19.monarch_nb.v1.RankResultH\x00\x12.\n\x07\x63ontrol\x18\x03 \x01(\x0b\x32\x1b.monarch_nb.v1.ControlReplyH\x00\x42\t\n\x07message\"q\n\tRankHello\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0f\n\x07running\x18\x03 \x01(\t\x12\x0c\n\x04\x64one\x18\x04 \x03(\t\x12*\n\x07results\x18\x05 \x03(\x0b\x32\x19.monarch_nb.v1.RankResult\"\x8e\x01\n\x0c\x43ontrolReply\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12#\n\x05where\x18\x02 \x01(\x0b\x32\x14.monarch_nb.v1.Where\x12\r\n\x05stack\x18\x03 \x01(\t\x12\x13\n\x0b\x63ompletions\x18\x04 \x03(\t\x12\x18\n\x10\x63ompletion_start\x18\x05 \x01(\r\x12\n\n\x02ok\x18\x06 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -54,40 +54,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXITTEMPLATE']._serialized_end=864
   _globals['_FROMTEMPLATE']._serialized_start=867
   _globals['_FROMTEMPLATE']._serialized_end=1080
-  _globals['_TEMPLATEREADY']._serialized_start=1082
-  _globals['_TEMPLATEREADY']._serialized_end=1192
-  _globals['_FORKED']._serialized_start=1194
-  _globals['_FORKED']._serialized_end=1268
-  _globals['_PROCESSEXIT']._serialized_start=1270
-  _globals['_PROCESSEXIT']._serialized_end=1317
-  _globals['_PRELOADFAILED']._serialized_start=1319
-  _globals['_PRELOADFAILED']._serialized_end=1369
-  _globals['_TORANK']._serialized_start=1372
-  _globals['_TORANK']._serialized_end=1575
-  _globals['_HELLO']._serialized_start=1578
-  _globals['_HELLO']._serialized_end=1707
-  _globals['_HELLO_CHANNEL']._serialized_start=1634
-  _globals['_HELLO_CHANNEL']._serialized_end=1707
-  _globals['_FORGETRESULTS']._serialized_start=1709
-  _globals['_FORGETRESULTS']._serialized_end=1741
-  _globals['_CONTROLREQUEST']._serialized_start=1744
-  _globals['_CONTROLREQUEST']._serialized_end=2066
-  _globals['_INTERRUPTRUN']._serialized_start=2068
-  _globals['_INTERRUPTRUN']._serialized_end=2098
-  _globals['_GETWHERE']._serialized_start=2100
-  _globals['_GETWHERE']._serialized_end=2110
-  _globals['_GETSTACK']._serialized_start=2112
-  _globals['_GETSTACK']._serialized_end=2122
-  _globals['_GETCOMPLETIONS']._serialized_start=2124
-  _globals['_GETCOMPLETIONS']._serialized_end=2170
-  _globals['_ABORTGROUPS']._serialized_start=2172
-  _globals['_ABORTGROUPS']._serialized_end=2219
-  _globals['_EXITRANK']._serialized_start=2221
-  _globals['_EXITRANK']._serialized_end=2231
-  _globals['_FROMRANK']._serialized_start=2234
-  _globals['_FROMRANK']._serialized_end=2391
-  _globals['_RANKHELLO']._serialized_start=2393
-  _globals['_RANKHELLO']._serialized_end=2506
-  _globals['_CONTROLREPLY']._serialized_start=2509
-  _globals['_CONTROLREPLY']._serialized_end=2651
+  _globals['_TEMPLATEREADY']._serialized_start=1083
+  _globals['_TEMPLATEREADY']._serialized_end=1211
+  _globals['_FORKED']._serialized_start=1213
+  _globals['_FORKED']._serialized_end=1287
+  _globals['_PROCESSEXIT']._serialized_start=1289
+  _globals['_PROCESSEXIT']._serialized_end=1336
+  _globals['_PRELOADFAILED']._serialized_start=1338
+  _globals['_PRELOADFAILED']._serialized_end=1388
+  _globals['_TORANK']._serialized_start=1391
+  _globals['_TORANK']._serialized_end=1594
+  _globals['_HELLO']._serialized_start=1597
+  _globals['_HELLO']._serialized_end=1726
+  _globals['_HELLO_CHANNEL']._serialized_start=1653
+  _globals['_HELLO_CHANNEL']._serialized_end=1726
+  _globals['_FORGETRESULTS']._serialized_start=1728
+  _globals['_FORGETRESULTS']._serialized_end=1760
+  _globals['_CONTROLREQUEST']._serialized_start=1763
+  _globals['_CONTROLREQUEST']._serialized_end=2085
+  _globals['_INTERRUPTRUN']._serialized_start=2087
+  _globals['_INTERRUPTRUN']._serialized_end=2117
+  _globals['_GETWHERE']._serialized_start=2119
+  _globals['_GETWHERE']._serialized_end=2129
+  _globals['_GETSTACK']._serialized_start=2131
+  _globals['_GETSTACK']._serialized_end=2141
+  _globals['_GETCOMPLETIONS']._serialized_start=2143
+  _globals['_GETCOMPLETIONS']._serialized_end=2189
+  _globals['_ABORTGROUPS']._serialized_start=2191
+  _globals['_ABORTGROUPS']._serialized_end=2238
+  _globals['_EXITRANK']._serialized_start=2240
+  _globals['_EXITRANK']._serialized_end=2250
+  _globals['_FROMRANK']._serialized_start=2253
+  _globals['_FROMRANK']._serialized_end=2410
+  _globals['_RANKHELLO']._serialized_start=2412
+  _globals['_RANKHELLO']._serialized_end=2525
+  _globals['_CONTROLREPLY']._serialized_start=2528
+  _globals['_CONTROLREPLY']._serialized_end=2670
 # @@protoc_insertion_point(module_scope)

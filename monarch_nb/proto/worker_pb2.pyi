@@ -286,12 +286,17 @@ class TemplateReady(_message.Message):
     EXITS_FIELD_NUMBER: _builtins.int
     PYTHON_FIELD_NUMBER: _builtins.int
     TORCH_VERSION_FIELD_NUMBER: _builtins.int
+    CHILDREN_FIELD_NUMBER: _builtins.int
     pid: _builtins.int
     python: _builtins.str
     torch_version: _builtins.str
     @_builtins.property
     def exits(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProcessExit]:
         """not yet forgotten"""
+
+    @_builtins.property
+    def children(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """that have not ended"""
 
     def __init__(
         self,
@@ -300,10 +305,11 @@ class TemplateReady(_message.Message):
         exits: _abc.Iterable[Global___ProcessExit] | None = ...,
         python: _builtins.str = ...,
         torch_version: _builtins.str = ...,
+        children: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exits", b"exits", "pid", b"pid", "python", b"python", "torch_version", b"torch_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["children", b"children", "exits", b"exits", "pid", b"pid", "python", b"python", "torch_version", b"torch_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import importlib.abc
-import importlib.machinery
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from monarch_nb.worker.imports import after_import
 
 MODULE = "torch.distributed.distributed_c10d"
 _ABORT_WAIT_S = 5.0
@@ -27,10 +27,7 @@ _holders: dict[str, list[ModuleType]] = {}
 
 def when_imported(patch: Callable[[Any], None]) -> None:
     """Call `patch` with distributed_c10d: now if it is imported, else when it is."""
-    if module := sys.modules.get(MODULE):
-        patch(module)
-    else:
-        sys.meta_path.insert(0, _AfterImport(patch))
+    after_import(MODULE, patch)
 
 
 def replace(function: Callable[..., Any], by: Callable[..., Any]) -> None:
@@ -174,29 +171,3 @@ def _shut_down(groups: list[Any]) -> None:
     while groups:
         with contextlib.suppress(RuntimeError):  # it is broken
             groups.pop().shutdown()
-
-
-class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds distributed_c10d once, and patches it when it has been executed."""
-
-    def __init__(self, patch: Callable[[Any], None]) -> None:
-        self._patch = patch
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        if spec is not None and spec.loader is not None:
-            self._loader = spec.loader
-            spec.loader = self
-        return spec
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        self._patch(module)

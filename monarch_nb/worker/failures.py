@@ -62,7 +62,7 @@ def describe(shell: RankShell, user_code: UserCode, error: BaseException, *, onl
     return Failure(
         name=encodable(type(error).__name__),
         message=encodable(_named(user_code, error, _message(error))),
-        traceback=encodable(user_code.name_files(_render(shell, error))),
+        traceback=encodable(_render(shell, error)),
         where=encodable(where),
     )
 

@@ -1,9 +1,11 @@
-"""What works differently in a rank than in a script, and says so: input(), and spawning what only a cell defines."""
+"""What works differently in a rank than in a script: input(), debuggers and spawning what only a cell defines say so,
+and progress bars are text."""
 
 import builtins
 import getpass
 import multiprocessing.context
 import multiprocessing.reduction
+import pdb
 import sys
 import warnings
 from collections.abc import Callable
@@ -11,6 +13,8 @@ from types import FunctionType
 from typing import Any, NoReturn
 
 from IPython.core.error import StdinNotImplementedError
+
+from monarch_nb.worker.imports import after_import
 
 
 class SpawnError(RuntimeError):
@@ -22,9 +26,11 @@ def install() -> None:
     builtins.input = _refuse_input
     getpass.getpass = _refuse_input
     sys.breakpointhook = _refuse_breakpoint
+    pdb.Pdb.interaction = _with_keyboard(pdb.Pdb.interaction)  # type: ignore[method-assign]
     # Python 3.12 warns because of the control thread, of which a forked child keeps nothing.
     warnings.filterwarnings("ignore", "To exit: use", UserWarning)  # IPython's, about sys.exit(): the run fails anyway
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
+    after_import("tqdm.notebook", _use_text_bar)
     reduction: Any = multiprocessing.reduction
     reduction.dump = _dump_for_spawn(reduction.dump)
 
@@ -43,6 +49,32 @@ def _refuse_breakpoint(*_: Any, **__: Any) -> NoReturn:
         "a rank has no keyboard: breakpoint() does not work in a %%mesh cell. "
         "Use %mesh stacks to see where ranks are, or print"
     )
+
+
+def _with_keyboard(interaction: Callable[..., None]) -> Callable[..., None]:
+    def interact(debugger: pdb.Pdb, *arguments: Any) -> None:
+        __tracebackhide__ = True
+        if debugger.stdin in (sys.stdin, sys.__stdin__):  # else it is one that talks over a socket
+            raise StdinNotImplementedError(
+                "a rank has no keyboard: debuggers do not work in a %%mesh cell. "
+                "%tb shows the last error's traceback again, and sys.last_traceback has its frames"
+            )
+        interaction(debugger, *arguments)
+
+    return interact
+
+
+def _use_text_bar(notebook: Any) -> None:
+    """Make tqdm.notebook's bar, a widget that no browser would hear from, the text bar that it derives from."""
+    bar = notebook.tqdm_notebook
+    for name in list(vars(bar)):
+        if not name.startswith("__") or name == "__iter__":
+            delattr(bar, name)
+
+    def __init__(self: Any, *arguments: Any, display: bool = True, **options: Any) -> None:
+        super(bar, self).__init__(*arguments, **options)
+
+    bar.__init__ = __init__
 
 
 def _dump_for_spawn(dump: Callable[..., None]) -> Callable[..., None]:

@@ -78,6 +78,7 @@ class Rank:
         self._context = contextvars.copy_context()
         self._results = Results(spec.rank)
         self._user_code = UserCode(shell.cell_label, spec.directory, spec.workspace)
+        shell.name_files = self._user_code.name_files
         reloader = Reloader(shell, self._user_code, spec.workspace)
         self._runner = cells.CellRunner(shell, spec.blob_directory, reloader)
         entries = cells.user_code_entries()
@@ -85,7 +86,6 @@ class Rank:
         self._queue: deque[RunSpec] = deque()
         self._work: socket.socket | None = None
         self._must_forget_groups = False
-        self._last_error: BaseException | None = None
         self._pid = os.getpid()
         self._control = ControlThread(
             listener,
@@ -169,8 +169,7 @@ class Rank:
             active = ActiveRun(spec.run_id)
             result = RankResult(run_id=spec.run_id, rank=self._spec.rank, outcome=OUTCOME_OK)
             self._results.start(spec.run_id)
-            self._shell.forget_error(self._last_error)
-            self._last_error = None
+            self._shell.release_error(spec.cell.code or spec.pull.expression)
             try:
                 self._begin(spec, active, result)
             except Exception as error:  # noqa: BLE001 -- no memory, what user code did to this process: a run ends
@@ -230,7 +229,7 @@ class Rank:
     ) -> None:
         """Fill `result` with all that is known at the end of a run."""
         if error is not None:
-            self._last_error = error
+            self._shell.keep_error(error)
             self._describe(error, active, result)
         result.group_aborted = active.group_aborted
         result.duration_s = time.monotonic() - active.started
@@ -254,6 +253,7 @@ class Rank:
             shown = failures.readable(error)
             only_users = isinstance(shown, ProcessGroupAborted)
         result.failure.CopyFrom(failures.describe(self._shell, self._user_code, shown, only_users=only_users))
+        self._shell.remember_error(shown)
         _drop_value(result)
 
     def _after_abort(self) -> None:

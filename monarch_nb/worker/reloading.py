@@ -150,7 +150,7 @@ class Reloader:
             pending = [name for name in errors if places[name] < last]
             told.update(name for name in errors.keys() - pending if self._report(name, errors[name]))
             for error in errors.values():
-                self._shell.forget_error(error)
+                self._shell.drop_error(error)
         return told
 
     def _changed(self) -> list[str]:

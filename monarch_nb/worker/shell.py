@@ -13,13 +13,13 @@ import sys
 import tokenize
 import traceback
 import warnings
-from collections.abc import Iterator
-from types import CodeType, ModuleType, TracebackType
+from collections.abc import Callable, Iterator
+from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
-from IPython.core.error import UsageError
+from IPython.core.error import StdinNotImplementedError, UsageError
 from IPython.core.history import HistoryManager
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Type
@@ -30,10 +30,13 @@ from monarch_nb.errors import ProcessGroupAborted
 from monarch_nb.proto.run_pb2 import Display
 from monarch_nb.worker import streams
 from monarch_nb.worker.compiler import BoundedCompiler
-from monarch_nb.worker.user_code import error_chain
+from monarch_nb.worker.last_error import LastError, release_frames
+from monarch_nb.worker.user_code import cut_middle, error_chain
 
 _SIGINT_GRACE_S = 0.5
 _FILE = re.compile(r'File "(<[^"\n]+>)"')
+_NO_ARGUMENTS = "(***failed resolving arguments***)"
+"""What IPython says of a function whose frame was released."""
 _format_warning = warnings.formatwarning
 INTERACTIVESHELL_FILE = InteractiveShell.run_code.__code__.co_filename
 _CELL_RUNNERS = {getattr(InteractiveShell, f"run_{name}").__code__ for name in ("code", "ast_nodes", "cell_async")}
@@ -101,7 +104,13 @@ class RankShell(InteractiveShell):
     last_execution_result: Any = None
     running_code = ""
     script_error: BaseException | None = None
+    name_files: Callable[[str], str] = staticmethod(str)
+    """Gives files in a rendered traceback the names that the user knows."""
     _nested_cells = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+        self._last_error = LastError()
 
     def take_script_error(self) -> BaseException | None:
         """Return what a script of `%run` raised in this cell, once: IPython only shows it."""
@@ -162,9 +171,14 @@ class RankShell(InteractiveShell):
     def showtraceback(self, *args: Any, **kwargs: Any) -> None:
         """Print a traceback, but not the cell's own or its script's: that one becomes the run's failure."""
         caller = sys._getframe(1).f_code
+        last: BaseException | None = getattr(sys, "last_value", None)
         if caller in _SCRIPT_RUNNERS:
             self.script_error = sys.exception()
-        elif not self._is_cells_own(caller):
+        elif self._is_cells_own(caller):
+            pass
+        elif last is not None and sys.exception() is None and not (args or kwargs):  # %tb
+            sys.stderr.write(f"{self.render(last)}\n")
+        else:
             super().showtraceback(*args, **kwargs)
 
     def showsyntaxerror(self, *args: Any, **kwargs: Any) -> None:
@@ -181,10 +195,23 @@ class RankShell(InteractiveShell):
         return caller in _CELL_RUNNERS and not self._nested_cells
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: Any) -> None:
-        sys.stderr.write(f"{self.InteractiveTB.stb2text(stb)}\n")
+        sys.stderr.write(f"{self.name_files(self.InteractiveTB.stb2text(stb))}\n")
 
     def render(self, error: BaseException) -> str:
         """Return the traceback of an error as IPython shows it, with colours."""
+        whole = [(each, each.__traceback__) for each in error_chain(error)]
+        left_out = 0
+        try:
+            for each, trace in whole:
+                each.__traceback__, more = cut_middle(trace)
+                left_out += more
+            text = self.name_files(self._rendered(error)).replace(_NO_ARGUMENTS, "(…)")
+        finally:
+            for each, trace in whole:
+                each.__traceback__ = trace
+        return f"… {left_out:,} frames in the middle left out …\n{text}" if left_out else text
+
+    def _rendered(self, error: BaseException) -> str:
         kind, trace = type(error), error.__traceback__
         if isinstance(error, UsageError):
             return f"UsageError: {error}"
@@ -203,18 +230,29 @@ class RankShell(InteractiveShell):
         """Return what Python's own traceback module wrote, with cells called as IPython's tracebacks call them."""
         return _FILE.sub(lambda match: self.cell_label(match[1]) or match[0], text)
 
-    def forget_error(self, error: BaseException | None) -> None:
-        """Release everything that the last run's error keeps alive."""
-        if error is None:
-            return
+    def keep_error(self, error: BaseException) -> None:
+        """Note what the error of a run keeps alive. Before `remember_error`, which gets what people see of it."""
+        self._last_error.keep(error)
+
+    def remember_error(self, shown: BaseException) -> None:
+        """Let `%tb` and `sys.last_…` find an error. One that refuses a debugger leaves them the one to be debugged."""
+        if not isinstance(shown, StdinNotImplementedError):
+            self._get_exc_info((type(shown), shown, shown.__traceback__))  # type: ignore[no-untyped-call]
+
+    def release_error(self, code: str) -> None:
+        """Release what the last error keeps alive, unless `code`, which runs next, looks at it."""
+        if self._last_error.release(code):
+            self._forget_rendered()
+
+    def drop_error(self, error: BaseException) -> None:
+        """Release everything that an error which was rendered keeps alive."""
+        release_frames(error)
+        self._forget_rendered()
+
+    def _forget_rendered(self) -> None:
         self.last_execution_result = None
-        for each in error_chain(error):
-            _release_frames(each.__traceback__)
         self.InteractiveTB.tb = None
         self.SyntaxTB.last_syntax_error = None
-        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-            if hasattr(sys, name):
-                setattr(sys, name, None)
 
 
 def make_shell() -> RankShell:
@@ -244,7 +282,7 @@ def _warm_up(shell: RankShell) -> None:
     error = shell.last_execution_result.error_in_exec
     assert error is not None
     shell.render(error)
-    shell.forget_error(error)
+    shell.drop_error(error)
     shell.displayhook.clear()
     linecache.clearcache()
 
@@ -273,15 +311,6 @@ def _end_group(process: "subprocess.Popen[bytes]") -> None:
         process.wait(_SIGINT_GRACE_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _release_frames(trace: TracebackType | None) -> None:
-    """Drop what the frames of a traceback hold. What rendered it (stack_data) keeps the frames themselves in cycles."""
-    while trace is not None:
-        with contextlib.suppress(RuntimeError):  # it still executes
-            trace.tb_frame.clear()
-        trace.tb_frame.f_locals  # noqa: B018 -- before Python 3.13 a copy, which this brings up to date
-        trace = trace.tb_next
 
 
 def clean_data(data: dict[str, Any]) -> dict[str, Any]:

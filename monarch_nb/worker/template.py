@@ -80,6 +80,7 @@ class Template:
             exits = [ProcessExit(pid=pid, wait_status=status) for pid, status in self._exits.items()]
             version = getattr(sys.modules.get("torch"), "__version__", "")
             ready = TemplateReady(pid=os.getpid(), exits=exits, python=sys.executable, torch_version=version)
+            ready.children.extend(self._children)
             self._send(FromTemplate(ready=ready))
 
     def _drop_connection(self) -> None:

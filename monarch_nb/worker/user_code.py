@@ -21,6 +21,7 @@ CellLabel = Callable[[str], str | None]
 _FILE = r'(File (?:\x1b\[[0-9;]*m)*"?)'
 """What comes before a file's name in a traceback, of Python's or IPython's."""
 _MAX_FRAMES = 200
+_MAX_RECURSION_FRAMES = 2_000
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -91,10 +92,9 @@ class UserCode:
     def line_of_traceback(self, trace: TracebackType | None) -> str:
         """Return the innermost line of user code of a traceback; empty when there is none."""
         found = ""
-        while trace is not None:
-            if self.is_users(trace.tb_frame.f_code.co_filename):
-                found = self.line(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
-            trace = trace.tb_next
+        for each in _each(trace):
+            if self.is_users(each.tb_frame.f_code.co_filename):
+                found = self.line(each.tb_frame.f_code.co_filename, each.tb_lineno)
         return found
 
     def trim(self, trace: TracebackType | None, *, only_users: bool = False) -> TracebackType | None:
@@ -106,19 +106,40 @@ class UserCode:
                 at different depths of one call then report equally.
         """
         kept: list[TracebackType] = []
-        while trace is not None:
-            filename = trace.tb_frame.f_code.co_filename
+        for each in _each(trace):
+            filename = each.tb_frame.f_code.co_filename
             if self.is_users(filename) or (kept and not filename.startswith(_PACKAGE)):
-                kept.append(trace)
-            trace = trace.tb_next
-        if len(kept) > _MAX_FRAMES:  # endless recursion: rendering a frame takes milliseconds
-            kept[_MAX_FRAMES // 2 : -_MAX_FRAMES // 2] = []
+                kept.append(each)
         while only_users and kept and not self.is_users(kept[-1].tb_frame.f_code.co_filename):
             kept.pop()
-        result: TracebackType | None = None
-        for each in reversed(kept):
-            result = TracebackType(result, each.tb_frame, each.tb_lasti, each.tb_lineno)
-        return result
+        return _chained(kept)
+
+
+def cut_middle(trace: TracebackType | None) -> tuple[TracebackType | None, int]:
+    """Return a traceback that is quickly rendered, and how many frames in its middle are left out.
+
+    A place in the code takes milliseconds, one that recursion comes through again tenths of one: those are shown once.
+    """
+    frames = list(_each(trace))
+    places = {(each.tb_frame.f_code, each.tb_lineno) for each in frames}
+    most = _MAX_RECURSION_FRAMES if len(places) <= _MAX_FRAMES else _MAX_FRAMES
+    left_out = len(frames) - most
+    if left_out <= 0:
+        return trace, 0
+    return _chained(frames[: most // 2] + frames[-most // 2 :]), left_out
+
+
+def _each(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _chained(traces: list[TracebackType]) -> TracebackType | None:
+    result: TracebackType | None = None
+    for each in reversed(traces):
+        result = TracebackType(result, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return result
 
 
 def outwards(frame: FrameType | None) -> Iterator[FrameType]:

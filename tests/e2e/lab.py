@@ -67,6 +67,7 @@ class Lab:
         self._options = options
         self._port = _free_port()
         self._set("apputils-extension", "notification", {"fetchNews": "false", "checkForUpdates": False})
+        self._set("completer-extension", "manager", {"providerTimeout": WAIT_MS})  # else after 1 s it offers nothing
         _install_panel(folder)
 
     def start(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -338,10 +339,16 @@ class TestProtocol:
             reserve("other-version", procs=1)
 
     def test_and_so_is_its_session(self, shared_pool: list[Node]) -> None:
+        answered = threading.Event()
+
+        def requests() -> Iterator[pb.SessionRequest]:
+            yield pb.SessionRequest(open=pb.Open(protocol=99, client_id="old"))
+            answered.wait(20)  # whoever ends a session is told nothing any more
+
         with grpc.insecure_channel(shared_pool[0].address) as channel:
-            opening = pb.SessionRequest(open=pb.Open(protocol=99, client_id="old"))
-            events = AllocatorStub(channel).Session(iter([opening]), timeout=20)  # type: ignore[no-untyped-call]
+            events = AllocatorStub(channel).Session(requests(), timeout=20)  # type: ignore[no-untyped-call]
             first = next(iter(events)).events[0]
+            answered.set()
         assert "protocol 99" in first.refused.error_json
 
     def test_nonsense_changes_nothing(self, shared_pool: list[Node]) -> None:

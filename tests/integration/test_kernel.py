@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jupyter_client.manager import KernelManager
+from jupyter_client.manager import KernelManager, _ShutdownStatus
 
 from integration.live import Gate
 from monarch_nb.shape import Extent, parse_targets
@@ -27,11 +27,14 @@ class Kernel:
 
         self._manager = KernelManager(kernel_name="python3")
         self._manager.start_kernel(env={**os.environ, "JPY_SESSION_NAME": str(notebook)}, cwd=str(notebook.parent))
+        self._connect()
+        self._cells: dict[str, list[dict[str, str]]] = {}
+        self._displays: dict[str, dict[str, str]] = {}
+
+    def _connect(self) -> None:
         self._client = self._manager.client()
         self._client.start_channels()
         self._client.wait_for_ready(timeout=60)
-        self._cells: dict[str, list[dict[str, str]]] = {}
-        self._displays: dict[str, dict[str, str]] = {}
 
     def start(self, code: str) -> str:
         """Begin a cell."""
@@ -63,6 +66,14 @@ class Kernel:
 
     def interrupt(self) -> None:
         self._manager.interrupt_kernel()
+
+    def restart(self) -> None:
+        """As JupyterLab does; the kernel must end by itself."""
+        self._manager.shutdown_wait_time = 120.0
+        self._manager.restart_kernel()
+        assert self._manager._shutdown_status is _ShutdownStatus.ShutdownRequest, "it was not killed"
+        self._client.stop_channels()  # on these, what the old kernel said last reads as if the new one were connected
+        self._connect()
 
     def complete(self, code: str) -> list[str]:
         matches: list[str] = self._client.complete(code, reply=True, timeout=20)["content"]["matches"]
@@ -157,6 +168,28 @@ def test_an_interrupt_frees_the_ranks(kernel: Kernel) -> None:
     assert kernel.run("%%mesh\nprint(i < 500)") == "[0-3] True"
 
 
+def test_a_restart_of_the_kernel_leaves_the_ranks_alone(kernel: Kernel, gate: Gate) -> None:
+    """Jupyter interrupts a kernel before it tells it to shut down."""
+    patience = "from monarch_nb import interrupting\ninterrupting.SHUTDOWN_NOTICE_S = 60.0"
+    code = f"print('begun')\n{gate.wait}\nprint('not interrupted')\nrank"
+    for start in (f"%%mesh\n{code}", "%mesh attach --from-start", "print('joins')\nnext(dev.mesh.running()).join()"):
+        kernel.run(patience)
+        cell = kernel.start(start)
+        kernel.wait(cell, "[0-3] begun" if start.startswith("%") else "joins")
+        kernel.restart()
+        kernel.run("import monarch_nb")
+        assert "run 1, cell [4] still running: %mesh attach follows it" in kernel.run("%load_ext monarch_nb")
+        kernel.run("dev = monarch_nb.attach('dev')")
+    following = kernel.start("%mesh attach")
+    gate.open(4)
+    shown = kernel.wait(following)
+    assert "[0-3] not interrupted" in shown
+    assert "KeyboardInterrupt" not in shown
+    again = kernel.run("%mesh attach --from-start")
+    assert "[0-3] begun\n[0-3] not interrupted" in again
+    assert "Out[3]: 3" in again
+
+
 def test_a_lost_kernel_gets_everything_back(kernel: Kernel, open_kernel: Callable[[], Kernel], gate: Gate) -> None:
     steps = "for i in range({}):\n    print('step', i)\n    time.sleep(0.1)\n"
     code = f"import time\n{steps.format(20)}{gate.wait}\n{steps.format('20, 30')}"
@@ -176,7 +209,7 @@ def test_a_lost_kernel_gets_everything_back(kernel: Kernel, open_kernel: Callabl
     sets = re.findall(r"\[(.*)\] step 29$", shown, re.MULTILINE)  # ranks may be a line apart where it went on
     assert sorted(rank for ranks in sets for rank in parse_targets(ranks, Extent({"ranks": 4}))) == [0, 1, 2, 3]
     assert "step 0\n" not in shown
-    assert "finished" not in again.run("%mesh attach")
+    assert "was shown to the end: %mesh attach --from-start shows it again" in again.run("%mesh attach")
     assert again.run("%mesh pull i") == "[29, 29, 29, 29]"
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 
 _MAX_OPEN = 64
@@ -122,6 +123,12 @@ def remove_directory(descriptor: int, name: bytes) -> bool:
     return True
 
 
+def holds_compiled(directory: bytes, names: Sequence[bytes]) -> bool:
+    """Return whether a directory is a `__pycache__` of compiled modules only, given what is in it: NAME.pyc, and
+    NAME.pyc.123 while Python writes it."""
+    return os.path.basename(directory) == _CACHE and all(b".pyc" in name for name in names)
+
+
 def remove_compiled(descriptor: int) -> bool:
     """Remove a `__pycache__` of compiled modules only; return whether it is gone."""
     facts = facts_at(descriptor, _CACHE)
@@ -129,8 +136,8 @@ def remove_compiled(descriptor: int) -> bool:
         return facts is None
     opened = os.open(_CACHE, _DIRECTORY, dir_fd=descriptor)
     try:
-        names = os.listdir(opened)
-        if not all(".pyc" in name for name in names):  # NAME.pyc, and NAME.pyc.123 while Python writes it
+        names = [os.fsencode(name) for name in os.listdir(opened)]
+        if not holds_compiled(_CACHE, names):
             return False
         for name in names:
             os.unlink(name, dir_fd=opened)

@@ -13,8 +13,9 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import RLock
 from time import strftime
@@ -25,6 +26,7 @@ from monarch_nb.allocator.workspace.content import Content, agrees
 from monarch_nb.allocator.workspace.directories import (
     Directories,
     facts_at,
+    holds_compiled,
     remove_compiled,
     remove_directory,
     remove_tree,
@@ -58,10 +60,18 @@ class Workspaces:
     Args:
         node: how errors name this node.
         cache_limit_bytes: how much content that no workspace holds any more is kept.
+        later: does what nobody has to wait for.
     """
 
-    def __init__(self, paths: NodePaths, *, node: str, cache_limit_bytes: int) -> None:
-        self._paths, self._node = paths, node
+    def __init__(
+        self,
+        paths: NodePaths,
+        *,
+        node: str,
+        cache_limit_bytes: int,
+        later: Callable[[Callable[[], object]], object] = lambda work: work(),
+    ) -> None:
+        self._paths, self._node, self._later = paths, node, later
         self._content = Content(paths.content, cache_limit_bytes)
         self._lock = RLock()
         self._known: dict[str, _Workspace] = {}
@@ -138,7 +148,14 @@ class Workspaces:
         return workspace
 
     def _finish_release(self, directory: Path, label: str) -> Kept | None:
+        """What ranks wrote is told; where they wrote nothing, nobody has to wait."""
         workspace = _Workspace(directory, self._content, self._node)
+        if workspace.is_as_applied():
+            self._later(partial(self._clear, workspace, label))
+            return None
+        return self._clear(workspace, label)
+
+    def _clear(self, workspace: _Workspace, label: str) -> Kept | None:
         files, size_bytes = workspace.clear()
         kept = None
         if files:
@@ -148,7 +165,7 @@ class Workspaces:
             kept = Kept(target, files, size_bytes)
             _log.info("what ranks wrote is kept in %s: %d files, %d bytes", target, files, size_bytes)
         workspace.close()
-        remove_tree(directory)
+        remove_tree(workspace.directory)
         return kept
 
 
@@ -215,6 +232,25 @@ class _Workspace:
                 pending.abandon()
             for mount in self._mounts.values():
                 self._content.forget(self._place(mount), mount.entries.values())
+
+    def is_as_applied(self) -> bool:
+        """Whether ranks wrote nothing, but for what Python compiled. Reads no content."""
+        applied = {
+            b"/".join(filter(None, (mount.name.encode(), path))): entry
+            for mount in self._mounts.values()
+            for path, entry in mount.entries.items()
+            if path not in mount.theirs
+        }
+        top = os.fsencode(self.tree)
+        for directory, directories, names, descriptor in os.fwalk(top):
+            if not directories and holds_compiled(directory, names):
+                continue
+            for name in names:
+                entry = applied.get(os.path.join(directory, name)[len(top) + 1 :])
+                facts = facts_at(descriptor, name)
+                if facts and (entry is None or not is_as_applied(entry, facts, descriptor, name)):
+                    return False
+        return True
 
     def clear(self) -> tuple[int, int]:
         """Remove what was synced, into the cache as far as it reaches; return how many files and bytes ranks wrote."""

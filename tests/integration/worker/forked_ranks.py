@@ -153,6 +153,7 @@ class ForkedRanks:
             try:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 result = function(space)
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
             except BaseException as error:  # noqa: BLE001 - user code
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 result = Failure(error)

@@ -360,9 +360,7 @@ def test_sys_exit_in_a_background_task_does_not_end_the_rank(rank: RankProcess) 
     assert rank.ok("await asyncio.sleep(0.05)\n'alive'") == "alive"
 
 
-@pytest.mark.parametrize(
-    "code", ["input('name? ')", "import getpass; getpass.getpass()", "import pdb; pdb.set_trace()"]
-)
+@pytest.mark.parametrize("code", ["input('name? ')", "import getpass; getpass.getpass()"])
 def test_input_is_a_clear_error(rank: RankProcess, code: str) -> None:
     result = rank.run(code)
     assert result.failure.name == "StdinNotImplementedError"
@@ -416,6 +414,10 @@ def test_exception_groups_notes_causes_and_odd_errors(rank: RankProcess) -> None
     assert len(result.failure.message) < 100_000
     assert len(result.failure.traceback) < 100_000
     assert rank.run("def f(): f()\nf()").failure.name == "RecursionError"
+    trace = plain(rank.run("def f(n): 1 / n if n < 1 else f(n - 1)\nf(300)").failure.traceback)
+    assert trace.count(", in f(n)") + int(re.findall(r"f at line 1 \((\d+) times\)", trace)[0]) == 301, trace
+    trace = rank.run("import sys\nsys.setrecursionlimit(9_000)\nf(3000)").failure.traceback
+    assert trace.startswith("… 1,002 frames in the middle left out …")
 
 
 def test_text_that_is_no_unicode(rank: RankProcess) -> None:
@@ -466,6 +468,16 @@ def test_death(template: TemplateProcess, code: str, status: int) -> None:
         assert rank.text("err") == "", "with our own frames it is no text for people"
 
 
+@pytest.mark.parametrize("first", ["import tqdm.notebook", "import tqdm"])
+def test_tqdm_notebook_is_a_text_bar(rank: RankProcess, first: str) -> None:
+    rank.ok(first)
+    code = "from tqdm.notebook import tqdm, trange\nfor _ in tqdm(range(10), desc='steps', display=False): pass"
+    rank.ok(f"{code}\nfor _ in trange(3, colour='green', leave=False): pass")
+    assert "steps: 100%" in rank.text("err")
+    assert "| 10/10 [" in rank.text("err")
+    assert not rank.text("out")
+
+
 # ---- memory ----
 
 
@@ -504,6 +516,16 @@ def test_the_frames_of_a_failed_cell_are_released_when_the_next_starts(rank: Ran
     rank.ok(code)
     assert rank.pull("step()").outcome == OUTCOME_ERROR
     assert rank.ok("seen[-1]() is None") is True
+    grouped = f"{code}try:\n    step()\nexcept MemoryError as e:\n    raise ExceptionGroup('both', [e]) from OSError()"
+    assert rank.run(grouped).outcome == OUTCOME_ERROR
+    assert rank.ok("seen[-1]() is None") is True
+    nested = f"{code}get_ipython().run_cell('step()')"
+    rank.run(nested)
+    assert rank.ok("seen[-1]() is None") is True
+    looked = f"{code}step()"
+    assert rank.run(looked).outcome == OUTCOME_ERROR
+    assert rank.ok("import sys; sys.last_value is not None and seen[-1]() is not None") is True
+    assert rank.ok("seen[-1]() is None") is True
     awaited = f"import asyncio\nasync def later():\n    await asyncio.sleep(0)\n{code}    pass\nawait later()\nstep()"
     assert rank.run(awaited).outcome == OUTCOME_ERROR
     assert rank.ok("seen[-1]() is None") is True
@@ -539,16 +561,45 @@ while True:
 
 @pytest.mark.parametrize("cell", ["1", "import asyncio; await asyncio.sleep(0)"], ids=["plain", "awaiting"])
 def test_a_run_whose_end_can_not_be_told_ends(rank: RankProcess, cell: str) -> None:
-    result = rank.run(
-        "import os\nfor descriptor in range(3, 50):\n    name = f'/proc/self/fd/{descriptor}'\n"
-        "    if os.path.exists(name) and '/runs/' in os.readlink(name): os.close(descriptor)\n" + cell
-    )
+    """Whatever its user code has done to the process."""
+    result = rank.run(f"import os\nfstat, os.fstat = os.fstat, lambda _: 1 / 0\n{cell}")
     assert result.outcome == OUTCOME_ERROR
-    assert "Bad file descriptor" in result.failure.message
-    assert rank.ok("6 * 7") == 42
+    assert "division by zero" in result.failure.message
+    assert rank.ok("os.fstat = fstat\n6 * 7") == 42
 
 
 def test_redefining_releases(rank: RankProcess) -> None:
     rank.ok("import weakref\nclass Big: pass\nbig = Big(); gone = weakref.ref(big)")
     rank.ok("big = None")
     assert rank.ok("gone() is None") is True
+
+
+# ---- after an error ----
+
+
+def test_the_last_error_stays_as_in_ipython(rank: RankProcess) -> None:
+    rank.ok("%tb")
+    assert "No traceback available" in rank.text("err")
+    failed = rank.run("import sys\ndef step(batch):\n    return 1 / batch\nstep(0)")
+    rank.ok("%tb")
+    assert rank.text("err").rstrip("\n") == failed.failure.traceback
+    assert rank.ok("sys.last_type is ZeroDivisionError and sys.last_type is type(sys.last_value)") is True
+    assert rank.ok("getattr(sys, 'last_exc', sys.last_value) is sys.last_value") is True
+    assert rank.ok("sys.last_traceback.tb_next.tb_frame.f_locals") == {"batch": 0}
+    rank.ok("6 * 7")
+    assert rank.ok("repr(sys.last_value)") == "ZeroDivisionError('division by zero')"
+    rank.ok("%tb")
+    hollow = plain(failed.failure.traceback).replace("in step(batch)", "in step(…)")
+    assert plain(rank.text("err")).rstrip("\n") == hollow
+    rank.run("x = = 1")
+    rank.ok("%tb")
+    assert "SyntaxError" in rank.text("err")
+
+
+@pytest.mark.parametrize("code", ["%debug", "import pdb; pdb.pm()", "import pdb; pdb.set_trace(); 1", "breakpoint()"])
+def test_no_debugger_without_a_keyboard(rank: RankProcess, code: str) -> None:
+    rank.run("import sys\nbatch = 0\n1 / batch")
+    result = rank.run(code)
+    assert result.failure.name == "StdinNotImplementedError"
+    assert "a rank has no keyboard" in result.failure.message
+    assert rank.ok("repr(sys.last_value)") == "ZeroDivisionError('division by zero')"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import closing
 from pathlib import Path
-
-import pytest
 
 from integration.live import Gate
 from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess
@@ -220,18 +217,6 @@ def test_files_of_old_runs_are_closed(rank: RankProcess) -> None:
     while len(files := [path for path in rank.ok(opened) if "runs" in path]) > 6:
         assert time.monotonic() < deadline, files
         time.sleep(0.1)  # what was printed may wait for a flush
-
-
-def test_files_are_closed_while_one_run_follows_another(rank: RankProcess) -> None:
-    """Runs that come faster than what they print is flushed must not put that off."""
-    most = 0
-    for _ in range(2000):
-        rank.run("print(1)")
-        before, most = most, len(os.listdir(f"/proc/{rank.pid}/fd"))
-        if most < before:
-            break
-    else:
-        pytest.fail(f"{most} descriptors are open")
 
 
 def test_printing_is_nearly_as_fast_as_into_a_file(rank: RankProcess) -> None:

@@ -170,8 +170,8 @@ def test_signal_handlers(rank: RankProcess) -> None:
         "got = []\n"
         "signal.signal(signal.SIGUSR1, lambda *_: got.append(1))\n"
         "signal.signal(signal.SIGALRM, lambda *_: got.append(2))\n"
-        "signal.setitimer(signal.ITIMER_REAL, 0.05)\n"
         "os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.05)\n"
         "time.sleep(0.2)\n"
         "got"
     )

@@ -75,12 +75,20 @@ def test_an_exit_is_told_and_kept_until_it_is_forgotten(template: TemplateProces
     os.kill(first.pid, signal.SIGKILL)
     second.submit("import os; os._exit(3)")
     assert wait_exits(template, first.pid, second.pid) == {first.pid: -signal.SIGKILL, second.pid: 3}
-    kept = {ended.pid: ended.wait_status for ended in template.reconnect().exits}
+    ready = template.reconnect()
+    assert {first.pid, second.pid}.isdisjoint(ready.children)
+    kept = {ended.pid: ended.wait_status for ended in ready.exits}
     assert os.waitstatus_to_exitcode(kept[second.pid]) == 3
     template.forget_exits([first.pid])
     assert {ended.pid for ended in template.reconnect().exits} >= {second.pid}
     template.forget_exits(list(kept))
     assert not {ended.pid for ended in template.reconnect().exits} & set(kept)
+
+
+def test_a_restarted_allocator_learns_what_was_forked(template: TemplateProcess) -> None:
+    """The one before it may have been killed before it noted that."""
+    first, second = template.fork(2)
+    assert set(template.reconnect().children) >= {first.pid, second.pid}
 
 
 def test_a_newer_connection_replaces_the_older(template: TemplateProcess) -> None:
@@ -263,7 +271,7 @@ def test_a_rank_holds_nothing_of_the_template(template: TemplateProcess) -> None
 def test_a_child_that_runs_to_the_end_of_its_cell_does_not_become_a_second_rank(template: TemplateProcess) -> None:
     [rank] = template.fork()
     child = rank.ok("import os\npid = os.fork()\npid", want_value=True)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + TIMEOUT_S
     while alive(child):
         assert time.monotonic() < deadline
         time.sleep(0.01)

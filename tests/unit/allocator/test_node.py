@@ -257,6 +257,7 @@ class TestRelease:
         reply = await syncing
         assert "released" in reply.nodes[0].error_json
         assert node.files.workspaces.reservations() == []
+        node.files.removal.finish()
         assert list(node.paths.workspaces.iterdir()) == []
 
     async def test_down_in_the_middle_of_a_sync_leaves_nothing(
@@ -584,6 +585,20 @@ class TestRuns:
             links = [node.supervisor.ranks[MESH, rank].link for rank in (0, 1)]
             assert [[request.interrupt.run_id for request in link.told] for link in links] == told
         assert node.state.meshes[MESH].runs["b"].results[0].outcome == run_pb2.OUTCOME_CANCELLED
+
+    async def test_what_a_small_result_showed_can_be_shown_again(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        submit(node, "a")
+        for rank, bundle in ((0, "small"), (1, "x" * 10_000)):
+            result = self.result("a", rank=rank)
+            result.bundle_json, result.value_inline = bundle, b"value"
+            node._on_result(MESH, result)
+        node.collected(["a"])
+        results = node.state.meshes[MESH].runs["a"].results
+        assert [(result.bundle_json, result.value_inline) for _, result in sorted(results.items())] == [
+            ("small", b""),
+            ("", b""),
+        ]
 
     async def test_a_disk_that_is_full_leaves_results_with_their_ranks(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)

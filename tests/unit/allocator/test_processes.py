@@ -79,6 +79,24 @@ class TestReap:
         assert status is not None
         assert os.WTERMSIG(status) == signal.SIGTERM
 
+    def test_orphans_but_nobody_that_somebody_waits_for(self) -> None:
+        program = """\
+import os, subprocess
+from monarch_nb.allocator import processes
+processes.become_subreaper()
+own = subprocess.Popen("exit 3", shell=True)
+watched = subprocess.Popen("exit 4", shell=True, start_new_session=True)
+for process in (own, watched):
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+parent = subprocess.Popen("sleep 0 & echo $!", shell=True, start_new_session=True, stdout=subprocess.PIPE)
+orphan = int(parent.communicate()[0])
+os.waitid(os.P_PID, orphan, os.WEXITED | os.WNOWAIT)
+processes.reap_orphans({watched.pid})
+print(os.path.exists(f"/proc/{orphan}"), own.wait(), watched.wait())
+"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        assert (done.stdout, done.stderr) == ("False 3 4\n", "")
+
 
 class TestKillTrees:
     def start(self, token: str, *, new_session: bool) -> subprocess.Popen[bytes]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 import threading
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from monarch_nb import interrupting
 from monarch_nb.client import bridge
 from monarch_nb.client.bridge import Flag
-from monarch_nb.interrupting import anywhere, at_waits
+from monarch_nb.interrupting import anywhere, at_waits, kernel_ends
 from unit.pressing import Press
 
 
@@ -100,6 +102,61 @@ def test_other_threads_wait_undisturbed() -> None:
     assert waited == [True]
 
 
+class FakeKernel:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.told: list[tuple[str, ...]] = []
+        self.control_handlers = {"shutdown_request": lambda *message: self.told.append(message)}
+        monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=self))
+
+    def shut_down(self) -> None:
+        """As its control thread does."""
+        self.control_handlers["shutdown_request"]("stream", "ident", "message")
+
+
+class TestKernelEnds:
+    def test_one_that_jupyter_sends_before_it_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        kernel, handlers = FakeKernel(monkeypatch), []
+        monkeypatch.setattr(interrupting, "SHUTDOWN_NOTICE_S", 60.0)
+        handlers.append(kernel.control_handlers["shutdown_request"])
+        with at_waits():
+            press()
+            with pytest.raises(KeyboardInterrupt):
+                Flag().wait()
+            telling = threading.Thread(target=kernel.shut_down)
+            telling.start()
+            assert kernel_ends()
+            telling.join()
+            kernel.shut_down()
+            assert kernel_ends(), "still"
+        assert kernel.told == [("stream", "ident", "message")] * 2
+        assert [kernel.control_handlers["shutdown_request"]] == handlers, "it is put back"
+
+    def test_said_before_the_block_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        kernel = FakeKernel(monkeypatch)
+        with at_waits():
+            press()
+            kernel.shut_down()
+            with pytest.raises(KeyboardInterrupt):
+                Flag().wait()
+            assert kernel_ends()
+
+    def test_one_of_the_user(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        FakeKernel(monkeypatch)
+        monkeypatch.setattr(interrupting, "SHUTDOWN_NOTICE_S", 0.001)
+        with at_waits():
+            assert not kernel_ends()
+            press()
+            assert not kernel_ends(), "one that comes meanwhile is the same one to who asks"
+        with at_waits():
+            assert not kernel_ends()
+
+    def test_outside_of_a_kernel_nobody_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(interrupting, "SHUTDOWN_NOTICE_S", 3600.0)
+        with at_waits():
+            assert not kernel_ends()
+        assert not kernel_ends()
+
+
 def test_a_press_at_any_moment_before_a_wait_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the wait would sleep on, though Ctrl-C was pressed."""
     step, came = 0, True
@@ -111,7 +168,7 @@ def test_a_press_at_any_moment_before_a_wait_ends_it(monkeypatch: pytest.MonkeyP
             def acquire(self, timeout: float | None = None) -> bool:
                 if timeout is not None:
                     slept.append(pressed.came)  # noqa: B023
-                return False
+                return True
 
             def release(self) -> None:
                 pass
@@ -127,3 +184,19 @@ def test_a_press_at_any_moment_before_a_wait_ends_it(monkeypatch: pytest.MonkeyP
         assert slept in ([], [False]), f"asleep after the press at step {step}"
         assert (interrupt is not None) == came, f"lost at step {step}"
     assert step > 100
+
+
+def test_a_press_just_before_it_sleeps_is_seen_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal interrupts no sleep that begins after it."""
+
+    class Sleeper:
+        def acquire(self, timeout: float = -1) -> bool:
+            if timeout == -1:
+                return True
+            press()  # noticed in this frame, which is none that waits
+            assert 0 <= timeout < 1
+            return False
+
+    monkeypatch.setattr(bridge, "allocate_lock", Sleeper)
+    with at_waits(), pytest.raises(KeyboardInterrupt):
+        Flag().wait()

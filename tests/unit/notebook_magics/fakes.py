@@ -1,5 +1,6 @@
 """A client made of plain objects, and a notebook whose displays can be read."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,9 @@ from monarch_nb.client.interrupt_report import InterruptReport
 from monarch_nb.client.logs import LogRecord
 from monarch_nb.client.mesh import StackReport
 from monarch_nb.client.pool import KeptFiles
+from monarch_nb.client.presenting import served_notebook
 from monarch_nb.client.sync_report import Differences, Pending, SyncReport
+from monarch_nb.code_names import run_name
 from monarch_nb.errors import PickleError, RankFailure, ReservationNotFound, RunFailed, RunNotFound
 from monarch_nb.shape import Extent
 
@@ -29,6 +32,7 @@ class FakeRun:
 
     def __init__(self, mesh: "FakeMesh", number: int, code: str, cell_number: int) -> None:
         self.mesh, self.id, self.number, self.title, self.cell_number = mesh, f"run{number}", number, code, cell_number
+        self.name = run_name(number, cell_number)
         self.ranks = mesh.ranks
         self.kept_values: list[Any] = [None] * len(self.ranks)
         self.failures: list[RankFailure] = []
@@ -36,6 +40,7 @@ class FakeRun:
         self.finished_before: frozenset[int] = frozenset()
         self.cut_off = False  # what is left can not be reached
         self.seen = False
+        self.notebook = served_notebook()
         self.submitted_at = time.time()
         self.interrupts: list[bool] = []
         self.stops_at = 1
@@ -121,7 +126,8 @@ class FakeRun:
         finished = self.ranks if self.done else ()
         title = self.title.strip().splitlines()[0]
         return RunInfo(
-            self.id, self.number, title, self.ranks, finished, self.seen, self.submitted_at, self.cell_number
+            *(self.id, self.number, title, self.ranks, finished, self.seen, self.submitted_at, self.cell_number),
+            notebook=self.notebook,
         )
 
 
@@ -254,6 +260,7 @@ class FakeReservation:
 
     def __init__(self, client: "FakeClient", name: str, nodes: int, procs: int, notebook: str | None) -> None:
         self.client, self.name, self.id, self.notebook = client, name, f"id-{name}", notebook or ""
+        self.directory = os.getcwd()
         self.nodes, self.procs, self.gpus, self.owner = nodes, procs, 0, "me"
         self.mesh = FakeMesh(client, self, Extent({"hosts": nodes, "procs": procs}))
         self.files = FakeFiles()
@@ -294,6 +301,7 @@ class FakeReservation:
             procs=self.procs,
             gpus=0,
             notebook=self.notebook,
+            directory=self.directory,
             created_at=time.time() - 90,
             left=self.left,
             alive=self.mesh.ranks,

@@ -379,6 +379,16 @@ def test_an_interrupt_goes_to_the_ranks(held: Notebook, client: FakeClient) -> N
     assert client.runs[0].interrupts == [False]
 
 
+def test_one_that_jupyter_sends_before_it_ends_the_kernel_does_not(held: Notebook, client: FakeClient) -> None:
+    handlers: dict[str, Any] = {"shutdown_request": nothing}
+    held.shell.kernel.control_handlers = handlers  # type: ignore[attr-defined]
+    client.on_submit, client.ctrl_c = lambda run: handlers["shutdown_request"](run), 1
+    error = held.error("%%mesh\ntrain()")
+    assert str(error) == "the kernel ends; run 1, cell [2] goes on: %mesh attach follows it"
+    assert not client.runs[0].interrupts
+    assert not client.runs[0].seen
+
+
 def test_a_second_interrupt_kills_what_is_stuck(held: Notebook, client: FakeClient) -> None:
     def stuck(run: FakeRun) -> None:
         run.stops_at = 2
@@ -483,7 +493,10 @@ def test_attach_follows_to_the_end(held: Notebook, client: FakeClient) -> None:
     assert first.seen
     assert second.seen
     assert ("attach_run", "run1", False) in client.calls
-    assert held.ok("%mesh attach") == "attached to dev: 2 nodes × 2 procs, 4 ranks alive"
+    assert held.ok("%mesh attach").splitlines() == [
+        "attached to dev: 2 nodes × 2 procs, 4 ranks alive",
+        "run 2, cell [3] (second()) was shown to the end: %mesh attach --from-start shows it again",
+    ]
 
 
 def test_attach_shows_every_error_and_raises_the_last(
@@ -509,10 +522,59 @@ def test_attach_elsewhere_says_once_what_it_shows(held: Notebook, client: FakeCl
     shown = held.ok("%mesh attach dev")
     assert shown.splitlines()[0] == "attached to dev: 2 nodes × 2 procs, 4 ranks alive"
     assert "%mesh attach shows" not in shown
-    assert "· finished; what it printed before is in its cell: %mesh attach --from-start shows all of it" in shown
-    assert held.ok("%mesh attach --from-start").splitlines()[1:] == [
-        "every run was shown to the end: %mesh logs --run N shows one again"
+    assert "· finished; not what was shown before: %mesh attach --run 1 shows all of it" in shown
+
+
+def test_what_was_shown_to_the_end_is_shown_again_when_asked_for(held: Notebook, client: FakeClient) -> None:
+    """The browser may have been closed when the kernel showed it."""
+    for cell in ("first()", "second()"):
+        held.ok(f"%%mesh\n{cell}")
+    client.on_attach = hello
+    shown = held.ok("%mesh attach --from-start")
+    assert "run 2, cell [3] (second()) · ranks 0-3 · submitted" in shown
+    assert "hello" in shown
+    assert "first()" not in shown
+    assert "run 1, cell [2] (first())" in held.ok("%mesh attach --run 1")
+    assert [call for call in client.calls if call[0] == "attach_run"] == [
+        ("attach_run", "run2", True),
+        ("attach_run", "run1", True),
     ]
+    assert "%mesh logs --run 9 has what it printed" in str(held.error("%mesh attach --run 9"))
+
+
+def left_by_a_script(client: FakeClient, count: int) -> None:
+    for number in range(count):
+        run = client.held["dev"].mesh.submit(f"script({number})", listener=nothing, cell_number=0)
+        run.notebook, run.seen = "", False
+
+
+def test_what_a_script_left_is_named_in_one_line(held: Notebook, client: FakeClient) -> None:
+    left_by_a_script(client, 16)
+    assert held.ok("%mesh status").splitlines()[-1] == (
+        "runs 1-16 finished and nobody has seen them: %mesh attach --run N shows one"
+    )
+    held.shown.outputs.clear()
+    load_ipython_extension(held.shell)
+    assert held.text().endswith(
+        ", run 16 finished meanwhile: %mesh attach shows it; "
+        "runs 1-15 finished and nobody has seen them: %mesh attach --run N shows one"
+    )
+    shown = held.ok("%mesh attach")
+    assert shown.splitlines()[0] == "runs 1-15 finished and nobody has seen them: %mesh attach --run N shows one"
+    assert "script(15)" in shown
+    assert [call for call in client.calls if call[0] == "attach_run"] == [("attach_run", "run16", False)]
+    assert "nobody has seen" not in held.ok("%mesh attach\n%mesh status"), "said once"
+    assert "script(3)" in held.ok("%mesh attach --run 4")
+
+
+def test_cells_of_the_notebook_come_before_what_a_script_left(held: Notebook, client: FakeClient) -> None:
+    held.ok("%%mesh\ntrain()")
+    client.runs[0].seen = False
+    left_by_a_script(client, 1)
+    load_ipython_extension(held.shell)
+    shown = held.ok("%mesh attach")
+    assert "run 2 (script(0)) finished and nobody has seen it: %mesh attach --run 2 shows it" in shown
+    assert [call for call in client.calls if call[0] == "attach_run"] == [("attach_run", "run1", False)]
 
 
 def test_attach_in_the_background(held: Notebook, client: FakeClient) -> None:

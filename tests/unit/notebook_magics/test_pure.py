@@ -10,7 +10,7 @@ import pytest
 from monarch_nb import config
 from monarch_nb.client.infos import RankInfo, RunInfo
 from monarch_nb.client.logs import LogRecord
-from monarch_nb.client.memory import Memory, choose, recall, remember
+from monarch_nb.client.memory import Memory, choose, choose_unnamed, recall, remember
 from monarch_nb.errors import RankFailure, UsageError
 from monarch_nb.notebook.commands import CELL, MESH
 from monarch_nb.notebook.completion import InBody, InLine, locate, target_words
@@ -31,6 +31,7 @@ class Info:
     created_at: float = 0.0
     held_by_me: bool = True
     reservation_id: str = field(default="")
+    directory: str = "/here"
 
     def __post_init__(self) -> None:
         self.reservation_id = self.reservation_id or f"id-{self.name}"
@@ -151,20 +152,37 @@ def test_notebook_path() -> None:
 
 
 def test_choose() -> None:
-    def name(infos: list[Info], notebook: str | None, memory: Memory | None = None) -> str | None:
+    def name(infos: list[Info], notebook: str, memory: Memory | None = None) -> str | None:
         found: Any = choose(infos, notebook, memory)  # type: ignore[arg-type]
         return found.name if found else None
 
     dev, other, alien = Info("dev", "/a", 1.0), Info("other", "/b", 2.0), Info("alien", "/a", 9.0, held_by_me=False)
-    assert name([], None) is None
-    assert name([dev, alien], None) == "dev"
-    assert name([dev, other], None) is None
     assert name([dev, other, alien], "/a") == "dev"
     assert name([dev], "/elsewhere") is None
     assert name([dev, Info("newer", "/a", 3.0)], "/a") == "newer"
     assert name([dev, other], "/a", Memory("/a", "id-other")) == "other"
     assert name([dev, other], "/a", Memory("/a", "id-gone")) == "dev"
     assert name([dev, other], "/a", Memory("/a", "")) is None
+
+
+def test_a_kernel_that_does_not_know_its_notebook_takes_nobodys_mesh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    monkeypatch.setenv(config.HOME_VARIABLE, str(home))
+
+    def name(*infos: Info) -> str | None:
+        found: Any = choose_unnamed(infos, "/here")  # type: ignore[type-var]
+        return found.name if found else None
+
+    headless = Info("headless")
+    assert name() is None
+    assert name(headless, Info("alien", held_by_me=False), Info("other", directory="/elsewhere")) == "headless"
+    assert name(headless, Info("second")) is None
+    assert name(Info("dev", "/here/train.ipynb")) is None
+    remember(Memory("/here/train.ipynb", headless.reservation_id))
+    assert name(headless) is None, "a notebook holds it"
 
 
 def test_memory_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +308,7 @@ def test_status_folds_equal_ranks() -> None:
         "  4-6    node1  running run 12, cell [7] (train())  12 s",
         "  7      node1  dead: killed by SIGKILL",
         "%mesh restart -t 7 gives rank 7 anew",
-        "run 13, cell [7] (train()) finished and nobody has seen it: %mesh attach shows it",
+        "run 13, cell [7] (train()) finished and nobody has seen it: %mesh attach --run 13 shows it",
     ]
 
 

@@ -28,7 +28,7 @@ from monarch_nb.worker.results import Results, send_all
 from monarch_nb.worker.shell import clean_data
 from monarch_nb.worker.streams import RunOutput
 from monarch_nb.worker.text import encodable
-from monarch_nb.worker.user_code import UserCode, awaited_frames, outwards
+from monarch_nb.worker.user_code import UserCode, awaited_frames, cut_middle, outwards
 
 # ---- completion ----
 
@@ -228,6 +228,32 @@ def test_lines_of_stacks_and_tracebacks() -> None:
     trimmed = user_code.trim(caught.value.__traceback__, only_users=True)
     assert files_of(trimmed)[-1] == "<cell>"
     assert os.path.basename(files_of(user_code.trim(caught.value.__traceback__))[-1]) == "decoder.py"
+
+
+def deep(depth: int, functions: int) -> TracebackType:
+    """Return the traceback of an error below so many calls of so many functions."""
+    code = "".join(f"def f{i}(n):\n    if n <= 1: 1 / 0\n    f{(i + 1) % functions}(n - 1)\n" for i in range(functions))
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(depth + 1000)
+    try:
+        with pytest.raises(ZeroDivisionError) as caught:
+            run_cell(f"{code}f0({depth})")
+    finally:
+        sys.setrecursionlimit(limit)
+    trace: Any = caught.value.__traceback__
+    return trace.tb_next.tb_next  # type: ignore[no-any-return]  # without our own frames
+
+
+@pytest.mark.parametrize(
+    ("depth", "functions", "left_out"), [(150, 150, 0), (900, 1, 0), (900, 3, 0), (900, 300, 701), (5_000, 1, 3_001)]
+)
+def test_only_what_takes_long_to_render_is_cut(depth: int, functions: int, left_out: int) -> None:
+    whole = deep(depth, functions)
+    assert len(files_of(whole)) == depth + 1
+    cut, count = cut_middle(whole)
+    assert count == left_out
+    assert len(files_of(cut)) == depth + 1 - left_out
+    assert len(files_of(whole)) == depth + 1
 
 
 def test_awaited_frames() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -555,6 +556,31 @@ def test_release_removes_what_was_synced(workspaces: Workspaces, client: Client,
     other.sync({b"x": file(b"first"), b"y": file(b"second"), b"z": file(b"third")})
     assert other.asked_for == [0], "the cache has what a released reservation had"
     assert workspaces.release("never-there") is None
+
+
+def test_nobody_waits_for_the_removal_of_what_is_as_it_was_synced(tmp_path: Path) -> None:
+    paths, later = node_paths(tmp_path), list[Callable[[], object]]()
+    paths.directory.mkdir()
+    workspaces = Workspaces(paths, node="node0", cache_limit_bytes=1 << 20, later=later.append)
+    tree = workspaces.directory(ID)
+    Client(workspaces, ID).sync({b"a.py": file(b"first"), b"d": directory(), b"d/b": file(b"second")})
+    Client(workspaces, ID, mount="data", source="other").sync({b"c": file(b"third")})
+    (tree / "d/__pycache__").mkdir()
+    (tree / "d/__pycache__/b.cpython-311.pyc").write_bytes(b"compiled")
+    assert workspaces.release(ID, "train") is None
+    assert workspaces.reservations() == []
+    assert not tree.exists()
+    other = Client(workspaces, "reservation-2")
+    other.sync({b"x": file(b"first"), b"y": file(b"second"), b"z": file(b"third")})
+    assert other.asked_for == [0], "what a released reservation had is there all the time"
+    (work,) = later
+    work()
+    assert [path.name for path in paths.workspaces.iterdir()] == ["reservation-2"]
+    (workspaces.directory("reservation-2") / "d").mkdir()
+    (workspaces.directory("reservation-2") / "d/written").write_text("by a rank")
+    assert workspaces.release("reservation-2", "train")
+    assert [path.name for path in paths.workspaces.iterdir()] == []
+    assert later == [work], "what is kept is told, so it is there"
 
 
 def test_release_keeps_what_ranks_wrote(workspaces: Workspaces, client: Client, tree: Path, tmp_path: Path) -> None:

@@ -1,0 +1,64 @@
+"""The processes of a node, played by others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from pathlib import Path
+
+from leaks import wait_for_end
+from monarch_nb.allocator import processes
+from monarch_nb.allocator.supervisor import ProcessWatch, Supervisor
+from monarch_nb.config import NodePaths
+from monarch_nb.frames import encode_frame
+from monarch_nb.proto import state_pb2
+from monarch_nb.proto import worker_pb2 as wire
+
+
+def supervisor_of(paths: NodePaths) -> Supervisor:
+    def ignore(*_: object) -> None:
+        """Nobody is told."""
+
+    return Supervisor(paths, ignore, ignore, ignore, ignore, ignore)
+
+
+def sleeper() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sleep", "600"], start_new_session=True)
+
+
+async def test_what_an_allocator_forked_and_had_no_time_to_note_is_ended(tmp_path: Path) -> None:
+    paths = NodePaths(tmp_path)
+    paths.sockets.mkdir(parents=True)
+    known, unknown = sleeper(), sleeper()
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ready = wire.TemplateReady(children=[known.pid, unknown.pid])
+        writer.write(encode_frame(wire.FromTemplate(ready=ready).SerializeToString()))
+        writer.close()
+
+    record = state_pb2.TemplateRecord(key="key")
+    record.process.CopyFrom(processes.identify(os.getpid()))
+    supervisor = supervisor_of(paths)
+    try:
+        async with await asyncio.start_unix_server(serve, paths.template_socket("key")):
+            await supervisor.adopt_template(record, {known.pid})
+        wait_for_end(unknown.pid, 10)
+        assert not processes.is_alive(processes.identify(unknown.pid))
+        assert processes.is_alive(processes.identify(known.pid))
+    finally:
+        await supervisor.close(end_processes=False)
+        for process in (known, unknown):
+            process.kill()
+            process.wait()
+
+
+async def test_a_store_that_ended_at_the_moment_of_the_release_does_not_fail_it(tmp_path: Path) -> None:
+    """Its template has reaped it, and its pid may be another process's."""
+    supervisor, store = supervisor_of(NodePaths(tmp_path)), sleeper()
+    supervisor.watch_store("mesh", store.pid)
+    store.kill()
+    store.wait()
+    await supervisor.end_store("mesh")
+    assert store.pid not in ProcessWatch.watched
+    await supervisor.close(end_processes=False)
