@@ -210,6 +210,14 @@ class RankFailure:
         """The traceback as plain text."""
         return escapes.strip(self.rendered)
 
+    @property
+    def line(self) -> str:
+        """What happened, in one line: "failed: ValueError: bad batch (train.py:41)"."""
+        what = {"error": "failed: ", "died": "died: "}.get(self.kind, "")
+        said = self.message if self.kind == "died" else f"{self.name}: {self.message}".rstrip(": ")
+        place = where_besides(self.message, self.where) if self.kind == "error" else ""
+        return f"{what}{said.partition(chr(10))[0]}" + (f" ({place})" if place else "")
+
 
 def where_besides(message: str, where: str) -> str:
     """Return where a run failed, or "" when the message says it, as a SyntaxError's does: "(train.py, line 41)"."""

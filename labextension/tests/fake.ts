@@ -143,6 +143,7 @@ export function reservation(more: Partial<Reservation> = {}): Reservation {
     notebook: '/home/u/x.ipynb',
     notebook_path: 'x.ipynb',
     used_by: ['x.ipynb'],
+    remembered_by: [],
     created_at: 1000,
     time_s: null,
     time_left_s: null,

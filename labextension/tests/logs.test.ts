@@ -1,7 +1,8 @@
 import { beforeEach, expect, test } from 'vitest';
-import { Geometry, LogSource } from '../src/core/logs';
+import { Geometry, LogSource, runName } from '../src/core/logs';
 import { Store } from '../src/core/store';
 import { RequestError } from '../src/core/transport';
+import { LogExtent } from '../src/core/types';
 import { FakeTransport } from './fake';
 
 const QUERY = {
@@ -27,11 +28,13 @@ beforeEach(() => {
   source = new LogSource(store, () => undefined);
   total = 1_000_000;
   opened = 0;
-  transport.replies.log_open = () => ({ log: `L${++opened}`, rows: total, complete: true, runs: [] });
+  transport.replies.log_open = () => ({ ...extent(), log: `L${++opened}`, runs: [] });
   transport.replies.log_close = () => ({});
   transport.replies.log_rows = ({ first, count }) => ({
+    ...extent(),
     first,
-    total,
+    runs: [],
+    settled: 0,
     rows: Array.from({ length: Math.max(0, Math.min(count, total - first)) }, (_, place) => ({
       row: first + place,
       run: 1,
@@ -41,6 +44,8 @@ beforeEach(() => {
     }))
   });
 });
+
+const extent = (): LogExtent => ({ total, lines: total, complete: true, missing: '', notebooks: [] });
 
 /** Let everything that was asked for come. */
 async function settle(): Promise<void> {
@@ -81,7 +86,7 @@ test('the last page is asked for again when the log has grown', async () => {
   await settle();
   expect(source.rows(0, 40)).toHaveLength(10);
   total = 30;
-  transport.say({ type: 'log', log: 'L1', total, complete: true });
+  transport.say({ ...extent(), type: 'log', log: 'L1' });
   await settle();
   expect(source.rows(0, 40)).toHaveLength(30);
 });
@@ -90,9 +95,9 @@ test('what grew before anybody listened is there', async () => {
   const answer = transport.replies.log_rows;
   transport.replies.log_rows = body => ({ ...(answer(body) as object), complete: true });
   transport.replies.log_open = () => {
-    transport.say({ type: 'log', log: 'L1', total: 30, complete: true }); // its event overtakes the answer
     total = 30;
-    return { log: 'L1', rows: 0, complete: false, runs: [] };
+    transport.say({ ...extent(), type: 'log', log: 'L1' }); // its event overtakes the answer
+    return { ...extent(), log: 'L1', total: 0, complete: false, runs: [] };
   };
   await source.open(QUERY);
   await settle();
@@ -111,11 +116,11 @@ test('rows that changed while they were asked for are asked for again', async ()
     said.rows.forEach(row => (row.ranks = ranks));
     if (ranks === '0-1') {
       ranks = '0-3';
-      transport.say({ type: 'log', log: 'L1', total, complete: true }); // it overtakes the answer
+      transport.say({ ...extent(), type: 'log', log: 'L1' }); // it overtakes the answer
     }
     return said;
   };
-  transport.say({ type: 'log', log: 'L1', total, complete: true });
+  transport.say({ ...extent(), type: 'log', log: 'L1' });
   source.rows(0, 40);
   await settle();
   expect(source.rows(0, 40)![0].ranks).toBe('0-3');
@@ -189,12 +194,53 @@ test('the scroll bar reaches every line of any log', () => {
   expect(new Geometry(1_000_000, 600, 18).isExact).toBe(false);
 });
 
-test('runs that print later are learnt from their rows', async () => {
+const RUN = {
+  number: 1,
+  title: 'train()',
+  cell_number: 4,
+  notebook: '/home/u/a.ipynb',
+  notebook_path: 'a.ipynb',
+  first_row: 0
+};
+
+test('runs that print later are learnt from their rows, and where they begin by now', async () => {
   const answer = transport.replies.log_rows;
-  const run = { number: 1, title: 'train()', cell_number: 4, first_row: 0 };
-  transport.replies.log_rows = body => ({ ...(answer(body) as object), runs: [run] });
+  let first_row = 0;
+  transport.replies.log_rows = body => ({ ...(answer(body) as object), runs: [{ ...RUN, first_row }] });
   await source.open(QUERY);
   source.rows(0, 40);
   await settle();
-  expect(source.runAt(30)).toEqual(run);
+  expect(source.runs).toEqual([RUN]);
+  first_row = 7; // a run before it has gone on
+  transport.say({ ...extent(), type: 'log', log: 'L1' });
+  await settle();
+  expect(source.runs).toEqual([{ ...RUN, first_row: 7 }]);
+});
+
+test('only rows that may have changed are asked for again when the log has grown', async () => {
+  const answer = transport.replies.log_rows;
+  transport.replies.log_rows = body => ({ ...(answer(body) as object), settled: 1000 });
+  await source.open(QUERY);
+  source.rows(300, 40);
+  await settle();
+  const asked = transport.asked('log_rows').length;
+  transport.say({ ...extent(), type: 'log', log: 'L1' });
+  await settle();
+  expect(transport.asked('log_rows')).toHaveLength(asked);
+  source.rows(2000, 40);
+  await settle();
+  transport.say({ ...extent(), type: 'log', log: 'L1' });
+  await settle();
+  expect(transport.asked('log_rows').length).toBeGreaterThan(asked + 2);
+});
+
+test('a run has its notebook in its name where runs come from several', () => {
+  expect(runName(RUN, ['/home/u/a.ipynb'])).toBe('run 1, cell [4] (train())');
+  expect(runName(RUN, ['/home/u/a.ipynb', '/home/u/b.ipynb'])).toBe('run 1, cell [4] of a.ipynb (train())');
+  expect(runName(RUN, ['/home/u/a.ipynb', '/home/u/old/a.ipynb'])).toBe(
+    'run 1, cell [4] of /home/u/a.ipynb (train())'
+  );
+  expect(runName({ ...RUN, cell_number: 0, notebook: '', title: 'x'.repeat(50) }, [])).toBe(
+    `run 1 (${'x'.repeat(47)}…)`
+  );
 });

@@ -310,8 +310,53 @@ test('a widget for one reservation shows nothing else', async () => {
   expect(screen.queryByText('Nodes')).toBeNull();
 });
 
+test('a reservation without a limit can not be extended, and says why', async () => {
+  await show();
+  expect((button('Extend…') as HTMLButtonElement).disabled).toBe(true);
+  expect(button('Extend…').title).toBe('It has no time limit: there is nothing to extend.');
+  await say({
+    type: 'view',
+    view: view({ reservations: { R: reservation({ time_s: 60, time_left_s: 9 }) } })
+  });
+  expect((button('Extend…') as HTMLButtonElement).disabled).toBe(false);
+});
+
+test('that a notebook is attached is said until it is not any more', async () => {
+  const attach = vi.fn(async () => 'x.ipynb is attached');
+  const held = (more: object): Promise<void> =>
+    say({ type: 'view', view: view({ reservations: { R: reservation({ used_by: [], ...more }) } }) });
+  await show(view(), { attach, notebook: () => 'x.ipynb' });
+  await held({});
+  await userEvent.click(button('Attach notebook'));
+  expect(screen.getByText('x.ipynb is attached')).toBeTruthy();
+  await held({ time_s: 60, time_left_s: 9 }); // the server has not heard of it yet
+  expect(screen.getByText('x.ipynb is attached')).toBeTruthy();
+  await held({ used_by: ['x.ipynb'] });
+  expect(screen.getByText('x.ipynb is attached')).toBeTruthy();
+  await held({ remembered_by: ['x.ipynb'] });
+  expect(screen.queryByText('x.ipynb is attached')).toBeNull();
+});
+
+test('what comes by itself is below the buttons', async () => {
+  await show();
+  await say({ type: 'notice', level: 'error', id: 'ended-x', text: 'rank 2 died', reservation: 'R' });
+  const notice = screen.getByText('rank 2 died');
+  const follows = Node.DOCUMENT_POSITION_FOLLOWING;
+  expect(button('Release…').compareDocumentPosition(notice) & follows).toBeTruthy();
+  const what = screen.getByText('No cell is running');
+  expect(button('Release…').compareDocumentPosition(what) & follows).toBeTruthy();
+});
+
 test('without a place of its own a log opens in the panel', async () => {
-  transport.replies.log_open = () => ({ log: 'L', rows: 0, complete: true, runs: [] });
+  transport.replies.log_open = () => ({
+    log: 'L',
+    total: 0,
+    lines: 0,
+    complete: true,
+    missing: '',
+    notebooks: [],
+    runs: []
+  });
   transport.replies.log_close = () => ({});
   await show(view(), {});
   fireEvent.click(button('Log'));

@@ -57,6 +57,7 @@ test('a reservation in one line', () => {
     'dev · 4 ranks · 1 dead · 1 waiting · 1 running · 3 h left'
   );
   expect(summary(reservation(), null)).toBe('dev · 4 ranks');
+  expect(summary(reservation(), null, false)).toBe('dev · 4 ranks · not attached');
   expect(summary(reservation(), -1)).toBe('dev · 4 ranks · time is up');
   expect(shape(reservation({ nodes: 1, gpus: 1 }))).toBe('1 node × 1 GPU');
 });

@@ -175,6 +175,25 @@ test('a kernel that runs a cell is said to be busy while the widget is still liv
   expect(states.at(-1)).toBe('live');
 });
 
+test('a kernel of which nothing is heard while somebody looks is said to be silent, until it is heard', () => {
+  const { transport, states, say, listen } = widget();
+  listen();
+  transport.look(true);
+  say({ event: { type: 'change', now: 1 } });
+  for (let word = 0; word < 10; word += 1) {
+    vi.advanceTimersByTime(5_000);
+    say({ alive: true });
+  }
+  expect(states).toEqual(['live']);
+  vi.advanceTimersByTime(20_000);
+  expect(states).toEqual(['live', 'silent']);
+  say({ alive: true });
+  expect(states).toEqual(['live', 'silent', 'live']);
+  transport.look(false);
+  vi.advanceTimersByTime(60_000);
+  expect(states).toHaveLength(3);
+});
+
 test('a kernel that has ended is said at once, and what was asked is answered', async () => {
   const { transport, states, trigger, listen } = widget();
   listen();

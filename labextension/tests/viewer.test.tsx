@@ -4,9 +4,12 @@ import { beforeEach, expect, test, vi } from 'vitest';
 import { LogViewer } from '../src/core/components/LogViewer';
 import { Host, SurroundingsProvider } from '../src/core/context';
 import { Store } from '../src/core/store';
+import { LogExtent } from '../src/core/types';
 import { FakeTransport, view } from './fake';
 
 const TOTAL = 1_000_000;
+const EXTENT: LogExtent = { total: TOTAL, lines: TOTAL, complete: true, missing: '', notebooks: [] };
+const RUN = { notebook: '/home/u/x.ipynb', notebook_path: 'x.ipynb' };
 let transport: FakeTransport;
 let store: Store;
 
@@ -17,18 +20,19 @@ beforeEach(() => {
   transport.say({ type: 'view', view: view() });
   Object.defineProperty(HTMLElement.prototype, 'clientHeight', { configurable: true, value: 360 });
   transport.replies.log_open = () => ({
+    ...EXTENT,
     log: 'L',
-    rows: TOTAL,
-    complete: true,
     runs: [
-      { number: 1, title: 'import torch', cell_number: 3, first_row: 0 },
-      { number: 2, title: 'train()', cell_number: 4, first_row: 100 }
+      { ...RUN, number: 1, title: 'import torch', cell_number: 3, first_row: 0 },
+      { ...RUN, number: 2, title: 'train()', cell_number: 4, first_row: 100 }
     ]
   });
   transport.replies.log_close = () => ({});
   transport.replies.log_rows = ({ first, count }) => ({
+    ...EXTENT,
     first,
-    total: TOTAL,
+    runs: [],
+    settled: TOTAL,
     rows: Array.from({ length: Math.min(count, TOTAL - first) }, (_, place) => ({
       row: first + place,
       run: first + place < 100 ? 1 : 2,
@@ -140,10 +144,10 @@ test('a filter follows what is typed', async () => {
 
 test('a filter that matches nothing does not say that nothing was printed', async () => {
   const answer = transport.replies.log_open;
-  transport.replies.log_open = body => ({ ...(answer(body) as object), rows: body.search ? 0 : TOTAL });
+  transport.replies.log_open = body => ({ ...(answer(body) as object), total: body.search ? 0 : TOTAL });
   await show();
   await userEvent.type(screen.getByRole('searchbox'), 'nowhere');
-  transport.replies.log_rows = () => ({ first: 0, total: 0, rows: [] });
+  transport.replies.log_rows = () => ({ ...EXTENT, first: 0, total: 0, runs: [], rows: [], settled: 0 });
   await userEvent.click(screen.getByRole('button', { name: 'Only matching lines' }));
   expect(await screen.findByText('No line matches')).toBeTruthy();
   expect(screen.queryByText(/Nothing has been printed/)).toBeNull();
@@ -163,19 +167,59 @@ test('a run leads to its cell', async () => {
   await show({ revealCell });
   await userEvent.click(screen.getByRole('button', { name: 'Show cell' }));
   expect(revealCell).toHaveBeenCalledWith(
-    expect.objectContaining({ id: 'R' }),
-    expect.objectContaining({ cell_number: 4, title: 'train()' })
+    expect.objectContaining({ cell_number: 4, title: 'train()', notebook_path: 'x.ipynb' })
   );
   expect(await screen.findByText(/any more/)).toBeTruthy();
+});
+
+test('each run begins with its name and says how it failed; a click on a line leads to its run', async () => {
+  const open = transport.replies.log_open;
+  const notebooks = ['/home/u/x.ipynb', '/home/u/y.ipynb'];
+  const few = { ...EXTENT, total: 5, lines: 2, notebooks };
+  transport.replies.log_open = body => ({ ...(open(body) as object), ...few });
+  const rows = [
+    { row: 0, run: 1, ranks: '', kind: 'run', text: '' },
+    { row: 1, run: 1, ranks: '0-3', stream: 'out', text: 'a line' },
+    { row: 2, run: 1, ranks: '1', kind: 'end', text: 'failed: ValueError: bad' },
+    { row: 3, run: 2, ranks: '', kind: 'run', text: '' },
+    { row: 4, run: 2, ranks: '0-3', stream: 'out', text: 'another' }
+  ];
+  transport.replies.log_rows = () => ({ ...few, first: 0, rows, runs: [], settled: 5 });
+  const box = await show();
+  expect([...box.querySelectorAll('.mnb-line')].map(line => line.textContent)).toEqual([
+    'run 1, cell [3] of x.ipynb (import torch)',
+    '0-3a line',
+    '1failed: ValueError: bad',
+    'run 2, cell [4] of x.ipynb (train())',
+    '0-3another'
+  ]);
+  expect(screen.getByText('2 lines')).toBeTruthy();
+  const menu = screen.getByRole('combobox', { name: 'Jump to run' }) as HTMLSelectElement;
+  expect(menu.value).toBe('2'); // it follows: the end is read
+  await userEvent.click(screen.getByText('a line'));
+  expect(menu.value).toBe('1');
+  const more = { ...few, total: 6, lines: 3 };
+  rows.push({ row: 5, run: 2, ranks: '0-3', stream: 'out', text: 'one more' });
+  transport.replies.log_rows = () => ({ ...more, first: 0, rows, runs: [], settled: 6 });
+  await act(async () => transport.say({ ...more, type: 'log', log: 'L' }));
+  expect(menu.value).toBe('2');
 });
 
 test('lines of a node that is away are said to be missing, and come when it is back', async () => {
   const missing = 'ranks 2-3: node1 does not answer';
   const answer = transport.replies.log_rows;
   const open = transport.replies.log_open;
-  transport.replies.log_open = body => ({ ...(open(body) as object), rows: 1, missing });
+  transport.replies.log_open = body => ({ ...(open(body) as object), total: 1, missing });
   const one = { row: 0, run: 1, ranks: '2', stream: 'out', text: '', away: true };
-  transport.replies.log_rows = () => ({ first: 0, total: 1, rows: [one], missing });
+  transport.replies.log_rows = () => ({
+    ...EXTENT,
+    first: 0,
+    total: 1,
+    rows: [one],
+    runs: [],
+    settled: 0,
+    missing
+  });
   const box = await show();
   expect(screen.getByRole('alert').textContent).toContain(`Lines are missing of ${missing}`);
   expect(lines(box)).toEqual(['(not here: the node does not answer)']);
@@ -184,7 +228,7 @@ test('lines of a node that is away are said to be missing, and come when it is b
     total: 1,
     missing: ''
   });
-  await act(async () => transport.say({ type: 'log', log: 'L', total: 1, complete: true, missing: '' }));
+  await act(async () => transport.say({ ...EXTENT, type: 'log', log: 'L', total: 1 }));
   expect(screen.queryByRole('alert')).toBeNull();
   expect(lines(box)).toEqual(['line 0']);
 });

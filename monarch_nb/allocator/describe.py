@@ -209,10 +209,14 @@ def _run_statuses(mesh: Mesh, past: pb.PastRuns, *, with_newest: bool) -> list[p
             for run in mesh.runs.values()
             if not (run.finished and run.collected) or run.number == newest
         ]
-    return [_run_status(run, _failures(run, past.tracebacks_of == run.number)) for run in mesh.runs.values()]
+    return [
+        _run_status(run, failed_results(run, with_tracebacks=past.tracebacks_of == run.number))
+        for run in mesh.runs.values()
+    ]
 
 
-def _failures(run: Run, with_tracebacks: bool) -> Iterator[run_pb2.RankResult]:
+def failed_results(run: Run, *, with_tracebacks: bool = False) -> Iterator[run_pb2.RankResult]:
+    """Yield what the ranks of a run told that did not come to its end."""
     for result in run.results.values():
         if result.outcome != run_pb2.OUTCOME_OK:
             failure = run_pb2.Failure()

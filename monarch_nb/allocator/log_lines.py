@@ -7,9 +7,10 @@ import contextlib
 import logging
 import sys
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from monarch_nb.allocator.describe import failed_results
 from monarch_nb.allocator.log_index import Line, RankIndex, digests
 from monarch_nb.allocator.output import RankFiles, stored_outputs
 from monarch_nb.allocator.search import Lines, Searcher
@@ -18,6 +19,7 @@ from monarch_nb.proto import allocator_pb2 as pb
 
 if TYPE_CHECKING:
     from monarch_nb.allocator.node import Node
+    from monarch_nb.allocator.state import Run
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class LogLines:
         Raises:
             MeshNotFound: there is no such mesh (any more).
         """
-        told = _Told(request.mesh_id, self._node)
+        told = _Told(request, self._node)
         changed = asyncio.Event()
         runs = self._node.paths.runs(request.mesh_id)
         outputs: list[int] | None = None
@@ -221,10 +223,12 @@ class LogLines:
 class _Told:
     """What a watcher knows already."""
 
-    def __init__(self, mesh_id: str, node: Node) -> None:
-        self._mesh_id, self._node = mesh_id, node
+    def __init__(self, request: pb.WatchLogRequest, node: Node) -> None:
+        self._mesh_id, self._number, self._node = request.mesh_id, request.number, node
         self._parts: dict[tuple[int, int], pb.LogPart] = {}
         self._runs: dict[int, pb.LogRun] = {}
+        self._ended: set[int] = set()
+        """Runs that were looked at when they had finished."""
 
     def add_part(self, change: pb.LogChange, part: pb.LogPart) -> None:
         """Tell of a part, if it is news."""
@@ -235,17 +239,30 @@ class _Told:
 
     def finished_runs(self) -> set[int]:
         """Return the numbers of the runs that have finished and that the node remembers."""
-        return {run.number for run in self._node.state.mesh(self._mesh_id).runs.values() if run.finished}
+        return {run.number for run in self._remembered() if run.finished}
 
-    def add_runs(self, change: pb.LogChange, finished: Collection[int]) -> None:
-        """Tell of the runs that have lines, if there is news of them; of those in `finished` that there is no more."""
-        known = {run.number: run for run in self._node.state.mesh(self._mesh_id).runs.values()}
+    def _remembered(self) -> Iterable[Run]:
+        return self._node.state.mesh(self._mesh_id).runs.values()
+
+    def add_runs(self, change: pb.LogChange, finished: set[int]) -> None:
+        """Tell of the runs that have lines, if there is news of them; of those in `finished` that there is no more.
+
+        A run that has failed is told of although it has no line.
+        """
+        known = {run.number: run for run in self._remembered()}
+        for number in sorted(finished - self._ended):
+            if number in known and self._number in (0, number) and any(True for _ in failed_results(known[number])):
+                self._runs.setdefault(number, pb.LogRun())
+        self._ended |= finished
         for number, told in self._runs.items():
+            if told.finished:
+                continue
             run = known.get(number)
             now = pb.LogRun(number=number, finished=run is None or number in finished)
             if run is not None:
                 now.title, now.cell_number = run.submit.title, run.submit.run.cell.cell_number
                 now.notebook = run.submit.notebook
+                now.failures.extend(failed_results(run) if now.finished else ())
             elif told.number:
                 continue  # the node has forgotten it
             if now != told:

@@ -9,11 +9,13 @@ import sys
 from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from monarch_nb.client.connection import Connection
+from monarch_nb.client.decoding import result_event
 from monarch_nb.client.events import Stream
-from monarch_nb.errors import MonarchNbError, NodeUnreachable
+from monarch_nb.errors import MonarchNbError, NodeUnreachable, RankFailure
 from monarch_nb.proto import allocator_pb2 as pb
 
 if TYPE_CHECKING:
@@ -52,13 +54,14 @@ class LogPart:
 
 @dataclass(frozen=True, slots=True)
 class LogRun:
-    """A run that has printed something.
+    """A run that has printed something, or failed.
 
     Attributes:
         title: the first line of its code; empty when its nodes have forgotten it.
         cell_number: of the notebook's cell; 0 when there is none.
         finished: on every node that told of it.
         notebook: path of the notebook that it comes from; empty when that is not known.
+        failures: why it failed, by rank, as far as it has finished.
     """
 
     number: int
@@ -66,6 +69,7 @@ class LogRun:
     cell_number: int
     finished: bool
     notebook: str = ""
+    failures: tuple[RankFailure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +314,9 @@ class _Merged:
             if known is None or known.size_bytes < part.size_bytes:
                 self._parts[part.run, part.rank] = self._news[part.run, part.rank] = part
         for run in change.runs:
-            told_run = LogRun(run.number, run.title, run.cell_number, run.finished, run.notebook)
+            results = (result_event(packed, connection.name) for packed in run.failures)
+            failures = tuple(filter(None, (result.failure for result in results)))
+            told_run = LogRun(run.number, run.title, run.cell_number, run.finished, run.notebook, failures)
             self._runs.setdefault(run.number, {})[connection] = told_run
 
     def change(self, *, complete: bool) -> LogChange | None:
@@ -318,7 +324,11 @@ class _Merged:
         runs = []
         for number, by_node in self._runs.items():
             titled = max(by_node.values(), key=lambda run: bool(run.title))
-            run = replace(titled, finished=all(each.finished for each in by_node.values()))
+            failures = sorted(
+                chain.from_iterable(each.failures for each in by_node.values()), key=lambda each: each.rank
+            )
+            finished = all(each.finished for each in by_node.values())
+            run = replace(titled, finished=finished, failures=tuple(failures))
             if self._told_runs.get(number) != run:
                 self._told_runs[number] = run
                 runs.append(run)

@@ -16,11 +16,44 @@ from monarch_nb.errors import PoolError
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a notebook last did: it held this reservation, or none when `reservation_id` is empty."""
+    """What a notebook last did: it held this reservation, or none when `reservation_id` is empty.
+
+    Attributes:
+        pid: of the kernel that did; with when it began, where that can be known, as pids are used again.
+    """
 
     notebook: str
     reservation_id: str
     pool: str | None = None
+    pid: int = 0
+    began: str = ""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether that kernel still runs."""
+        return self.pid > 0 and _is_running(self.pid) and self.began == _began(self.pid)
+
+
+def memory_of_this_kernel(notebook: str, reservation_id: str, pool: str | None = None) -> Memory:
+    """Return what this process does for a notebook."""
+    return Memory(notebook, reservation_id, pool, os.getpid(), _began(os.getpid()))
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _began(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
+    except (OSError, IndexError):
+        return ""
 
 
 class Held(Protocol):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb.client.events import Finished, Text
 from monarch_nb.code_names import run_name, run_names
-from monarch_nb.errors import RunFailed, where_besides
+from monarch_nb.errors import RunFailed
 from monarch_nb.notebook.fold import HEAD_ROWS, TAIL_ROWS, Fold
 from monarch_nb.notebook.rows import TextRow, members
 from monarch_nb.shape import format_ranks
@@ -95,11 +95,7 @@ class Endings:
         info = self._known.get(number)
         failures = [failure for failure in info.failures if failure.rank in self._ranks] if info else []
         for ranks, failure in RunFailed(failures=failures).groups():
-            what = {"error": "failed: ", "died": "died: "}.get(failure.kind, "")
-            said = failure.message if failure.kind == "died" else f"{failure.name}: {failure.message}".rstrip(": ")
-            place = where_besides(failure.message, failure.where)
-            where = f" ({place})" if place and failure.kind == "error" else ""
-            yield f"[{format_ranks(ranks)}] {what}{said.partition(chr(10))[0]}{where}" + (
+            yield f"[{format_ranks(ranks)}] {failure.line}" + (
                 f"; --run {number} shows the traceback" if failure.kind == "error" and not failure.rendered else ""
             )
             yield from failure.traceback.splitlines()

@@ -22,6 +22,9 @@ from monarch_nb.panel.view import Json
 LEASE_S = 100.0
 """A view that was not heard of for so long has gone; it says a word every 30 s."""
 
+ALIVE_S = 5.0
+"""How often a view is told, while it is seen, that the kernel lives: nothing may change for long."""
+
 _EXPECTED = "expected"
 """Stands for the view of a panel that is being displayed."""
 _AGAIN_S = 0.5
@@ -70,6 +73,7 @@ class PanelMessages:
         self._subscription: Subscription | None = None
         self._check: asyncio.TimerHandle | None = None
         self._again: asyncio.TimerHandle | None = None
+        self._alive: asyncio.TimerHandle | None = None
         self._going_jobs: set[str] = set()
 
     def receive(self, content: object) -> None:
@@ -137,10 +141,19 @@ class PanelMessages:
         if self._subscription is None and looking:
             self._subscription = self._panel.subscribe_here(self._deliver)
             self._check_later()
+            self._alive_later()
         elif self._subscription is not None and not self._views:
             self._close()
         elif self._subscription is not None and self._subscription.looking != looking:
             self._subscription.look(looking)
+
+    def _alive_later(self) -> None:
+        self._alive = background_loop().call_later(ALIVE_S, self._say_alive)
+
+    def _say_alive(self) -> None:
+        if self._subscription is not None and self._subscription.looking:
+            self._send({"alive": True})
+        self._alive_later()
 
     def _check_later(self) -> None:
         self._check = background_loop().call_later(self._lease_s / 4, self._forget_silent)
@@ -156,11 +169,11 @@ class PanelMessages:
 
     def _close(self) -> None:
         self._views.clear()
-        for timer in filter(None, (self._check, self._again)):
+        for timer in filter(None, (self._check, self._again, self._alive)):
             timer.cancel()
         if self._subscription is not None:
             self._subscription.close()
-        self._check = self._again = self._subscription = None
+        self._check = self._again = self._alive = self._subscription = None
 
     async def _deliver(self, events: list[Json]) -> None:
         for event in events:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from monarch_nb.client.memory import Memory, choose, choose_unnamed, forget, recall, remember
+from monarch_nb.client.memory import Memory, choose, choose_unnamed, forget, memory_of_this_kernel, recall, remember
 from monarch_nb.code_names import run_name
 from monarch_nb.errors import MonarchNbError, ReservationNotFound, RunNotFound, UsageError
 from monarch_nb.shape import counted, format_ranks, parse_targets
@@ -70,13 +70,13 @@ class Session:
         self.reservation, self.pool = reservation, pool
         reservation.add_time_listener(lambda text: self._on_time(reservation.id, text))
         if self.notebook:
-            remember(Memory(self.notebook, reservation.id, pool))
+            remember(memory_of_this_kernel(self.notebook, reservation.id, pool))
 
     def detach(self) -> None:
         """Hold nothing any more, also in later kernels of this notebook; the reservation goes on."""
         self._let_go()
         if self.notebook:
-            remember(Memory(self.notebook, ""))
+            remember(memory_of_this_kernel(self.notebook, ""))
 
     def released(self) -> None:
         """The current reservation is gone."""

@@ -15,6 +15,8 @@ from monarch_nb.errors import UsageError
 from monarch_nb.notebook.panel_messages import Panel, PanelMessages
 from monarch_nb.panel.view import Json
 
+MARK = {"monarch_nb": {"panel": True}}
+"""By this metadata JupyterLab's extension knows what it may show as it was, when the kernel has ended."""
 SCRIPT = Path(__file__).with_name("static") / "panel.js"
 
 
@@ -73,7 +75,7 @@ class PanelWidget(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]  # 
     def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
         bundle = super()._repr_mimebundle_(**options)
         self._messages.expect_view()
-        return bundle and ({**bundle[0], **self._describe()}, bundle[1])
+        return bundle and ({**bundle[0], **self._describe()}, {**bundle[1], **MARK})
 
 
 @cache

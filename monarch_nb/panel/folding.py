@@ -128,6 +128,11 @@ class RunTable:
     def __len__(self) -> int:
         return self._first_rows[-1]
 
+    @property
+    def settled_rows(self) -> int:
+        """How many rows will stay as they are, whatever comes."""
+        return self._first_rows[self._settled]
+
     def count(self, rank: int) -> int:
         """Return how many lines of a rank are here."""
         return self._counts.get(rank, 0)

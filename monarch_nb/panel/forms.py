@@ -133,8 +133,8 @@ def reserve_form(view: Json) -> Form:
                 "time",
                 "Time",
                 "duration",
-                placeholder="8h, 90m, 2d; empty: until it is released",
-                help="then it is released, also while a cell runs",
+                placeholder="8h, 90m, 2d",
+                help="then it is released, also while a cell runs; empty: not before you release it",
                 required=False,
             ),
             Field(

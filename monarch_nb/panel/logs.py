@@ -12,11 +12,11 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from monarch_nb.client.log_lines import LogChange, LogLine, LogLines, LogWindow, Streams
-from monarch_nb.errors import MonarchNbError, NodeUnreachable
+from monarch_nb.client.log_lines import LogChange, LogLine, LogLines, LogRun, LogWindow, Streams
+from monarch_nb.errors import MonarchNbError, NodeUnreachable, RunFailed
 from monarch_nb.panel.folding import OPEN_LINES, Row, RunTable
 from monarch_nb.panel.hints import clickable
-from monarch_nb.panel.view import Json
+from monarch_nb.panel.view import Json, below
 from monarch_nb.shape import format_ranks, name_ranks
 
 OPEN_WAIT_S = 0.8
@@ -56,11 +56,21 @@ class LogRequest:
     fold: bool = True
 
 
+@dataclass(frozen=True)
+class Ending:
+    """A row that says how a run ended on some ranks: "failed: ValueError: bad batch (train.py:41)"."""
+
+    ranks: tuple[int, ...]
+    text: str
+
+
 @dataclass
 class _Run:
+    """A run: a row with its name, those of its lines, and those that say how it failed."""
+
     table: RunTable
-    title: str = ""
-    cell_number: int = 0
+    facts: LogRun
+    endings: tuple[Ending, ...] = ()
     counts: dict[int, int] = field(default_factory=dict)
     """Lines by rank."""
     grown_at: dict[int, float] = field(default_factory=dict)
@@ -70,6 +80,19 @@ class _Run:
     shown: dict[int, array[int]] = field(default_factory=dict)
     """By rank, the numbers of the lines that have what was searched for."""
 
+    def __len__(self) -> int:
+        rows = len(self.table) + len(self.endings)
+        return rows and 1 + rows
+
+    def rows(self, first: int, count: int) -> Iterator[Row | Ending | None]:
+        """Yield rows `first` to `first + count`, as far as there are so many; None is the one with its name."""
+        if first == 0 and count > 0 and len(self):
+            yield None
+        last = first + count - 1  # that many rows after the name
+        first = max(0, first - 1)
+        yield from self.table.rows(first, last - first)
+        yield from self.endings[max(0, first - len(self.table)) : max(0, last - len(self.table))]
+
 
 class Log:
     """One log that somebody looks at. Its coroutines run on the background loop.
@@ -77,6 +100,7 @@ class Log:
     Args:
         changed: called when there are more rows, or when it has come to an end.
         is_silent: returns whether a node of that name is known not to answer.
+        root: below which notebooks are named as Jupyter's contents API names them; "" for nowhere.
     """
 
     def __init__(
@@ -85,6 +109,7 @@ class Log:
         request: LogRequest,
         changed: Callable[[Log], None],
         is_silent: Callable[[str], bool] = lambda _: False,
+        root: str = "",
     ) -> None:
         self.id = uuid.uuid4().hex
         self.used_at = time.monotonic()
@@ -95,6 +120,7 @@ class Log:
         self._away_until: dict[str, float] = {}
         """Until when nodes that did not answer when they were asked for lines are not asked again."""
         self._lines, self._request, self._changed, self._is_silent = lines, request, changed, is_silent
+        self._root = root
         self._runs: dict[int, _Run] = {}
         self._folds = request.fold and len(request.ranks) > 1
         self._counted = False
@@ -179,7 +205,7 @@ class Log:
         changed: set[int] = set()
         for told in change.runs:
             run = self._run(told.number)
-            run.title, run.cell_number = told.title, told.cell_number
+            run.facts, run.endings = told, self._endings(told)
         for part in change.parts:
             run = self._run(part.run)
             run.counts[part.rank] = part.lines(self._request.streams)
@@ -199,9 +225,17 @@ class Log:
 
     def _run(self, number: int) -> _Run:
         if number not in self._runs:
-            self._runs[number] = _Run(RunTable(self._request.ranks, fold=self._folds))
+            table = RunTable(self._request.ranks, fold=self._folds)
+            self._runs[number] = _Run(table, LogRun(number, "", 0, finished=False))
             self._runs = dict(sorted(self._runs.items()))
         return self._runs[number]
+
+    def _endings(self, told: LogRun) -> tuple[Ending, ...]:
+        """Return how a run ended where it did not end well. Whoever searches wants only what was printed."""
+        if self._request.search or self._request.run not in (None, told.number):
+            return ()
+        failures = [failure for failure in told.failures if failure.rank in self._request.ranks]
+        return tuple(Ending(tuple(ranks), failure.line) for ranks, failure in RunFailed(failures=failures).groups())
 
     async def _take_all(self, number: int, run: _Run) -> None:
         """Take what a run has printed since, also of a node that is back while the others are read."""
@@ -284,24 +318,56 @@ class Log:
     # ---- reading ----
 
     def __len__(self) -> int:
-        """How many rows it has."""
-        return sum(len(run.table) for run in self._runs.values())
+        """How many rows it has: of lines, and of those that say what the runs are and how they failed."""
+        return sum(map(len, self._runs.values()))
+
+    def describe(self) -> Json:
+        """Return how much there is, and of whom.
+
+        `notebooks` are the paths of all that its runs come from, also of runs of which no line is here.
+        """
+        return {
+            "total": len(self),
+            "lines": sum(len(run.table) for run in self._runs.values()),
+            "complete": self.complete,
+            "missing": self.missing,
+            "notebooks": sorted({run.facts.notebook for run in self._runs.values() if run.facts.notebook}),
+        }
 
     def describe_runs(self) -> list[Json]:
-        """Return the runs that printed something, and where each begins."""
-        firsts = accumulate((len(run.table) for run in self._runs.values()), initial=0)
+        """Return the runs that have rows, and where each begins."""
+        firsts = accumulate(map(len, self._runs.values()), initial=0)
         return [
-            {"number": number, "title": run.title, "cell_number": run.cell_number, "first_row": first}
+            {
+                "number": number,
+                "title": run.facts.title,
+                "cell_number": run.facts.cell_number,
+                "notebook": run.facts.notebook,
+                "notebook_path": below(self._root, run.facts.notebook),
+                "first_row": first,
+            }
             for (number, run), first in zip(self._runs.items(), firsts, strict=False)
-            if len(run.table)
+            if len(run)
         ]
 
-    def _rows(self, first: int, count: int) -> Iterator[tuple[int, Row]]:
+    @property
+    def _settled(self) -> int:
+        """How many rows will stay as they are, whatever comes."""
+        settled = 0
+        if not self._counted:
+            return settled
+        for number, run in self._runs.items():
+            if not run.facts.finished or number in self._untaken:
+                return settled + (1 + run.table.settled_rows if len(run) else 0)
+            settled += len(run)
+        return settled
+
+    def _rows(self, first: int, count: int) -> Iterator[tuple[int, Row | Ending | None]]:
         """Yield rows, each with the number of its run."""
         for number, run in self._runs.items():
-            rows = len(run.table)
+            rows = len(run)
             if first < rows and count > 0:
-                for row in run.table.rows(first, count):
+                for row in run.rows(first, count):
                     yield number, row
                     count -= 1
                 first = 0
@@ -313,15 +379,14 @@ class Log:
 
         A row whose ranks are all on nodes that do not answer has no text and says so.
         """
-        rows = list(self._rows(first, count))
-        lines = await self._texts(rows)
+        settled, rows = self._settled, list(self._rows(first, count))
+        lines = await self._texts([(place, run, row) for place, (run, row) in enumerate(rows) if isinstance(row, Row)])
         told = [_row(first + index, run, row, lines.get(index)) for index, (run, row) in enumerate(rows)]
         numbers = {run for run, _ in rows}
         runs = [run for run in self.describe_runs() if run["number"] in numbers]
-        whole = {"total": len(self), "complete": self.complete, "missing": self.missing}
-        return whole | {"first": first, "rows": told, "runs": runs}
+        return self.describe() | {"first": first, "rows": told, "runs": runs, "settled": settled}
 
-    async def _texts(self, rows: Sequence[tuple[int, Row]]) -> dict[int, LogLine]:
+    async def _texts(self, rows: Sequence[tuple[int, int, Row]]) -> dict[int, LogLine]:
         """Return the lines of rows by their places, of those that a node that answers has."""
         lines: dict[int, LogLine] = {}
         while wanted := self._by_node(rows, lines):  # again when a node turns out not to answer: others may have them
@@ -329,10 +394,10 @@ class Log:
                 lines |= read
         return lines
 
-    def _by_node(self, rows: Sequence[tuple[int, Row]], known: Container[int]) -> dict[str, dict[int, LogWindow]]:
+    def _by_node(self, rows: Sequence[tuple[int, int, Row]], known: Container[int]) -> dict[str, dict[int, LogWindow]]:
         """Return where to read rows that are not known yet, by the nodes that have them."""
         wanted: dict[str, dict[int, LogWindow]] = {}
-        for index, (run, row) in enumerate(rows):
+        for index, run, row in rows:
             here = ((rank, line) for rank, line in zip(row.ranks, row.lines, strict=True) if not self._is_away(rank))
             if index not in known and (found := next(here, None)):
                 rank, line = found
@@ -368,11 +433,11 @@ class Log:
             for (of_run, rank), matches in found.items():
                 if of_run != number:
                     continue
-                rows = _Rows(run.table, rank, matches, base)
+                rows = _Rows(run.table, rank, matches, base + 1)
                 row = rows.at_or_before(start) if backwards else rows.at_or_after(start)
                 if row is not None and (best is None or (row > best if backwards else row < best)):
                     best = row
-            base += len(run.table)
+            base += len(run)
         return best
 
     async def _matches(self, text: str, *, regex: bool) -> dict[tuple[int, int], array[int]]:
@@ -439,8 +504,12 @@ def _joined(places: Iterable[LogWindow]) -> list[LogWindow]:
     return windows
 
 
-def _row(number: int, run: int, row: Row, line: LogLine | None) -> Json:
-    told: Json = {"row": number, "run": run, "ranks": format_ranks(row.ranks)}
+def _row(number: int, run: int, row: Row | Ending | None, line: LogLine | None) -> Json:
+    told: Json = {"row": number, "run": run, "ranks": format_ranks(row.ranks) if row else ""}
+    if row is None:
+        return told | {"kind": "run", "text": ""}
+    if isinstance(row, Ending):
+        return told | {"kind": "end", "text": row.text}
     if line is None:
         return told | {"stream": "out", "text": "", "away": True}
     told |= {"stream": "err" if line.stream == "stderr" else "out", "text": line.text}
@@ -455,7 +524,7 @@ class Logs:
     Args:
         publish: called with an event when one of them has grown.
         is_watched: returns whether anybody would hear it.
-        is_silent: returns whether a node of that name is known not to answer.
+        is_silent, root: see Log.
     """
 
     def __init__(
@@ -463,22 +532,22 @@ class Logs:
         publish: Callable[[Json], None],
         is_watched: Callable[[], bool],
         is_silent: Callable[[str], bool] = lambda _: False,
+        root: str = "",
     ) -> None:
-        self._publish, self._is_watched, self._is_silent = publish, is_watched, is_silent
+        self._publish, self._is_watched, self._is_silent, self._root = publish, is_watched, is_silent, root
         self._logs: dict[str, Log] = {}
 
     async def open(self, lines: LogLines, request: LogRequest) -> Json:
         """Open one; it is followed until it is closed, or forgotten."""
         self._forget()
-        log = Log(lines, request, self._tell, self._is_silent)
+        log = Log(lines, request, self._tell, self._is_silent, self._root)
         self._logs[log.id] = log
         try:
             await log.opened(OPEN_WAIT_S)
         except BaseException:
             self.close(log.id)
             raise
-        told = {"log": log.id, "rows": len(log), "complete": log.complete, "missing": log.missing}
-        return told | {"runs": log.describe_runs()}
+        return log.describe() | {"log": log.id, "runs": log.describe_runs()}
 
     def get(self, log_id: str) -> Log | None:
         """Return an open one."""
@@ -500,8 +569,7 @@ class Logs:
                 self.close(log.id)
 
     def _tell(self, log: Log) -> None:
-        event: Json = {"type": "log", "log": log.id, "total": len(log), "complete": log.complete}
-        event["missing"] = log.missing
+        event: Json = {"type": "log", "log": log.id} | log.describe()
         if log.error is not None:
             event["error"] = clickable(str(log.error))
         self._publish(event)

@@ -48,7 +48,7 @@ class Panel:
         self._root = os.path.abspath(root) if root else ""
         self.live = Live(pool_named(pool), root=self._root, refresh_s=refresh_s, notice_s=notice_s)
         self._jobs = Jobs(self.live.publish)
-        self._logs = Logs(self.live.publish, lambda: self.live.is_watched, self.live.is_silent)
+        self._logs = Logs(self.live.publish, lambda: self.live.is_watched, self.live.is_silent, self._root)
         self._actions = Actions(self.live, self._jobs)
         self._handlers: dict[str, Callable[[Json], Awaitable[Any]]] = {
             "view": self._view,

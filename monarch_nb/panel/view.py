@@ -289,8 +289,9 @@ def _reservation(
         "node_ids": [answer.node_id for answer, _ in nodes],
         "nodes_answering": sum(answer.answers for answer, _ in nodes),
         "notebook": facts.notebook,
-        "notebook_path": _below(root, facts.notebook),
+        "notebook_path": below(root, facts.notebook),
         "used_by": [],
+        "remembered_by": [],
         "created_at": facts.created_at,
         "time_s": limits.time_s or None,
         "time_left_s": time_left_s,
@@ -313,18 +314,20 @@ class _Held:
 
 
 def _note_users(pool: str, reservations: Mapping[str, Json], notebooks: Notebooks) -> None:
-    """Say of each reservation which notebooks, below the root, use it now, or would with their next kernel."""
+    """Say of each reservation which notebooks, below the root, use it now, and which would: a kernel that has
+    not loaded the extension, or has ended, uses nothing."""
     held = [_Held(each["id"], each["notebook"], each["created_at"], each["mine"]) for each in reservations.values()]
     memories = {memory.notebook: memory for memory in notebooks.memories}
     for notebook in sorted({*memories, *(each.notebook for each in held)}):
-        memory, path = memories.get(notebook), _below(notebooks.root, notebook)
+        memory, path = memories.get(notebook), below(notebooks.root, notebook)
         if not path or (memory and (memory.pool or DEFAULT_POOL) != pool):
             continue
         if found := choose(held, notebook, memory):
-            reservations[found.reservation_id]["used_by"].append(path)
+            uses = memory is not None and memory.is_current and memory.reservation_id == found.reservation_id
+            reservations[found.reservation_id]["used_by" if uses else "remembered_by"].append(path)
 
 
-def _below(root: str, path: str) -> str:
+def below(root: str, path: str) -> str:
     """Return a notebook's path below the root, with "/" between names; "" when it is not there."""
     if not root or not path or os.path.commonpath([root, path]) != root:
         return ""

@@ -2376,6 +2376,7 @@ class LogRun(_message.Message):
     CELL_NUMBER_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     NOTEBOOK_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     title: _builtins.str
     """empty when the node has forgotten the run"""
@@ -2383,6 +2384,10 @@ class LogRun(_message.Message):
     finished: _builtins.bool
     """on this node"""
     notebook: _builtins.str
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.RankResult]:
+        """On this node, when it has finished here: what did not end well, without tracebacks."""
+
     def __init__(
         self,
         *,
@@ -2391,10 +2396,11 @@ class LogRun(_message.Message):
         cell_number: _builtins.int = ...,
         finished: _builtins.bool = ...,
         notebook: _builtins.str = ...,
+        failures: _abc.Iterable[_run_pb2.RankResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_number", b"cell_number", "finished", b"finished", "notebook", b"notebook", "number", b"number", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_number", b"cell_number", "failures", b"failures", "finished", b"finished", "notebook", b"notebook", "number", b"number", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -82,12 +82,13 @@ class LogPage:
     def __init__(self, page: Page) -> None:
         self.page = page
         self.root = page.locator(".mnb-log:visible")
-        self.lines = self.root.locator(".mnb-line")
+        self.lines = self.root.locator(".mnb-line[data-row]")
         self.find_field = self.root.get_by_label("Find in the log")
         self.hit = self.root.locator(".mnb-line-hit")
 
     def line(self, text: str | re.Pattern[str]) -> Locator:
-        return self.root.locator(".mnb-line", has_text=text)
+        """What ranks printed, or how a run ended; not the rule with the name of a run."""
+        return self.root.locator(".mnb-line[data-row]", has_text=text)
 
     def button(self, name: str) -> Locator:
         return self.root.get_by_role("button", name=name, exact=True)

@@ -81,7 +81,7 @@ def test_any_line_is_reached_by_mouse_and_keyboard(log: LogPage) -> None:
     log.page.keyboard.press("Home")
     expect(log.line(re.compile(r"step 0 loss"))).to_be_in_viewport()
     log.page.keyboard.press("ArrowDown")
-    expect(log.lines.first).to_contain_text("step 1 loss")
+    expect(log.lines.first).to_contain_text("step 0 loss")  # above it was the name of the run
     log.page.keyboard.press("End")
     expect(log.line("green")).to_be_in_viewport()
     lines.evaluate("box => box.scrollTop = box.scrollHeight / 2")
@@ -111,6 +111,8 @@ def test_a_log_follows_until_one_looks_up(
     expect(first).to_be_in_viewport()
     log.button("Follow").click()
     expect(log.line("later")).to_be_in_viewport()
+    held.mesh.submit("1 / 0").wait()
+    expect(log.line("failed: ZeroDivisionError: division by zero")).to_be_in_viewport()
 
 
 def test_a_rank_s_log_leads_back_to_the_cell(notebook: NotebookPage, panel: PanelPage, held: Reservation) -> None:

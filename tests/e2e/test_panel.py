@@ -116,7 +116,7 @@ def test_a_hang_is_explained_and_ended(panel: PanelPage, held: Reservation) -> N
     run, _ = started(held.mesh, f"import os\nif rank == 0:\n    raise ValueError('bad batch')\n{HANG}")
     hang = panel.card("dev").get_by_role("alert")
     expect(hang).to_contain_text(re.compile(r"^ranks 1-3 wait in \w+ \(.*\); rank 0 raised ValueError\. "))
-    expect(panel.status).to_have_text("dev · 4 ranks · 1 failed · 3 waiting")
+    expect(panel.status).to_have_text("dev · 4 ranks · 1 failed · 3 waiting · not attached")
     panel.button("Release…").click()
     expect(panel.question).to_contain_text("which has run for")
     panel.button("Keep").click()
@@ -175,7 +175,7 @@ def test_a_reload_brings_panel_and_log_back(notebook: NotebookPage, panel: Panel
     panel.wait_until_live()
     panel.wait_for_state("idle", 0, 1, 2, 3)
     expect(log.line("step 1")).to_be_visible()
-    expect(panel.status).to_have_text("dev · 4 ranks")
+    expect(panel.status).to_have_text("dev · 4 ranks · not attached")
 
 
 def test_a_restarted_server_finds_everything_again(lab: Lab, panel: PanelPage, held: Reservation) -> None:

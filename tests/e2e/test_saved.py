@@ -15,6 +15,7 @@ CELLS = (
     "%%mesh -t 1\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]);",
     "%%mesh\n{}['missing'] if rank == 3 else None",
     "%mesh status",
+    "%mesh panel",
 )
 SHOWN = (
     "[0-3] hello",
@@ -22,6 +23,7 @@ SHOWN = (
     "Out[0,2]: 0",
     "KeyError: 'missing'",
     "dev · 2 nodes × 2 procs · 4 of 4 ranks alive",
+    "in memory · as of",  # the panel as it was
 )
 
 

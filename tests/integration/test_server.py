@@ -145,11 +145,11 @@ class Browser:
         return ended["result"]
 
     async def counted(self, opened: Any) -> int:
-        """Wait until all is counted that a log had when it was opened; return how many rows it has."""
+        """Wait until all is counted that a log had when it was opened; return how many lines it has."""
         if opened["complete"]:
-            return int(opened["rows"])
+            return int(opened["lines"])
         told = await self.until(lambda told: (log := told.logs.get(opened["log"])) and log["complete"] and log)
-        return int(told["total"])
+        return int(told["lines"])
 
     @property
     def ranks(self) -> list[Any]:
@@ -242,14 +242,14 @@ async def test_logs(server: Server) -> None:
     mesh.run("for step in range(1000): print('step', step, rank if step % 100 == 7 else '')", cell_number=5)
     log = await server.ask("log_open", mesh=mesh.id)
     assert await browser.counted(log) == 1000 + 3 * 10
-    shown = await server.ask("log_rows", log=log["log"], first=6, count=3)
+    shown = await server.ask("log_rows", log=log["log"], first=7, count=3)
     assert [(run["cell_number"], run["first_row"]) for run in shown["runs"]] == [(5, 0)]
     assert [(row["ranks"], row["text"].strip()) for row in shown["rows"]] == [
         ("0-3", "step 6"),
         ("0", "step 7 0"),
         ("1", "step 7 1"),
     ]
-    assert (await server.ask("log_find", log=log["log"], text="STEP 7 1", **{"from": 0}))["row"] == 8
+    assert (await server.ask("log_find", log=log["log"], text="STEP 7 1", **{"from": 0}))["row"] == 9
     errors = await server.ask("log_open", mesh=mesh.id, streams="stderr")
     found = await server.ask("log_open", mesh=mesh.id, search="7 [23]$", regex=True)
     assert (await browser.counted(errors), await browser.counted(found)) == (0, 2 * 10)
@@ -258,7 +258,7 @@ async def test_logs(server: Server) -> None:
     rows: list[Any] = []
     while [row["ranks"] for row in rows] != ["0-3"]:  # each node tells of its ranks when it comes to it
         await browser.until(lambda told: told.logs.pop(errors["log"], None))
-        rows = (await server.ask("log_rows", log=errors["log"], first=0, count=10))["rows"]
+        rows = (await server.ask("log_rows", log=errors["log"], first=1, count=10))["rows"]
     assert (rows[0]["stream"], rows[0]["text"]) == ("err", "late")
     assert await server.ask("log_close", log=log["log"]) == {}
     assert (await server.fetch("log_rows", log=log["log"], first=0, count=1))[0] == 404

@@ -9,7 +9,7 @@ export interface Host {
   /** Put the two lines into the current notebook and run them; resolves to what to tell the person. */
   attach?(reservation: Reservation): Promise<string>;
   /** Show the cell that a run came from; resolves to why not, or null. */
-  revealCell?(reservation: Reservation, run: LogRun): Promise<string | null>;
+  revealCell?(run: LogRun): Promise<string | null>;
   /** What to say when nobody answers any more. Absent: the Jupyter server is asked again and again. */
   away?: string;
   /** The current notebook's path, for a new reservation. */

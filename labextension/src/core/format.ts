@@ -141,7 +141,7 @@ export function mainMesh(reservation: Reservation): Mesh | undefined {
 }
 
 /** "dev · 16 ranks · 3 waiting · 13 running · 3 h left": a reservation in one line. */
-export function summary(reservation: Reservation, timeLeft_s: number | null): string {
+export function summary(reservation: Reservation, timeLeft_s: number | null, isAttached = true): string {
   const ranks = mainMesh(reservation)?.ranks ?? [];
   const parts = [reservation.name, count(ranks.length, 'rank')];
   for (const { state, number, label } of tally(ranks)) {
@@ -151,6 +151,9 @@ export function summary(reservation: Reservation, timeLeft_s: number | null): st
   }
   if (timeLeft_s !== null) {
     parts.push(timeLeft_s > 0 ? `${timeLeft(timeLeft_s)} left` : 'time is up');
+  }
+  if (!isAttached) {
+    parts.push('not attached');
   }
   return parts.join(' · ');
 }

@@ -1,6 +1,6 @@
 import { Store } from './store';
 import { RequestError, explain } from './transport';
-import { LogGrown, LogRow, LogRows, LogRun, LogTarget, OpenedLog, Streams } from './types';
+import { LogExtent, LogGrown, LogRow, LogRows, LogRun, LogTarget, OpenedLog, Streams } from './types';
 
 export interface LogQuery {
   mesh: string;
@@ -32,6 +32,8 @@ const AGAIN_MS = 5000;
 
 interface Page {
   rows: LogRow[];
+  /** Whether it stays as it is, however the log grows. */
+  isSettled: boolean;
   isStale: boolean;
 }
 
@@ -42,7 +44,11 @@ interface Page {
  */
 export class LogSource {
   total = 0;
+  /** Without the rows that only say what a run is, or how it failed. */
+  lines = 0;
   complete = false;
+  /** Paths of all notebooks that its runs come from. */
+  notebooks: string[] = [];
   runs: LogRun[] = [];
   /** Whose lines are not here, and why. */
   missing = '';
@@ -81,10 +87,11 @@ export class LogSource {
       this._log = opened.log;
       this._pages.clear();
       this._loading.clear();
-      this.total = opened.rows;
+      this.total = opened.total;
       this.complete = opened.complete;
       this.runs = opened.runs;
-      this.missing = opened.missing ?? '';
+      this.missing = opened.missing;
+      this._measure(opened);
       this.isOpen = true;
       this._stopListening = this._store.onLog(opened.log, grown => this._grown(grown));
       this._fetchLast(opened.log, true); // it may have grown before anybody listened: events overtake answers
@@ -148,34 +155,28 @@ export class LogSource {
     return (await ask(start)) ?? (await ask(backwards ? last : 0));
   }
 
-  /** The run that a row belongs to, by what is known of the runs' first rows. */
-  runAt(row: number): LogRun | undefined {
-    let found: LogRun | undefined;
-    for (const run of this.runs) {
-      if (run.first_row <= row) {
-        found = run;
-      }
-    }
-    return found;
+  /** What a run is called. */
+  nameOf(run: LogRun): string {
+    return runName(run, this.notebooks);
   }
 
-  private _grown({ total, complete, error, missing = '' }: LogGrown): void {
-    // The newest lines may have gone on, or other ranks may have said the same.
-    const last = Math.floor(Math.max(0, this.total - 1) / PAGE);
-    for (const page of [last - 1, last]) {
-      for (const known of [this._pages.get(page), this._loading.get(page)]) {
-        if (known) {
-          known.isStale = true;
-        }
-      }
-    }
+  private _measure({ lines, notebooks }: LogExtent): void {
+    this.lines = lines;
+    this.notebooks = notebooks;
+  }
+
+  private _grown(grown: LogGrown): void {
+    const { total, complete, error, missing } = grown;
+    // The newest lines may have gone on, other ranks may have said the same, or an earlier run has gone on.
+    this._pages.forEach(page => (page.isStale ||= !page.isSettled));
+    this._loading.forEach(coming => (coming.isStale = true));
     this.total = total;
     this.complete = complete;
+    this._measure(grown);
     this.error = error ?? '';
     if (missing !== this.missing) {
       this.missing = missing;
       this._pages.forEach(page => (page.isStale ||= page.rows.some(row => row.away)));
-      this._loading.forEach(coming => (coming.isStale = true));
     }
     this._load();
     this._onChange();
@@ -225,15 +226,21 @@ export class LogSource {
         return;
       }
       this.total = Math.max(this.total, answer.total);
-      this.complete ||= answer.complete ?? false;
-      this._learn(answer.runs ?? []);
+      this.complete ||= answer.complete;
+      this._measure(answer);
+      this._learn(answer.runs);
       this._pages.delete(page);
-      this.missing = answer.missing ?? '';
+      this.missing = answer.missing;
       if (answer.rows.some(row => row.away)) {
         this._askAgain(page);
       }
       const isWhole = answer.rows.length >= PAGE || answer.first + answer.rows.length >= this.total;
-      this._pages.set(page, { rows: answer.rows, isStale: coming.isStale || !isWhole });
+      const isSettled = isWhole && answer.first + PAGE <= answer.settled;
+      this._pages.set(page, {
+        rows: answer.rows,
+        isSettled,
+        isStale: (coming.isStale && !isSettled) || !isWhole
+      });
       this._evict();
       this._loading.delete(page);
       this._load();
@@ -268,9 +275,9 @@ export class LogSource {
   }
 
   private _learn(runs: readonly LogRun[]): void {
-    const unknown = runs.filter(run => !this.runs.some(known => known.number === run.number));
-    if (unknown.length) {
-      this.runs = [...this.runs, ...unknown].sort((one, other) => one.first_row - other.first_row);
+    if (runs.some(run => !this.runs.some(known => isSame(known, run)))) {
+      const told = new Map([...this.runs, ...runs].map(run => [run.number, run]));
+      this.runs = [...told.values()].sort((one, other) => one.number - other.number);
     }
   }
 
@@ -286,6 +293,27 @@ export class LogSource {
   private _forget(log: string): void {
     this._store.transport.request('log_close', { log }).catch(() => undefined); // the server forgets unused ones itself
   }
+}
+
+function isSame(one: LogRun, other: LogRun): boolean {
+  return one.number === other.number && one.first_row === other.first_row && one.title === other.title;
+}
+
+const TITLE = 48;
+
+/** "run 46, cell [12] of eval.ipynb (train())": with its notebook where runs come from several, which number their cells alike. */
+export function runName(run: LogRun, notebooks: readonly string[]): string {
+  const basename = (path: string): string => path.split('/').pop()!;
+  let name = `run ${run.number}`;
+  if (run.cell_number) {
+    name += `, cell [${run.cell_number}]`;
+  }
+  if (run.notebook && notebooks.length > 1) {
+    const alike = notebooks.filter(path => basename(path) === basename(run.notebook));
+    name += ` of ${alike.length > 1 ? run.notebook : basename(run.notebook)}`;
+  }
+  const title = run.title.length > TITLE ? `${run.title.slice(0, TITLE - 1)}…` : run.title;
+  return title ? `${name} (${title})` : name;
 }
 
 /** Where a window of rows lies in a scrolled box whose height is bounded: browsers lose count above some 16 million pixels. */

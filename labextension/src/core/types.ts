@@ -99,6 +99,8 @@ export interface Reservation {
   notebook_path?: string;
   /** The notebooks that use it now, as the contents API calls them. */
   used_by: string[];
+  /** Those that would with a kernel that loads the extension. */
+  remembered_by: string[];
   /** The server's clock when these figures were true. */
   at_s?: number;
   created_at: number;
@@ -156,13 +158,21 @@ export interface Notice {
   reservation: string;
 }
 
-export interface LogGrown {
-  type: 'log';
-  log: string;
+/** How much of a log there is, and of whom. */
+export interface LogExtent {
+  /** Rows: of lines, and of those that say what the runs are and how they failed. */
   total: number;
+  lines: number;
   complete: boolean;
   /** Whose lines are not here, and why. */
-  missing?: string;
+  missing: string;
+  /** Paths of all notebooks that its runs come from. */
+  notebooks: string[];
+}
+
+export interface LogGrown extends LogExtent {
+  type: 'log';
+  log: string;
   error?: string | null;
 }
 
@@ -219,22 +229,25 @@ export interface LogRun {
   number: number;
   title: string;
   cell_number: number;
+  /** Path of the notebook that it comes from; "": not known. */
+  notebook: string;
+  /** What the contents API calls it; "": it is not below the server's root. */
+  notebook_path: string;
   first_row: number;
 }
 
-export interface OpenedLog {
+export interface OpenedLog extends LogExtent {
   log: string;
-  rows: number;
-  complete: boolean;
-  missing?: string;
   runs: LogRun[];
 }
 
 export interface LogRow {
   row: number;
   run: number;
+  /** Of a row that is no line: the name of its run, or how the run ended on some ranks. */
+  kind?: 'run' | 'end';
   ranks: string;
-  stream: 'out' | 'err';
+  stream?: 'out' | 'err';
   text: string;
   /** Of the whole line, in bytes, when the text is not all of it. */
   size?: number;
@@ -242,14 +255,13 @@ export interface LogRow {
   away?: boolean;
 }
 
-export interface LogRows {
+export interface LogRows extends LogExtent {
   first: number;
-  total: number;
-  complete?: boolean;
   rows: LogRow[];
   /** The runs that these rows belong to. */
-  runs?: LogRun[];
-  missing?: string;
+  runs: LogRun[];
+  /** So many rows, from the first on, stay as they are, whatever comes. */
+  settled: number;
 }
 
 /** Which log to show. */

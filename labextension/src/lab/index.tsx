@@ -6,6 +6,7 @@ import { Token } from '@lumino/coreutils';
 import { Host, Intent, LogTarget, Reservation, Store, explain, mainMesh } from '../core';
 import { meshIcon } from './icon';
 import { Notebooks } from './notebooks';
+import { showSavedPanels } from './saved';
 import { ServerTransport } from './transport';
 import { LogWidget, SidePanel, StatusItem } from './widgets';
 
@@ -30,8 +31,10 @@ interface Mesh {
   store: Store;
   host: Host;
   notebooks: Notebooks;
-  /** The current notebook's reservation, or none. */
+  /** The reservation that the current notebook uses, or would if it were attached; or none. */
   current(): Reservation | undefined;
+  /** Whether the current notebook's kernel uses a reservation. */
+  isAttached(): boolean;
 }
 
 const IMesh = new Token<Mesh>(
@@ -54,19 +57,21 @@ const meshPlugin: JupyterFrontEndPlugin<Mesh> = {
       // Notebook 7 has one document a page: there the panel shows logs in itself.
       openLog: shell ? target => void app.commands.execute(CommandIDs.openLog, { ...target }) : undefined,
       attach: reservation => notebooks.attach(reservation),
-      revealCell: (reservation, run) => notebooks.reveal(reservation, run),
+      revealCell: run => notebooks.reveal(run),
       notebook: () => notebooks.currentPath()
     };
     store.start();
+    const find = (of: 'used_by' | 'remembered_by'): Reservation | undefined => {
+      const path = notebooks.currentPath();
+      const all = Object.values(store.state.view?.reservations ?? {});
+      return path === null ? undefined : all.find(each => each.mine && each[of].includes(path));
+    };
     return {
       store,
       host,
       notebooks,
-      current: () => {
-        const path = notebooks.currentPath();
-        const all = Object.values(store.state.view?.reservations ?? {});
-        return path === null ? undefined : all.find(each => each.mine && each.used_by.includes(path));
-      }
+      current: () => find('used_by') ?? find('remembered_by'),
+      isAttached: () => find('used_by') !== undefined
     };
   }
 };
@@ -239,6 +244,17 @@ const notebookPlugin: JupyterFrontEndPlugin<void> = {
   }
 };
 
+const savedPlugin: JupyterFrontEndPlugin<void> = {
+  id: 'monarch-nb:saved',
+  description: 'Shows panels in notebooks whose kernel has ended as they were.',
+  autoStart: true,
+  requires: [INotebookTracker],
+  activate: (_: JupyterFrontEnd, tracker: INotebookTracker) => {
+    tracker.forEach(showSavedPanels);
+    tracker.widgetAdded.connect((_, panel) => showSavedPanels(panel));
+  }
+};
+
 const statusPlugin: JupyterFrontEndPlugin<void> = {
   id: 'monarch-nb:status',
   description: 'Says in the status bar what the current notebook holds.',
@@ -249,7 +265,8 @@ const statusPlugin: JupyterFrontEndPlugin<void> = {
     if (!statusBar) {
       return; // Notebook 7 has none
     }
-    const item = new StatusItem(mesh.store, mesh.current, () => void app.commands.execute(CommandIDs.open));
+    const open = (): void => void app.commands.execute(CommandIDs.open);
+    const item = new StatusItem(mesh.store, mesh.current, mesh.isAttached, open);
     tracker.currentChanged.connect(() => item.look());
     statusBar.registerStatusItem('monarch-nb:status', {
       item,
@@ -306,4 +323,12 @@ async function chooseReservation(mesh: Mesh): Promise<Reservation | undefined> {
   return mine.find(each => each.name === answer.value);
 }
 
-export default [meshPlugin, panelPlugin, logPlugin, notebookPlugin, statusPlugin, notificationPlugin];
+export default [
+  meshPlugin,
+  panelPlugin,
+  logPlugin,
+  notebookPlugin,
+  savedPlugin,
+  statusPlugin,
+  notificationPlugin
+];

@@ -87,26 +87,14 @@ export class Notebooks {
   /**
    * Show the cell that a run came from; else say why not.
    *
-   * What is known of a run are its cell's number and the first line of its code: both have to fit, and only one cell of
-   * the reservation's notebook and of those that are open may.
+   * Its number and the first line of its code have to fit: cells are run again, and changed. Where the run's notebook is
+   * not there any more it may have another name by now: the one that is open and has the cell is meant.
    */
-  async reveal(reservation: Reservation, run: LogRun): Promise<string | null> {
-    const { contents } = this._app.serviceManager;
-    const paths = [...new Set([reservation.notebook_path, ...reservation.used_by].filter(path => path))];
-    const panels: NotebookPanel[] = [];
-    this._tracker.forEach(each => panels.push(each));
-    for (const path of paths) {
-      if (!panels.some(each => contents.localPath(each.context.path) === path)) {
-        const opened = (await this._app.commands
-          .execute('docmanager:open', { path })
-          .catch(() => undefined)) as NotebookPanel | undefined;
-        if (opened?.content?.widgets) {
-          panels.push(opened);
-        }
-      }
-    }
+  async reveal(run: LogRun): Promise<string | null> {
+    const name = `[${run.cell_number}] ${run.title}`.trim();
+    const own = run.notebook_path && (await this._opened(run.notebook_path));
     const found: { panel: NotebookPanel; place: number }[] = [];
-    for (const panel of panels) {
+    for (const panel of own ? [own] : this._all()) {
       await panel.context.ready;
       const cells = panel.content.widgets.map(cell =>
         cell instanceof CodeCell
@@ -118,19 +106,39 @@ export class Notebooks {
         found.push({ panel, place });
       }
     }
-    const name = `[${run.cell_number}] ${run.title}`.trim();
     if (found.length > 1) {
       const names = found.map(({ panel }) => panel.title.label).join(' and ');
       return `${names} both have a cell ${name}: which of them it was is not known.`;
     }
     if (!found.length) {
-      return `No notebook that is open has the cell ${name} any more.`;
+      return own
+        ? `${own.title.label} does not have the cell ${name} any more.`
+        : `No notebook that is open has the cell ${name}${run.notebook && ` of ${run.notebook}`} any more.`;
     }
     const [{ panel, place }] = found;
     this._app.shell.activateById(panel.id);
     panel.content.activeCellIndex = place;
     await panel.content.scrollToItem(place, 'center');
     return null;
+  }
+
+  private _all(): NotebookPanel[] {
+    const panels: NotebookPanel[] = [];
+    this._tracker.forEach(each => panels.push(each));
+    return panels;
+  }
+
+  /** A notebook, which is opened if need be. */
+  private async _opened(path: string): Promise<NotebookPanel | undefined> {
+    const { contents } = this._app.serviceManager;
+    const open = this._all().find(each => contents.localPath(each.context.path) === path);
+    if (open) {
+      return open;
+    }
+    const opened: unknown = await this._app.commands
+      .execute('docmanager:open', { path })
+      .catch(() => undefined);
+    return opened instanceof NotebookPanel ? opened : undefined;
   }
 
   /** The current notebook with its Python kernel. */

@@ -105,6 +105,7 @@ export class StatusItem extends ReactWidget {
   constructor(
     private readonly _store: Store,
     private readonly _current: () => Reservation | undefined,
+    private readonly _isAttached: () => boolean,
     private readonly _open: () => void
   ) {
     super();
@@ -132,15 +133,31 @@ export class StatusItem extends ReactWidget {
   }
 
   protected override render(): JSX.Element {
-    return <StatusText store={this._store} current={this._current} open={this._open} />;
+    return (
+      <StatusText
+        store={this._store}
+        current={this._current}
+        isAttached={this._isAttached}
+        open={this._open}
+      />
+    );
   }
 }
 
-function StatusText(props: { store: Store; current: () => Reservation | undefined; open: () => void }) {
-  const { store, current } = props;
+function StatusText(props: {
+  store: Store;
+  current: () => Reservation | undefined;
+  isAttached: () => boolean;
+  open: () => void;
+}) {
+  const { store, current, isAttached } = props;
   const reservation = useStore(
     store,
     useCallback(() => current(), [current])
+  );
+  const attached = useStore(
+    store,
+    useCallback(() => isAttached(), [isAttached])
   );
   useTick();
   if (!reservation) {
@@ -155,7 +172,7 @@ function StatusText(props: { store: Store; current: () => Reservation | undefine
       title="Show the reservation in the panel"
       onClick={props.open}
     >
-      {summary(reservation, left_s)}
+      {summary(reservation, left_s, attached)}
     </button>
   );
 }

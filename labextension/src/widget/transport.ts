@@ -11,7 +11,8 @@ export interface Model {
 type Incoming =
   | { id: number; result: unknown }
   | { id: number; error: { status: number; message: string; errors?: Record<string, string> } }
-  | { event: Message };
+  | { event: Message }
+  | { alive: true };
 
 interface Pending {
   resolve: (value: never) => void;
@@ -23,6 +24,8 @@ interface Pending {
 const BUSY_AFTER_MS = 1500;
 /** The kernel forgets views that it has not heard of for some time: their browser has gone. */
 const WORD_EVERY_MS = 30_000;
+/** Of a kernel that lives and can be reached a word comes every 5 s while somebody looks. */
+const SILENT_AFTER_MS = 20_000;
 export const GONE = 'The kernel of this panel has ended. Run the cell again.';
 
 /** Of one view. All views of a widget hear all messages: requests and views have numbers that are theirs alone. */
@@ -34,6 +37,9 @@ export class WidgetTransport implements Transport {
   private _deliver: ((message: Message) => void) | null = null;
   private _onConnection: ((state: Connection) => void) | null = null;
   private _looking = false;
+  private _isSilent = false;
+  private _isLost = false;
+  private _silence: ReturnType<typeof setTimeout> | undefined;
   private _word: ReturnType<typeof setInterval> | undefined;
 
   constructor(private readonly _model: Model) {}
@@ -59,6 +65,7 @@ export class WidgetTransport implements Transport {
     this._word = setInterval(() => this._looking && this._say(), WORD_EVERY_MS);
     return () => {
       clearInterval(this._word);
+      clearTimeout(this._silence);
       this._model.send({ type: 'leave', view: this._view });
       this._model.off('msg:custom', this._receive as (content: never) => void);
       this._model.off('comm_live_update', this._lose);
@@ -70,6 +77,17 @@ export class WidgetTransport implements Transport {
     if (looking !== this._looking) {
       this._looking = looking;
       this._say();
+      this._listenForSilence();
+    }
+  }
+
+  private _listenForSilence(): void {
+    clearTimeout(this._silence);
+    if (this._looking && !this._isLost) {
+      this._silence = setTimeout(() => {
+        this._isSilent = true;
+        this._onConnection?.('silent');
+      }, SILENT_AFTER_MS);
     }
   }
 
@@ -78,9 +96,17 @@ export class WidgetTransport implements Transport {
   }
 
   private readonly _receive = (content: Incoming): void => {
-    if ('event' in content) {
+    this._isLost = false;
+    this._listenForSilence();
+    if ('event' in content || this._isSilent) {
+      this._isSilent = false;
       this._onConnection?.(this._late.size ? 'busy' : 'live');
+    }
+    if ('event' in content) {
       this._deliver?.(content.event);
+      return;
+    }
+    if ('alive' in content) {
       return;
     }
     const pending = this._pending.get(content.id);
@@ -106,6 +132,8 @@ export class WidgetTransport implements Transport {
 
   /** Widget managers say so when a kernel is gone; what had been said before is answered no more. */
   private readonly _lose = (): void => {
+    this._isLost = true;
+    clearTimeout(this._silence);
     for (const [id, pending] of this._pending) {
       this._forget(id, pending);
       pending.reject(new RequestError(GONE, 0));

@@ -78,6 +78,22 @@ class TestWatch:
             pb.LogRun(number=5, finished=True),
         ]
 
+    async def test_how_runs_failed_is_told_also_of_those_that_printed_nothing(
+        self, node: FakeNode, log: LogLines
+    ) -> None:
+        failure = run_pb2.Failure(name="ZeroDivisionError", message="division by zero", traceback="long")
+        failed = run_pb2.RankResult(rank=1, outcome=run_pb2.OUTCOME_ERROR, failure=failure)
+        async with asyncio.timeout(20), aclosing(watch(log, follow=True)) as changes:
+            await anext(changes)
+            node.add_run(1, [0, 1])
+            node.mesh.runs["run1"].results |= {0: run_pb2.RankResult(outcome=run_pb2.OUTCOME_OK), 1: failed}
+            [run] = (await anext(changes)).runs
+        assert (run.number, run.finished) == (1, True)
+        assert [(each.rank, each.failure.name, each.failure.traceback) for each in run.failures] == [
+            (1, "ZeroDivisionError", "")
+        ]
+        assert not [change.runs async for change in watch(log, number=2) if change.runs], "another run's log"
+
     async def test_what_comes(self, node: FakeNode, log: LogLines) -> None:
         node.add_run(1, [0, 1])
         node.write(1, 0, b"a\n")
@@ -94,7 +110,7 @@ class TestWatch:
             change = await anext(changes)
             assert parts(change) == [(2, 0, 1, 0)]
             assert [run.number for run in change.runs] == [2]
-            node.mesh.runs["run2"].results[0] = run_pb2.RankResult()
+            node.mesh.runs["run2"].results[0] = run_pb2.RankResult(outcome=run_pb2.OUTCOME_OK)
             assert list((await anext(changes)).runs) == [pb.LogRun(number=2, finished=True)]
 
     async def test_a_run_has_finished_when_all_its_lines_are_told(
@@ -110,7 +126,7 @@ class TestWatch:
             results = node.mesh.runs["run1"].results
             if index.files.rank == 1 and not results:  # rank 0 was counted a moment ago
                 node.write(1, 0, b"its last line\n")
-                results.update({0: run_pb2.RankResult(), 1: run_pb2.RankResult()})
+                results.update(dict.fromkeys((0, 1), run_pb2.RankResult(outcome=run_pb2.OUTCOME_OK)))
 
         lines: dict[int, int] = {}
         async with asyncio.timeout(20), aclosing(watch(log, follow=True)) as changes:

@@ -13,6 +13,7 @@ import pytest
 
 from monarch_nb.client.bridge import call
 from monarch_nb.errors import MonarchNbError, UsageError
+from monarch_nb.notebook import panel_messages
 from monarch_nb.notebook.panel_messages import PanelMessages
 from monarch_nb.notebook.panels import _view
 from monarch_nb.panel.view import Json
@@ -105,6 +106,14 @@ def look(messages: PanelMessages, view: str, looking: bool = True) -> None:
 def settle() -> None:
     """Let the background loop do what it was given."""
     call(asyncio.sleep(0))
+
+
+def test_a_view_is_told_that_the_kernel_lives_while_it_is_seen(
+    messages: PanelMessages, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(panel_messages, "ALIVE_S", 0.01)
+    look(messages, "v")
+    heard.wait_for(lambda said: said.count({"alive": True}) > 1)
 
 
 def test_an_answer_carries_the_number_of_its_request(messages: PanelMessages, heard: Heard) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.client.log_lines import LogChange, LogLine, LogPart, LogRun, LogWindow
-from monarch_nb.errors import MeshNotFound, MonarchNbError, NodeUnreachable, UsageError
+from monarch_nb.errors import MeshNotFound, MonarchNbError, NodeUnreachable, RankFailure, UsageError
 from monarch_nb.panel import logs as logs_module
 from monarch_nb.panel.logs import Log, LogRequest, Logs
 from monarch_nb.panel.view import Json
@@ -25,6 +25,8 @@ class FakeLines:
         self.texts = texts
         self.changes: asyncio.Queue[LogChange | MonarchNbError] = asyncio.Queue()
         self.finished = True
+        self.failures: dict[int, tuple[RankFailure, ...]] = {}
+        """By run."""
         self.away: set[str] = set()
         """Nodes, each of one rank, that do not answer."""
         self.hung: set[str] = set()
@@ -40,7 +42,10 @@ class FakeLines:
             for run, ranks in self.texts.items()
             for rank in ranks
         )
-        runs = tuple(LogRun(run, f"title {run}", 10 + run, self.finished) for run in self.texts)
+        runs = tuple(
+            LogRun(run, f"title {run}", 10 + run, self.finished, f"/home/u/a/{run}.ipynb", self.failures.get(run, ()))
+            for run in sorted({*self.texts, *self.failures})
+        )
         self.changes.put_nowait(LogChange(parts, runs, **{"complete": True, **facts}))
 
     def _lines(self, run: int, rank: int, streams: str) -> list[str]:
@@ -110,9 +115,12 @@ async def opened(lines: FakeLines, **request: Any) -> Log:
 
 
 async def shown(log: Log, first: int = 0, count: int = 100) -> list[str]:
+    """Return the rows, but for those that only say which run begins."""
     rows = (await log.read(first, count))["rows"]
     assert [row["row"] for row in rows] == list(range(first, first + len(rows)))
-    return [f"{row['run']} [{row['ranks']}] {row['text']}" for row in rows]
+    begun = [row["run"] for row in rows if row.get("kind") == "run"]
+    assert first > 0 or begun == list(dict.fromkeys(row["run"] for row in rows))
+    return [f"{row['run']} [{row['ranks']}] {row['text']}" for row in rows if row.get("kind") != "run"]
 
 
 async def test_equal_lines_are_one_row_with_their_ranks() -> None:
@@ -125,23 +133,84 @@ async def test_equal_lines_are_one_row_with_their_ranks() -> None:
         "1 [0-1] end",
         "2 [0-1] second",
     ]
-    assert len(log) == 6
+    assert len(log) == 8, "each run has a row with its name"
+    assert log.describe()["lines"] == 6
     log.close()
 
 
 async def test_a_row_knows_its_stream() -> None:
     log = await opened(FakeLines(TWO_RUNS))
-    assert [row["stream"] for row in (await log.read(2, 2))["rows"]] == ["out", "err"]
+    assert [row["stream"] for row in (await log.read(3, 2))["rows"]] == ["out", "err"]
     log.close()
 
 
 async def test_runs_say_where_they_begin() -> None:
-    log = await opened(FakeLines(TWO_RUNS))
-    assert log.describe_runs() == [
-        {"number": 1, "title": "title 1", "cell_number": 11, "first_row": 0},
-        {"number": 2, "title": "title 2", "cell_number": 12, "first_row": 5},
+    lines = FakeLines(TWO_RUNS)
+    log = Log(lines, LogRequest((0, 1)), lambda _: None, root="/home/u")  # type: ignore[arg-type]
+    lines.tell()
+    await log.opened(10)
+    first, second = log.describe_runs()
+    assert first == {
+        "number": 1,
+        "title": "title 1",
+        "cell_number": 11,
+        "notebook": "/home/u/a/1.ipynb",
+        "notebook_path": "a/1.ipynb",
+        "first_row": 0,
+    }
+    assert (second["number"], second["first_row"]) == (2, 6)
+    assert [run["number"] for run in (await log.read(6, 1))["runs"]] == [2]
+    log.close()
+
+
+@pytest.mark.parametrize("search", ["", "nothing that is there"])
+async def test_the_notebooks_of_all_runs_are_told(search: str) -> None:
+    log = await opened(FakeLines(TWO_RUNS), search=search)
+    assert log.describe()["notebooks"] == ["/home/u/a/1.ipynb", "/home/u/a/2.ipynb"]
+    log.close()
+
+
+FAILURES = (
+    RankFailure(0, "node0", "interrupted", "KeyboardInterrupt", ""),
+    RankFailure(1, "node1", "error", "ValueError", "bad batch\nand more", where="train.py:41"),
+)
+
+
+async def test_a_log_says_how_its_runs_failed_also_those_that_printed_nothing() -> None:
+    lines = FakeLines(TWO_RUNS)
+    lines.failures = {1: FAILURES, 3: FAILURES[1:]}
+    log = await opened(lines)
+    assert (await shown(log))[-5:] == [
+        "1 [0-1] end",
+        "1 [1] failed: ValueError: bad batch (train.py:41)",
+        "1 [0] KeyboardInterrupt",
+        "2 [0-1] second",
+        "3 [1] failed: ValueError: bad batch (train.py:41)",
     ]
-    assert [run["number"] for run in (await log.read(5, 1))["runs"]] == [2]
+    everything = [text for row in range(len(log)) for text in await shown(log, row, 1)]
+    assert everything == await shown(log), "also by windows of one row"
+    assert await log.find("second", regex=False, start=0, backwards=False) == 9
+    log.close()
+
+
+@pytest.mark.parametrize("request_", [{"search": "s.*t", "regex": True}, {"ranks": (0,), "run": 2}])
+async def test_how_runs_failed_is_not_told_where_nobody_asks(request_: dict[str, Any]) -> None:
+    lines = FakeLines(TWO_RUNS)
+    lines.failures = {1: FAILURES, 2: FAILURES[1:], 3: FAILURES}
+    log = await opened(lines, **request_)
+    assert len(await shown(log)) == 1
+    log.close()
+
+
+async def test_rows_are_settled_when_nothing_can_come_before_them() -> None:
+    lines = FakeLines(TWO_RUNS)
+    lines.finished = False
+    log = await opened(lines)
+    assert (await log.read(0, 1))["settled"] == 1, "the first run may go on, and the second is after it"
+    log.close()
+    lines.finished = True
+    log = await opened(lines)
+    assert (await log.read(0, 1))["settled"] == 8
     log.close()
 
 
@@ -177,8 +246,8 @@ async def test_a_long_log_is_folded_a_part_at_a_time(monkeypatch: pytest.MonkeyP
     texts = [f"step {number}" for number in range(1000)]
     lines = FakeLines({1: {0: texts, 1: [*texts[:500], "extra", *texts[500:]]}})
     log = await opened(lines)
-    assert len(log) == 1001
-    assert await shown(log, 499, 3) == ["1 [0-1] step 499", "1 [1] extra", "1 [0-1] step 500"]
+    assert len(log) == 1002
+    assert await shown(log, 500, 3) == ["1 [0-1] step 499", "1 [1] extra", "1 [0-1] step 500"]
     log.close()
 
 
@@ -221,7 +290,7 @@ async def test_nothing_is_folded_before_all_nodes_have_counted() -> None:
     assert (len(log), log.complete) == (0, False)
     lines.tell()
     await log.opened(10)
-    assert (len(log), log.complete) == (6, True)
+    assert (len(log), log.complete) == (8, True)
     log.close()
 
 
@@ -236,7 +305,7 @@ async def test_a_node_that_is_away_is_tried_again() -> None:
     told.clear()
     lines.changes.put_nowait(LogChange(complete=True))
     await asyncio.wait_for(told.wait(), 10)
-    assert (len(log), log.missing) == (6, "")
+    assert (len(log), log.missing) == (8, "")
     log.close()
 
 
@@ -245,7 +314,8 @@ async def test_lines_of_nodes_that_answer_are_shown_without_the_others() -> None
     log = await opened(lines)
     lines.away = {"node0"}
     told = await log.read(0, 10)
-    assert [(row["ranks"], row["text"], row.get("away", False)) for row in told["rows"]] == [
+    rows = [row for row in told["rows"] if "kind" not in row]
+    assert [(row["ranks"], row["text"], row.get("away", False)) for row in rows] == [
         ("0-1", "start", False),
         ("0", "", True),
         ("1", "loss 2", False),
@@ -254,7 +324,7 @@ async def test_lines_of_nodes_that_answer_are_shown_without_the_others() -> None
         ("0-1", "second", False),
     ]
     assert told["missing"] == "rank 0: node0 does not answer"
-    assert await log.find("loss", regex=False, start=0, backwards=False) == 2
+    assert await log.find("loss", regex=False, start=0, backwards=False) == 3
     log.close()
 
 
@@ -307,7 +377,7 @@ async def test_a_node_that_is_back_while_others_are_read_is_read_after_them(
 @pytest.mark.parametrize("fold", [True, False])
 async def test_the_next_row_with_a_text_is_found(fold: bool) -> None:
     log = await opened(FakeLines(TWO_RUNS), fold=fold)
-    everything = await shown(log)
+    everything = [f"{row['run']} {row['text']}" for row in (await log.read(0, 100))["rows"]]
     for text in ("loss", "end", "second", "START"):
         rows = [row for row, each in enumerate(everything) if text.lower() in each]
         for start in range(-1, len(everything) + 1):
@@ -321,7 +391,7 @@ async def test_the_next_row_with_a_text_is_found(fold: bool) -> None:
 async def test_finding_in_what_was_filtered() -> None:
     log = await opened(FakeLines(TWO_RUNS), search="s")
     assert await shown(log) == ["1 [0-1] start", "1 [0] loss 1", "1 [1] loss 2", "2 [0-1] second"]
-    assert await log.find("loss 2", regex=False, start=0, backwards=False) == 2
+    assert await log.find("loss 2", regex=False, start=0, backwards=False) == 3
     assert await log.find("end", regex=False, start=0, backwards=False) is None
     log.close()
 
@@ -338,7 +408,7 @@ async def test_the_same_search_is_done_once() -> None:
 async def test_a_very_long_line_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs_module, "MAX_LINE_BYTES", 10)
     log = await opened(FakeLines({1: {0: ["x" * 50]}}))
-    (row,) = (await log.read(0, 1))["rows"]
+    (row,) = (await log.read(1, 1))["rows"]
     assert (row["text"], row["size"]) == ("x" * 10, 50)
     log.close()
 
@@ -368,8 +438,8 @@ async def test_a_log_tells_how_it_grows_until_it_is_closed() -> None:
     logs, lines = Logs(events.append, lambda: True), FakeLines(TWO_RUNS)
     lines.tell()
     told = await logs.open(lines, LogRequest((0, 1)))  # type: ignore[arg-type]
-    assert (told["rows"], told["complete"]) == (6, True)
-    assert events[-1] == {"type": "log", "log": told["log"], "total": 6, "complete": True, "missing": ""}
+    assert (told["total"], told["lines"], told["complete"]) == (8, 6, True)
+    assert events[-1].items() >= {"type": "log", "log": told["log"], "total": 8, "complete": True}.items()
     log = logs.get(told["log"])
     assert log is not None
     logs.close(told["log"])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
-from monarch_nb.client.memory import Memory
+from monarch_nb.client.memory import Memory, memory_of_this_kernel
 from monarch_nb.panel.view import Before, CpuSlots, Json, NodeAnswer, Sent, build_view, is_as_sent
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -78,24 +79,38 @@ def test_a_notebook_outside_the_root_has_no_path_below_it(notebook: str) -> None
     assert the_only(view_of(*replies, root="/home/me"))["notebook_path"] == ""
 
 
+def now_held(*facts: str) -> Memory:
+    """What a notebook holds whose kernel lives: this process."""
+    return memory_of_this_kernel(*facts)
+
+
+ENDED = Memory("/home/me/a.ipynb", "id-old", pid=os.getpid(), began="long before")  # its pid is another's by now
+
+
 @pytest.mark.parametrize(
-    ("memories", "used_by"),
+    ("memories", "used_by", "remembered_by"),
     [
-        ([], {"old": [], "new": ["a.ipynb"]}),
-        ([Memory("/home/me/a.ipynb", "id-old")], {"old": ["a.ipynb"], "new": []}),
-        ([Memory("/home/me/a.ipynb", "id-gone")], {"old": [], "new": ["a.ipynb"]}),
-        ([Memory("/home/me/a.ipynb", "")], {"old": [], "new": []}),
-        ([Memory("/home/me/a.ipynb", "id-elsewhere", "slurm")], {"old": [], "new": []}),
-        ([Memory("/home/me/b.ipynb", "id-old")], {"old": ["b.ipynb"], "new": ["a.ipynb"]}),
-        ([Memory("/home/you/b.ipynb", "id-old")], {"old": [], "new": ["a.ipynb"]}),
+        ([], {}, {"new": ["a.ipynb"]}),
+        ([now_held("/home/me/a.ipynb", "id-old")], {"old": ["a.ipynb"]}, {}),
+        ([Memory("/home/me/a.ipynb", "id-old")], {}, {"old": ["a.ipynb"]}),
+        ([ENDED], {}, {"old": ["a.ipynb"]}),
+        ([now_held("/home/me/a.ipynb", "id-gone")], {}, {"new": ["a.ipynb"]}),
+        ([now_held("/home/me/a.ipynb", "")], {}, {}),
+        ([now_held("/home/me/a.ipynb", "id-elsewhere", "slurm")], {}, {}),
+        ([now_held("/home/me/b.ipynb", "id-old")], {"old": ["b.ipynb"]}, {"new": ["a.ipynb"]}),
+        ([now_held("/home/you/b.ipynb", "id-old")], {}, {"new": ["a.ipynb"]}),
     ],
 )
-def test_a_notebook_uses_what_it_is_attached_to(memories: list[Memory], used_by: dict[str, list[str]]) -> None:
+def test_a_notebook_uses_what_its_kernel_is_attached_to(
+    memories: list[Memory], used_by: dict[str, list[str]], remembered_by: dict[str, list[str]]
+) -> None:
     reply = node()
     hold([reply], "old", procs=1, notebook="/home/me/a.ipynb", created_at=NOW - 50)
     hold([reply], "new", procs=1, notebook="/home/me/a.ipynb", created_at=NOW - 10)
     view = view_of(reply, root="/home/me", memories=memories)
-    assert {held["name"]: held["used_by"] for held in view["reservations"].values()} == used_by
+    held = view["reservations"].values()
+    assert {each["name"]: each["used_by"] for each in held if each["used_by"]} == used_by
+    assert {each["name"]: each["remembered_by"] for each in held if each["remembered_by"]} == remembered_by
 
 
 def test_ranks_of_a_node_that_does_not_answer_are_unreachable() -> None:

@@ -88,17 +88,25 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
     }
   };
   const reveal = async (run: LogRun): Promise<void> => {
-    setMessage((reservation && (await host.revealCell?.(reservation, run))) ?? '');
+    setMessage((await host.revealCell?.(run)) ?? '');
   };
-  const [shownRun, setShownRun] = useState<number | null>(null);
+  const [runInSight, setRunInSight] = useState<number | null>(null);
+  const [chosenRun, setChosenRun] = useState<number | null>(null); // until the lines move
+  const shownRun = chosenRun ?? runInSight;
   const run = source.runs.find(each => each.number === shownRun);
-  const onTop = useCallback(
-    (row: number): void => {
-      top.current = row;
-      setShownRun(source.runAt(Math.floor(row))?.number ?? null);
-    },
-    [source]
-  );
+  const onSight = useCallback((first: number, seen: number | null): void => {
+    top.current = first;
+    setRunInSight(seen);
+  }, []);
+  const onFollow = useCallback((isFollowing: boolean): void => {
+    setFollow(isFollowing);
+    setChosenRun(null);
+  }, []);
+  useEffect(() => {
+    if (follow) {
+      setChosenRun(null);
+    }
+  }, [follow, source.total]);
 
   return (
     <div className="mnb-log" onKeyDown={onKeyDown}>
@@ -181,7 +189,7 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
         <Button
           kind="quiet"
           pressed={follow}
-          onClick={() => setFollow(!follow)}
+          onClick={() => onFollow(!follow)}
           title="Stay at the newest line"
         >
           Follow
@@ -202,16 +210,14 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
               if (chosen) {
                 setFollow(false);
                 setGoal({ row: chosen.first_row });
+                setChosenRun(chosen.number);
               }
             }}
           >
             {shownRun === null && <option value="">Runs</option>}
             {source.runs.map(each => (
               <option key={each.number} value={each.number}>
-                {`${each.cell_number ? `[${each.cell_number}]` : `run ${each.number}`} ${each.title}`.slice(
-                  0,
-                  80
-                )}
+                {source.nameOf(each)}
               </option>
             ))}
           </select>
@@ -225,7 +231,7 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
         <span className="mnb-dim mnb-number" role="status">
           {message ||
             (source.isOpen
-              ? `${count(source.total, 'line')}${source.complete ? '' : ', counting…'}`
+              ? `${count(source.lines, 'line')}${source.complete ? '' : ', counting…'}`
               : source.error
                 ? ''
                 : 'Opening…')}
@@ -250,8 +256,9 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
           hit={hit}
           goal={goal}
           follow={follow}
-          onFollow={setFollow}
-          onTop={onTop}
+          onFollow={onFollow}
+          onSight={onSight}
+          onChoose={setChosenRun}
         />
       )}
     </div>
@@ -268,9 +275,11 @@ function Lines(props: {
   goal: { row: number } | null;
   follow: boolean;
   onFollow: (follow: boolean) => void;
-  onTop: (top: number) => void;
+  /** The first row in sight, and the run that is read there. */
+  onSight: (first: number, run: number | null) => void;
+  onChoose: (run: number) => void;
 }) {
-  const { source, total, follow, onFollow, onTop, goal } = props;
+  const { source, total, follow, onFollow, onSight, goal, hit } = props;
   const box = useRef<HTMLDivElement>(null);
   const [viewport, setViewport] = useState(0);
   const [place, setTop] = useState(0);
@@ -311,8 +320,6 @@ function Lines(props: {
     }
     // Only a new goal counts.
   }, [goal]);
-  useEffect(() => onTop(top), [top, total, onTop]);
-
   const onScroll = (): void => {
     const element = box.current!;
     if (Math.abs(element.scrollTop - expected.current) < 1) {
@@ -363,6 +370,10 @@ function Lines(props: {
     shown.current = { top, rows };
   }
   const visible = shown.current;
+  const read =
+    visible.rows.find(row => row.row === hit) ?? visible.rows[follow ? visible.rows.length - 1 : 0];
+  const runRead = read?.run ?? null;
+  useEffect(() => onSight(top, runRead), [top, runRead, onSight]);
   const shift = -(visible.top - Math.floor(visible.top)) * ROW_PX;
   const expression = useMemo(() => pattern(props.search.text, props.search.regex), [props.search]);
 
@@ -386,20 +397,29 @@ function Lines(props: {
     >
       <div className="mnb-lines-window" style={{ height: viewport }}>
         <div ref={layer} className="mnb-lines-layer" style={{ transform: `translateY(${shift}px)` }}>
-          {visible.rows.map((row, place) => (
-            <Line
-              key={row.row}
-              row={row.row}
-              ranks={row.ranks}
-              isError={row.stream === 'err'}
-              text={row.text}
-              size={row.size}
-              isAway={row.away === true}
-              isFirst={place > 0 && visible.rows[place - 1].run !== row.run}
-              isHit={row.row === props.hit}
-              expression={expression}
-            />
-          ))}
+          {visible.rows.map(row =>
+            row.kind === 'run' ? (
+              <Heading
+                key={row.row}
+                name={nameIn(source, row.run)}
+                onChoose={() => props.onChoose(row.run)}
+              />
+            ) : (
+              <Line
+                key={row.row}
+                row={row.row}
+                run={row.run}
+                ranks={row.ranks}
+                stream={row.kind === 'end' ? 'end' : (row.stream ?? 'out')}
+                text={row.text}
+                size={row.size}
+                isAway={row.away === true}
+                isHit={row.row === hit}
+                expression={expression}
+                onChoose={props.onChoose}
+              />
+            )
+          )}
         </div>
         {total === 0 && source.isOpen && (!props.isFiltered || source.complete) && (
           <div className="mnb-empty">
@@ -412,18 +432,41 @@ function Lines(props: {
   );
 }
 
+function nameIn(source: LogSource, run: number): string {
+  const known = source.runs.find(each => each.number === run);
+  return known ? source.nameOf(known) : `run ${run}`;
+}
+
+/** The rule above a run's lines. */
+function Heading({ name, onChoose }: { name: string; onChoose: () => void }) {
+  return (
+    <div className="mnb-line mnb-line-run" onClick={onChoose}>
+      <span>{name}</span>
+    </div>
+  );
+}
+
+const STREAMS = {
+  out: { className: '', mark: '', title: undefined },
+  err: { className: ' mnb-line-error', mark: 'E', title: 'stderr' },
+  end: { className: ' mnb-line-end', mark: '', title: 'how the run ended' }
+};
+
 const Line = memo(function Line(props: {
   row: number;
+  run: number;
   ranks: string;
-  isError: boolean;
+  /** Or, of a line that ranks have not printed, how their run ended. */
+  stream: keyof typeof STREAMS;
   text: string;
   size: number | undefined;
   isAway: boolean;
-  isFirst: boolean;
   isHit: boolean;
   expression: RegExp | null;
+  onChoose: (run: number) => void;
 }) {
   const { expression } = props;
+  const { className, mark, title } = STREAMS[props.stream];
   const pieces = useMemo(() => {
     const text = finalText(props.text);
     const shown = text.slice(0, LONGEST);
@@ -435,14 +478,15 @@ const Line = memo(function Line(props: {
   }, [props.text, props.size]);
   return (
     <div
-      className={`mnb-line${props.isError ? ' mnb-line-error' : ''}${props.isFirst ? ' mnb-line-first' : ''}${props.isHit ? ' mnb-line-hit' : ''}`}
+      className={`mnb-line${className}${props.isHit ? ' mnb-line-hit' : ''}`}
       data-row={props.row}
+      onClick={() => props.onChoose(props.run)}
     >
-      <span className="mnb-line-ranks" title={`rank ${props.ranks}${props.isError ? ', stderr' : ''}`}>
+      <span className="mnb-line-ranks" title={`rank ${props.ranks}${title ? `, ${title}` : ''}`}>
         {props.ranks}
       </span>
-      <span className="mnb-line-stream" title={props.isError ? 'stderr' : undefined}>
-        {props.isError ? 'E' : ''}
+      <span className="mnb-line-stream" title={title}>
+        {mark}
       </span>
       <span className="mnb-line-text">
         {props.isAway ? (

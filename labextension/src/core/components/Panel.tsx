@@ -153,7 +153,9 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
       {!isLive && (
         <p className="mnb-note mnb-soon" role="status">
           <Mark shape="warning" />{' '}
-          {host.away ?? 'The Jupyter server does not answer: this is how it was. Trying again…'}
+          {connection === 'silent'
+            ? 'Nothing is heard of the kernel: this is how it was.'
+            : (host.away ?? 'The Jupyter server does not answer: this is how it was. Trying again…')}
         </p>
       )}
       {connection === 'busy' && (
@@ -168,7 +170,6 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
           {formError}
         </p>
       )}
-      <NoticesAndJobs only={only} />
       {current && (
         <FormView
           key={current.action}
@@ -255,12 +256,14 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
           )}
         </>
       )}
+      <NoticesAndJobs only={only} />
     </div>
   );
 }
 
 const POOL_STATES = { up: 'up', down: 'not up', silent: 'does not answer' };
 
+/** What comes by itself stands at the foot, always in sight: nobody's button moves. */
 function NoticesAndJobs({ only }: { only: string | null }) {
   const { store } = useSurroundings();
   const notices = useStore(store, takeNotices);
@@ -269,12 +272,12 @@ function NoticesAndJobs({ only }: { only: string | null }) {
     job => job.state === 'failed' || (job.state === 'running' && !SHOWN_ELSEWHERE.has(job.action))
   );
   const heard = only === null ? notices : notices.filter(notice => notice.reservation === only);
-  return (
-    <>
+  return heard.length || shown.length ? (
+    <div className="mnb-news">
       {heard.length > 0 && <Notices notices={heard} />}
       {shown.length > 0 && <Jobs jobs={shown} />}
-    </>
-  );
+    </div>
+  ) : null;
 }
 
 function Other({ reservation }: { reservation: Reservation }) {

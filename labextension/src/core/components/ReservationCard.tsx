@@ -1,4 +1,4 @@
-import { memo, useCallback, useEffect, useState } from 'react';
+import { memo, useCallback, useEffect, useRef, useState } from 'react';
 import { useSurroundings } from '../context';
 import { bytes, count, mainMesh, parseRanks, percent, rankNames, rankSet, shape } from '../format';
 import { useStore } from '../store';
@@ -13,7 +13,7 @@ type Aside =
   | { kind: 'release' | 'restart'; ranks: string | null; text: string | null }
   | { kind: 'extend' }
   | { kind: 'stacks'; groups: StackGroup[] }
-  | { kind: 'message'; text: string; isBad: boolean };
+  | { kind: 'message'; text: string; isBad: boolean; holds?: Holds };
 
 /** A reservation of ours: how its ranks are, what they run, and what can be done with them. */
 export const ReservationCard = memo(function ReservationCard(props: {
@@ -31,6 +31,12 @@ export const ReservationCard = memo(function ReservationCard(props: {
   const [pending, setPending] = useState('');
   const forms = useStore(store, takeForms);
   const mesh = reservation.meshes.find(each => each.id === meshId) ?? mainMesh(reservation);
+
+  const latest = useRef(reservation);
+  useEffect(() => {
+    latest.current = reservation;
+    setAside(now => (now?.kind === 'message' && now.holds?.(reservation) === false ? null : now));
+  }, [reservation, aside]);
 
   const fail = (reason: unknown): void => setAside({ kind: 'message', text: explain(reason), isBad: true });
   const ranks = chosen.size ? rankSet(chosen) : null;
@@ -69,7 +75,9 @@ export const ReservationCard = memo(function ReservationCard(props: {
           setAside({ kind: 'stacks', groups: (ended.result as { groups: StackGroup[] }).groups });
         } else {
           const text = (ended.result as { text?: string } | null)?.text;
-          setAside(text ? { kind: 'message', text, isBad: false } : null);
+          setAside(
+            text ? { kind: 'message', text, isBad: false, holds: untilNextRun(latest.current) } : null
+          );
         }
       }
     } catch (reason) {
@@ -83,7 +91,9 @@ export const ReservationCard = memo(function ReservationCard(props: {
     if (intent?.action === 'release' || intent?.action === 'restart') {
       void ask(intent.action, null);
     } else if (intent?.action === 'extend') {
-      setAside({ kind: 'extend' });
+      setAside(
+        reservation.time_s === null ? { kind: 'message', text: NO_LIMIT, isBad: false } : { kind: 'extend' }
+      );
     } else if (intent?.action === 'stacks') {
       void perform('stacks', null);
     }
@@ -93,7 +103,10 @@ export const ReservationCard = memo(function ReservationCard(props: {
   const attach = async (): Promise<void> => {
     setPending('attach');
     try {
-      setAside({ kind: 'message', text: await host.attach!(reservation), isBad: false });
+      const notebook = host.notebook?.();
+      const text = await host.attach!(reservation);
+      const holds = notebook ? whileUsedBy(notebook) : untilNextRun(latest.current);
+      setAside({ kind: 'message', text, isBad: false, holds });
     } catch (reason) {
       fail(reason);
     } finally {
@@ -136,12 +149,6 @@ export const ReservationCard = memo(function ReservationCard(props: {
       </header>
       {props.open && mesh && (
         <div className="mnb-card-body">
-          {reservation.nodes_answering < reservation.nodes && (
-            <p className="mnb-note mnb-soon">
-              <Mark shape="warning" /> {reservation.nodes_answering} of {count(reservation.nodes, 'node')}{' '}
-              answer
-            </p>
-          )}
           {reservation.meshes.length > 1 && (
             <div className="mnb-row" role="group" aria-label="Meshes">
               {reservation.meshes.map(each => (
@@ -170,28 +177,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
             <Tally ranks={mesh.ranks} />
             <MeshMemory mesh={mesh} />
           </div>
-          <div>
-            <Runs mesh={mesh} at_s={reservation.at_s ?? 0} />
-            {!mesh.hang && <Waiting ranks={mesh.ranks} />}
-          </div>
-          {mesh.hang && (
-            <div className="mnb-hang" role="alert">
-              <Mark shape="warning" />
-              <p className="mnb-number">
-                {mesh.hang.text}. Interrupt frees {waiters(mesh.hang)}; nothing in memory is lost.
-              </p>
-              <Button
-                label={`Interrupt the hung ${rankNames(parseRanks(mesh.hang.ranks) ?? [])}`}
-                onClick={() => void perform('interrupt', mesh.hang!.ranks)}
-                disabled={pending === 'interrupt'}
-              >
-                Interrupt
-              </Button>
-            </div>
-          )}
-          <Trouble ranks={mesh.ranks} />
-          {detail && <RankDetail rank={detail} at_s={reservation.at_s ?? 0} />}
-          {chosen.size > 1 && <div className="mnb-rank-detail">{rankNames(chosen)} chosen</div>}
+          {/* What comes and goes by itself is below the buttons: they stay where they are. */}
           <div className="mnb-actions" role="group" aria-label={`Actions on ${reservation.name}${of}`}>
             {host.attach && (
               <Button
@@ -229,7 +215,15 @@ export const ReservationCard = memo(function ReservationCard(props: {
             >
               Restart…
             </Button>
-            {forms?.extend && <Button onClick={() => setAside({ kind: 'extend' })}>Extend…</Button>}
+            {forms?.extend && (
+              <Button
+                onClick={() => setAside({ kind: 'extend' })}
+                disabled={reservation.time_s === null}
+                title={reservation.time_s === null ? NO_LIMIT : undefined}
+              >
+                Extend…
+              </Button>
+            )}
             <Button onClick={() => void ask('release', null)} disabled={pending === 'release'}>
               Release…
             </Button>
@@ -275,11 +269,62 @@ export const ReservationCard = memo(function ReservationCard(props: {
               </Button>
             </div>
           )}
+          {reservation.nodes_answering < reservation.nodes && (
+            <p className="mnb-note mnb-soon">
+              <Mark shape="warning" /> {reservation.nodes_answering} of {count(reservation.nodes, 'node')}{' '}
+              answer
+            </p>
+          )}
+          <div>
+            <Runs mesh={mesh} at_s={reservation.at_s ?? 0} />
+            {!mesh.hang && <Waiting ranks={mesh.ranks} />}
+          </div>
+          {mesh.hang && (
+            <div className="mnb-hang" role="alert">
+              <Mark shape="warning" />
+              <p className="mnb-number">
+                {mesh.hang.text}. Interrupt frees {waiters(mesh.hang)}; nothing in memory is lost.
+              </p>
+              <Button
+                label={`Interrupt the hung ${rankNames(parseRanks(mesh.hang.ranks) ?? [])}`}
+                onClick={() => void perform('interrupt', mesh.hang!.ranks)}
+                disabled={pending === 'interrupt'}
+              >
+                Interrupt
+              </Button>
+            </div>
+          )}
+          <Trouble ranks={mesh.ranks} />
+          {detail && <RankDetail rank={detail} at_s={reservation.at_s ?? 0} />}
+          {chosen.size > 1 && <div className="mnb-rank-detail">{rankNames(chosen)} chosen</div>}
         </div>
       )}
     </article>
   );
 });
+
+const NO_LIMIT = 'It has no time limit: there is nothing to extend.';
+
+/** Whether something still holds, asked whenever the reservation changes. */
+type Holds = (now: Reservation) => boolean;
+
+/** Until something else runs. */
+function untilNextRun(said: Reservation): Holds {
+  const newest = ({ meshes }: Reservation): number =>
+    Math.max(0, ...meshes.flatMap(mesh => mesh.runs.map(run => run.number)));
+  const number = newest(said);
+  return now => newest(now) <= number;
+}
+
+/** From when a notebook is seen to use it until it does not any more. */
+function whileUsedBy(notebook: string): Holds {
+  let isUsed = false;
+  return now => {
+    const before = isUsed;
+    isUsed = now.used_by.includes(notebook);
+    return isUsed || !before;
+  };
+}
 
 const takeForms = (state: State): State['forms'] => state.forms;
 
