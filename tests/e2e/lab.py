@@ -17,6 +17,7 @@ from typing import IO, Any
 from urllib.request import Request, urlopen
 
 import nbformat
+from jupyter_client.blocking.client import BlockingKernelClient
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from ports import held_port
@@ -63,6 +64,7 @@ class Lab:
         self.notebooks = folder / "notebooks"
         self.notebooks.mkdir()
         self._settings = folder / "settings" / "@jupyterlab"
+        self._runtime = folder / "runtime"
         self._token = secrets.token_hex(8)
         self._base_url = base_url
         self._options = options
@@ -126,6 +128,17 @@ class Lab:
         """End every kernel, as `Shut Down All Kernels` does."""
         for session in self._request("GET", "sessions"):
             self._request("DELETE", f"sessions/{session['id']}")
+
+    def wait_for_kernel(self) -> None:
+        """Wait until the only kernel answers, also one that Jupyter is about to start in place of one that died."""
+        (kernel,) = self._request("GET", "kernels")
+        client = BlockingKernelClient(connection_file=str(self._runtime / f"kernel-{kernel['id']}.json"))
+        client.load_connection_file()
+        client.start_channels()
+        try:
+            client.wait_for_ready(WAIT_MS / 1000)
+        finally:
+            client.stop_channels()
 
     def _request(self, method: str, path: str) -> Any:
         request = Request(self.url(f"api/{path}"), method=method)
