@@ -17,7 +17,8 @@ from monarch_nb.errors import NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
 
 if TYPE_CHECKING:
-    from monarch_nb.client.mesh import Mesh, MeshCore
+    from monarch_nb.client.mesh import Mesh
+    from monarch_nb.client.mesh_core import MeshCore
 
 
 def interrupt_mesh(mesh: Mesh, *, kill_stuck: bool) -> InterruptReport:

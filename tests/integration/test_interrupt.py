@@ -12,7 +12,8 @@ import pytest
 from integration.live import Gate, Recorder, client, eventually, pids_of, started
 from monarch_nb.client import events
 from monarch_nb.client import run as run_module
-from monarch_nb.client.mesh import Mesh, MeshCore
+from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.mesh_core import MeshCore
 from monarch_nb.errors import GROUP_ABORTED, RunFailed
 
 INIT = "dist.init_process_group('gloo')"

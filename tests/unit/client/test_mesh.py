@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 from monarch_nb.client.infos import RankInfo, ReservationInfo, RunInfo, StackReport, infos_of_node, run_infos, waits_in
-from monarch_nb.client.mesh import Mesh, MeshCore, _title
+from monarch_nb.client.mesh import Mesh, _title
+from monarch_nb.client.mesh_core import MeshCore
 from monarch_nb.client.packing import pack_variables
 from monarch_nb.client.reservation import Reservation
 from monarch_nb.code_names import run_names
