@@ -14,10 +14,7 @@ from monarch_nb.client.decoding import describe_death
 from monarch_nb.client.infos import run_infos
 from monarch_nb.client.presenting import name_here
 from monarch_nb.client.run import ALLOCATOR_DOWN, Run
-from monarch_nb.errors import (
-    MonarchNbError,
-    NodeUnreachable,
-)
+from monarch_nb.errors import MonarchNbError, NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import name_ranks
