@@ -165,12 +165,14 @@ def describe(address: str, timeout_s: float = 10.0) -> pb.DescribeReply:
     return cast(pb.DescribeReply, _call(address, "Describe", request, timeout_s))
 
 
-def shut_down(address: str, timeout_s: float = 5.0) -> None:
-    """Tell an allocator to end its ranks, its templates and itself; return when it has answered or is gone."""
+def shut_down(address: str, timeout_s: float = 5.0) -> bool:
+    """Tell an allocator to end its ranks, its templates and itself; return whether it has answered: else it left before
+    its answer was read, or hangs, and the caller watches its process anyway."""
     try:
         _call(address, "Shutdown", pb.ShutdownRequest(force=True), timeout_s)
     except NodeUnreachable:
-        pass  # It left before its answer was read, or hangs: the caller watches its process anyway.
+        return False
+    return True
 
 
 def _call(address: str, method: str, request: Any, timeout_s: float) -> Any:

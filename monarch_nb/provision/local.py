@@ -33,7 +33,11 @@ KEPT = "kept"
 """In the state directory: what ranks wrote and outlives its pool. No pool has that name."""
 SERVE_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 30.0
-"""Removing copies of big projects takes a while, and an allocator that is killed meanwhile leaves its templates."""
+"""How long an allocator that does not answer has time to end by itself."""
+REMOVAL_TIMEOUT_S = 600.0
+"""One that answers ends its ranks at once, then removes the files of its node: a slow disk needs minutes for many."""
+_QUIET_S = 5.0
+"""How long it does so before that is said."""
 WARM_TIMEOUT_S = 180.0
 """All templates of a pool: sixteen that import torch at once need 22 s on two cores."""
 
@@ -308,8 +312,13 @@ def _end(nodes: Iterable[Node], say: Progress) -> None:
             stack.callback(process.close)
             watched.append((node, process))
         with ThreadPoolExecutor(max_workers=16) as threads:
-            list(threads.map(shut_down, [node.address for node, _ in watched]))
-        stubborn = [node.node_id for node, process in watched if not process.end(END_TIMEOUT_S)]
+            answered = list(threads.map(shut_down, [node.address for node, _ in watched]))
+        stubborn = []
+        for (node, process), has_answered in zip(watched, answered, strict=True):
+            if has_answered and not process.wait(_QUIET_S):
+                say(f"removing the files of {node.node_id}")
+            if not process.end(REMOVAL_TIMEOUT_S if has_answered else END_TIMEOUT_S):
+                stubborn.append(node.node_id)
     if stubborn:
         raise PoolError(f"killed {', '.join(stubborn)}, which did not end when asked; run monarch-nb down again")
 

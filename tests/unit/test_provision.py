@@ -11,7 +11,7 @@ import pytest
 from monarch_nb.config import HOME_VARIABLE, LOG_LIMIT_VARIABLE, RANK_TOKEN_VARIABLE, NodePaths
 from monarch_nb.errors import PoolError, UsageError
 from monarch_nb.interrupting import Interrupt, interruptible
-from monarch_nb.provision import Node, provisioner
+from monarch_nb.provision import Node, daemons, local, provisioner
 from monarch_nb.provision.daemons import Starting, daemon_environment, wait_for_lines
 from monarch_nb.provision.local import LocalProvisioner, PoolShape, _agree_on_shape, _write_shape
 
@@ -211,3 +211,33 @@ class TestInterruptedWaiting:
         interrupt.close()
         os.close(write_end)
         one.close()
+
+
+def test_an_allocator_that_removes_files_has_the_time_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What answers works, however long; what does not answer hangs."""
+    patience: dict[str, float] = {}
+
+    class Process:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait(self, timeout_s: float) -> bool:
+            return False
+
+        def end(self, timeout_s: float) -> bool:
+            patience[self.name] = timeout_s
+            return self.name == "works"
+
+        def close(self) -> None:
+            pass
+
+    names = {1: "works", 2: "hangs"}
+    monkeypatch.setattr("monarch_nb.allocator.processes.identify", lambda pid: names[pid])
+    monkeypatch.setattr(daemons, "Watched", Process)
+    monkeypatch.setattr(daemons, "shut_down", lambda address: address == "works")
+    said: list[str] = []
+    nodes = [Node(name, tmp_path, name, pid) for pid, name in names.items()]
+    with pytest.raises(PoolError, match="killed hangs, which did not end"):
+        local._end(nodes, said.append)
+    assert said == ["removing the files of works"]
+    assert patience == {"works": local.REMOVAL_TIMEOUT_S, "hangs": local.END_TIMEOUT_S}
