@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from monarch_nb.client.diagnosis import Diagnosis
     from monarch_nb.client.environments import PipReport
     from monarch_nb.client.fetch import FetchReport, FileInfo
-    from monarch_nb.client.infos import EndedReservation, RankInfo, ReservationInfo, RunInfo
+    from monarch_nb.client.infos import EndedReservation, RankInfo, ReservationInfo, RunInfo, StackReport
     from monarch_nb.client.interrupt_report import InterruptReport
-    from monarch_nb.client.mesh import Mesh, StackReport
+    from monarch_nb.client.mesh import Mesh
     from monarch_nb.client.reservation import Reservation, attach, list_ended, list_reservations, reserve
     from monarch_nb.client.run import Run
     from monarch_nb.client.sync_report import SyncReport
@@ -100,8 +100,8 @@ _HOMES = {
     "monarch_nb.client.diagnosis": ("Diagnosis",),
     "monarch_nb.client.environments": ("PipReport",),
     "monarch_nb.client.fetch": ("FetchReport", "FileInfo"),
-    "monarch_nb.client.infos": ("EndedReservation", "RankInfo", "ReservationInfo", "RunInfo"),
-    "monarch_nb.client.mesh": ("Mesh", "StackReport"),
+    "monarch_nb.client.infos": ("EndedReservation", "RankInfo", "ReservationInfo", "RunInfo", "StackReport"),
+    "monarch_nb.client.mesh": ("Mesh",),
     "monarch_nb.client.reservation": ("Reservation", "attach", "list_ended", "list_reservations", "reserve"),
     "monarch_nb.client.interrupt_report": ("InterruptReport",),
     "monarch_nb.client.run": ("Run",),

@@ -320,12 +320,18 @@ def _release(options: argparse.Namespace) -> int:
 
     mine = {info.name: info for info in list_reservations(options.pool) if info.held_by_me}
     chosen = list(mine) if options.all else _chosen(options.name, list(mine))
+    failed = 0
     for name in chosen:
-        kept = attach(name, pool=options.pool).release()
-        print("\n".join([f"released {name} ({mine[name].shape})", *map(str, kept)]))
+        try:
+            kept = attach(name, pool=options.pool).release()
+        except MonarchNbError as error:
+            print(f"monarch-nb: {error}", file=sys.stderr)
+            failed = 1
+        else:
+            print("\n".join([f"released {name} ({mine[name].shape})", *map(str, kept)]))
     if not chosen:
         print("nothing is held")
-    return 0
+    return failed
 
 
 def _extend(options: argparse.Namespace) -> int:

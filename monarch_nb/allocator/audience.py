@@ -75,7 +75,12 @@ class Audience:
         """Return how far clients have shown a run."""
         return self._shown.get(run_id, {})
 
-    # ---- results ----
+    # ---- begin and results ----
+
+    def begun(self, run_id: str) -> None:
+        """A run that waited has begun on all ranks."""
+        for session in self._interested(run_id):
+            session.send(started=pb.Started(run_id=run_id))
 
     def send_results(self, session: Session, run: Run) -> None:
         """Send the results that a run has."""

@@ -20,11 +20,18 @@ STACK_WAIT_S = 1.0
 
 def interrupt(node: Node, run_id: str) -> None:
     """Drop a run where it has not begun, and interrupt it where it runs."""
-    node.cancel(run_id)
+    node.apply(node.state.cancel(run_id))
     for process in node.supervisor.ranks.values():
         mesh = node.state.meshes.get(process.mesh_id)
         if mesh is not None and mesh.ranks[process.rank].running == run_id:
             process.link.tell(wire.ControlRequest(interrupt=wire.InterruptRun(run_id=run_id)))
+
+
+def drop(node: Node, request: pb.DropRequest) -> pb.DropReply:
+    """Drop runs where they have not begun."""
+    begun, effects = node.state.drop(request.mesh_id, request.run_ids)
+    node.apply(effects)
+    return pb.DropReply(begun=begun)
 
 
 async def control_ranks(node: Node, request: pb.ControlRanksRequest) -> list[pb.RankReply]:
@@ -58,6 +65,7 @@ async def _control_rank(node: Node, request: pb.ControlRanksRequest, rank: int) 
         stack=reply.stack,
         completions=reply.completions,
         completion_start=reply.completion_start,
+        inspection=reply.inspection,
     )
 
 
@@ -87,6 +95,8 @@ def _rank_request(request: pb.ControlRanksRequest) -> wire.ControlRequest:
         case "complete":
             complete = wire.GetCompletions(code=request.complete.code, cursor=request.complete.cursor)
             return wire.ControlRequest(complete=complete)
+        case "inspect":
+            return wire.ControlRequest(inspect=request.inspect)
         case "abort_groups":
             abort = wire.AbortGroups(reason=request.abort_groups, last_run=request.last_run)
             return wire.ControlRequest(abort_groups=abort)

@@ -166,11 +166,12 @@ async def describe_environment(
     Raises:
         MonarchNbError: that python does not start, or takes too long.
     """
+    asked_s = time.time()
     directory = str(node.paths.directory)
     question = {"packages": [*request.packages], "directories": [directory, *request.directories]}
     report = await _report(request.python or node.python, json.dumps(question).encode())
     return files_pb2.DescribeEnvironmentReply(
-        json=report.decode(), now_s=time.time(), directory=directory, version=config.VERSION
+        json=report.decode(), asked_s=asked_s, now_s=time.time(), directory=directory, version=config.VERSION
     )
 
 

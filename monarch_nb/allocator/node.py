@@ -380,7 +380,7 @@ class Node:
             raise
         for process in forked:
             self._save_rank(process.record)
-            self._apply(self.state.rank_ready(spec.mesh_id, process.rank))
+            self.apply(self.state.rank_ready(spec.mesh_id, process.rank))
         self._flush()
 
     async def restart(self, mesh_id: str, ranks: Iterable[int]) -> list[pb.Rank]:
@@ -400,7 +400,7 @@ class Node:
                     incarnations[rank] = process.record.incarnation + 1
                 else:
                     incarnations[rank] = self._last_incarnation(mesh_id, rank) + 1
-                self._apply(self.state.rank_restarting(mesh_id, rank))
+                self.apply(self.state.rank_restarting(mesh_id, rank))
             self.supervisor.kill(busy)
             ending = asyncio.ensure_future(self.supervisor.end(old))
             if any(mesh.ranks[rank].gpu_indices for rank in chosen):
@@ -410,7 +410,7 @@ class Node:
             except (MonarchNbError, OSError) as error:
                 for rank in chosen:
                     death = run_pb2.Death(likely_cause=f"could not be restarted: {error}")
-                    self._apply(self.state.rank_died(mesh_id, rank, death))
+                    self.apply(self.state.rank_died(mesh_id, rank, death))
                 raise
             finally:
                 await ending
@@ -461,7 +461,7 @@ class Node:
         if not submit.quiet:
             # Before it starts: then there is nothing to read.
             self._audience.follow(session, mesh, run, dict(submit.cursors), is_new=is_new)
-        self._apply(effects)
+        self.apply(effects)
         if known:
             self._audience.send_results(session, run)
         else:
@@ -477,16 +477,9 @@ class Node:
         if run is None:
             raise RunNotFound("the run is not known here any more: `%mesh logs` has its output")
         cursors = self._audience.shown(run.run_id) if request.from_shown else dict(request.cursors)
-        session.send(queued=pb.Queued(run_id=run.run_id, number=run.number, output=run.output))
+        session.send(queued=self.state.queued(mesh, run))
         self._audience.follow(session, mesh, run, cursors)
         self._audience.send_results(session, run)
-
-    def cancel(self, run_id: str) -> None:
-        """Drop a run where it has not begun."""
-        self._apply(self.state.cancel(run_id))
-
-    def proceed(self, request: pb.Proceed) -> None:
-        self._apply(self.state.proceed(request.mesh_id, request.run_id))
 
     def collected(self, run_ids: Iterable[str]) -> None:
         """The client has the results of runs: their values need not be kept."""
@@ -511,12 +504,14 @@ class Node:
         """Remember what the client has shown."""
         self._audience.note_shown(request)
 
-    def _apply(self, effects: list[Effect]) -> None:
+    def apply(self, effects: list[Effect]) -> None:
+        """Carry out what the state decided."""
         encoded: dict[str, bytes] = {}
         for effect in effects:
             if isinstance(effect, StartRun):
                 run_id = effect.run.run_id
-                self.state.begun(effect.mesh_id, run_id, time.time())
+                if self.state.begun(effect.mesh_id, run_id, time.time()):
+                    self._audience.begun(run_id)
                 if run_id not in encoded:
                     encoded[run_id] = wire.ToRank(run=effect.run).SerializeToString()
                 if process := self.supervisor.ranks.get((effect.mesh_id, effect.rank)):
@@ -554,14 +549,14 @@ class Node:
         mesh = self.state.meshes.get(mesh_id)
         if mesh and result.run_id in mesh.runs:  # else its client will submit it again, and then the rank has it still
             self._unacknowledged.setdefault((mesh_id, result.rank), []).append(result.run_id)
-        self._apply(self.state.result(mesh_id, result))
+        self.apply(self.state.result(mesh_id, result))
         self._flush_soon()
 
     def _on_hello(self, process: RankProcess, hello: wire.RankHello) -> None:
         if process.mesh_id in self.state.meshes:  # else it is being released
             for result in hello.results:
                 self._on_result(process.mesh_id, result)
-            self._apply(self.state.rank_adopted(process.mesh_id, process.rank, hello.running, hello.done))
+            self.apply(self.state.rank_adopted(process.mesh_id, process.rank, hello.running, hello.done))
 
     def _on_death(self, process: RankProcess, status: int | None) -> None:
         mesh = self.state.meshes.get(process.mesh_id)
@@ -581,7 +576,7 @@ class Node:
         )
         process.record.death.CopyFrom(death)
         self._save_rank(process.record)
-        self._apply(self.state.rank_died(process.mesh_id, process.rank, death))
+        self.apply(self.state.rank_died(process.mesh_id, process.rank, death))
         for session in self.sessions:
             session.send(rank_died=pb.RankDied(mesh_id=process.mesh_id, rank=process.rank, death=death))
         self._flush_soon()

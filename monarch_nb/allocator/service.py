@@ -12,7 +12,7 @@ import grpc
 
 from monarch_nb import config
 from monarch_nb.allocator import tokens
-from monarch_nb.allocator.control import control_ranks, interrupt
+from monarch_nb.allocator.control import control_ranks, drop, interrupt
 from monarch_nb.allocator.describe import describe_environment, describe_node, describe_status
 from monarch_nb.allocator.logs import read_logs
 from monarch_nb.allocator.node import Node
@@ -104,6 +104,10 @@ class AllocatorService(service.AllocatorServicer):
     async def Control(self, request: pb.ControlRanksRequest, context: Any) -> pb.ControlRanksReply:
         return pb.ControlRanksReply(replies=await control_ranks(self._node, request))
 
+    @_translated
+    async def Drop(self, request: pb.DropRequest, context: Any) -> pb.DropReply:
+        return drop(self._node, request)
+
     async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         """Read requests and write batches of events until either side ends."""
         session = ClientSession()
@@ -148,7 +152,7 @@ class AllocatorService(service.AllocatorServicer):
                 case "unfollow":
                     session.unfollow(run_id)
                 case "proceed":
-                    self._node.proceed(message)
+                    self._node.apply(self._node.state.proceed(message.mesh_id, message.run_id))
                 case "attach":
                     self._node.expiry.attach(session, message.reservation_id)
                 case "detach":

@@ -27,6 +27,7 @@ from monarch_nb.shape import name_ranks
 
 MAX_FINISHED_RUNS = 200
 MAX_ENDED = 50
+MAX_DROPPED_EARLY = 200
 MAX_MESSAGE_CHARACTERS = 300
 """Of what a run raised, as status tells it."""
 
@@ -79,10 +80,17 @@ class Run:
         self.started: set[int] = set()
         self.started_at = 0.0
         self.collected = False
+        self.is_told_to_wait = False
+        """Clients were told what it waits for, and not yet that it waits no more."""
 
     @property
     def finished(self) -> bool:
         return len(self.results) == len(self.ranks)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has yet to begin on some rank."""
+        return any(rank not in self.started and rank not in self.results for rank in self.ranks)
 
     def record(self) -> state_pb2.RunRecord:
         return state_pb2.RunRecord(
@@ -133,6 +141,9 @@ class Mesh:
     numbers: set[int] = field(default_factory=set)
     """Of the known runs."""
 
+    dropped_early: dict[str, None] = field(default_factory=dict)
+    """Ids of runs that were dropped before they came, oldest first."""
+
     def ranks_writing(self, run: Run) -> list[int]:
         """Return the ranks on which the output of a run is its own: a newer run may have what it left untouched."""
         newer = [other for other in self.runs.values() if other.output == run.output and other.number > run.number]
@@ -147,6 +158,12 @@ class Mesh:
         if not run.finished:
             self.queue.append(run)
             self.queue.sort(key=lambda queued: queued.number)
+
+    def drop_early(self, run_id: str) -> None:
+        """Drop a run when it comes, if it does."""
+        self.dropped_early[run_id] = None
+        if len(self.dropped_early) > MAX_DROPPED_EARLY:
+            del self.dropped_early[next(iter(self.dropped_early))]
 
 
 @dataclass
@@ -327,24 +344,25 @@ class NodeState:
         mesh = self.mesh(submit.mesh_id)
         run_id = submit.run.run_id
         if known := mesh.runs.get(run_id):
-            return pb.Queued(run_id=run_id, number=known.number, output=known.output, previous=known.previous), []
+            return self.queued(mesh, known), []
         if unknown := [rank for rank in submit.ranks if rank not in mesh.ranks]:
             raise UsageError(f"{name_ranks(unknown)} not on this node")
-        queued = pb.Queued(run_id=run_id, ahead=self._ahead(mesh, submit))
+        previous: dict[int, int] = {}
         if submit.give_number and not submit.run.number:
             submit.run.number = mesh.last_number + 1
-            queued.previous.update(mesh.previous)
+            previous = dict(mesh.previous)
             per_node = max(1, mesh.spec.ranks)
             mesh.previous.update({rank // per_node: submit.run.number for rank in submit.all_ranks})
         mesh.last_number = max(mesh.last_number, submit.run.number)
         if not submit.run.output:
             submit.run.output = self._choose_output(mesh, submit)
-        queued.number, queued.output = submit.run.number, submit.run.output
         run = Run(submit, now)
-        run.previous = dict(queued.previous)
+        run.previous = previous
         run.started.update(rank for rank in run.ranks if mesh.ranks[rank].running == run_id)
+        queued = self.queued(mesh, run)
         mesh.add_run(run)
-        return queued, [*self._bury(mesh), *self._advance(mesh), *self._trim(mesh)]
+        dropped = self._drop(mesh, run) if run_id in mesh.dropped_early else []
+        return queued, [*dropped, *self._bury(mesh), *self._advance(mesh), *self._trim(mesh)]
 
     def _choose_output(self, mesh: Mesh, submit: pb.Submit) -> int:
         """Return an output that the last runs on all these ranks left untouched, else a new one."""
@@ -353,24 +371,30 @@ class NodeState:
             mesh.ranks[rank].untouched = 0
         return untouched.pop() or submit.run.number if len(untouched) == 1 else submit.run.number
 
-    def _ahead(self, mesh: Mesh, submit: pb.Submit) -> list[str]:
-        """Return what a run has to wait for; another notebook is named, because it numbers its cells alike."""
-        wanted = set(submit.ranks)
-        return [
+    def queued(self, mesh: Mesh, run: Run) -> pb.Queued:
+        """Return what a client is told of a run; other notebooks are named, because they number their cells alike."""
+        wanted = {rank for rank in run.ranks if rank not in run.started}
+        ahead = [
             run_name(
-                run.number,
-                run.submit.run.cell.cell_number,
-                run.submit.title,
-                os.path.basename(run.submit.notebook) if run.submit.notebook != submit.notebook else "",
+                other.number,
+                other.submit.run.cell.cell_number,
+                other.submit.title,
+                os.path.basename(other.submit.notebook) if other.submit.notebook != run.submit.notebook else "",
             )
-            for run in mesh.queue
-            if wanted & (set(run.ranks) - run.results.keys())
+            for other in (mesh.queue if run.waits else ())
+            if other.number < run.number and wanted & (set(other.ranks) - other.results.keys())
         ]
+        run.is_told_to_wait = bool(ahead)
+        return pb.Queued(run_id=run.run_id, number=run.number, output=run.output, previous=run.previous, ahead=ahead)
 
-    def begun(self, mesh_id: str, run_id: str, now: float) -> None:
-        """A run begins on a rank."""
+    def begun(self, mesh_id: str, run_id: str, now: float) -> bool:
+        """A run begins on a rank. Return whether clients are to be told that it waits no more."""
         run = self.meshes[mesh_id].runs[run_id]
         run.started_at = run.started_at or now
+        if run.waits or not run.is_told_to_wait:
+            return False
+        run.is_told_to_wait = False
+        return True
 
     def proceed(self, mesh_id: str, run_id: str) -> list[Effect]:
         """Let a run, and those before it, begin although a run before them never arrived (its client died half-way)."""
@@ -444,11 +468,34 @@ class NodeState:
         effects: list[Effect] = []
         for mesh in self.meshes.values():
             if run := mesh.runs.get(run_id):
-                for rank in run.ranks:
-                    if rank not in run.started and rank not in run.results:
-                        dropped = run_pb2.RankResult(run_id=run_id, rank=rank, outcome=run_pb2.OUTCOME_CANCELLED)
-                        effects += self._finish(mesh, run, dropped)
-                effects += self._advance(mesh)
+                effects += [*self._drop(mesh, run), *self._advance(mesh)]
+        return effects
+
+    def drop(self, mesh_id: str, run_ids: Sequence[str]) -> tuple[list[str], list[Effect]]:
+        """Drop runs on ranks where they have not begun, also those that have not reached this node yet.
+
+        Returns:
+            Which of them have begun on some rank here, and the effects.
+        """
+        mesh = self.mesh(mesh_id)
+        effects: list[Effect] = []
+        begun = []
+        for run_id in run_ids:
+            run = mesh.runs.get(run_id)
+            if run is None:
+                mesh.drop_early(run_id)
+                continue
+            effects += self._drop(mesh, run)
+            if run.started:
+                begun.append(run_id)
+        return begun, [*effects, *self._advance(mesh)]  # only now: none of them begins because another is gone
+
+    def _drop(self, mesh: Mesh, run: Run) -> list[Effect]:
+        effects: list[Effect] = []
+        for rank in run.ranks:
+            if rank not in run.started and rank not in run.results:
+                dropped = run_pb2.RankResult(run_id=run.run_id, rank=rank, outcome=run_pb2.OUTCOME_CANCELLED)
+                effects += self._finish(mesh, run, dropped)
         return effects
 
     def collected(self, run_id: str) -> str:

@@ -17,7 +17,7 @@ from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.times import duration, time_of_day
 
 if TYPE_CHECKING:
-    from monarch_nb.client.mesh import MeshCore
+    from monarch_nb.client.mesh_core import MeshCore
 
 _log = logging.getLogger(__name__)
 

@@ -491,12 +491,15 @@ class Connection:
     async def flush(self) -> None:
         """Send what waits to be sent, before the process ends; runs have arrived then."""
         self._send_collected()
-        while self._has_unsent():
+        while self.is_submitting or (self.up and not self._outgoing.empty()):
             await asyncio.sleep(0.001)  # bounded by the caller; the process is ending
 
-    def _has_unsent(self) -> bool:
-        submitting = (one.submit is not None and not one.accepted for one in self._followed.values())
-        return any(submitting) or (self.up and not self._outgoing.empty())
+    @property
+    def is_submitting(self) -> bool:
+        """Whether the node has yet to take in a run."""
+        return any(
+            one.submit is not None and not (one.accepted or one.listener.done) for one in self._followed.values()
+        )
 
     async def close(self) -> None:
         """Close the session and the channel."""
@@ -505,3 +508,9 @@ class Connection:
         for handle in self._shown.values():
             handle.cancel()
         await self._channel.close()
+
+
+async def close_all(connections: Iterable[Connection]) -> None:
+    """Close them one after the other."""
+    for connection in connections:
+        await connection.close()

@@ -62,17 +62,25 @@ async def _ask(
 ) -> NodeReport:
     try:
         blind = (await token.why_unseen([node], [directory]))[0] if token else None
+        asked_s = time.time()
         reply = await node.unary("DescribeEnvironment", request, ANSWER_TIMEOUT_S)
+        answered_s = time.time()
     except MonarchNbError as error:
         return NodeReport(node.name, error=str(error))
     return NodeReport(
         node.name,
         Environment.from_json(reply.json),
         version=reply.version,
-        clock_ahead_s=reply.now_s - time.time(),
+        clock_ahead_s=_ahead_s(reply.asked_s - asked_s, reply.now_s - answered_s),
         directory=reply.directory,
         blind=blind,
     )
+
+
+def _ahead_s(at_question_s: float, at_answer_s: float) -> float:
+    """Return how far another clock is ahead at least, by what both ends note as the times of a question and its answer;
+    what was late on its way adds to the first difference and takes from the second."""
+    return max(at_answer_s, min(at_question_s, 0.0))
 
 
 def imported_packages() -> list[str]:

@@ -67,6 +67,8 @@ class Finished:
     """The last event: every rank has finished."""
 
 
+QUEUE_NOTICE = "queue"
+"""Key of the notice that the run waits for others; without a text: it has begun on some rank."""
 TIME_NOTICE = "time"
 """Key of the notice that the reservation ends soon, or has ended."""
 

@@ -13,6 +13,7 @@ from monarch_nb.code_names import run_name
 from monarch_nb.errors import RankFailure, where_besides
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
+from monarch_nb.shape import name_ranks
 from monarch_nb.times import duration
 
 _STATES = {
@@ -95,8 +96,27 @@ class RunInfo:
     def done(self) -> bool:
         return len(self.finished) == len(self.ranks)
 
+    @property
+    def queued(self) -> bool:
+        """Whether it waits for its turn: it has begun on no rank."""
+        return not (self.done or self.running or self.running_s)
+
     def __str__(self) -> str:
         return run_name(self.number, self.cell_number, self.title)
+
+
+@dataclass(frozen=True)
+class StackReport:
+    """Every rank's stack, equal ones together; ranks that did not answer have an empty one."""
+
+    groups: list[tuple[tuple[int, ...], str]]
+
+    def __str__(self) -> str:
+        parts = []
+        for ranks, stack in self.groups:
+            parts.append(f"── {name_ranks(ranks)} " + "─" * 40)
+            parts.append(stack.rstrip() or "no answer")
+        return "\n".join(parts)
 
 
 @dataclass(frozen=True)

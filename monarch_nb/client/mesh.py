@@ -6,23 +6,19 @@ import asyncio
 import itertools
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Any
 
-from monarch_nb.allocator.limits import expired
 from monarch_nb.client.bridge import call, post
-from monarch_nb.client.connection import SPAWN_TIMEOUT_S, Connection, answers
-from monarch_nb.client.decoding import describe_death
-from monarch_nb.client.infos import RankInfo, RunInfo, infos_of_node, run_infos
+from monarch_nb.client.connection import Connection
+from monarch_nb.client.infos import RankInfo, RunInfo, StackReport, infos_of_node, run_infos
 from monarch_nb.client.interrupt_report import InterruptReport
 from monarch_nb.client.logs import LogRecord, follow_logs, read_logs
+from monarch_nb.client.mesh_core import MeshCore
+from monarch_nb.client.mesh_interrupt import interrupt_mesh
 from monarch_nb.client.packing import pack_variables
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.run import ALLOCATOR_DOWN, Listener, OnError, Run
 from monarch_nb.errors import (
-    MonarchNbError,
-    NodeUnreachable,
     RankDead,
     RankUnresponsive,
     RunNotFound,
@@ -36,167 +32,7 @@ from monarch_nb.shape import Extent, format_ranks, name_ranks
 if TYPE_CHECKING:
     from monarch_nb.client.reservation import Reservation
 
-CONTROL_TIMEOUT_S = 5.0
 TITLE_CHARACTERS = 60
-
-
-@dataclass(frozen=True)
-class StackReport:
-    """Every rank's stack, equal ones together; ranks that did not answer have an empty one."""
-
-    groups: list[tuple[tuple[int, ...], str]]
-
-    def __str__(self) -> str:
-        parts = []
-        for ranks, stack in self.groups:
-            parts.append(f"── {name_ranks(ranks)} " + "─" * 40)
-            parts.append(stack.rstrip() or "no answer")
-        return "\n".join(parts)
-
-
-class MeshCore:
-    """What a mesh and its slices share. Its coroutines run on the background loop."""
-
-    _cores: ClassVar[WeakValueDictionary[str, MeshCore]] = WeakValueDictionary()
-
-    def __init__(self, mesh_id: str, connections: dict[int, Connection], ranks_per_node: int) -> None:
-        self.mesh_id, self.connections, self.ranks_per_node = mesh_id, connections, ranks_per_node
-        self.dead: dict[int, str] = {}
-        self.runs: WeakValueDictionary[str, Run] = WeakValueDictionary()
-        """Those that this process follows, by id."""
-
-    @classmethod
-    def get(cls, mesh_id: str, connections: dict[int, Connection], ranks_per_node: int) -> MeshCore:
-        """Return the one core of a mesh in this process."""
-        core = cls._cores.get(mesh_id)
-        if core is None:
-            core = cls._cores[mesh_id] = cls(mesh_id, connections, ranks_per_node)
-            post(core._listen)
-        core.connections.update(connections)
-        return core
-
-    def _listen(self) -> None:
-        for connection in self.connections.values():
-            connection.mesh_deaths[self.mesh_id] = self._on_rank_died
-            connection.ensure_session()
-
-    def _on_rank_died(self, died: pb.RankDied) -> None:
-        self.dead[died.rank] = describe_death(died.death)
-
-    @property
-    def first_node(self) -> int:
-        """The node that gives runs their numbers."""
-        return 0
-
-    def by_node(self, ranks: Iterable[int]) -> dict[int, list[int]]:
-        """Return the ranks of each node that has some."""
-        nodes: dict[int, list[int]] = {}
-        for rank in ranks:
-            nodes.setdefault(rank // self.ranks_per_node, []).append(rank)
-        return nodes
-
-    def connection_of(self, rank: int) -> Connection:
-        """Return the connection to a rank's node, or raise NodeUnreachable."""
-        node = rank // self.ranks_per_node
-        if connection := self.connections.get(node):
-            return connection
-        raise NodeUnreachable(f"the node of rank {rank} (number {node}) does not answer: %mesh attach looks again")
-
-    async def check_nodes(self, ranks: Iterable[int]) -> None:
-        """Raise NodeUnreachable unless all nodes that a run on these ranks needs answer."""
-
-        async def check(node: int) -> None:
-            connection = self.connection_of(node * self.ranks_per_node)
-            try:
-                await connection.check()
-            except NodeUnreachable:
-                raise NodeUnreachable(f"{connection.name} {ALLOCATOR_DOWN}", connection.name) from None
-
-        checks = await asyncio.gather(*map(check, self.nodes_for(ranks)), return_exceptions=True)
-        for error in checks:
-            if error is not None:
-                raise error
-
-    def nodes_for(self, ranks: Iterable[int]) -> list[int]:
-        """Return the nodes that a run on these ranks needs: theirs, and the one that gives it its number."""
-        return sorted({self.first_node, *self.by_node(ranks)})
-
-    async def control(
-        self, ranks: Iterable[int], *, timeout_s: float = CONTROL_TIMEOUT_S, **message: Any
-    ) -> dict[int, pb.RankReply]:
-        """Ask or tell the control threads of ranks; those that did not answer are missing."""
-
-        async def one(node: int, on_node: list[int]) -> list[pb.RankReply]:
-            request = pb.ControlRanksRequest(mesh_id=self.mesh_id, ranks=on_node, timeout_s=timeout_s, **message)
-            try:
-                reply = await self.connection_of(on_node[0]).unary("Control", request, timeout_s + 2)
-            except NodeUnreachable:
-                return []
-            return list(reply.replies)
-
-        replies = await asyncio.gather(*(one(node, on_node) for node, on_node in self.by_node(ranks).items()))
-        return {reply.rank: reply for node in replies for reply in node if reply.answered}
-
-    async def where(self, ranks: Iterable[int]) -> dict[int, run_pb2.Where]:
-        """Return where ranks are; those that did not answer are missing."""
-        replies = await self.control(ranks, timeout_s=1.0, where=True)
-        return {rank: reply.where for rank, reply in replies.items()}
-
-    async def abort_groups(self, reason: str, ranks: Iterable[int] | None = None, *, last_run: int = 0) -> None:
-        """Make every rank forget its process groups, so that the next init by all forms a clean one.
-
-        Args:
-            reason: shown to the user. ranks: those that are told; None for all.
-            last_run: spare groups that runs after this one made; 0 spares none.
-        """
-        chosen = range(self.ranks_per_node * len(self.connections)) if ranks is None else ranks
-        await self.control(chosen, timeout_s=2.0, abort_groups=reason, last_run=last_run)
-
-    async def restart(self, ranks: Iterable[int]) -> None:
-        """Replace ranks by fresh ones and abort the survivors' groups."""
-        chosen = sorted(ranks)
-        by_node = self.by_node(chosen)
-        requests = [
-            (self.connection_of(on_node[0]), pb.RestartRequest(mesh_id=self.mesh_id, ranks=on_node))
-            for on_node in by_node.values()
-        ]
-        await asyncio.gather(*(c.unary("Restart", request, SPAWN_TIMEOUT_S) for c, request in requests))
-        for rank in chosen:
-            self.dead.pop(rank, None)
-        survivors = set(range(self.ranks_per_node * len(self.connections))) - set(chosen)
-        if survivors:
-            await self.abort_groups(f"{name_ranks(chosen)} restarted", survivors)
-
-    async def status(
-        self, *, memory: bool = False, past_runs: pb.PastRuns | None = None
-    ) -> list[tuple[Connection, pb.MeshStatus]]:
-        """Return what every node says of the mesh."""
-        request = pb.StatusRequest(memory=memory, past_runs=past_runs)
-        calls = {connection: connection.unary("Status", request) for connection in self.connections.values()}
-        replies = list((await answers(calls)).values())
-        if away := [reply for reply in replies if isinstance(reply, BaseException)]:
-            unexpected = [error for error in away if not isinstance(error, NodeUnreachable)]
-            if unexpected or len(away) == len(replies):
-                raise (unexpected or away)[0]
-        found = []
-        for connection, reply in zip(self.connections.values(), replies, strict=True):
-            if isinstance(reply, BaseException):
-                continue
-            for reservation in reply.reservations:
-                found += [(connection, mesh) for mesh in reservation.meshes if mesh.mesh_id == self.mesh_id]
-        if not found:
-            for reply in replies:
-                for ended in () if isinstance(reply, BaseException) else reply.ended:
-                    if self.mesh_id in ended.mesh_ids:
-                        raise expired(ended)
-            raise MonarchNbError("the mesh does not exist any more (released?): %mesh reserve makes a new one")
-        self.dead = {
-            rank.rank: describe_death(rank.death)
-            for _, mesh in found
-            for rank in mesh.ranks
-            if rank.state == pb.Rank.STATE_DEAD
-        }
-        return found
 
 
 class Mesh:
@@ -403,15 +239,25 @@ class Mesh:
             run.join()
         return run.result()
 
-    def interrupt(self) -> InterruptReport:
-        """Interrupt whatever runs on these ranks, whoever started it; nothing in memory is lost."""
-        return InterruptReport.of(run.interrupt() for run in self.running())
+    def interrupt(self, kill_stuck: bool = False) -> InterruptReport:
+        """Interrupt what runs on these ranks, whoever submitted it, and drop what waits for them without starting it.
+        Nothing in memory is lost; what is submitted from now on is not touched.
+
+        Args:
+            kill_stuck: kill and restart the ranks that did not stop at the interrupt before this one.
+        """
+        return interrupt_mesh(self, kill_stuck=kill_stuck)
 
     def running(self) -> Iterator[Run]:
-        """Yield the runs that go on on these ranks, whoever submitted them."""
-        for info in self.runs():
-            if not info.done and set(info.ranks) & set(self.ranks):
-                yield self.core.runs.get(info.run_id) or self._follow(info)
+        """Yield the runs that go on on these ranks or wait for them, whoever submitted them."""
+        under_way = self.core.under_way()
+        told = [info for info in self.runs() if not info.done]
+        runs = [self.core.runs.get(info.run_id) or self._follow(info) for info in told if self._touches(info)]
+        yield from runs
+        yield from (run for run in under_way if self._touches(run) and not run.done and run not in runs)
+
+    def _touches(self, run: Run | RunInfo) -> bool:
+        return not set(run.ranks).isdisjoint(self.ranks)
 
     def runs(self) -> list[RunInfo]:
         """Return the runs that are unfinished or whose results nobody has collected, oldest first."""
@@ -469,7 +315,7 @@ class Mesh:
             own_connections=own_connections,
         )
         self.core.runs.setdefault(info.run_id, run)
-        run.number, run.submitted_at = info.number, info.submitted_at
+        run.number, run.submitted_at, run.notebook = info.number, info.submitted_at, info.notebook
         run.finished_before = frozenset(info.finished)
         follow = lambda: run.follow(from_shown=not from_start)  # noqa: E731
         post(follow)
@@ -525,6 +371,17 @@ class Mesh:
         if reply is None:
             raise RankUnresponsive(f"rank {chosen} does not answer", [chosen])
         return list(reply.completions), reply.completion_start
+
+    def inspect(self, name: str) -> tuple[str, int]:
+        """Return what the first rank that lives knows of a live name (with dots), and that rank: the name's signature,
+        documentation and type; empty when there is no such name there."""
+        alive = [rank for rank in self.ranks if rank not in self.core.dead]
+        if not alive:
+            return "", self.ranks[0]
+        reply = call(self.core.control(alive[:1], timeout_s=1.0, inspect=name)).get(alive[0])
+        if reply is None:
+            raise RankUnresponsive(f"rank {alive[0]} does not answer", alive[:1])
+        return reply.inspection, alive[0]
 
     def logs(
         self,

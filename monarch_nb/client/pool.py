@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import getpass
 import os
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +38,8 @@ from monarch_nb.shape import counted
 from monarch_nb.sizes import size
 
 STATUS_TIMEOUT_S = 15.0
-FLUSH_AT_EXIT_S = 1.0
+FLUSH_AT_EXIT_S = 10.0
+"""How long a process that ends waits for nodes to take in its last runs; Ctrl-C ends that sooner."""
 Progress = Callable[[str], None]
 
 
@@ -344,15 +346,26 @@ def choose_nodes(shape: Shape, nodes: list[pb.DescribeReply]) -> list[int]:
         held = "".join(f"; {_holds(holder)}" for holder in node.holders)
         lost = "".join(f"; {gpu.trouble}" for gpu in node.gpus if gpu.trouble and shape.gpus)
         lines.append(f"  {node.node_id}: {count} of {counted(most, shape.kind)} free{held}{lost}")
-    if len(nodes) < shape.nodes:
-        lines.append(f"monarch-nb up --nodes {shape.nodes} adds nodes to a local pool")
-    elif max(total, default=0) < shape.per_node:
-        lines.append(
-            f"a local pool has the slots that it was started with: monarch-nb down, up --procs {shape.per_node}"
-        )
-    else:
-        lines.append("release what you no longer need (%mesh release NAME), or ask for less")
+    usable = [len([gpu for gpu in node.gpus if not gpu.trouble]) if shape.gpus else node.procs for node in nodes]
+    able = len([count for count in usable if count >= shape.per_node])
+    lines.append(_what_helps(shape, able, len(nodes), missing=shape.nodes - len(fitting)))
     raise CapacityError("\n".join(lines))
+
+
+def _what_helps(shape: Shape, able: int, nodes: int, missing: int) -> str:
+    """Return what to do when nodes are missing. Of all nodes some were able to take their part if nobody held them.
+
+    All nodes of a local pool have the same slots, and its first one has all GPUs.
+    """
+    if able >= shape.nodes:
+        return "release what you no longer need (%mesh release NAME), or ask for less"
+    if shape.gpus:
+        have = "node of this pool has" if able == 1 else "nodes of this pool have"
+        return f"ask for less: {able} {have} {counted(shape.per_node, 'GPU')} that can be used"
+    if able:
+        return f"monarch-nb up --nodes {nodes + missing} adds nodes to a local pool"
+    up = f"up --nodes {shape.nodes} --procs {shape.per_node}"
+    return f"a local pool has the slots that it was started with: monarch-nb down, {up}"
 
 
 def _holds(holder: pb.Holder) -> str:
@@ -437,10 +450,16 @@ _pools: dict[str, Pool] = {}
 
 
 def _flush_at_exit() -> None:
-    for pool in _pools.values():
-        for connection in pool.connections.values():
-            with contextlib.suppress(TimeoutError):
-                call(connection.flush(), FLUSH_AT_EXIT_S)
+    connections = [connection for pool in _pools.values() for connection in pool.connections.values()]
+    try:
+        call(_flush(connections), FLUSH_AT_EXIT_S)
+    except (TimeoutError, KeyboardInterrupt):
+        if late := ", ".join(connection.name for connection in connections if connection.is_submitting):
+            sys.stderr.write(f"monarch_nb: the last runs may be lost on {late}: no answer before the end\n")
+
+
+async def _flush(connections: Iterable[Connection]) -> None:
+    await asyncio.gather(*(connection.flush() for connection in connections))
 
 
 def pool_named(name: str | None) -> Pool:

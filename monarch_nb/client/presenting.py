@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb.code_names import run_name
 from monarch_nb.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,6 +29,11 @@ def serve_notebook(path: str) -> Callable[[], None]:
 def served_notebook() -> str:
     """Return the path of the notebook; empty when there is none, or nobody knows it."""
     return _notebooks[-1] if _notebooks else ""
+
+
+def name_here(number: int, cell_number: int, notebook: str) -> str:
+    """Return what a run is called here: "run 46, cell [12]", or of another notebook "run 46, cell [12] of b.ipynb"."""
+    return run_name(number, cell_number, notebook="" if notebook == served_notebook() else os.path.basename(notebook))
 
 
 def present_with(make: MakePanel) -> Callable[[], None]:

@@ -345,10 +345,14 @@ def reserve(
         files=None if files is True else root,
         shared=options.shared if shared is not None else None,
     )
-    held, _ = call(_reserve(chosen, name, asked, options, terms, replace, say), undo=_give_back)
-    reservation = Reservation(chosen, held)
-    if reload is not None:
-        reservation.files.record.set_reload(reload)
+    held, is_new = call(_reserve(chosen, name, asked, options, terms, replace, say), undo=_give_back)
+    try:
+        reservation = Reservation(chosen, held)
+        if reload is not None:
+            reservation.files.record.set_reload(reload)
+    except BaseException:
+        call(_give_back((held, is_new)))
+        raise
     return reservation
 
 

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from monarch_nb.client import events
 from monarch_nb.client.bridge import Flag, call, post
-from monarch_nb.client.connection import GAP_S, Connection
+from monarch_nb.client.connection import GAP_S, Connection, close_all
 from monarch_nb.client.decoding import OutputDecoder, result_event
 from monarch_nb.client.interrupt_report import InterruptReport, left_by_kernel, place_of, unstopped_lines
-from monarch_nb.client.presenting import served_notebook
+from monarch_nb.client.presenting import name_here, served_notebook
 from monarch_nb.client.run_values import RunValues
 from monarch_nb.client.waits import explain_past_waits, explain_waits
-from monarch_nb.code_names import run_name
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, ReservationExpired, RunFailed
 from monarch_nb.interrupting import at_waits, kernel_ends
 from monarch_nb.proto import allocator_pb2 as pb
@@ -65,7 +64,7 @@ class Run:
         own_connections: bool = False,
     ) -> None:
         self.mesh, self.id, self.ranks, self.title = mesh, run_id, tuple(ranks), title
-        self.cell_number = cell_number
+        self.cell_number, self.notebook = cell_number, served_notebook()
         self.number = 0
         self.finished_before: frozenset[int] = frozenset()
         """Ranks that had finished when this process began to follow it."""
@@ -92,6 +91,7 @@ class Run:
         self._is_collected = False
         self._replaying: set[Connection] = set()
         self._away: set[int] = set()  # nodes that do not answer
+        self._waits_on: set[Connection] = set()  # on some ranks, for its turn
         self._news = asyncio.Event()  # a rank has finished, or a node answers no more
         self._own_connections: dict[int, Connection] | None = {} if own_connections else None
 
@@ -103,8 +103,8 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What it is called: "run 46, cell [12]"."""
-        return run_name(self.number, self.cell_number)
+        """What it is called: "run 46, cell [12]"; another notebook's is called "run 46, cell [12] of eval.ipynb"."""
+        return name_here(self.number, self.cell_number, self.notebook)
 
     @property
     def done(self) -> bool:
@@ -131,9 +131,8 @@ class Run:
 
     def timed_out(self, timeout_s: float) -> TimeoutError:
         """Return the error that says that the run goes on, and where."""
-        left = [rank for rank in self.ranks if rank not in self.results]
         return TimeoutError(
-            f"{self.name} goes on after {timeout_s:g} s on {name_ranks(left)}: run.result() waits for it "
+            f"{self.name} goes on after {timeout_s:g} s on {name_ranks(self._left())}: run.result() waits for it "
             "(mesh.running() yields the Run), mesh.interrupt() stops it; variables stay"
         )
 
@@ -298,7 +297,7 @@ class Run:
                 all_ranks=self.ranks,
                 give_number=node == first,
                 title=self.title,
-                notebook=served_notebook(),
+                notebook=self.notebook,
                 quiet=not self._listeners,
             )
         core.connections[first].submit(self, self._submits[first])
@@ -316,7 +315,10 @@ class Run:
             self.number = queued.number
             self._submit_to_others(queued)
         if queued.ahead:
-            self.emit(events.Notice(f"waits for: {'; '.join(queued.ahead)}", key="queue"))
+            self._waits_on.add(connection)
+            self.emit(events.Notice(f"waits for: {'; '.join(queued.ahead)}", key=events.QUEUE_NOTICE))
+        else:
+            self.on_started(connection)
 
     def _submit_to_others(self, queued: pb.Queued) -> None:
         core = self.mesh.core
@@ -329,7 +331,10 @@ class Run:
                     core.connections[node].cancel(self.id)
 
     def on_started(self, connection: Connection) -> None:
-        self.emit(events.Notice("", key="queue"))
+        if self._waits_on:
+            self._waits_on.discard(connection)
+            if not self._waits_on:
+                self.emit(events.Notice("", key=events.QUEUE_NOTICE))
 
     async def _proceed_later(self) -> None:
         """A run before this one may never reach a node because its client died half-way: do not wait for it."""
@@ -433,7 +438,7 @@ class Run:
                 self.emit(text)
             freed = any(result.outcome == "interrupted" for result in self.results.values())
             self.emit(events.Notice(self._waited if freed else "", key="waits"))  # what the interrupt was for stays
-            for key in ("queue", "stuck", *(f"link {c.name}" for c in self._connections())):
+            for key in (events.QUEUE_NOTICE, "stuck", *(f"link {c.name}" for c in self._connections())):
                 self.emit(events.Notice("", key=key))
             self.emit(events.Finished())
             self._done.set()
@@ -443,14 +448,13 @@ class Run:
                 if task is not asyncio.current_task():
                     task.cancel()
             if self._own_connections:
-                self._spawn(_close(list(self._own_connections.values())))
+                self._spawn(close_all(list(self._own_connections.values())))
 
     async def _watch_waits(self) -> None:
         """Some ranks have finished, others go on: say who waits for whom."""
         while True:
             await asyncio.sleep(WAITS_INTERVAL_S)
-            left = [rank for rank in self.ranks if rank not in self.results]
-            where = await self.mesh.core.where(left)
+            where = await self.mesh.core.where(self._left())
             self.emit(events.Notice(explain_waits(self.results, where), key="waits"))
             if not self._interrupting:
                 self._waited = explain_past_waits(self.results, where)
@@ -487,9 +491,16 @@ class Run:
         await self._wait_stopped(left)
         self._stop_by_s = None
         stuck, unreachable = await self._unstopped()
+        ended = {rank: self.results[rank].outcome for rank in left if rank in self.results and rank not in restarted}
+        unbegun = tuple(rank for rank, outcome in ended.items() if outcome == "cancelled")
+        ahead: tuple[str, ...] = ()
+        with contextlib.suppress(MonarchNbError):  # nobody has to know that
+            ahead = await self.mesh.core.names_running_on(unbegun)
         return InterruptReport(
-            stopped=tuple(rank for rank in left if rank in self.results and rank not in restarted),
+            stopped=tuple(rank for rank in ended if rank not in unbegun),
             free=tuple(sorted(before)),
+            unbegun=unbegun,
+            ahead=ahead,
             stuck=stuck,
             unreachable=unreachable,
             aborted=tuple(rank for rank, result in self.results.items() if result.group_aborted),
@@ -588,8 +599,3 @@ def _tell(listener: Listener, event: events.Event) -> None:
 def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()):
         _log.debug("%s", error, exc_info=error)
-
-
-async def _close(connections: Iterable[Connection]) -> None:
-    for connection in connections:
-        await connection.close()

@@ -26,6 +26,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
         raise UsageError("%load_ext monarch_nb and %mesh belong into the notebook's kernel, not on the ranks")
     import monarch_nb
     from monarch_nb.client.presenting import serve_notebook
+    from monarch_nb.notebook import inspection
     from monarch_nb.notebook.completion import make_matcher
     from monarch_nb.notebook.magics import MeshMagics
     from monarch_nb.notebook.mode import MeshMode
@@ -39,6 +40,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     session, mode = Session(monarch_nb, notebook), MeshMode()
     panels = Panels(shell, session)
     unregister_panels = panels.register()
+    unregister_inspection = inspection.register(shell, session, mode)
     matcher = make_matcher(session, mode, shell.user_ns)
     callbacks: dict[str, Callable[..., Any]] = {
         "pre_execute": mode.pre_execute,
@@ -49,6 +51,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     def unload() -> None:
         leave_notebook()
         unregister_panels()
+        unregister_inspection()
         for event, callback in callbacks.items():
             shell.events.unregister(event, callback)
         shell.input_transformers_cleanup.remove(mode)

@@ -47,11 +47,10 @@ class KernelCellFailed(MonarchNbError):
 
 
 class CellRunner:
-    """Runs cells on the current mesh, follows runs of earlier kernels, and interrupts what goes on."""
+    """Runs cells on the current mesh and follows runs of earlier kernels."""
 
     def __init__(self, shell: InteractiveShell, session: Session, mode: MeshMode, files: FileCommands) -> None:
         self._shell, self._session, self._mode, self._files = shell, session, mode, files
-        self._stuck: set[str] = set()
         self._views: WeakValueDictionary[str, RunView] = WeakValueDictionary()  # by run: where its output arrives
         self._last_view: RunView | None = None
         self._time_view: RunView | None = None  # below which the time was spoken of
@@ -76,6 +75,9 @@ class CellRunner:
             return
         parsed = parse(CELL, line)
         out = checked_name(parsed.text("out"))
+        if not code.strip():
+            show(calm_line("an empty cell: nothing was run"))
+            return
         mesh = self._session.mesh(parsed.text("targets"))
         if announced:
             show(calm_line(f"on mesh {self._session.current().name} · {_how_many(mesh)}"))
@@ -162,17 +164,6 @@ class CellRunner:
         self._leave_open(run, view)
         return None
 
-    def interrupt(self, mesh: Mesh) -> InterruptReport:
-        """Interrupt every run that goes on; those that did not stop the last time are killed and forked anew."""
-        from monarch_nb.client.interrupt_report import InterruptReport
-
-        reports = []
-        for run in mesh.running():
-            report = run.interrupt(kill_stuck=run.id in self._stuck)
-            (self._stuck.add if report.stuck else self._stuck.discard)(run.id)
-            reports.append(report)
-        return InterruptReport.of(reports)
-
     def _submit(
         self, mesh: Mesh, code: str, view: RunView, *, on_error: Literal["wait", "abort"], want_value: bool
     ) -> Run:
@@ -204,7 +195,7 @@ class CellRunner:
             try:
                 _ = run.values
             except PickleError as error:
-                failed = failed or others_kept(error, out)
+                failed = failed or others_kept(error, out, run.kept_values)
             if isinstance(failed, RunFailed):
                 failed.kept_in = out
         if failed is not None:
@@ -318,11 +309,11 @@ class CellRunner:
         return KernelCellFailed("the cell failed in the kernel (its traceback is above)")
 
 
-def others_kept(error: PickleError, out: str) -> PickleError:
-    """Return the error that also says that the variable `out` has what could be brought."""
-    return PickleError(
-        f"{error}\n{out} has the other ranks' values, and an error in place of these", error.name, error.ranks
-    )
+def others_kept(error: PickleError, out: str, kept: list[Any]) -> PickleError:
+    """Return the error that also says what of `kept`, which is the variable `out`, could be brought."""
+    some = not all(isinstance(value, PickleError) for value in kept)
+    held = "the other ranks' values, and an error in place of these" if some else "an error in place of each value"
+    return PickleError(f"{error}\n{out} has {held}", error.name, error.ranks)
 
 
 def _is_own(failure: RankFailure, report: InterruptReport) -> bool:

@@ -264,11 +264,12 @@ PIP = Command(
 )
 INTERRUPT = Command(
     "interrupt",
-    "stop what runs on every rank; variables stay",
+    "stop what runs on every rank, and drop what waits; variables stay",
     magic="%mesh ",
     section="Steer",
-    notes="Also frees ranks that hang in a collective. Those that do not stop are named with where they hang;\n"
-    "a second time, just those are killed and started anew.",
+    notes="Whoever submitted it; what waits is never started. Also frees ranks that hang in a collective.\n"
+    "Those that do not stop are named with where they hang; a second time, just those are killed and\n"
+    "started anew.",
 )
 RESTART = Command(
     "restart",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from monarch_nb.client.reservation import Reservation
     from monarch_nb.client.sync import SyncedFiles
     from monarch_nb.client.sync_report import Differences, OnNodes, Pending, SyncReport
+    from monarch_nb.proto import files_pb2 as pb
 
 NAMES_SHOWN = 5
 DRY_RUN_LINES = 50
@@ -358,13 +359,27 @@ def status_table(files: SyncedFiles) -> Shown:
             rows.append((node, "", "", "", str(reply), ""))
             continue
         for mount in reply.mounts:
-            changed = _some([printable(path) for path in mount.changed])
-            removed = _some([printable(path) for path in mount.missing])
-            theirs = "; ".join(filter(None, [changed and f"wrote {changed}", removed and f"removed {removed}"]))
+            theirs = "; ".join(_what_ranks_did(mount))
             rows.append((node, mount.mount or ".", f"{mount.files:,}", size(mount.size_bytes), mount.source, theirs))
         if not reply.mounts:
             rows.append((node, "", "0", "", "nothing yet", ""))
     return table("", ("node", "name", "files", "size", "from", "what ranks did"), rows)
+
+
+def _what_ranks_did(mount: pb.MountStatus) -> Iterator[str]:
+    waiting, written, removed = (
+        [printable(path) for path in paths]
+        for paths in (mount.waiting, [path for path in mount.changed if path not in mount.waiting], mount.missing)
+    )
+    if waiting:
+        wait = "waits" if len(waiting) == 1 else "wait"
+        yield f"wrote {_some(waiting)}: yours {wait} for %mesh sync --overwrite"
+    if written:
+        yield f"wrote {_some(written)}"
+    if mount.added:
+        yield f"added {_some([printable(path) for path in mount.added], mount.added_files)}"
+    if removed:
+        yield f"removed {_some(removed)}"
 
 
 def dry_run(pending: Pending, everyone: Sequence[str], overwrite: bool) -> list[str]:
@@ -462,8 +477,10 @@ def _place(reservation: Reservation, parsed: Parsed) -> tuple[int, str]:
     return chosen, reservation.mesh.core.connection_of(chosen).name
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f", and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+def _some(names: Sequence[str], count: int = 0) -> str:
+    """Name the first few; `count`: there are more than `names` has."""
+    unnamed = (count or len(names)) - NAMES_SHOWN
+    more = f", and {unnamed} more" if unnamed > 0 else ""
     return ", ".join(names[:NAMES_SHOWN]) + more
 
 

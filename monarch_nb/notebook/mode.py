@@ -12,6 +12,7 @@ from typing import Any
 
 _OURS = re.compile(r"\s*(%mesh\b|%(re|un)?load_ext\s+monarch_nb\b|\w[\w\s,.\[\]]*=\s*%mesh\b)")
 _OURS_AT_THE_END = re.compile(r"%mesh(\s|$)|\w[\w\s,.\[\]]*=\s*%mesh\s")
+_EMPTY = re.compile(r"%%mesh(?!\w)")
 _LOCAL = re.compile(r"%%local\s*$")
 ANNOUNCE = "--announce"
 """The flag by which `%%mesh` knows that the user did not write it."""
@@ -50,6 +51,8 @@ class MeshMode:
         if _LOCAL.match(lines[0]):
             # A blank line keeps the line numbers of tracebacks right; another cell magic must stand first.
             return lines[1:] if lines[1:] and lines[1].startswith("%%") else ["\n", *lines[1:]]
+        if len(lines) == 1 and _EMPTY.match(lines[0]):
+            return [*lines, "\n"]  # IPython refuses a cell without a body, in words of its own
         # Inside a cell that executes, IPython transforms pieces of code too (%timeit does): those are not cells.
         if not self.on or self._depth > 0 or is_ours(lines):
             return lines

@@ -182,7 +182,8 @@ class Session:
         try:
             memory = recall(self.notebook)
             self.pool = memory.pool if memory else None
-            reservation, line = bounded(lambda: self._find(memory), REATTACH_TIMEOUT_S)
+            infos = self.client.list_reservations  # imports gRPC, whose time is not the pool's
+            reservation, line = bounded(lambda: self._find(infos(self.pool), memory), REATTACH_TIMEOUT_S)
         except TimeoutError:
             return "the pool does not answer yet: %mesh attach tries again"
         except MonarchNbError as error:
@@ -191,8 +192,7 @@ class Session:
             self.hold(reservation, self.pool)
         return line
 
-    def _find(self, memory: Memory | None) -> tuple[Reservation | None, str]:
-        infos = self.client.list_reservations(self.pool)
+    def _find(self, infos: list[ReservationInfo], memory: Memory | None) -> tuple[Reservation | None, str]:
         found = self._choose(infos, memory)
         if found is None:
             if memory is not None and memory.reservation_id:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_nb.errors import PickleError, RunFailed, UsageError
+from monarch_nb.errors import MonarchNbError, PickleError, RunFailed, UsageError
 from monarch_nb.notebook import commands
 from monarch_nb.notebook.cell import CellRunner, others_kept
 from monarch_nb.notebook.command_line import (
@@ -186,8 +186,14 @@ class Subcommands:
                 show(calm_line("nothing to release"))
         else:
             names = [parsed.word or self._session.current().name]
+        errors: list[MonarchNbError] = []
         for name in names:
-            self._release_one(name)
+            try:
+                self._release_one(name)
+            except MonarchNbError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0] if len(errors) == 1 else MonarchNbError("\n".join(map(str, errors)))
 
     def _release_one(self, name: str) -> None:
         current = self._session.reservation
@@ -263,9 +269,9 @@ class Subcommands:
         except (RunFailed, PickleError) as error:
             if error.run is None:
                 raise
-            self._shell.user_ns[out] = error.run.kept_values
+            self._shell.user_ns[out] = kept = error.run.kept_values
             if isinstance(error, PickleError):
-                raise others_kept(error, out) from None
+                raise others_kept(error, out, kept) from None
             error.kept_in = out
             raise
         return None
@@ -275,7 +281,7 @@ class Subcommands:
         show(calm_line(str(report)))
 
     def _interrupt(self, _: Parsed) -> None:
-        show(calm_line(str(self._cells.interrupt(self._session.mesh()))))
+        show(calm_line(str(self._session.mesh().interrupt(kill_stuck=True))))
 
     def _restart(self, parsed: Parsed) -> None:
         mesh = self._session.mesh()

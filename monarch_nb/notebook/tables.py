@@ -113,6 +113,7 @@ def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequ
     notes = [*_causes(dead_ranks), *_last_words(dead_ranks)]
     notes += [f"rank {rank.rank}: {rank.trouble}" for rank in ranks if rank.trouble]
     notes += [f"%mesh restart -t {format_ranks(dead)} gives {name_ranks(dead)} anew"] if dead else []
+    notes += [_queued_note(run, titles[run.run_id]) for run in runs if run.queued]
     notes += [unseen_line(unseen)] if (unseen := [run for run in runs if run.done]) else []
     if away := sorted({rank.host for rank in ranks if rank.state == "unreachable"}):
         notes.append(_away_note(away))
@@ -223,6 +224,10 @@ def _away_note(nodes: Sequence[str]) -> str:
     return (
         f"{', '.join(nodes)} do not answer; their ranks are as they were: monarch-nb up starts their allocators again"
     )
+
+
+def _queued_note(run: RunInfo, name: str) -> str:
+    return f"queued: {name} · {name_ranks(run.ranks)} · {duration(max(0.0, time.time() - run.submitted_at))}"
 
 
 def _memory(group: Sequence[RankInfo]) -> str:

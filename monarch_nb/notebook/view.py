@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from monarch_nb.client.events import Event, Finished, Notice, Result
+from monarch_nb.client.events import QUEUE_NOTICE, Event, Finished, Notice, Result
 from monarch_nb.notebook.fold import Fold
 from monarch_nb.notebook.render import Group, arranged, plain_ending, plain_lines, render
 from monarch_nb.notebook.resuming import HOLD_S, Held
@@ -94,6 +94,8 @@ class RunView:
         self._stream, self._terminal = stream and not (terminal and group != "order"), terminal
         self._lock = threading.Lock()
         self._started_s = clock()
+        self._since_s = self._started_s  # it waits, or goes on
+        self._waits = self._has_begun = False
         self._duration_s = 0.0  # of the slowest rank
         self._may_print_later = False
         self._over_s: float | None = None
@@ -121,6 +123,8 @@ class RunView:
             if not self._dirty:
                 self._dirty = True
                 self._not_before_s = max(self._not_before_s, now_s + FIRST_UPDATE_S)
+            if not isinstance(event, Notice) or event.key == QUEUE_NOTICE:
+                self._note_turn(event, now_s)
             if isinstance(event, Result):
                 self._duration_s = max(self._duration_s, event.duration_s)
                 self._may_print_later |= event.may_print_later
@@ -172,6 +176,14 @@ class RunView:
         if any(not isinstance(event, Notice) for event in events):
             self._held = None
 
+    def _note_turn(self, event: Event, now_s: float) -> None:
+        """It waits for its turn, until that has come or it has begun on some rank."""
+        if isinstance(event, Notice) and event.text:
+            self._waits = not self._has_begun
+        elif self._waits:
+            self._waits, self._since_s = False, now_s
+        self._has_begun |= not isinstance(event, Notice)
+
     def _release(self, now_s: float) -> None:
         if self._held is not None:
             self._add(self._held.release(), now_s)
@@ -215,9 +227,9 @@ class RunView:
             self._schedule(now_s)
 
     def _next_status_s(self, now_s: float) -> float:
-        elapsed_s = max(now_s - self._started_s, STATUS_AFTER_S - 1)
+        elapsed_s = max(now_s - self._since_s, STATUS_AFTER_S - 1)
         step_s = _status_step_s(elapsed_s)
-        return self._started_s + (elapsed_s // step_s + 1) * step_s
+        return self._since_s + (elapsed_s // step_s + 1) * step_s
 
     # ---- what ----
 
@@ -268,7 +280,7 @@ class RunView:
     def _status(self, now_s: float) -> str:
         ranks, failures = self._fold.ranks.bit_count(), self._fold.failures.values()
         good = self._fold.ended.bit_count() - len(failures)
-        elapsed_s = (now_s if self._over_s is None else self._over_s) - self._started_s
+        elapsed_s = (now_s if self._over_s is None else self._over_s) - self._since_s
         if self._over and self._duration_s:
             elapsed_s = self._duration_s
         self._status_shown |= elapsed_s >= STATUS_AFTER_S or self._kept_open
@@ -280,9 +292,12 @@ class RunView:
         if self._moved_to:
             return f"{on} · {self._moved_to}"
         if self._over:
-            return f"{on} · {_duration(elapsed_s)}{failed}"
+            took = "" if kinds["cancelled"] == ranks else f" · {_duration(elapsed_s)}"
+            return f"{on}{took}{failed}"
         step_s = _status_step_s(elapsed_s)
         time_passed = f" · {_duration(elapsed_s // step_s * step_s)}" if elapsed_s >= 1 else ""
+        if self._waits:
+            return f"queued{time_passed}"
         finished = f" · {good} finished" if good else ""
         return f"● running on {on}{time_passed}{finished}{failed}"
 

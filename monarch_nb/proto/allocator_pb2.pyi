@@ -1216,6 +1216,7 @@ class ControlRanksRequest(_message.Message):
     STACK_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
     ABORT_GROUPS_FIELD_NUMBER: _builtins.int
+    INSPECT_FIELD_NUMBER: _builtins.int
     KILL_FIELD_NUMBER: _builtins.int
     LAST_RUN_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
@@ -1224,6 +1225,8 @@ class ControlRanksRequest(_message.Message):
     stack: _builtins.bool
     abort_groups: _builtins.str
     """the reason"""
+    inspect: _builtins.str
+    """a name, with dots"""
     kill: _builtins.bool
     """SIGKILL now, with everything the rank started"""
     last_run: _builtins.int
@@ -1242,14 +1245,15 @@ class ControlRanksRequest(_message.Message):
         stack: _builtins.bool = ...,
         complete: Global___Completion | None = ...,
         abort_groups: _builtins.str = ...,
+        inspect: _builtins.str = ...,
         kill: _builtins.bool = ...,
         last_run: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "kill", b"kill", "message", b"message", "stack", b"stack", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "inspect", b"inspect", "kill", b"kill", "message", b"message", "stack", b"stack", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "kill", b"kill", "last_run", b"last_run", "mesh_id", b"mesh_id", "message", b"message", "ranks", b"ranks", "stack", b"stack", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "inspect", b"inspect", "kill", b"kill", "last_run", b"last_run", "mesh_id", b"mesh_id", "message", b"message", "ranks", b"ranks", "stack", b"stack", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["where", "stack", "complete", "abort_groups", "kill"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["where", "stack", "complete", "abort_groups", "inspect", "kill"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -1309,10 +1313,13 @@ class RankReply(_message.Message):
     STACK_FIELD_NUMBER: _builtins.int
     COMPLETIONS_FIELD_NUMBER: _builtins.int
     COMPLETION_START_FIELD_NUMBER: _builtins.int
+    INSPECTION_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     answered: _builtins.bool
     stack: _builtins.str
     completion_start: _builtins.int
+    inspection: _builtins.str
+    """text; empty when there is no such name"""
     @_builtins.property
     def where(self) -> _run_pb2.Where: ...
     @_builtins.property
@@ -1326,14 +1333,62 @@ class RankReply(_message.Message):
         stack: _builtins.str = ...,
         completions: _abc.Iterable[_builtins.str] | None = ...,
         completion_start: _builtins.int = ...,
+        inspection: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "completion_start", b"completion_start", "completions", b"completions", "rank", b"rank", "stack", b"stack", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "completion_start", b"completion_start", "completions", b"completions", "inspection", b"inspection", "rank", b"rank", "stack", b"stack", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RankReply: _TypeAlias = RankReply  # noqa: Y015
+
+@_typing.final
+class DropRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESH_ID_FIELD_NUMBER: _builtins.int
+    RUN_IDS_FIELD_NUMBER: _builtins.int
+    mesh_id: _builtins.str
+    @_builtins.property
+    def run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """one that has not reached this node yet is dropped when it does"""
+
+    def __init__(
+        self,
+        *,
+        mesh_id: _builtins.str = ...,
+        run_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mesh_id", b"mesh_id", "run_ids", b"run_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropRequest: _TypeAlias = DropRequest  # noqa: Y015
+
+@_typing.final
+class DropReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGUN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def begun(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of run_ids: those that have begun on some rank of this node"""
+
+    def __init__(
+        self,
+        *,
+        begun: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropReply: _TypeAlias = DropReply  # noqa: Y015
 
 @_typing.final
 class SessionRequest(_message.Message):
@@ -1864,22 +1919,20 @@ Global___Queued: _TypeAlias = Queued  # noqa: Y015
 
 @_typing.final
 class Started(_message.Message):
+    """A run of which it was said what it waits for has begun on all its ranks of this node."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: _builtins.int
-    RANKS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    @_builtins.property
-    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
-        ranks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranks", b"ranks", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

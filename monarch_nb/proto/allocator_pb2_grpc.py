@@ -90,6 +90,11 @@ class AllocatorStub(object):
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ControlRanksRequest.SerializeToString,
                 response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ControlRanksReply.FromString,
                 _registered_method=True)
+        self.Drop = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/Drop',
+                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.DropRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.DropReply.FromString,
+                _registered_method=True)
         self.Session = channel.stream_stream(
                 '/monarch_nb.v1.Allocator/Session',
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.SessionRequest.SerializeToString,
@@ -244,6 +249,13 @@ class AllocatorServicer(object):
 
     def Control(self, request, context):
         """Ask or tell the control threads of some ranks of this node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drop(self, request, context):
+        """Drop runs where they have not begun: all of them, before anything that runs ends and one of them begins.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -406,6 +418,11 @@ def add_AllocatorServicer_to_server(servicer, server):
                     servicer.Control,
                     request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ControlRanksRequest.FromString,
                     response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ControlRanksReply.SerializeToString,
+            ),
+            'Drop': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drop,
+                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.DropRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.DropReply.SerializeToString,
             ),
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
@@ -785,6 +802,33 @@ class Allocator(object):
             '/monarch_nb.v1.Allocator/Control',
             monarch__nb_dot_proto_dot_allocator__pb2.ControlRanksRequest.SerializeToString,
             monarch__nb_dot_proto_dot_allocator__pb2.ControlRanksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drop(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/Drop',
+            monarch__nb_dot_proto_dot_allocator__pb2.DropRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_allocator__pb2.DropReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,6 +51,8 @@ class AllocatorStub:
     Status: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.StatusRequest, _allocator_pb2.StatusReply]
     Control: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ControlRanksRequest, _allocator_pb2.ControlRanksReply]
     """Ask or tell the control threads of some ranks of this node."""
+    Drop: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.DropRequest, _allocator_pb2.DropReply]
+    """Drop runs where they have not begun: all of them, before anything that runs ends and one of them begins."""
     Session: _grpc.StreamStreamMultiCallable[_allocator_pb2.SessionRequest, _allocator_pb2.SessionEvents]
     """Submit, follow and cancel runs; one long-lived stream per client and node."""
     ReadLogs: _grpc.UnaryStreamMultiCallable[_allocator_pb2.ReadLogsRequest, _allocator_pb2.LogRecords]
@@ -94,6 +96,8 @@ class AllocatorAsyncStub(AllocatorStub):
     Status: _aio.UnaryUnaryMultiCallable[_allocator_pb2.StatusRequest, _allocator_pb2.StatusReply]  # type: ignore[assignment]
     Control: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ControlRanksRequest, _allocator_pb2.ControlRanksReply]  # type: ignore[assignment]
     """Ask or tell the control threads of some ranks of this node."""
+    Drop: _aio.UnaryUnaryMultiCallable[_allocator_pb2.DropRequest, _allocator_pb2.DropReply]  # type: ignore[assignment]
+    """Drop runs where they have not begun: all of them, before anything that runs ends and one of them begins."""
     Session: _aio.StreamStreamMultiCallable[_allocator_pb2.SessionRequest, _allocator_pb2.SessionEvents]  # type: ignore[assignment]
     """Submit, follow and cancel runs; one long-lived stream per client and node."""
     ReadLogs: _aio.UnaryStreamMultiCallable[_allocator_pb2.ReadLogsRequest, _allocator_pb2.LogRecords]  # type: ignore[assignment]
@@ -200,6 +204,14 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_allocator_pb2.ControlRanksReply, _abc.Awaitable[_allocator_pb2.ControlRanksReply]]:
         """Ask or tell the control threads of some ranks of this node."""
+
+    @_abc_1.abstractmethod
+    def Drop(
+        self,
+        request: _allocator_pb2.DropRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.DropReply, _abc.Awaitable[_allocator_pb2.DropReply]]:
+        """Drop runs where they have not begun: all of them, before anything that runs ends and one of them begins."""
 
     @_abc_1.abstractmethod
     def Session(

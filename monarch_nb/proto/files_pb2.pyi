@@ -764,11 +764,16 @@ class MountStatus(_message.Message):
     CHANGED_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
     THEIRS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
+    ADDED_FILES_FIELD_NUMBER: _builtins.int
     mount: _builtins.str
     source: _builtins.str
     version: _builtins.str
     files: _builtins.int
     size_bytes: _builtins.int
+    added_files: _builtins.int
+    """all of them"""
     @_builtins.property
     def changed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """what lies there is neither what was applied nor what is coming: ranks wrote it"""
@@ -781,6 +786,14 @@ class MountStatus(_message.Message):
     def theirs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """ranks had written it just so: it stays when it leaves the tree or changes"""
 
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of `changed`: the client has another version, which was not applied"""
+
+    @_builtins.property
+    def added(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """ranks wrote it, and nothing of that name was applied: the first of them"""
+
     def __init__(
         self,
         *,
@@ -792,10 +805,13 @@ class MountStatus(_message.Message):
         changed: _abc.Iterable[_builtins.bytes] | None = ...,
         missing: _abc.Iterable[_builtins.bytes] | None = ...,
         theirs: _abc.Iterable[_builtins.bytes] | None = ...,
+        waiting: _abc.Iterable[_builtins.bytes] | None = ...,
+        added: _abc.Iterable[_builtins.bytes] | None = ...,
+        added_files: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "files", b"files", "missing", b"missing", "mount", b"mount", "size_bytes", b"size_bytes", "source", b"source", "theirs", b"theirs", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "added_files", b"added_files", "changed", b"changed", "files", b"files", "missing", b"missing", "mount", b"mount", "size_bytes", b"size_bytes", "source", b"source", "theirs", b"theirs", "version", b"version", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -843,6 +859,7 @@ class DescribeEnvironmentReply(_message.Message):
     NOW_S_FIELD_NUMBER: _builtins.int
     DIRECTORY_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    ASKED_S_FIELD_NUMBER: _builtins.int
     json: _builtins.str
     """see monarch_nb/worker/environment_report.py"""
     now_s: _builtins.float
@@ -851,6 +868,8 @@ class DescribeEnvironmentReply(_message.Message):
     """the node's own"""
     version: _builtins.str
     """of monarch_nb"""
+    asked_s: _builtins.float
+    """its clock when it was asked"""
     def __init__(
         self,
         *,
@@ -858,10 +877,11 @@ class DescribeEnvironmentReply(_message.Message):
         now_s: _builtins.float = ...,
         directory: _builtins.str = ...,
         version: _builtins.str = ...,
+        asked_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "json", b"json", "now_s", b"now_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_s", b"asked_s", "directory", b"directory", "json", b"json", "now_s", b"now_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

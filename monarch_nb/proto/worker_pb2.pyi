@@ -503,7 +503,10 @@ class ControlRequest(_message.Message):
     COMPLETE_FIELD_NUMBER: _builtins.int
     ABORT_GROUPS_FIELD_NUMBER: _builtins.int
     EXIT_FIELD_NUMBER: _builtins.int
+    INSPECT_FIELD_NUMBER: _builtins.int
     request: _builtins.int
+    inspect: _builtins.str
+    """a name, with dots"""
     @_builtins.property
     def interrupt(self) -> Global___InterruptRun: ...
     @_builtins.property
@@ -526,12 +529,13 @@ class ControlRequest(_message.Message):
         complete: Global___GetCompletions | None = ...,
         abort_groups: Global___AbortGroups | None = ...,
         exit: Global___ExitRank | None = ...,
+        inspect: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "exit", b"exit", "interrupt", b"interrupt", "message", b"message", "stack", b"stack", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "exit", b"exit", "inspect", b"inspect", "interrupt", b"interrupt", "message", b"message", "stack", b"stack", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "exit", b"exit", "interrupt", b"interrupt", "message", b"message", "request", b"request", "stack", b"stack", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "exit", b"exit", "inspect", b"inspect", "interrupt", b"interrupt", "message", b"message", "request", b"request", "stack", b"stack", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["interrupt", "where", "stack", "complete", "abort_groups", "exit"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["interrupt", "where", "stack", "complete", "abort_groups", "exit", "inspect"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -731,12 +735,15 @@ class ControlReply(_message.Message):
     COMPLETIONS_FIELD_NUMBER: _builtins.int
     COMPLETION_START_FIELD_NUMBER: _builtins.int
     OK_FIELD_NUMBER: _builtins.int
+    INSPECTION_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     stack: _builtins.str
     """text, most recent call last"""
     completion_start: _builtins.int
     """where in the code the completed word begins"""
     ok: _builtins.bool
+    inspection: _builtins.str
+    """what is known of the name, as text; empty when there is none"""
     @_builtins.property
     def where(self) -> _run_pb2.Where: ...
     @_builtins.property
@@ -750,10 +757,11 @@ class ControlReply(_message.Message):
         completions: _abc.Iterable[_builtins.str] | None = ...,
         completion_start: _builtins.int = ...,
         ok: _builtins.bool = ...,
+        inspection: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_start", b"completion_start", "completions", b"completions", "ok", b"ok", "request", b"request", "stack", b"stack", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_start", b"completion_start", "completions", b"completions", "inspection", b"inspection", "ok", b"ok", "request", b"request", "stack", b"stack", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

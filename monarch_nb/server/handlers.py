@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from jupyter_client.kernelspec import NoSuchKernel
@@ -100,7 +101,7 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         loop = asyncio.get_running_loop()
 
         async def deliver(events: list[dict[str, Any]]) -> None:
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._send(events), loop))
+            await run_on(loop, self._send(events))
 
         extension: MonarchNB = self.settings["monarch_nb"]
         subscription = await asyncio.wrap_future(extension.panel.subscribe(deliver))
@@ -129,6 +130,16 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     def on_close(self) -> None:
         if self._subscription is not None:
             self._subscription.close_soon()
+
+
+async def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]) -> None:
+    """Wait until work has been done on another loop; where that is closed, because the server ends, it is not done."""
+    try:
+        done = asyncio.run_coroutine_threadsafe(work, loop)
+    except RuntimeError:
+        work.close()
+    else:
+        await asyncio.wrap_future(done)
 
 
 def _from_query(text: str) -> object:

@@ -4,13 +4,13 @@ import builtins
 import inspect
 import keyword
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 _EXPRESSION = re.compile(r"((?:[^\W\d]\w*\.)*)([^\W\d]\w*)?$")
 _KEY = re.compile(r"((?:[^\W\d]\w*\.)*[^\W\d]\w*)\[(['\"])([^'\"\[\]]*)$")
-_MISSING = object()
+MISSING = object()
 _TORCH_DICTIONARIES = ("_parameters", "_buffers", "_modules")
 """An nn.Module finds these by __getattr__."""
 _LIMIT = 500
@@ -30,7 +30,7 @@ def complete(code: str, cursor: int, namespace: Mapping[str, Any]) -> tuple[list
     """
     line = code[:cursor].rpartition("\n")[2]
     if match := _KEY.search(line):
-        keys = _keys(_resolve(match[1].split("."), namespace))
+        keys = _keys(resolve(match[1].split("."), namespace))
         return _matching(keys, match[3]), cursor - len(match[3])
     match = _EXPRESSION.search(line)
     assert match is not None  # it matches the empty string
@@ -39,8 +39,8 @@ def complete(code: str, cursor: int, namespace: Mapping[str, Any]) -> tuple[list
     if line[: len(line) - len(match[0])].endswith("."):
         return [], start  # an attribute of something that only running the code would tell
     if path := match[1]:
-        owner = _resolve(path[:-1].split("."), namespace)
-        names: Iterable[str] = [] if owner is _MISSING else _attributes(owner)
+        owner = resolve(path[:-1].split("."), namespace)
+        names: Iterable[str] = [] if owner is MISSING else _attributes(owner)
     else:
         names = {*namespace, *vars(builtins), *keyword.kwlist} if prefix else set(namespace)
     return _matching(names, prefix), start
@@ -52,31 +52,37 @@ def _matching(names: Iterable[str], prefix: str) -> list[str]:
     return sorted(matches)[:_LIMIT]
 
 
-def _resolve(path: list[str], namespace: Mapping[str, Any]) -> Any:
+def resolve(path: Sequence[str], namespace: Mapping[str, Any]) -> Any:
+    """Return what a dotted name means; MISSING when only running code would tell."""
     first, *rest = path
-    value = namespace.get(first, getattr(builtins, first, _MISSING))
+    value = namespace.get(first, getattr(builtins, first, MISSING))
     for name in rest:
         value = _attribute(value, name)
-        if value is _MISSING:
-            return _MISSING
+        if value is MISSING:
+            return MISSING
     return value
 
 
 def _attribute(owner: Any, name: str) -> Any:
     """Return an attribute that is stored, not computed."""
-    own = _own_dictionary(owner)
+    value = stored(owner, name)
+    computed = isinstance(value, property) or inspect.isdatadescriptor(value)
+    return MISSING if computed else value
+
+
+def stored(owner: Any, name: str) -> Any:
+    """Return an attribute as its owner or the owner's class has it: a method is a function, a property itself."""
+    own = own_dictionary(owner)
     if name in own:
         return own[name]
     for dictionary in _torch_dictionaries(own):
         if name in dictionary:
             return dictionary[name]
-    value = inspect.getattr_static(owner, name, _MISSING)
-    computed = isinstance(value, property) or inspect.isdatadescriptor(value)
-    return _MISSING if computed else value
+    return inspect.getattr_static(owner, name, MISSING)
 
 
 def _attributes(owner: Any) -> set[str]:
-    own = _own_dictionary(owner)
+    own = own_dictionary(owner)
     names = set(own)
     for dictionary in _torch_dictionaries(own):
         names.update(dictionary)
@@ -87,7 +93,8 @@ def _attributes(owner: Any) -> set[str]:
     return names
 
 
-def _own_dictionary(owner: Any) -> dict[str, Any]:
+def own_dictionary(owner: Any) -> dict[str, Any]:
+    """Return the attributes that an object has itself."""
     try:
         own = object.__getattribute__(owner, "__dict__")
     except AttributeError:

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from monarch_nb.frames import FrameError, FrameSplitter, encode_frame
 from monarch_nb.proto.run_pb2 import Where
 from monarch_nb.proto.worker_pb2 import ControlReply, ControlRequest, FromRank, Hello, ToRank
-from monarch_nb.worker import completion, process_groups, stacks, streams
+from monarch_nb.worker import completion, inspection, process_groups, stacks, streams
 from monarch_nb.worker.interrupts import PRESS_INTERVAL_S, ActiveRun, Interrupter
 from monarch_nb.worker.results import send_all
 from monarch_nb.worker.text import encodable
@@ -49,7 +49,7 @@ class ControlThread(threading.Thread):
         interrupter: knows the active run.
         user_code: knows the user's frames.
         entries: the code of the functions that call user code: frames below are not shown.
-        namespace: the user's, for completion.
+        namespace: the user's, for completion and inspection.
         on_work: called with a new work connection, its splitter and the messages that came with the hello.
         on_abort: called after process groups were broken.
         on_exit: called to end the process; must not return late.
@@ -209,6 +209,8 @@ class ControlThread(threading.Thread):
                 matches, start = completion.complete(request.complete.code, request.complete.cursor, self._namespace)
                 reply.completions.extend(map(encodable, matches))
                 reply.completion_start = start
+            case "inspect":
+                reply.inspection = encodable(inspection.describe(request.inspect, self._namespace, self._user_code))
             case "abort_groups":
                 self._abort_groups(request.abort_groups.reason, request.abort_groups.last_run)
             case "exit":

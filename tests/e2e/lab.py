@@ -6,7 +6,6 @@ import json
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +17,10 @@ from typing import IO, Any
 from urllib.request import Request, urlopen
 
 import nbformat
+from jupyter_client.blocking.client import BlockingKernelClient
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+from ports import held_port
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
@@ -58,14 +60,15 @@ class Lab:
         notebooks: the folder that it serves.
     """
 
-    def __init__(self, folder: Path, base_url: str = "/", options: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, port: int, base_url: str = "/", options: Sequence[str] = ()) -> None:
         self.notebooks = folder / "notebooks"
         self.notebooks.mkdir()
         self._settings = folder / "settings" / "@jupyterlab"
+        self._runtime = folder / "runtime"
         self._token = secrets.token_hex(8)
         self._base_url = base_url
         self._options = options
-        self._port = _free_port()
+        self._port = port
         self._set("apputils-extension", "notification", {"fetchNews": "false", "checkForUpdates": False})
         self._set("completer-extension", "manager", {"providerTimeout": WAIT_MS})  # else after 1 s it offers nothing
         _install_panel(folder)
@@ -126,6 +129,17 @@ class Lab:
         for session in self._request("GET", "sessions"):
             self._request("DELETE", f"sessions/{session['id']}")
 
+    def wait_for_kernel(self) -> None:
+        """Wait until the only kernel answers, also one that Jupyter is about to start in place of one that died."""
+        (kernel,) = self._request("GET", "kernels")
+        client = BlockingKernelClient(connection_file=str(self._runtime / f"kernel-{kernel['id']}.json"))
+        client.load_connection_file()
+        client.start_channels()
+        try:
+            client.wait_for_ready(WAIT_MS / 1000)
+        finally:
+            client.stop_channels()
+
     def _request(self, method: str, path: str) -> Any:
         request = Request(self.url(f"api/{path}"), method=method)
         with urlopen(request, timeout=STOP_TIMEOUT_S) as reply:
@@ -163,12 +177,13 @@ def _install_panel(folder: Path) -> None:
 @contextmanager
 def running_lab(folder: Path, base_url: str = "/", options: Sequence[str] = ()) -> Iterator[Lab]:
     """A JupyterLab that keeps all it has in `folder`, of which `home_variables` are set."""
-    lab = Lab(folder, base_url, options)
-    try:
-        lab.start()
-        yield lab
-    finally:
-        lab.stop()
+    with held_port() as port:
+        lab = Lab(folder, port, base_url, options)
+        try:
+            lab.start()
+            yield lab
+        finally:
+            lab.stop()
 
 
 @contextmanager
@@ -280,10 +295,3 @@ class NotebookPage:
 
 
 OpenNotebook = Callable[..., NotebookPage]
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port

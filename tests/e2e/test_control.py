@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from playwright.sync_api import expect
 
-from e2e.lab import WAIT_MS, OpenNotebook
+from e2e.lab import WAIT_MS, Lab, OpenNotebook
 from integration.live import Gate
 from leaks import wait_for_end
 
@@ -35,7 +35,7 @@ def test_the_stop_button_frees_ranks_that_hang_in_a_collective(open_notebook: Op
 
 
 def test_a_lost_kernel_gets_its_mesh_and_its_running_cell_back(
-    open_notebook: OpenNotebook, make_gate: Callable[[], Gate]
+    lab: Lab, open_notebook: OpenNotebook, make_gate: Callable[[], Gate]
 ) -> None:
     lost, attached = make_gate(), make_gate()
     notebook = open_notebook(
@@ -52,8 +52,10 @@ def test_a_lost_kernel_gets_its_mesh_and_its_running_cell_back(
     wait_for_end(pid, WAIT_MS / 1000)
     notebook.accept("Kernel Restarting")
     lost.open(4)
+    lab.wait_for_kernel()  # Jupyter is done with its own restart
     notebook.choose("Kernel", "Restart Kernel…")
-    notebook.accept("Restart Kernel?")
+    with notebook.page.expect_response(re.compile("/api/kernels/.*/restart"), timeout=WAIT_MS):
+        notebook.accept("Restart Kernel?")
     notebook.wait_for_kernel()
     told = notebook.run(3)
     alive = "attached to dev: 2 nodes × 2 procs, 4 ranks alive"

@@ -12,7 +12,8 @@ import pytest
 from integration.live import Gate, Recorder, client, eventually, pids_of, started
 from monarch_nb.client import events
 from monarch_nb.client import run as run_module
-from monarch_nb.client.mesh import Mesh, MeshCore
+from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.mesh_core import MeshCore
 from monarch_nb.errors import GROUP_ABORTED, RunFailed
 
 INIT = "dist.init_process_group('gloo')"
@@ -101,13 +102,52 @@ class TestPython:
         assert mesh.pull("'ran' in globals()") == [False] * 8
 
     def test_everything_at_once(self, mesh: Mesh) -> None:
-        first, _ = started(mesh, "while True: pass")
-        queued = mesh.submit("while True: pass")
-        report = mesh.interrupt()
+        """What waits never begins, whoever submitted it. What comes afterwards is not touched."""
+        first, _ = started(mesh, "while True: pass", cell_number=3)
+        queued = [mesh.submit(f"began = {number}\nwhile True: pass", cell_number=number) for number in (4, 5)]
+        queued.append(mesh.select([6]).submit("began = 6"))
+        with client(self.OTHER) as other:
+            assert other.line() == "waits for"
+            report = mesh.interrupt()
+            assert other.line() == "cancelled"
         assert report.stopped == tuple(range(8))
-        for run in (first, queued):
-            with pytest.raises(RunFailed):
+        names = [f"run {first.number + 1}, cell [4]", f"run {first.number + 2}, cell [5]"]
+        names += [f"run {first.number + 3}", f"run {first.number + 4}"]
+        assert str(report) == (
+            f"interrupted run {first.number}, cell [3], on ranks 0-7; dropped 4 that waited: {'; '.join(names)}"
+        )
+        with pytest.raises(RunFailed) as raised:
+            first.result(60)
+        assert kinds(raised.value) == {"interrupted": list(range(8))}
+        for run in queued:
+            assert run.done
+            with pytest.raises(RunFailed) as raised:
                 run.result(60)
+            assert kinds(raised.value) == {"cancelled": list(run.ranks)}
+        assert mesh.pull("globals().pop('began', None)") == [None] * 8
+
+    OTHER = (
+        "mesh = monarch_nb.attach('dev').mesh\n"
+        "said = set()\n"
+        "def show(event):\n"
+        "    text = getattr(event, 'text', '')[:9]\n"
+        "    if text == 'waits for' and text not in said: said.add(text); print(text)\n"
+        "try:\n"
+        "    mesh.submit('began = True\\nwhile True: pass', listener=show).result()\n"
+        "except monarch_nb.RunFailed as error:\n"
+        "    print(*{failure.kind for failure in error.failures.values()})\n"
+    )
+
+    def test_what_was_submitted_just_before_does_not_escape(self, mesh: Mesh) -> None:
+        for _ in range(5):
+            runs = [mesh.submit("began = True\nwhile True: pass") for _ in range(3)]
+            mesh.interrupt()
+            for run in runs:
+                with pytest.raises(RunFailed) as raised:
+                    run.result(60)
+                assert set(kinds(raised.value)) <= {"interrupted", "cancelled"}
+        after = mesh.run("'ran'")
+        assert after.values == ["ran"] * 8
 
 
 class TestCollective:
@@ -280,7 +320,7 @@ class TestCtrlC:
         with client(self.PROGRAM.format(code="'never'", texts=["waits for"])) as script:
             assert script.line() == "waits for"
             script.interrupt()
-            assert script.line() == "interrupted ranks 0-7"
+            assert script.line() == f"not begun: removed from the queue; run {run.number} goes on"
             gate.open(8)
             assert run.result(60) == list(range(8)), "the other one's goes on"
             assert script.line() == "[0, 1, 2, 3, 4, 5, 6, 7]"

@@ -75,6 +75,11 @@ class Kernel:
         self._client.stop_channels()  # on these, what the old kernel said last reads as if the new one were connected
         self._connect()
 
+    def inspect(self, code: str) -> dict[str, Any]:
+        """What Shift+Tab shows at the end of a cell."""
+        reply: dict[str, Any] = self._client.inspect(code, reply=True, timeout=20)["content"]
+        return reply
+
     def complete(self, code: str) -> list[str]:
         matches: list[str] = self._client.complete(code, reply=True, timeout=20)["content"]["matches"]
         return matches
@@ -143,6 +148,13 @@ def test_cells(kernel: Kernel) -> None:
     assert "1 of 4 ranks failed" in kernel.run("%%mesh\n1 / (rank - 1)")
     assert kernel.complete("%%mesh\nloss") == ["losses"]
     assert kernel.complete("%mesh attach ") == ["dev"]
+    kernel.run("%%mesh\nimport threading\ndef step(batch, lr=0.1):\n    'Do one.'")
+    kernel.run("%%mesh -a\nthreading.Event().wait()")
+    shown = kernel.inspect("%%mesh -t 3\nstep(")["data"]["text/plain"]
+    assert all(part in shown for part in ("step(batch, lr=0.1)", "Do one.", "On rank 3.")), shown
+    assert not kernel.inspect("step(")["found"]
+    assert "object" in kernel.inspect("%%mesh\nobject")["data"]["text/plain"]
+    kernel.run("%mesh interrupt")
     assert "4 of 4 ranks alive" in kernel.run("%mesh status")
 
 

@@ -118,7 +118,7 @@ def test_a_rank_that_raises_is_named_and_the_others_are_freed(notebooks: Pair) -
     told = notebooks.quickstart.text("notices.get")
     assert "ranks 0-4,6-7 wait in all_reduce" in told
     assert "rank 5 raised ValueError" in told
-    assert "interrupted ranks 0-4,6-7" in notebooks.quickstart.text("%mesh interrupt")
+    assert "on ranks 0-4,6-7" in notebooks.quickstart.text("%mesh interrupt")
     stuck = notebooks.quickstart.text("rank 5 read a bad batch")
     assert "ValueError: rank 5 read a bad batch" in stuck
     assert not re.search(r"mean loss \d", stuck)

@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from monarch_nb.cli import main
 from monarch_nb.config import HOME_VARIABLE, VERSION
+from monarch_nb.errors import NodeUnreachable
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +94,24 @@ def test_errors_are_one_line_without_a_traceback(capsys: pytest.CaptureFixture[s
 def test_to_release_what_is_not_held_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["release", "dev"]) == 1
     assert capsys.readouterr().err == "monarch-nb: no reservation 'dev'; you hold none\n"
+
+
+def test_a_reservation_that_can_not_be_released_does_not_keep_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = [SimpleNamespace(name=name, held_by_me=True, shape="1 node × 1 proc") for name in ("a", "lost", "b")]
+
+    def attach(name: str, pool: str | None) -> SimpleNamespace:
+        if name == "lost":
+            raise NodeUnreachable("'lost' is held, but 1 of its 2 nodes do not answer")
+        return SimpleNamespace(release=list)
+
+    monkeypatch.setattr("monarch_nb.list_reservations", lambda pool: held)
+    monkeypatch.setattr("monarch_nb.attach", attach)
+    assert main(["release", "--all"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "released a (1 node × 1 proc)\nreleased b (1 node × 1 proc)\n"
+    assert captured.err == "monarch-nb: 'lost' is held, but 1 of its 2 nodes do not answer\n"
 
 
 def test_a_home_that_others_can_read_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,7 +130,7 @@ const panelPlugin: JupyterFrontEndPlugin<void> = {
       [
         CommandIDs.interrupt,
         'Interrupt Ranks',
-        'Interrupt what the ranks run',
+        'Interrupt what the ranks run, and drop what waits',
         async () => {
           const reservation = await chooseReservation(mesh);
           const main = reservation && mainMesh(reservation);

@@ -43,6 +43,8 @@ from monarch_nb.proto.files_pb2 import MountStatus, TreeApplied, TreeChange, Tre
 _log = logging.getLogger(__name__)
 _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _ENDING = ".released"
+MAX_ADDED_NAMED = 1000
+"""Of files that ranks wrote, in a status."""
 
 
 @dataclass(frozen=True)
@@ -218,11 +220,15 @@ class _Workspace:
 
     def statuses(self, look: bool, coming: Mapping[str, Iterable[TreeEntry]]) -> Iterator[MountStatus]:
         """See Workspaces.status."""
+        added = self._added() if look else {}
         for mount in list(self._mounts.values()):
             if mount.version and mount.source:  # else it never came, or was ended
                 status = mount.status()
                 if look:
                     self._look(mount, coming.get(mount.name, ()), status)
+                    new = sorted(added.get(mount.name, ()))
+                    status.added.extend(new[:MAX_ADDED_NAMED])
+                    status.added_files = len(new)
                 yield status
 
     def close(self) -> None:
@@ -315,6 +321,24 @@ class _Workspace:
                     status.missing.append(path)
             elif not self._holds(mount, path, [entry, wanted.get(path)]):
                 status.changed.append(path)
+                if entry is not None and path in mount.kept:
+                    status.waiting.append(path)
+
+    def _added(self) -> dict[str, list[bytes]]:
+        """Return by mount the files that ranks wrote and that have names of their own. Reads no content."""
+        mounts = {mount.name.encode(): mount for mount in list(self._mounts.values()) if mount.source}
+        found: dict[str, list[bytes]] = {}
+        top = os.fsencode(self.tree)
+        for directory, directories, names, _ in os.fwalk(top):
+            if not directories and holds_compiled(directory, names):
+                continue
+            for name in names:
+                whole = os.path.join(directory, name)[len(top) + 1 :]
+                first, _, rest = whole.partition(b"/")
+                mount, path = (mounts[first], rest) if rest and first in mounts else (mounts.get(b""), whole)
+                if mount is not None and path not in mount.entries:
+                    found.setdefault(mount.name, []).append(path)
+        return found
 
     def _differing(self, mount: Mount, entries: Mapping[bytes, TreeEntry]) -> dict[bytes, bool]:
         """Return the paths that do not look as `entries` say, and whether something is there. Reads no content."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-import socket
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from integration.worker.harness import RankProcess, TemplateProcess, run_all
 from monarch_nb.proto.run_pb2 import OUTCOME_ERROR, OUTCOME_INTERRUPTED, OUTCOME_OK, Cell, RankResult, RunSpec
+from ports import held_port
 
 FREED_S = 20
 """Without an interrupt these would take for ever; how fast they are is a matter for the bench, on a machine at rest."""
@@ -309,16 +310,20 @@ def test_a_hung_init_is_freed_again_and_again(template: TemplateProcess) -> None
         run_all(ranks, "dist.destroy_process_group()")
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    with held_port() as port:
+        yield port
+
+
 @pytest.mark.parametrize(
     ("address", "as_rank"), [("nowhere.invalid", "rank"), ("127.0.0.1", "1")], ids=["unknown", "refuses"]
 )
 def test_an_init_at_a_wrong_address_is_freed_and_says_so_in_a_line(
-    template: TemplateProcess, address: str, as_rank: str
+    template: TemplateProcess, port: int, address: str, as_rank: str
 ) -> None:
     """Torch tries on for half an hour, deaf to interrupts, with a page of its stack at each attempt."""
     ranks = template.fork_mesh(2)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
     code = (
         "import torch.distributed as dist\n"
         f"dist.init_process_group('gloo', 'tcp://{address}:{port}', rank={as_rank}, world_size=2)"

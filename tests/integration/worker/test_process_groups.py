@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from integration.worker.forked_ranks import Failure, ForkedRanks
 from monarch_nb.errors import GROUP_ABORTED
+from ports import held_port
 
 Space = dict[str, Any]
 WORLD = 4
@@ -153,9 +154,8 @@ def test_a_group_with_a_store_of_the_users_is_freed() -> None:
         dist.init_process_group("gloo", store=store, rank=0, world_size=2)
 
     def with_url(_: Space) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=0, world_size=2)
+        with held_port() as port:
+            dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=0, world_size=2)
 
     with ForkedRanks(2) as ranks:
         for make in (with_store, with_url):
@@ -168,16 +168,15 @@ def test_a_group_with_a_store_of_the_users_is_freed() -> None:
 def test_a_group_by_url_whichever_rank_comes_first() -> None:
     with ForkedRanks(2) as ranks:
         for first, second in ((0, 1), (1, 0)):
-            with socket.create_server(("127.0.0.1", 0)) as server:
-                port = server.getsockname()[1]
+            with held_port() as port:
 
-            def by_url(space: Space, port: int = port) -> None:
-                dist.init_process_group("gloo", f"tcp://localhost:{port}", rank=space["rank"], world_size=2)
+                def by_url(space: Space, port: int = port) -> None:
+                    dist.init_process_group("gloo", f"tcp://localhost:{port}", rank=space["rank"], world_size=2)
 
-            ranks.submit(by_url, [first])
-            ranks.wait_until_in("init_process_group", [first])
-            ranks.submit(by_url, [second])
-            assert ranks.collect() == [None, None]
+                ranks.submit(by_url, [first])
+                ranks.wait_until_in("init_process_group", [first])
+                ranks.submit(by_url, [second])
+                assert ranks.collect() == [None, None]
             assert ranks.run(total) == [2.0, 2.0]
             ranks.run(lambda _: dist.destroy_process_group())
 

@@ -264,6 +264,38 @@ class TestCancel:
         assert state.cancel("unknown") == []
 
 
+class TestDrop:
+    """An interrupt of a whole mesh: of what is dropped nothing begins, in whatever order things come."""
+
+    def test_none_of_them_begins_when_another_goes(self) -> None:
+        state = node(first_rank=4, ready=[4])
+        submit(state, "gap", [4], number=7, after=6)  # waits, on a rank that is free
+        submit(state, "next", [4], number=8)
+        submit(state, "later", [4], number=9)
+        begun, effects = state.drop("m", ["gap", "next"])
+        assert begun == []
+        assert ended(effects) == {("gap", 4): run_pb2.OUTCOME_CANCELLED, ("next", 4): run_pb2.OUTCOME_CANCELLED}
+        assert started(effects) == {4: "later"}, "it was not asked to drop that one"
+
+    def test_what_has_begun_is_told_and_goes_on_there(self) -> None:
+        state = node()
+        submit(state, "a", [0, 1])
+        submit(state, "b", [1, 2])
+        begun, effects = state.drop("m", ["a", "b"])
+        assert begun == ["a", "b"]
+        assert ended(effects) == {("b", 1): run_pb2.OUTCOME_CANCELLED}
+        assert not mesh(state).runs["a"].finished
+
+    def test_what_is_still_on_its_way_does_not_begin_when_it_comes(self) -> None:
+        state = node()
+        assert state.drop("m", ["late"]) == ([], [])
+        queued, effects = submit(state, "late", [0, 1])
+        assert queued.number == 1, "its client submits it to the other nodes with that"
+        assert set(ended(effects).values()) == {run_pb2.OUTCOME_CANCELLED}
+        assert started(effects) == {}
+        assert started(submit(state, "next", [0, 1], after=1)[1]) == {0: "next", 1: "next"}
+
+
 class TestDeath:
     DEATH = run_pb2.Death(signal=9, likely_cause="killed", pid=7)
 

@@ -69,8 +69,20 @@ class TestChooseNodes:
         with pytest.raises(CapacityError, match="monarch-nb up --nodes 3 adds nodes"):
             choose_nodes(Shape(3, 1, 0), [node(0), node(1)])
 
+    def test_nodes_that_are_held_do_not_count_when_others_are_added(self) -> None:
+        with pytest.raises(CapacityError, match="monarch-nb up --nodes 12 adds nodes"):
+            choose_nodes(Shape(9, 4, 0), [node(index, free=0) for index in range(3)])
+
+    def test_a_local_pool_is_not_given_gpus_by_more_nodes(self) -> None:
+        with pytest.raises(CapacityError, match="ask for less: 1 node of this pool has 2 GPUs that can be used"):
+            choose_nodes(Shape(2, 0, 2), [node(0, gpus_free=2, gpus=2), node(1)])
+        lost = node(0, gpus_free=1, gpus=2)
+        lost.gpus[1].trouble = "fallen off the bus"
+        with pytest.raises(CapacityError, match="ask for less: 0 nodes of this pool have 2 GPUs"):
+            choose_nodes(Shape(1, 0, 2), [lost])
+
     def test_more_slots_than_any_node_has(self) -> None:
-        with pytest.raises(CapacityError, match="monarch-nb down, up --procs 8"):
+        with pytest.raises(CapacityError, match="monarch-nb down, up --nodes 1 --procs 8"):
             choose_nodes(Shape(1, 8, 0), [node(0), node(1)])
 
     def test_gpus_without_gpus_are_never_a_silent_cpu_run(self) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from monarch_nb.client import connection as connections
+from monarch_nb.client import pool as pools
 from monarch_nb.client.connection import LINK_PATIENCE_S, Connection, answers
 from monarch_nb.errors import (
     CapacityError,
@@ -27,6 +29,8 @@ from monarch_nb.proto import allocator_pb2_grpc as service
 from monarch_nb.proto import run_pb2
 from monarch_nb.rpc.channel import make_server
 from monarch_nb.rpc.status import error_to_json, refuse, translate
+
+NODES = ("node0", "node1", "node2")
 
 
 class Scripted(service.AllocatorServicer):
@@ -142,6 +146,38 @@ def submit(run_id: str = "a", *, quiet: bool = False) -> pb.Submit:
 def output(rank: int, text: bytes, end: int) -> pb.Output:
     cursor = run_pb2.Cursor(stdout_bytes=end)
     return pb.Output(run_id="a", ranks=[pb.RankOutput(rank=rank, items=[pb.OutputItem(stdout=text)], cursor=cursor)])
+
+
+class TestTheEndOfTheProcess:
+    async def test_waits_for_runs_that_the_node_has_yet_to_take_in(
+        self, node: Scripted, connection: Connection
+    ) -> None:
+        connection.submit(Listener(), submit())
+        flush = asyncio.create_task(connection.flush())
+        await node.next("submit")
+        assert connection.is_submitting
+        assert not flush.done()
+        node.say(queued=pb.Queued(run_id="a", number=3))
+        await asyncio.wait_for(flush, 20)
+
+    async def test_waits_for_nothing_that_is_over(self, connection: Connection) -> None:
+        connection.submit(Listener(done=True), submit())
+        await asyncio.wait_for(connection.flush(), 20)
+
+    @pytest.mark.parametrize("given_up", [TimeoutError, KeyboardInterrupt])
+    def test_says_what_may_be_lost(
+        self, given_up: type[BaseException], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def call(work: Coroutine[Any, Any, None], timeout_s: float) -> None:
+            work.close()
+            raise given_up
+
+        connections = {name: SimpleNamespace(name=name, is_submitting=name != "node1") for name in NODES}
+        monkeypatch.setattr(pools, "_pools", {"local": SimpleNamespace(connections=connections)})
+        monkeypatch.setattr(pools, "call", call)
+        pools._flush_at_exit()
+        said = "monarch_nb: the last runs may be lost on node0, node2: no answer before the end\n"
+        assert capsys.readouterr().err == said
 
 
 class TestBreaks:

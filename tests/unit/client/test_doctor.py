@@ -1,4 +1,4 @@
-"""Which packages `doctor` compares."""
+"""Which packages `doctor` compares, and what it makes of clocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from monarch_nb.client.doctor import canonical, imported_packages, requirements
+from monarch_nb.client.doctor import _ahead_s, canonical, imported_packages, requirements
 
 
 def test_what_is_imported_without_what_runs_the_notebook() -> None:
@@ -61,3 +61,13 @@ def test_requirements_are_followed_without_extras() -> None:
 
 def test_names_are_compared_as_pypi_does() -> None:
     assert canonical("Typing_Extensions") == canonical("typing.extensions") == "typing-extensions"
+
+
+@pytest.mark.parametrize(
+    ("clock_ahead_s", "way_there_s", "way_back_s", "at_least_s"),
+    [(0.0, 0.01, 5.0, 0.0), (0.0, 5.0, 0.01, 0.0), (60.0, 5.0, 0.5, 59.5), (-60.0, 0.5, 5.0, -59.5)],
+)
+def test_what_comes_late_is_no_wrong_clock(
+    clock_ahead_s: float, way_there_s: float, way_back_s: float, at_least_s: float
+) -> None:
+    assert _ahead_s(way_there_s + clock_ahead_s, clock_ahead_s - way_back_s) == at_least_s

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from monarch_nb.client.infos import RankInfo, ReservationInfo, RunInfo, infos_of_node, run_infos, waits_in
-from monarch_nb.client.interrupt_report import InterruptReport
-from monarch_nb.client.mesh import Mesh, MeshCore, StackReport, _title
+from monarch_nb.client.infos import RankInfo, ReservationInfo, RunInfo, StackReport, infos_of_node, run_infos, waits_in
+from monarch_nb.client.mesh import Mesh, _title
+from monarch_nb.client.mesh_core import MeshCore
 from monarch_nb.client.packing import pack_variables
 from monarch_nb.client.reservation import Reservation
 from monarch_nb.code_names import run_names
@@ -147,15 +147,17 @@ def test_stacks_read_well() -> None:
     assert str(report).splitlines()[0].startswith("── ranks 0-2 ─")
 
 
-def test_runs_that_go_on_here_are_interrupted_and_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_go_on_here_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = object.__new__(Mesh)
     mesh.ranks = (0, 1)
-    known = SimpleNamespace(id="known", interrupt=lambda: InterruptReport(stopped=(0,)))
-    mesh.core = cast(MeshCore, SimpleNamespace(runs={"known": known}))
+    known, new, elsewhere = (
+        SimpleNamespace(id=run_id, ranks=ranks, done=False)
+        for run_id, ranks in (("known", (0,)), ("under way", (1,)), ("under way elsewhere", (2,)))
+    )
+    mesh.core = cast(MeshCore, SimpleNamespace(runs={"known": known}, under_way=lambda: [known, new, elsewhere]))
     facts: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = [
         ("over", (0,), (0,)),
         ("known", (0,), ()),
-        ("ends now", (0,), ()),
         ("goes on", (1, 2), ()),
         ("not here", (3,), ()),
     ]
@@ -167,17 +169,10 @@ def test_runs_that_go_on_here_are_interrupted_and_asked_for_once(monkeypatch: py
         asked += 1  # a second each while a node does not answer
         return infos
 
-    def follow(_: Mesh, info: RunInfo) -> Any:
-        stopped = () if info.run_id == "ends now" else (1,)
-        return SimpleNamespace(id=info.run_id, interrupt=lambda: InterruptReport(stopped=stopped))
-
     monkeypatch.setattr(Mesh, "runs", runs)
-    monkeypatch.setattr(Mesh, "_follow", follow)
-    assert [run.id for run in mesh.running()] == ["known", "ends now", "goes on"]
+    monkeypatch.setattr(Mesh, "_follow", lambda _, info: SimpleNamespace(id=info.run_id, ranks=info.ranks))
+    assert [run.id for run in mesh.running()] == ["known", "goes on", "under way"]
     assert asked == 1
-    assert str(mesh.interrupt()) == "interrupted ranks 0-1"
-    infos = infos[:1]
-    assert str(mesh.interrupt()) == "nothing was running"
 
 
 def test_ranks_of_a_node_that_does_not_answer_are_not_left_out_of_the_count() -> None:

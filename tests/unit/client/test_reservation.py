@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.client import reservation as module
-from monarch_nb.client.reservation import Reservation
+from monarch_nb.client.reservation import Reservation, reserve
 
 
 def test_a_released_reservation_watches_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,3 +19,28 @@ def test_a_released_reservation_watches_no_files(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "provisioner", lambda: SimpleNamespace(nodes=lambda pool: []))
     released.release()
     assert closed == [True]
+
+
+@pytest.mark.parametrize(("is_new", "given_back"), [(True, ["r"]), (False, [])])
+def test_a_ctrl_c_just_after_it_was_made_gives_it_back(
+    is_new: bool, given_back: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[str] = []
+
+    async def made(*_: object) -> tuple[Any, bool]:
+        return SimpleNamespace(nodes={}, reservation_id="r"), is_new
+
+    async def release(connections: object, reservation_id: str) -> None:
+        released.append(reservation_id)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    pool = SimpleNamespace(revive=lambda say: None, is_up=True)
+    monkeypatch.setattr(module, "pool_named", lambda name: pool)
+    monkeypatch.setattr(module, "_reserve", made)
+    monkeypatch.setattr(module.pools, "release", release)
+    monkeypatch.setattr(module, "Reservation", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reserve("dev", procs=1)
+    assert released == given_back

@@ -87,6 +87,9 @@ class FakeCore:
         self.asked_where.append(ranks)
         return self.places
 
+    async def names_running_on(self, ranks: Iterable[int]) -> tuple[str, ...]:
+        return ("run 4, cell [3]",) if ranks else ()
+
     async def restart(self, ranks: Iterable[int]) -> None:
         self.restarted.append(tuple(ranks))
 
@@ -587,6 +590,28 @@ class TestInterruptReport:
                 "rank 3 does not stop (at train.py:7): interrupt again to kill and restart it",
             ),
             (InterruptReport(restarted=(3,)), "killed and restarted rank 3: their variables are lost"),
+            (
+                InterruptReport(unbegun=(0, 1), ahead=("run 34, cell [3]",)),
+                "not begun: removed from the queue; run 34, cell [3] goes on",
+            ),
+            (
+                InterruptReport(stopped=(0, 1), unbegun=(2,), ahead=("run 3", "run 4")),
+                "interrupted ranks 0-1; not begun on rank 2: removed from the queue; run 3; run 4 go on",
+            ),
+            (
+                InterruptReport.of(
+                    {"run 12, cell [3]": InterruptReport(stopped=(0, 1)), "run 13": InterruptReport(stopped=(2,))},
+                    dropped=["run 14, cell [4]", "run 15, cell [5] of eval.ipynb"],
+                ),
+                (
+                    "interrupted run 12, cell [3], on ranks 0-1 and run 13 on rank 2; "
+                    "dropped 2 that waited: run 14, cell [4]; run 15, cell [5] of eval.ipynb"
+                ),
+            ),
+            (
+                InterruptReport(dropped=tuple(f"run {number}" for number in range(1, 13))),
+                "dropped 12 that waited: " + "; ".join(f"run {number}" for number in range(1, 11)) + "; and 2 more",
+            ),
         ],
     )
     def test_it_reads_well(self, report: InterruptReport, says: str) -> None:

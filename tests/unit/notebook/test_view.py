@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.events import Display, Elided, Finished, Notice, Result, Text
+from monarch_nb.client.events import QUEUE_NOTICE, Display, Elided, Finished, Notice, Result, Text
 from monarch_nb.errors import RankFailure
 from monarch_nb.notebook.view import RunView
 
@@ -186,11 +186,48 @@ def test_a_cell_that_fails_at_once_leaves_it_to_the_exception() -> None:
 
 def test_notices_come_and_go() -> None:
     cell = _Cell()
-    cell.view.on_event(Notice("waiting for cell 3", "queue"))
+    cell.view.on_event(Notice("waiting for cell 3", QUEUE_NOTICE))
     cell.pass_time(0.1)
-    cell.view.on_event(Notice("", "queue"))
+    cell.view.on_event(Notice("", QUEUE_NOTICE))
     cell.pass_time(0.2)
     assert cell.texts == ["waiting for cell 3", ""]
+
+
+def test_a_cell_whose_turn_has_not_come_is_queued() -> None:
+    cell = _Cell(ranks=8)
+    cell.view.on_event(Notice("waits for: run 15, cell [22]", QUEUE_NOTICE))
+    cell.pass_time(6.1)
+    assert "queued · 6 s" in cell.html
+    assert "running" not in cell.html
+    cell.view.on_event(Notice("", QUEUE_NOTICE))
+    cell.pass_time(4.1)
+    assert cell.texts[-1] == "● running on 8 ranks · 4 s", "since it runs"
+
+
+def test_a_cell_that_prints_has_begun_although_other_ranks_wait() -> None:
+    cell = _Cell(ranks=8)
+    cell.view.on_event(Notice("waits for: run 15, cell [22]", QUEUE_NOTICE))
+    cell.print("a\n")
+    cell.pass_time(3)
+    assert "running on 8 ranks · 3 s" in cell.html
+    cell.view.on_event(Notice("waits for: run 15, cell [22]", QUEUE_NOTICE))  # another node
+    cell.pass_time(1)
+    assert "running on 8 ranks" in cell.html
+
+
+def test_a_dropped_cell_took_no_time() -> None:
+    cell = _Cell(show_failures=True)
+    cell.view.keep_open()
+    cell.view.on_event(Notice("waits for: run 15", QUEUE_NOTICE))
+    cell.pass_time(5)
+    for rank in range(2):
+        failure = RankFailure(rank, "h", "cancelled", "Cancelled", "dropped before it began on this rank")
+        cell.view.on_event(Result(rank, "cancelled", 0.0, failure=failure))
+    cell.view.on_event(Notice("", QUEUE_NOTICE))
+    cell.view.on_event(Finished())
+    cell.pass_time(1)
+    assert "dropped before it began" in cell.texts[-1]
+    assert "2 ranks · 2 cancelled" in cell.html
 
 
 # ---- cells that do not wait ----

@@ -15,10 +15,9 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from monarch_nb.client.diagnosis import Diagnosis, Difference
 from monarch_nb.client.environments import NodeEnvironment, PipReport
 from monarch_nb.client.events import Event, Finished, Result, Text
-from monarch_nb.client.infos import EndedReservation, RankInfo, RunInfo
+from monarch_nb.client.infos import EndedReservation, RankInfo, RunInfo, StackReport
 from monarch_nb.client.interrupt_report import InterruptReport
 from monarch_nb.client.logs import LogRecord
-from monarch_nb.client.mesh import StackReport
 from monarch_nb.client.pool import KeptFiles
 from monarch_nb.client.presenting import served_notebook
 from monarch_nb.client.sync_report import Differences, Pending, SyncReport
@@ -172,8 +171,11 @@ class FakeMesh:
     def past_runs(self, tracebacks_of: int = 0) -> list[RunInfo]:
         return [run.info() for run in self.client.runs]
 
-    def running(self) -> Iterator[FakeRun]:
-        return (run for run in self.client.runs if not run.done)
+    def interrupt(self, kill_stuck: bool = False) -> InterruptReport:
+        going_on = [run for run in self.client.runs if not run.done]
+        return InterruptReport.of(
+            {f"run {run.number}": run.interrupt(kill_stuck=kill_stuck and run.is_stuck) for run in going_on}
+        )
 
     def push(self, values: dict[str, Any]) -> None:
         self.client.calls.append(("push", self.ranks, values))
@@ -206,6 +208,10 @@ class FakeMesh:
         self.client.calls.append(("complete", code, cursor, rank))
         start = cursor - len(code[:cursor].split()[-1]) if code[:cursor].strip() else cursor
         return [word for word in ("losses", "loss_mask") if word.startswith(code[start:cursor])], start
+
+    def inspect(self, name: str) -> tuple[str, int]:
+        self.client.calls.append(("inspect", name))
+        return (f"Signature: {name}(x)" if name == "model.step" else ""), self.ranks[0]
 
 
 class FakeFiles:
@@ -370,7 +376,9 @@ class Notebook:
         self.shell = shell
         self.shown = Displays()
         shell.display_pub = self.shown
-        shell.kernel = SimpleNamespace(get_parent=dict)  # a front end that updates displays, nobody before it
+        shell.kernel = SimpleNamespace(
+            get_parent=dict, do_inspect=lambda code, cursor_pos, *_: (code, cursor_pos)
+        )  # a front end that updates displays, nobody before it
 
     def run(self, cell: str, **options: Any) -> ExecutionResult:
         self.shown.outputs.clear()

@@ -314,7 +314,14 @@ class TestSync:
 
     def test_status_names_nodes_that_do_not_answer(self, held: Notebook, copied: FakeFiles) -> None:
         mount = pb.MountStatus(
-            source="vm:/project", files=3, size_bytes=12_000, changed=[b"mine.txt"], missing=[b"gone"]
+            source="vm:/project",
+            files=3,
+            size_bytes=12_000,
+            changed=[b"mine.txt", b"model.py"],
+            waiting=[b"model.py"],
+            added=[b"out-%d.txt" % number for number in range(6)],
+            added_files=2000,
+            missing=[b"gone"],
         )
         copied.statuses = {
             "node0": pb.WorkspaceReply(mounts=[mount]),
@@ -322,15 +329,10 @@ class TestSync:
             "node2": pb.WorkspaceReply(),
         }
         rows = held.ok("%mesh sync --status").splitlines()
-        assert rows[1].split() == [
-            "node0",
-            ".",
-            "3",
-            "12",
-            "kB",
-            "vm:/project",
-            *["wrote", "mine.txt;", "removed", "gone"],
-        ]
+        assert " ".join(rows[1].split()) == (
+            "node0 . 3 12 kB vm:/project wrote model.py: yours waits for %mesh sync --overwrite; wrote mine.txt; "
+            "added out-0.txt, out-1.txt, out-2.txt, out-3.txt, out-4.txt, and 1995 more; removed gone"
+        )
         assert rows[2].split() == ["node1", "node1", "does", "not", "answer"]
         assert rows[3].split() == ["node2", "0", "nothing", "yet"]
 

@@ -16,10 +16,11 @@ from monarch_nb.client.interrupt_report import InterruptReport
 from monarch_nb.client.pool import KeptFiles
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.config import RANK_TOKEN_VARIABLE
-from monarch_nb.errors import PickleError, RankFailure, RunFailed, TargetError, UsageError
+from monarch_nb.errors import NodeUnreachable, PickleError, RankFailure, RunFailed, TargetError, UsageError
 from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
 from monarch_nb.notebook.cell import KernelCellFailed
 from monarch_nb.notebook.following import RunInterrupted, RunTimeout
+from monarch_nb.notebook.session import Session
 from unit.notebook_magics.fakes import FakeClient, FakeMesh, FakeReservation, FakeRun, Notebook, hello
 from unit.pressing import Press
 
@@ -129,6 +130,18 @@ def test_attach_detach_release(held: Notebook, client: FakeClient) -> None:
     assert held.ok("%mesh release --all") == "nothing to release"
 
 
+def test_a_reservation_that_can_not_be_released_does_not_keep_the_others(
+    held: Notebook, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable() -> Any:
+        raise NodeUnreachable("node1 does not answer")
+
+    held.ok("%mesh reserve a --procs 1\n%mesh reserve b --procs 2")
+    monkeypatch.setattr(client.held["a"], "release", unreachable)
+    assert str(held.error("%mesh release --all")) == "node1 does not answer"
+    assert list(client.held) == ["a"]
+
+
 def test_what_ranks_wrote_is_named_when_a_reservation_goes(held: Notebook, client: FakeClient) -> None:
     client.kept = [KeptFiles("node1", "/state/kept/dev-1", 3, 12_000_000)]
     line = "kept 3 files, 12 MB, that ranks wrote on node1: /state/kept/dev-1"
@@ -165,7 +178,7 @@ def test_help(notebook: Notebook) -> None:
     overview = notebook.ok("%mesh help")
     assert overview == notebook.ok("%mesh --help") == notebook.ok("%mesh")
     assert notebook.ok("%mesh help reserve") == notebook.ok("%mesh reserve --help") == notebook.ok("%mesh reserve -h")
-    assert notebook.ok("%mesh help cell") == notebook.ok("%%mesh --help\nx")
+    assert notebook.ok("%mesh help cell") == notebook.ok("%%mesh --help\nx") == notebook.ok("%%mesh --help")
     assert "did you mean reserve?" in str(notebook.error("%mesh help resrve"))
 
 
@@ -271,6 +284,15 @@ def test_values_that_can_not_come_leave_the_others(held: Notebook, client: FakeC
     assert isinstance(error, PickleError)
     assert "r has the other ranks' values" in str(error)
     assert held.shell.user_ns["r"] == [10, lost, 12, 13]
+    client.on_submit = lambda run: run.finish(values=[lost] * 4)
+    assert str(held.error("%%mesh -o r\nx")).endswith("r has an error in place of each value")
+
+
+@pytest.mark.parametrize("cell", ["%%mesh", "%%mesh -t 0\n", "%%mesh -o r\n\n  \n"])
+def test_an_empty_cell_runs_nothing(held: Notebook, client: FakeClient, cell: str) -> None:
+    assert held.ok(cell) == "an empty cell: nothing was run"
+    assert not client.runs
+    assert isinstance(held.error("%%mesh --targts 0"), UsageError)
 
 
 def test_restart(held: Notebook, client: FakeClient) -> None:
@@ -673,6 +695,29 @@ def test_local_without_on(notebook: Notebook) -> None:
 # ---- Tab ----
 
 
+def test_shift_tab(held: Notebook, client: FakeClient) -> None:
+    def inspect(cell: str) -> Any:
+        return held.shell.kernel.do_inspect(cell, len(cell), 0)
+
+    cell = "%%mesh -t 2-3\n# ä\nx = model.step(1, "
+    shown = {"text/plain": "Signature: model.step(x)\n\nOn rank 2."}
+    assert inspect(cell) == {"status": "ok", "found": True, "data": shown, "metadata": {}}
+    assert client.calls[-1] == ("inspect", "model.step")
+    for other in (
+        "model.step(",
+        "%mesh model.step",
+        "%%mesh model.step",
+        "%%mesh\nunknown(",
+        "%%mesh\n if 1:\nx",
+        "%%mesh\n",
+    ):
+        assert inspect(other) == (other, len(other)), "the kernel's own"
+    held.ok("%mesh on")
+    assert inspect("model.step(")["found"]
+    held.ok("%mesh release")
+    assert inspect("model.step(") == ("model.step(", 11)
+
+
 def test_tab(held: Notebook, client: FakeClient) -> None:
     held.ok("lr = 1")
     assert held.complete("%mesh rel") == ["%mesh release"]
@@ -741,7 +786,6 @@ def test_loading_with_nothing_held_is_silent(client: FakeClient, shell: Interact
 
 def test_loading_never_fails(client: FakeClient, shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
     import monarch_nb
-    from monarch_nb.errors import NodeUnreachable
     from monarch_nb.notebook import session
 
     def unreachable(*_: Any) -> Any:
@@ -751,12 +795,27 @@ def test_loading_never_fails(client: FakeClient, shell: InteractiveShell, monkey
     monkeypatch.setattr(monarch_nb, "list_reservations", unreachable)
     load_ipython_extension(shell)
     assert opened.text() == "nothing attached: node0 does not answer"
+    answers = threading.Event()
     monkeypatch.setattr(session, "REATTACH_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(monarch_nb, "list_reservations", lambda *_: time.sleep(1.0))
+    monkeypatch.setattr(monarch_nb, "list_reservations", lambda *_: answers.wait() and [])
     opened.shown.outputs.clear()
     load_ipython_extension(shell)
+    answers.set()
     assert opened.text() == "the pool does not answer yet: %mesh attach tries again"
     unload_ipython_extension(shell)
+
+
+def test_what_the_client_takes_to_load_is_not_counted_as_the_pools_time() -> None:
+    loaded_on: list[threading.Thread] = []
+
+    class Loading(FakeClient):
+        @property
+        def list_reservations(self) -> Any:  # type: ignore[override]
+            loaded_on.append(threading.current_thread())
+            return lambda pool: []
+
+    assert Session(Loading()).reattach() == ""
+    assert loaded_on == [threading.main_thread()]
 
 
 class TestTime:

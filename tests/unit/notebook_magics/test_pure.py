@@ -1,5 +1,6 @@
 """What the magics decide without a shell and without a client: mode, completion places, sessions, texts."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -300,7 +301,12 @@ def test_a_long_death_stands_below_the_table() -> None:
 def test_status_folds_equal_ranks() -> None:
     running: dict[str, Any] = {"state": "running", "run_id": "r", "running_s": 12.3}
     ranks = [rank_info(rank, **running) for rank in range(7)] + [rank_info(7, state="dead", death="killed by SIGKILL")]
-    seen = status_table(Held(), ranks, [run_info(), run_info(run_id="s", number=13, finished=tuple(range(8)))])  # type: ignore[arg-type]
+    runs = [
+        run_info(running=tuple(range(7))),
+        run_info(run_id="s", number=13, finished=tuple(range(8))),
+        run_info(run_id="t", number=14, submitted_at=time.time() - 90.0),
+    ]
+    seen = status_table(Held(), ranks, runs)  # type: ignore[arg-type]
     assert seen.plain.splitlines() == [
         "dev · 2 nodes × 4 procs · 7 of 8 ranks alive",
         "  ranks  host   state                               for",
@@ -308,6 +314,7 @@ def test_status_folds_equal_ranks() -> None:
         "  4-6    node1  running run 12, cell [7] (train())  12 s",
         "  7      node1  dead: killed by SIGKILL",
         "%mesh restart -t 7 gives rank 7 anew",
+        "queued: run 14, cell [7] (train()) · ranks 0-7 · 1 min 30 s",
         "run 13, cell [7] (train()) finished and nobody has seen it: %mesh attach --run 13 shows it",
     ]
 

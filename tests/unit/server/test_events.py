@@ -11,6 +11,7 @@ from tornado.httpclient import HTTPClientError
 from tornado.websocket import WebSocketClientConnection
 
 from monarch_nb.client.bridge import post
+from monarch_nb.server.handlers import run_on
 from unit.panel.fake_pool import FakePool
 from unit.panel.replies import hold
 from unit.server.conftest import Client
@@ -103,3 +104,18 @@ async def test_pings_are_sent_as_the_server_is_configured(client: Client) -> Non
     while not pings:
         await asyncio.sleep(0.001)
     socket.close()
+
+
+@pytest.mark.filterwarnings("error")
+async def test_what_there_is_to_tell_while_the_server_ends_is_dropped_without_a_word() -> None:
+    """Its loop is closed then, and the panel's goes on until the process is gone."""
+    sent: list[str] = []
+
+    async def send() -> None:
+        sent.append("x")
+
+    loop = asyncio.new_event_loop()
+    loop.close()
+    await run_on(loop, send())
+    await run_on(asyncio.get_running_loop(), send())
+    assert sent == ["x"]

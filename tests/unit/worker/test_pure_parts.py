@@ -17,12 +17,13 @@ from typing import Any
 import numpy
 import pytest
 
-from monarch_nb import frames
+from monarch_nb import escapes, frames
 from monarch_nb.frames import FrameError, FrameSplitter, pack_pickle, unpack_pickle
 from monarch_nb.proto.run_pb2 import Display, Mark, RankResult
 from monarch_nb.proto.worker_pb2 import FromRank
 from monarch_nb.worker import after_fork, connections, preload, process_groups, results, stacks, values
 from monarch_nb.worker.completion import complete
+from monarch_nb.worker.inspection import describe
 from monarch_nb.worker.interrupts import thread_state
 from monarch_nb.worker.results import Results, send_all
 from monarch_nb.worker.shell import clean_data
@@ -89,6 +90,69 @@ def test_completion_in_the_middle_and_of_nothing() -> None:
     assert complete("alp + 1", 3, NAMESPACE) == (["alpha"], 0)
     assert "alpha" in complete("", 0, NAMESPACE)[0]
     assert "_hidden" not in complete("", 0, NAMESPACE)[0]
+
+
+# ---- inspection ----
+
+
+class Model:
+    """A model."""
+
+    def step(self, batch: list[int], lr: float = 0.1, *, trap: Any = Trap()) -> None:  # noqa: B008
+        """Do a step."""
+
+    @property
+    def computed(self) -> int:
+        """What is computed."""
+        raise AssertionError("a property was run")
+
+    @classmethod
+    def load(cls, path: str) -> None: ...
+
+    @staticmethod
+    def help(topic: str = "all") -> None: ...
+
+    def __call__(self, x: int) -> int:
+        raise AssertionError("it was called")
+
+
+class Small(Model):
+    def step(self, batch: list[int], lr: float = 0.1, *, trap: Any = Trap()) -> None:  # noqa: B008
+        pass
+
+
+INSPECTED = {"Model": Model, "model": Model(), "small": Small(), "os": os, "text": "hello", "trap": Trap(), "n": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        (
+            "model.step",
+            ["Signature: step(batch: list[int], lr: float = 0.1, *, trap: Any = <Trap>) -> None", "Do a step."],
+        ),
+        ("Model.step", ["Signature: step(self, batch: list[int], lr: float = 0.1, *, trap: Any = <Trap>) -> None"]),
+        ("small.step", ["Docstring: Do a step."]),
+        ("model.load", ["Signature: load(path: str) -> None"]),
+        ("Model.help", ["Signature: help(topic: str = 'all') -> None"]),
+        ("model", ["Signature: model(x: int) -> int", "Type: Model", "Docstring: A model."]),
+        ("Model", ["Type: type", "Docstring: A model."]),
+        ("model.computed", ["Type: property", "Docstring: What is computed."]),
+        ("os.path.join", ["Signature: join(a, *p)", "Type: function"]),
+        ("print", ["Type: builtin_function_or_method", "Prints the values"]),
+        ("text", ["Type: str", "String form: 'hello'", "Length: 5"]),
+        ("n", ["Type: list", "Length: 2"]),
+        ("trap", ["Type: Trap"]),
+        ("trap.missing", []),
+        ("trap.computed.real", []),
+        ("nowhere", []),
+    ],
+)
+def test_inspection(name: str, lines: list[str]) -> None:
+    shown = " ".join(escapes.strip(describe(name, INSPECTED, UserCode(label))).replace("\n", " ").split())
+    assert bool(shown) == bool(lines)
+    for line in lines:
+        assert line.replace("\n", " ") in shown.replace("( ", "(").replace(", )", ")"), shown
 
 
 # ---- values ----

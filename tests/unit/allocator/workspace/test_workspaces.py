@@ -632,3 +632,22 @@ def test_status_says_what_is_there(workspaces: Workspaces, client: Client, tree:
     (mount,) = status.mounts
     assert (mount.source, mount.version, mount.files, mount.size_bytes) == (client.source, client.version, 2, 7)
     assert isinstance(client.sync({}), TreeApplied)
+
+
+def test_a_look_names_what_ranks_wrote_and_what_waits(workspaces: Workspaces, client: Client, tree: Path) -> None:
+    client.sync({b"model.py": file(b"1"), b"same.py": file(b"1"), b"d": directory(), b"d/b": file(b"345")})
+    (tree / "model.py").write_text("rank's")
+    (tree / "same.py").write_text("rank's too")
+    (tree / "d/out.txt").write_text("new")
+    (tree / "ck").mkdir()
+    (tree / "ck/last.pt").write_text("new")
+    (tree / "d/__pycache__").mkdir()
+    (tree / "d/__pycache__/b.cpython-311.pyc").write_text("compiled")
+    client.sync({b"model.py": file(b"2"), b"same.py": file(b"1"), b"d": directory(), b"d/b": file(b"345")})
+    (mount,) = workspaces.status(ID, look=True).mounts
+    assert (list(mount.changed), list(mount.waiting)) == ([b"model.py", b"same.py"], [b"model.py"])
+    assert (list(mount.added), mount.added_files) == ([b"ck/last.pt", b"d/out.txt"], 2)
+    assert not workspaces.status(ID).mounts[0].added, "nobody looked at the disk"
+    client.sync({b"model.py": file(b"2")}, overwrite=True)
+    (mount,) = workspaces.status(ID, look=True).mounts
+    assert not mount.waiting

@@ -1,0 +1,100 @@
+"""An interrupt of a whole mesh: what waits is gone from every node before what runs is interrupted on any."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monarch_nb.client.interrupt_report import InterruptReport
+from monarch_nb.client.mesh_interrupt import interrupt_mesh
+from monarch_nb.errors import MeshNotFound, NodeUnreachable
+from monarch_nb.proto import allocator_pb2 as pb
+
+
+class FakeNode:
+    """A node on which some runs have begun; an error is what it answers instead."""
+
+    def __init__(self, name: str, log: list[str], answer: set[str] | Exception) -> None:
+        self.name, self._log, self._answer = name, log, answer
+
+    async def unary(self, method: str, request: pb.DropRequest, timeout_s: float) -> pb.DropReply:
+        for _ in range(5):
+            await asyncio.sleep(0)  # the others are asked meanwhile
+        self._log.append(f"{self.name} answers {method}")
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return pb.DropReply(begun=[run_id for run_id in request.run_ids if run_id in self._answer])
+
+
+class FakeRun:
+    def __init__(self, name: str, ranks: tuple[int, ...], log: list[str], *, is_stuck: bool = False) -> None:
+        self.id, self.name, self.ranks, self._log, self.is_stuck = name, name, ranks, log, is_stuck
+
+    def interrupt(self, kill_stuck: bool) -> InterruptReport:
+        self._log.append(f"{'kill' if kill_stuck else 'interrupt'} {self.name}")
+        return InterruptReport(stopped=self.ranks)
+
+    def cancel(self) -> None:
+        self._log.append(f"cancel {self.name}")
+
+    def wait_freed(self, timeout_s: float) -> bool:
+        self._log.append(f"{self.name} ended")
+        return True
+
+
+class Harness:
+    """Two nodes of two ranks."""
+
+    def __init__(self, *answers: set[str] | Exception) -> None:
+        self.log: list[str] = []
+        nodes = {node: FakeNode(f"node{node}", self.log, answer) for node, answer in enumerate(answers)}
+        core = SimpleNamespace(
+            mesh_id="m", connections=nodes, by_node=lambda ranks: {rank // 2: [rank] for rank in ranks}, stuck=[]
+        )
+        self.runs: list[FakeRun] = []
+        self.mesh: Any = SimpleNamespace(core=core, running=lambda: iter(self.runs))
+
+    def add(self, name: str, *ranks: int, is_stuck: bool = False) -> None:
+        self.runs.append(FakeRun(name, ranks, self.log, is_stuck=is_stuck))
+
+
+def test_every_node_has_dropped_what_waits_before_anything_is_interrupted() -> None:
+    harness = Harness({"run 1"}, {"run 2"})
+    harness.add("run 1", 0, 1, 2, 3)
+    harness.add("run 2", 1, 2)  # between nodes: it has begun on the second one
+    harness.add("run 3", 0, 1, 2, 3)
+    report = interrupt_mesh(harness.mesh, kill_stuck=False)
+    assert sorted(harness.log[:2]) == ["node0 answers Drop", "node1 answers Drop"]
+    assert harness.log[2:] == ["cancel run 3", "interrupt run 1", "interrupt run 2", "run 3 ended"]
+    assert str(report) == "interrupted run 1 on ranks 0-3 and run 2 on ranks 1-2; dropped 1 that waited: run 3"
+
+
+def test_a_node_that_does_not_answer_holds_nothing_up() -> None:
+    harness = Harness({"run 1"}, NodeUnreachable("away", "node1"))
+    harness.add("run 1", 0, 1)
+    harness.add("run 2", 2, 3)  # nobody knows whether it has begun
+    harness.add("run 3", 0, 1, 2, 3)
+    interrupt_mesh(harness.mesh, kill_stuck=False)
+    assert harness.log[2:] == ["cancel run 3", "interrupt run 1", "interrupt run 2", "run 3 ended"]
+
+
+def test_what_else_goes_wrong_is_told() -> None:
+    harness = Harness({"run 1"}, MeshNotFound("released"))
+    harness.add("run 1", 0)
+    with pytest.raises(MeshNotFound):
+        interrupt_mesh(harness.mesh, kill_stuck=False)
+    assert "interrupt run 1" not in harness.log
+
+
+def test_only_what_had_the_time_to_stop_is_killed() -> None:
+    harness = Harness({"run 1", "run 2"}, set())
+    harness.add("run 1", 0, is_stuck=True)
+    harness.add("run 2", 1)
+    interrupt_mesh(harness.mesh, kill_stuck=True)
+    assert harness.log[2:] == ["kill run 1", "interrupt run 2"]
+    assert harness.mesh.core.stuck == harness.runs[:1]
+
+
+def test_nothing_runs() -> None:
+    assert str(interrupt_mesh(Harness(set(), set()).mesh, kill_stuck=False)) == "nothing was running"
