@@ -133,8 +133,8 @@ def reserve_form(view: Json) -> Form:
                 "time",
                 "Time",
                 "duration",
-                placeholder="8h, 90m, 2d",
-                help="then it is released, also while a cell runs; empty: not before you release it",
+                placeholder="8h; empty: no limit",
+                help="8h, 90m or 2d: then it is released, also while a cell runs",
                 required=False,
             ),
             Field(

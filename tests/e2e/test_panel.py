@@ -219,7 +219,7 @@ def test_two_tabs_show_the_same(panel: PanelPage, lab: Lab, browser_context: Bro
 
 def test_a_reservation_that_is_released_elsewhere_goes_from_the_panel(panel: PanelPage, held: Reservation) -> None:
     panel.button("Log").click()
-    panel.button("Extend…").click()
+    panel.button("Restart…").click()
     held.release()
     expect(panel.card("dev")).to_have_count(0)
     expect(panel.root).to_contain_text("You hold nothing")
