@@ -20,7 +20,7 @@ import nbformat
 from jupyter_client.blocking.client import BlockingKernelClient
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
-from ports import held_port
+from .ports import held_port  # noqa: TID252 (the bench imports this as tests.e2e.lab)
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from e2e.ports import held_port
 from integration.worker.harness import RankProcess, TemplateProcess, run_all
 from monarch_nb.proto.run_pb2 import OUTCOME_ERROR, OUTCOME_INTERRUPTED, OUTCOME_OK, Cell, RankResult, RunSpec
-from ports import held_port
 
 FREED_S = 20
 """Without an interrupt these would take for ever; how fast they are is a matter for the bench, on a machine at rest."""

@@ -21,9 +21,9 @@ import torch._dynamo  # DistributedDataParallel imports it when it is first made
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from e2e.ports import held_port
 from integration.worker.forked_ranks import Failure, ForkedRanks
 from monarch_nb.errors import GROUP_ABORTED
-from ports import held_port
 
 Space = dict[str, Any]
 WORLD = 4
