@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from monarch_nb import config
+from monarch_nb.allocator.processes import identify
 from monarch_nb.errors import PoolError
 
 
@@ -51,8 +52,8 @@ def _is_running(pid: int) -> bool:
 
 def _began(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
-    except (OSError, IndexError):
+        return str(identify(pid).start_ticks)
+    except ProcessLookupError:  # or there is no /proc
         return ""
 
 

@@ -1,7 +1,9 @@
 import { Message } from './types';
 
-/** busy: what is shown is live, and requests wait for the kernel of the widget, which runs a cell. */
-/** Silent: nothing is heard, and nobody knows why. Lost: it has ended, or does not answer. */
+/**
+ * busy: what is shown is live, and requests wait for the kernel of the widget, which runs a cell. silent: nothing is
+ * heard, and nobody knows why. lost: it has ended, or does not answer.
+ */
 export type Connection = 'connecting' | 'live' | 'busy' | 'silent' | 'lost';
 
 /** How requests reach the server and its messages come back: HTTP and a WebSocket, or messages of a widget. */

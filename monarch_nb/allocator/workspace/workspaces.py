@@ -247,16 +247,19 @@ class _Workspace:
             for path, entry in mount.entries.items()
             if path not in mount.theirs
         }
+        for path, descriptor, name in self._files():
+            entry, facts = applied.get(path), facts_at(descriptor, name)
+            if facts and (entry is None or not is_as_applied(entry, facts, descriptor, name)):
+                return False
+        return True
+
+    def _files(self) -> Iterator[tuple[bytes, int, bytes]]:
+        """Yield what lies in the tree, but for what Python compiled: its path, its directory, and its name there."""
         top = os.fsencode(self.tree)
         for directory, directories, names, descriptor in os.fwalk(top):
-            if not directories and holds_compiled(directory, names):
-                continue
-            for name in names:
-                entry = applied.get(os.path.join(directory, name)[len(top) + 1 :])
-                facts = facts_at(descriptor, name)
-                if facts and (entry is None or not is_as_applied(entry, facts, descriptor, name)):
-                    return False
-        return True
+            if directories or not holds_compiled(directory, names):
+                for name in names:
+                    yield os.path.join(directory, name)[len(top) + 1 :], descriptor, name
 
     def clear(self) -> tuple[int, int]:
         """Remove what was synced, into the cache as far as it reaches; return how many files and bytes ranks wrote."""
@@ -328,16 +331,11 @@ class _Workspace:
         """Return by mount the files that ranks wrote and that have names of their own. Reads no content."""
         mounts = {mount.name.encode(): mount for mount in list(self._mounts.values()) if mount.source}
         found: dict[str, list[bytes]] = {}
-        top = os.fsencode(self.tree)
-        for directory, directories, names, _ in os.fwalk(top):
-            if not directories and holds_compiled(directory, names):
-                continue
-            for name in names:
-                whole = os.path.join(directory, name)[len(top) + 1 :]
-                first, _, rest = whole.partition(b"/")
-                mount, path = (mounts[first], rest) if rest and first in mounts else (mounts.get(b""), whole)
-                if mount is not None and path not in mount.entries:
-                    found.setdefault(mount.name, []).append(path)
+        for whole, _, _ in self._files():
+            first, _, rest = whole.partition(b"/")
+            mount, path = (mounts[first], rest) if rest and first in mounts else (mounts.get(b""), whole)
+            if mount is not None and path not in mount.entries:
+                found.setdefault(mount.name, []).append(path)
         return found
 
     def _differing(self, mount: Mount, entries: Mapping[bytes, TreeEntry]) -> dict[bytes, bool]:

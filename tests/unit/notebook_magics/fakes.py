@@ -422,3 +422,7 @@ def hello(run: FakeRun) -> None:
     """Every rank prints hello and finishes."""
     run.say(*(Text(rank, "stdout", "hello\n") for rank in run.ranks))
     run.finish(values=[rank * 2 for rank in run.ranks])
+
+
+def nothing(run: FakeRun) -> None:
+    """The run goes on until the test ends it."""

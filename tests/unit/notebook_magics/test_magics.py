@@ -2,14 +2,11 @@
 
 import threading
 import time
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_nb import interrupting
 from monarch_nb.client.events import Text
 from monarch_nb.client.infos import EndedReservation
 from monarch_nb.client.interrupt_report import InterruptReport
@@ -17,17 +14,10 @@ from monarch_nb.client.pool import KeptFiles
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.config import RANK_TOKEN_VARIABLE
 from monarch_nb.errors import NodeUnreachable, PickleError, RankFailure, RunFailed, TargetError, UsageError
-from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
+from monarch_nb.notebook import load_ipython_extension
 from monarch_nb.notebook.cell import KernelCellFailed
 from monarch_nb.notebook.following import RunInterrupted, RunTimeout
-from monarch_nb.notebook.session import Session
-from unit.notebook_magics.fakes import FakeClient, FakeMesh, FakeReservation, FakeRun, Notebook, hello
-from unit.pressing import Press
-
-
-def nothing(run: FakeRun) -> None:
-    """The run goes on until the test ends it."""
-
+from unit.notebook_magics.fakes import FakeClient, FakeMesh, FakeReservation, FakeRun, Notebook, hello, nothing
 
 # ---- holding ----
 
@@ -393,247 +383,12 @@ def test_a_cell_is_free_when_what_is_left_can_not_be_reached(held: Notebook, cli
     client.runs[0].finish()
 
 
-def test_an_interrupt_goes_to_the_ranks(held: Notebook, client: FakeClient) -> None:
-    client.on_submit, client.ctrl_c = nothing, 1
-    error = held.error("%%mesh\ntrain()")
-    assert isinstance(error, RunInterrupted)
-    assert str(error) == "interrupted ranks 0-3"
-    assert client.runs[0].interrupts == [False]
-
-
-def test_one_that_jupyter_sends_before_it_ends_the_kernel_does_not(held: Notebook, client: FakeClient) -> None:
-    handlers: dict[str, Any] = {"shutdown_request": nothing}
-    held.shell.kernel.control_handlers = handlers  # type: ignore[attr-defined]
-    client.on_submit, client.ctrl_c = lambda run: handlers["shutdown_request"](run), 1
-    error = held.error("%%mesh\ntrain()")
-    assert str(error) == "the kernel ends; run 1, cell [2] goes on: %mesh attach follows it"
-    assert not client.runs[0].interrupts
-    assert not client.runs[0].seen
-
-
-def test_a_second_interrupt_kills_what_is_stuck(held: Notebook, client: FakeClient) -> None:
-    def stuck(run: FakeRun) -> None:
-        run.stops_at = 2
-
-    client.on_submit, client.ctrl_c = stuck, 2
-    error = held.error("%%mesh\ntrain()")
-    assert isinstance(error, RunInterrupted)
-    assert "killed and restarted ranks 0-3" in str(error)
-    assert client.runs[0].interrupts == [False, True]
-
-
-def test_an_impatient_second_interrupt_kills_nothing(held: Notebook, client: FakeClient) -> None:
-    """It comes before anybody could know whether ranks hang."""
-
-    def interrupted_again(run: FakeRun) -> None:
-        def interrupt(kill_stuck: bool) -> InterruptReport:
-            run.interrupt = lambda kill_stuck: FakeRun.interrupt(run, kill_stuck)  # type: ignore
-            run.interrupts.append(kill_stuck)
-            raise KeyboardInterrupt
-
-        run.interrupt = interrupt  # type: ignore
-
-    client.on_submit, client.ctrl_c = interrupted_again, 1
-    assert str(held.error("%%mesh\ntrain()")) == "interrupted ranks 0-3"
-    assert client.runs[0].interrupts == [False, False]
-
-
-def test_an_interrupt_at_any_moment_of_a_cell_reaches_its_run(held: Notebook, client: FakeClient) -> None:
-    """Else the ranks would go on with a run that nobody waits for, and the next cell would wait behind it."""
-
-    def goes_on(run: FakeRun) -> None:
-        def wait(_: float | None = None) -> bool:
-            held_back = interrupting.held_back()
-            if held_back is not None and held_back.is_pressed:
-                held_back.raise_now()
-            if not run.done:
-                run.finish()
-            return True
-
-        run.wait = wait  # type: ignore
-
-    client.on_submit = goes_on
-    step, pressed = 0, Press(1)
-    while step == 0 or pressed.came:
-        step += 1
-        pressed = Press(step, ("notebook/cell.py", "notebook/following.py"))
-        cell = partial(held.shell.run_cell_magic, "mesh", "-o kept", "train()")
-        interrupt = pressed.during(cell)
-        assert (interrupt is not None) == pressed.came, f"lost at step {step}"
-        assert all(run.done for run in client.runs), f"left alone at step {step}"
-        client.runs.clear()
-    assert step > 200
-
-
-def test_an_interrupted_cell_still_says_who_failed(held: Notebook, client: FakeClient) -> None:
-    def half(run: FakeRun) -> None:
-        failures = [RankFailure(0, "node0", "error", "KeyError", "'a'")]
-        failures += [RankFailure(rank, "node0", "interrupted", "KeyboardInterrupt", "") for rank in (1, 2, 3)]
-        run.interrupt = lambda kill_stuck: run.finish(failures=failures) or FakeRun.interrupt(run)  # type: ignore
-
-    client.on_submit, client.ctrl_c = half, 1
-    error = held.error("%%mesh\ntrain()")
-    assert isinstance(error, RunFailed)
-    assert set(error.failures) == {0, 1, 2, 3}
-
-
-def test_interrupt_from_another_cell(held: Notebook, client: FakeClient) -> None:
-    def stuck(run: FakeRun) -> None:
-        run.stops_at = 2
-
-    assert held.ok("%mesh interrupt") == "nothing was running"
-    client.on_submit = stuck
-    held.ok("%%mesh -a\ntrain()")
-    assert "rank 0 does not stop (train.py:41)" in held.ok("%mesh interrupt")
-    assert "killed and restarted ranks 0-3" in held.ok("%mesh interrupt")
-    assert client.runs[0].interrupts == [False, True]
-    assert held.ok("%mesh interrupt") == "nothing was running"
-
-
 def test_local_runs_in_the_kernel_too(held: Notebook, client: FakeClient) -> None:
     held.ok("%%mesh --local\nhere = 3")
     assert held.shell.user_ns["here"] == 3
     assert client.runs[0].title == "here = 3\n"
     assert isinstance(held.error("%%mesh --local\n1/0"), KernelCellFailed)
     assert client.runs[1].seen
-
-
-# ---- following ----
-
-
-def test_attach_follows_to_the_end(held: Notebook, client: FakeClient) -> None:
-    client.on_submit = nothing
-    held.ok("%%mesh -a\nfirst()")
-    held.ok("%%mesh -a\nsecond()")
-    first, second = client.runs
-    client.on_attach = hello
-    load_ipython_extension(held.shell)  # a new kernel
-    assert held.text().endswith("run 1, cell [2]; run 2, cell [3] still running: %mesh attach follows them")
-    shown = held.ok("%mesh attach")
-    assert shown.index("first()") < shown.index("second()")
-    assert shown.count("hello") == 4  # the cells of the first kernel show it too
-    assert first.seen
-    assert second.seen
-    assert ("attach_run", "run1", False) in client.calls
-    assert held.ok("%mesh attach").splitlines() == [
-        "attached to dev: 2 nodes × 2 procs, 4 ranks alive",
-        "run 2, cell [3] (second()) was shown to the end: %mesh attach --from-start shows it again",
-    ]
-
-
-def test_attach_shows_every_error_and_raises_the_last(
-    held: Notebook, client: FakeClient, capsys: pytest.CaptureFixture[str]
-) -> None:
-    client.on_submit = nothing
-    held.ok("%%mesh -a\nfirst()")
-    held.ok("%%mesh -a\nsecond()")
-    load_ipython_extension(held.shell)
-    client.on_attach = lambda run: run.finish(failures=[RankFailure(0, "node0", "error", f"Error{run.number}", "")])
-    error = held.error("%mesh attach --from-start")
-    assert isinstance(error, RunFailed)
-    assert error.failures[0].name == "Error2"
-    assert "Error1" in capsys.readouterr().err
-    assert ("attach_run", "run2", True) in client.calls
-
-
-def test_attach_elsewhere_says_once_what_it_shows(held: Notebook, client: FakeClient) -> None:
-    held.ok("%%mesh\ntrain()")
-    client.runs[0].seen = False
-    held.ok("%mesh detach")
-    load_ipython_extension(held.shell)
-    shown = held.ok("%mesh attach dev")
-    assert shown.splitlines()[0] == "attached to dev: 2 nodes × 2 procs, 4 ranks alive"
-    assert "%mesh attach shows" not in shown
-    assert "· finished; not what was shown before: %mesh attach --run 1 shows all of it" in shown
-
-
-def test_what_was_shown_to_the_end_is_shown_again_when_asked_for(held: Notebook, client: FakeClient) -> None:
-    """The browser may have been closed when the kernel showed it."""
-    for cell in ("first()", "second()"):
-        held.ok(f"%%mesh\n{cell}")
-    client.on_attach = hello
-    shown = held.ok("%mesh attach --from-start")
-    assert "run 2, cell [3] (second()) · ranks 0-3 · submitted" in shown
-    assert "hello" in shown
-    assert "first()" not in shown
-    assert "run 1, cell [2] (first())" in held.ok("%mesh attach --run 1")
-    assert [call for call in client.calls if call[0] == "attach_run"] == [
-        ("attach_run", "run2", True),
-        ("attach_run", "run1", True),
-    ]
-    assert "%mesh logs --run 9 has what it printed" in str(held.error("%mesh attach --run 9"))
-
-
-def left_by_a_script(client: FakeClient, count: int) -> None:
-    for number in range(count):
-        run = client.held["dev"].mesh.submit(f"script({number})", listener=nothing, cell_number=0)
-        run.notebook, run.seen = "", False
-
-
-def test_what_a_script_left_is_named_in_one_line(held: Notebook, client: FakeClient) -> None:
-    left_by_a_script(client, 16)
-    assert held.ok("%mesh status").splitlines()[-1] == (
-        "runs 1-16 finished and nobody has seen them: %mesh attach --run N shows one"
-    )
-    held.shown.outputs.clear()
-    load_ipython_extension(held.shell)
-    assert held.text().endswith(
-        ", run 16 finished meanwhile: %mesh attach shows it; "
-        "runs 1-15 finished and nobody has seen them: %mesh attach --run N shows one"
-    )
-    shown = held.ok("%mesh attach")
-    assert shown.splitlines()[0] == "runs 1-15 finished and nobody has seen them: %mesh attach --run N shows one"
-    assert "script(15)" in shown
-    assert [call for call in client.calls if call[0] == "attach_run"] == [("attach_run", "run16", False)]
-    assert "nobody has seen" not in held.ok("%mesh attach\n%mesh status"), "said once"
-    assert "script(3)" in held.ok("%mesh attach --run 4")
-
-
-def test_cells_of_the_notebook_come_before_what_a_script_left(held: Notebook, client: FakeClient) -> None:
-    held.ok("%%mesh\ntrain()")
-    client.runs[0].seen = False
-    left_by_a_script(client, 1)
-    load_ipython_extension(held.shell)
-    shown = held.ok("%mesh attach")
-    assert "run 2 (script(0)) finished and nobody has seen it: %mesh attach --run 2 shows it" in shown
-    assert [call for call in client.calls if call[0] == "attach_run"] == [("attach_run", "run1", False)]
-
-
-def test_attach_in_the_background(held: Notebook, client: FakeClient) -> None:
-    client.on_submit = nothing
-    held.ok("%%mesh -a\ntrain()")
-    load_ipython_extension(held.shell)
-    held.ok("%mesh attach --noblock")
-    hello(client.runs[0])
-    assert "hello" in held.text()
-
-
-def test_attach_in_the_kernel_that_follows_already(held: Notebook, client: FakeClient) -> None:
-    client.on_submit = nothing
-    held.error("%%mesh --timeout 0.05\ntrain()")
-    client.ctrl_c = 1
-    assert isinstance(held.error("%mesh attach"), RunInterrupted)
-    assert not [call for call in client.calls if call[0] == "attach_run"]
-
-
-@pytest.mark.parametrize("flag", ["", " --from-start"])
-def test_attach_takes_the_output_over_from_the_cell_that_showed_it(
-    held: Notebook, client: FakeClient, flag: str
-) -> None:
-    client.on_submit = nothing
-    held.error("%%mesh --timeout 0.05\ntrain()")
-    (run,) = client.runs
-    left = {output["transient"]["display_id"] for output in held.shown.outputs}
-    held.ok(f"%mesh attach --noblock{flag}")
-    moved = [output["data"]["text/html"] for output in held.shown.outputs if _id(output) in left]
-    assert "goes on in cell [3]" in moved[-1]
-    hello(run)
-    held.wait_until(lambda: "hello" in held.text())
-    assert not any("hello" in str(output) for output in held.shown.outputs if _id(output) in left)
-
-
-def _id(output: dict[str, Any]) -> str | None:
-    return (output.get("transient") or {}).get("display_id")
 
 
 # ---- %mesh on ----
@@ -690,132 +445,6 @@ def test_local_without_on(notebook: Notebook) -> None:
     assert notebook.shell.user_ns["kernel"] == 2
     assert isinstance(notebook.error("%%local x\ny"), UsageError)
     assert isinstance(notebook.error("get_ipython().run_cell_magic('local', '', '1/0')"), KernelCellFailed)
-
-
-# ---- Tab ----
-
-
-def test_shift_tab(held: Notebook, client: FakeClient) -> None:
-    def inspect(cell: str) -> Any:
-        return held.shell.kernel.do_inspect(cell, len(cell), 0)
-
-    cell = "%%mesh -t 2-3\n# ä\nx = model.step(1, "
-    shown = {"text/plain": "Signature: model.step(x)\n\nOn rank 2."}
-    assert inspect(cell) == {"status": "ok", "found": True, "data": shown, "metadata": {}}
-    assert client.calls[-1] == ("inspect", "model.step")
-    for other in (
-        "model.step(",
-        "%mesh model.step",
-        "%%mesh model.step",
-        "%%mesh\nunknown(",
-        "%%mesh\n if 1:\nx",
-        "%%mesh\n",
-    ):
-        assert inspect(other) == (other, len(other)), "the kernel's own"
-    held.ok("%mesh on")
-    assert inspect("model.step(")["found"]
-    held.ok("%mesh release")
-    assert inspect("model.step(") == ("model.step(", 11)
-
-
-def test_tab(held: Notebook, client: FakeClient) -> None:
-    held.ok("lr = 1")
-    assert held.complete("%mesh rel") == ["%mesh release"]
-    assert held.complete("%mesh release ") == ["%mesh release dev"]
-    assert held.complete("%mesh reserve --pro") == ["%mesh reserve --procs"]
-    assert held.complete("%mesh push l") == ["%mesh push lr"]
-    offered = {word.split()[-1] for word in held.complete("%mesh push ")}
-    assert not offered & {"In", "Out", "exit", "quit", "get_ipython", "open"}, "IPython's names are nothing to push"
-    assert held.complete("%mesh pull loss") == ["%mesh pull losses", "%mesh pull loss_mask"]
-    assert held.complete("%%mesh -t hosts=0,") == ["%%mesh -t hosts=0,hosts=", "%%mesh -t hosts=0,procs="]
-    assert held.complete("%%mesh -t 2\nx = loss_") == ["x = loss_mask"]
-    assert client.calls[-1] == ("complete", "x = loss_", 9, 2)
-    held.ok("losses = 1")
-    assert held.complete("%%mesh -o lo") == ["%%mesh -o losses"]
-    held.ok("%%mesh\nx")
-    held.ok("%%mesh\ny")
-    assert held.complete("%mesh logs --run ") == ["%mesh logs --run 2", "%mesh logs --run 1"]
-    assert held.complete("%mesh reserve d") == ["%mesh reserve dev"]
-    assert held.complete("%mesh reserve dev --nodes ") == [], "nothing that IPython knows makes sense there"
-    assert held.complete("%mesh logs -n l") == []
-    held.ok("%mesh on -t 1")
-    assert held.complete("los") == ["losses", "loss_mask"]
-    assert client.calls[-1][-1] == 1
-    assert "lr" in held.complete("%%local\nl")
-
-
-def test_tab_without_a_mesh(notebook: Notebook) -> None:
-    assert notebook.complete("%mesh att") == ["%mesh attach"]
-    notebook.complete("%%mesh -t ")
-    notebook.complete("%%mesh -t 99\nx")
-
-
-# ---- loading ----
-
-
-def test_a_new_kernel_of_the_notebook_attaches(held: Notebook, client: FakeClient) -> None:
-    client.on_submit = nothing
-    held.ok("%%mesh -a\ntrain()")
-    unload_ipython_extension(held.shell)
-    assert "mesh" not in held.shell.magics_manager.magics["cell"]
-    cell = held.shell.execution_count - 1
-    held.shown.outputs.clear()
-    load_ipython_extension(held.shell)
-    assert held.text() == (
-        f"attached to dev: 2 nodes × 2 procs, 4 ranks alive, run 1, cell [{cell}] still running: "
-        "%mesh attach follows it"
-    )
-    client.runs[0].lose_kernel()
-    client.runs[0].finish()
-    load_ipython_extension(held.shell)
-    assert held.text().endswith(f"run 1, cell [{cell}] finished meanwhile: %mesh attach shows it")
-    client.runs[0].collected()
-    held.ok("%mesh detach")
-    held.shown.outputs.clear()
-    load_ipython_extension(held.shell)
-    assert held.text() == "you hold dev: %mesh attach dev uses it here"
-
-
-def test_loading_with_nothing_held_is_silent(client: FakeClient, shell: InteractiveShell) -> None:
-    opened = Notebook(shell)
-    load_ipython_extension(shell)
-    assert opened.text() == ""
-    unload_ipython_extension(shell)
-    unload_ipython_extension(shell)
-
-
-def test_loading_never_fails(client: FakeClient, shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
-    import monarch_nb
-    from monarch_nb.notebook import session
-
-    def unreachable(*_: Any) -> Any:
-        raise NodeUnreachable("node0 does not answer")
-
-    opened = Notebook(shell)
-    monkeypatch.setattr(monarch_nb, "list_reservations", unreachable)
-    load_ipython_extension(shell)
-    assert opened.text() == "nothing attached: node0 does not answer"
-    answers = threading.Event()
-    monkeypatch.setattr(session, "REATTACH_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(monarch_nb, "list_reservations", lambda *_: answers.wait() and [])
-    opened.shown.outputs.clear()
-    load_ipython_extension(shell)
-    answers.set()
-    assert opened.text() == "the pool does not answer yet: %mesh attach tries again"
-    unload_ipython_extension(shell)
-
-
-def test_what_the_client_takes_to_load_is_not_counted_as_the_pools_time() -> None:
-    loaded_on: list[threading.Thread] = []
-
-    class Loading(FakeClient):
-        @property
-        def list_reservations(self) -> Any:  # type: ignore[override]
-            loaded_on.append(threading.current_thread())
-            return lambda pool: []
-
-    assert Session(Loading()).reattach() == ""
-    assert loaded_on == [threading.main_thread()]
 
 
 class TestTime:

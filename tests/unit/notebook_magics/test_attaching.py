@@ -1,0 +1,218 @@
+"""Following runs, and kernels that find again what their notebook held, against a client made of plain objects."""
+
+import threading
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from monarch_nb.errors import NodeUnreachable, RankFailure, RunFailed
+from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
+from monarch_nb.notebook.following import RunInterrupted
+from monarch_nb.notebook.session import Session
+from unit.notebook_magics.fakes import FakeClient, Notebook, hello, nothing
+
+# ---- following ----
+
+
+def test_attach_follows_to_the_end(held: Notebook, client: FakeClient) -> None:
+    client.on_submit = nothing
+    held.ok("%%mesh -a\nfirst()")
+    held.ok("%%mesh -a\nsecond()")
+    first, second = client.runs
+    client.on_attach = hello
+    load_ipython_extension(held.shell)  # a new kernel
+    assert held.text().endswith("run 1, cell [2]; run 2, cell [3] still running: %mesh attach follows them")
+    shown = held.ok("%mesh attach")
+    assert shown.index("first()") < shown.index("second()")
+    assert shown.count("hello") == 4  # the cells of the first kernel show it too
+    assert first.seen
+    assert second.seen
+    assert ("attach_run", "run1", False) in client.calls
+    assert held.ok("%mesh attach").splitlines() == [
+        "attached to dev: 2 nodes × 2 procs, 4 ranks alive",
+        "run 2, cell [3] (second()) was shown to the end: %mesh attach --from-start shows it again",
+    ]
+
+
+def test_attach_shows_every_error_and_raises_the_last(
+    held: Notebook, client: FakeClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.on_submit = nothing
+    held.ok("%%mesh -a\nfirst()")
+    held.ok("%%mesh -a\nsecond()")
+    load_ipython_extension(held.shell)
+    client.on_attach = lambda run: run.finish(failures=[RankFailure(0, "node0", "error", f"Error{run.number}", "")])
+    error = held.error("%mesh attach --from-start")
+    assert isinstance(error, RunFailed)
+    assert error.failures[0].name == "Error2"
+    assert "Error1" in capsys.readouterr().err
+    assert ("attach_run", "run2", True) in client.calls
+
+
+def test_attach_elsewhere_says_once_what_it_shows(held: Notebook, client: FakeClient) -> None:
+    held.ok("%%mesh\ntrain()")
+    client.runs[0].seen = False
+    held.ok("%mesh detach")
+    load_ipython_extension(held.shell)
+    shown = held.ok("%mesh attach dev")
+    assert shown.splitlines()[0] == "attached to dev: 2 nodes × 2 procs, 4 ranks alive"
+    assert "%mesh attach shows" not in shown
+    assert "· finished; not what was shown before: %mesh attach --run 1 shows all of it" in shown
+
+
+def test_what_was_shown_to_the_end_is_shown_again_when_asked_for(held: Notebook, client: FakeClient) -> None:
+    """The browser may have been closed when the kernel showed it."""
+    for cell in ("first()", "second()"):
+        held.ok(f"%%mesh\n{cell}")
+    client.on_attach = hello
+    shown = held.ok("%mesh attach --from-start")
+    assert "run 2, cell [3] (second()) · ranks 0-3 · submitted" in shown
+    assert "hello" in shown
+    assert "first()" not in shown
+    assert "run 1, cell [2] (first())" in held.ok("%mesh attach --run 1")
+    assert [call for call in client.calls if call[0] == "attach_run"] == [
+        ("attach_run", "run2", True),
+        ("attach_run", "run1", True),
+    ]
+    assert "%mesh logs --run 9 has what it printed" in str(held.error("%mesh attach --run 9"))
+
+
+def left_by_a_script(client: FakeClient, count: int) -> None:
+    for number in range(count):
+        run = client.held["dev"].mesh.submit(f"script({number})", listener=nothing, cell_number=0)
+        run.notebook, run.seen = "", False
+
+
+def test_what_a_script_left_is_named_in_one_line(held: Notebook, client: FakeClient) -> None:
+    left_by_a_script(client, 16)
+    assert held.ok("%mesh status").splitlines()[-1] == (
+        "runs 1-16 finished and nobody has seen them: %mesh attach --run N shows one"
+    )
+    held.shown.outputs.clear()
+    load_ipython_extension(held.shell)
+    assert held.text().endswith(
+        ", run 16 finished meanwhile: %mesh attach shows it; "
+        "runs 1-15 finished and nobody has seen them: %mesh attach --run N shows one"
+    )
+    shown = held.ok("%mesh attach")
+    assert shown.splitlines()[0] == "runs 1-15 finished and nobody has seen them: %mesh attach --run N shows one"
+    assert "script(15)" in shown
+    assert [call for call in client.calls if call[0] == "attach_run"] == [("attach_run", "run16", False)]
+    assert "nobody has seen" not in held.ok("%mesh attach\n%mesh status"), "said once"
+    assert "script(3)" in held.ok("%mesh attach --run 4")
+
+
+def test_cells_of_the_notebook_come_before_what_a_script_left(held: Notebook, client: FakeClient) -> None:
+    held.ok("%%mesh\ntrain()")
+    client.runs[0].seen = False
+    left_by_a_script(client, 1)
+    load_ipython_extension(held.shell)
+    shown = held.ok("%mesh attach")
+    assert "run 2 (script(0)) finished and nobody has seen it: %mesh attach --run 2 shows it" in shown
+    assert [call for call in client.calls if call[0] == "attach_run"] == [("attach_run", "run1", False)]
+
+
+def test_attach_in_the_background(held: Notebook, client: FakeClient) -> None:
+    client.on_submit = nothing
+    held.ok("%%mesh -a\ntrain()")
+    load_ipython_extension(held.shell)
+    held.ok("%mesh attach --noblock")
+    hello(client.runs[0])
+    assert "hello" in held.text()
+
+
+def test_attach_in_the_kernel_that_follows_already(held: Notebook, client: FakeClient) -> None:
+    client.on_submit = nothing
+    held.error("%%mesh --timeout 0.05\ntrain()")
+    client.ctrl_c = 1
+    assert isinstance(held.error("%mesh attach"), RunInterrupted)
+    assert not [call for call in client.calls if call[0] == "attach_run"]
+
+
+@pytest.mark.parametrize("flag", ["", " --from-start"])
+def test_attach_takes_the_output_over_from_the_cell_that_showed_it(
+    held: Notebook, client: FakeClient, flag: str
+) -> None:
+    client.on_submit = nothing
+    held.error("%%mesh --timeout 0.05\ntrain()")
+    (run,) = client.runs
+    left = {output["transient"]["display_id"] for output in held.shown.outputs}
+    held.ok(f"%mesh attach --noblock{flag}")
+    moved = [output["data"]["text/html"] for output in held.shown.outputs if _id(output) in left]
+    assert "goes on in cell [3]" in moved[-1]
+    hello(run)
+    held.wait_until(lambda: "hello" in held.text())
+    assert not any("hello" in str(output) for output in held.shown.outputs if _id(output) in left)
+
+
+def _id(output: dict[str, Any]) -> str | None:
+    return (output.get("transient") or {}).get("display_id")
+
+
+# ---- loading ----
+
+
+def test_a_new_kernel_of_the_notebook_attaches(held: Notebook, client: FakeClient) -> None:
+    client.on_submit = nothing
+    held.ok("%%mesh -a\ntrain()")
+    unload_ipython_extension(held.shell)
+    assert "mesh" not in held.shell.magics_manager.magics["cell"]
+    cell = held.shell.execution_count - 1
+    held.shown.outputs.clear()
+    load_ipython_extension(held.shell)
+    assert held.text() == (
+        f"attached to dev: 2 nodes × 2 procs, 4 ranks alive, run 1, cell [{cell}] still running: "
+        "%mesh attach follows it"
+    )
+    client.runs[0].lose_kernel()
+    client.runs[0].finish()
+    load_ipython_extension(held.shell)
+    assert held.text().endswith(f"run 1, cell [{cell}] finished meanwhile: %mesh attach shows it")
+    client.runs[0].collected()
+    held.ok("%mesh detach")
+    held.shown.outputs.clear()
+    load_ipython_extension(held.shell)
+    assert held.text() == "you hold dev: %mesh attach dev uses it here"
+
+
+def test_loading_with_nothing_held_is_silent(client: FakeClient, shell: InteractiveShell) -> None:
+    opened = Notebook(shell)
+    load_ipython_extension(shell)
+    assert opened.text() == ""
+    unload_ipython_extension(shell)
+    unload_ipython_extension(shell)
+
+
+def test_loading_never_fails(client: FakeClient, shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    import monarch_nb
+    from monarch_nb.notebook import session
+
+    def unreachable(*_: Any) -> Any:
+        raise NodeUnreachable("node0 does not answer")
+
+    opened = Notebook(shell)
+    monkeypatch.setattr(monarch_nb, "list_reservations", unreachable)
+    load_ipython_extension(shell)
+    assert opened.text() == "nothing attached: node0 does not answer"
+    answers = threading.Event()
+    monkeypatch.setattr(session, "REATTACH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(monarch_nb, "list_reservations", lambda *_: answers.wait() and [])
+    opened.shown.outputs.clear()
+    load_ipython_extension(shell)
+    answers.set()
+    assert opened.text() == "the pool does not answer yet: %mesh attach tries again"
+    unload_ipython_extension(shell)
+
+
+def test_what_the_client_takes_to_load_is_not_counted_as_the_pools_time() -> None:
+    loaded_on: list[threading.Thread] = []
+
+    class Loading(FakeClient):
+        @property
+        def list_reservations(self) -> Any:  # type: ignore[override]
+            loaded_on.append(threading.current_thread())
+            return lambda pool: []
+
+    assert Session(Loading()).reattach() == ""
+    assert loaded_on == [threading.main_thread()]
