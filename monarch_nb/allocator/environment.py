@@ -1,4 +1,5 @@
-"""The environment of a rank: torchrun's variables, the leased GPUs, threads; and which pythons are the same."""
+"""The environment of a rank: torchrun's variables, the leased GPUs, threads, what makes defaults of training libraries
+mean the mesh; and which pythons are the same."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,6 +8,8 @@ from monarch_nb.config import RANK_TOKEN_VARIABLE, SHARED_VARIABLE
 from monarch_nb.proto import allocator_pb2 as pb
 
 _LOOPBACK = "127.0.0.1"
+_NOT_PASSED_ON = ("GRPC_", "JPY_", SHARED_VARIABLE)
+"""JPY_PARENT_PID and its like are the kernel's that started the pool."""
 
 
 def rank_environment(
@@ -28,10 +31,10 @@ def rank_environment(
     """
     local_rank = rank - spec.first_rank
     nodes = max(1, spec.world_size // max(1, spec.ranks))
-    environment = {
-        name: value for name, value in base.items() if not name.startswith("GRPC_") and name != SHARED_VARIABLE
-    }
+    environment = {name: value for name, value in base.items() if not name.startswith(_NOT_PASSED_ON)}
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count // spec.ranks)))
+    for name, value in _library_defaults(spec.ranks, nodes, has_gpus=bool(gpu_indices)).items():
+        environment.setdefault(name, value)
     environment |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(spec.world_size),
@@ -57,6 +60,20 @@ def rank_environment(
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     environment.update(spec.environment)
     return environment
+
+
+def _library_defaults(ranks: int, nodes: int, *, has_gpus: bool) -> dict[str, str]:
+    """Return what libraries need to train on all ranks where they would train a model on each, and say nothing.
+
+    Only what gives way to arguments: LT_* of Lightning's `Fabric` are the command line's, and override or refuse them.
+
+    Args:
+        ranks: on each node.
+    """
+    defaults = {"PL_TRAINER_DEVICES": str(ranks), "PL_TRAINER_NUM_NODES": str(nodes)}  # else: one CPU, one node
+    if not has_gpus:
+        defaults["ACCELERATE_USE_CPU"] = "true"  # else accelerate and transformers look for GPUs only
+    return defaults
 
 
 def python_identity(python: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from monarch_nb.client import events
@@ -23,9 +23,14 @@ _OUTCOMES: dict[int, Literal["ok", "error", "interrupted", "died", "cancelled"]]
 
 
 class OutputDecoder:
-    """Turns what ranks wrote, which comes in pieces of bytes, into events."""
+    """Turns what ranks wrote, which comes in pieces of bytes, into events.
 
-    def __init__(self) -> None:
+    Args:
+        on_lone_training: gets a rank that trains a model without any process group, and what is equal for models alike.
+    """
+
+    def __init__(self, on_lone_training: Callable[[int, str], None]) -> None:
+        self._on_lone_training = on_lone_training
         self._decoders: dict[tuple[int, events.Stream], codecs.IncrementalDecoder] = {}
 
     def events_of(self, rank: int, item: allocator_pb2.OutputItem) -> Iterator[events.Event]:
@@ -39,6 +44,8 @@ class OutputDecoder:
                 stream: events.Stream = "stderr" if item.elided.stderr else "stdout"
                 yield from self._rest_of(rank, stream)
                 yield events.Elided(rank, stream, item.elided.lines, item.elided.size_bytes)
+            case "display" if item.display.kind == run_pb2.Display.KIND_TRAINS_ALONE:
+                self._on_lone_training(rank, json.loads(item.display.content_json))
             case "display":
                 yield _display_event(rank, item.display)
             case "notice":

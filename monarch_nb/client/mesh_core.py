@@ -32,6 +32,7 @@ class MeshCore:
         self.dead: dict[int, str] = {}
         self.runs: WeakValueDictionary[str, Run] = WeakValueDictionary()
         """Those that this process follows, by id."""
+        self.has_told_lone_training = False
         self.stuck: list[Run] = []
         """Those that did not stop at the last interrupt of all: they know that they had the time."""
 

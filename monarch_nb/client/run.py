@@ -14,6 +14,7 @@ from monarch_nb.client.bridge import Flag, call, post
 from monarch_nb.client.connection import GAP_S, Connection, close_all
 from monarch_nb.client.decoding import OutputDecoder, result_event
 from monarch_nb.client.interrupt_report import InterruptReport, left_by_kernel, place_of, unstopped_lines
+from monarch_nb.client.lone_training import LoneTraining
 from monarch_nb.client.presenting import name_here, served_notebook
 from monarch_nb.client.run_values import RunValues
 from monarch_nb.client.waits import explain_past_waits, explain_waits
@@ -76,19 +77,16 @@ class Run:
         self._values = RunValues()
         self._lossy: dict[str, list[int]] = {}
         self._refusal: MonarchNbError | None = None
-        self._done = Flag()
-        self._freed = Flag()
-        self._decoder = OutputDecoder()
+        self._done, self._freed = Flag(), Flag()
+        self._lone_training = LoneTraining(mesh.core, self.emit)
+        self._decoder = OutputDecoder(self._lone_training.add)
         self._submits: dict[int, pb.Submit] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._started_on_first = False
-        self._watching_waits = self._is_aborting = False
+        self._started_on_first = self._watching_waits = self._is_aborting = False
         self._waited = ""  # who waited for whom when it was looked at last
-        self._completing = False
-        self._interrupting = False
+        self._completing = self._interrupting = self._is_collected = False
         self.is_stuck = False  # ranks did not stop after the last interrupt, although they have had the time to
         self._stop_by_s: float | None = None  # until then ranks that were interrupted have the time to stop
-        self._is_collected = False
         self._replaying: set[Connection] = set()
         self._away: set[int] = set()  # nodes that do not answer
         self._waits_on: set[Connection] = set()  # on some ranks, for its turn
@@ -436,6 +434,7 @@ class Run:
         if not self._done.is_set():
             for text in self._decoder.rest():
                 self.emit(text)
+            self._lone_training.say()
             freed = any(result.outcome == "interrupted" for result in self.results.values())
             self.emit(events.Notice(self._waited if freed else "", key="waits"))  # what the interrupt was for stays
             for key in (events.QUEUE_NOTICE, "stuck", *(f"link {c.name}" for c in self._connections())):

@@ -449,12 +449,16 @@ class Display(_message.Message):
         KIND_SHOW: Display._Kind.ValueType  # 1
         KIND_UPDATE: Display._Kind.ValueType  # 2
         KIND_CLEAR: Display._Kind.ValueType  # 3
+        KIND_TRAINS_ALONE: Display._Kind.ValueType  # 4
+        """Nothing to see: the rank trains a model without any process group. JSON: text that is equal for models alike."""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
     KIND_UNSPECIFIED: Display.Kind.ValueType  # 0
     KIND_SHOW: Display.Kind.ValueType  # 1
     KIND_UPDATE: Display.Kind.ValueType  # 2
     KIND_CLEAR: Display.Kind.ValueType  # 3
+    KIND_TRAINS_ALONE: Display.Kind.ValueType  # 4
+    """Nothing to see: the rank trains a model without any process group. JSON: text that is equal for models alike."""
 
     CONTENT_JSON_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.proto.worker_pb2 import RankSpec
+from monarch_nb.worker import identity
 
 _OOM_SCORE = 300
 """The kernel's out-of-memory killer takes ranks before allocators and Jupyter."""
@@ -89,7 +90,7 @@ def _replace_stdin() -> None:
 def _enter_directory(directory: str) -> None:
     os.chdir(directory)
     sys.path[0] = directory
-    sys.argv = [""]
+    sys.argv = list(identity.ARGV)
 
 
 def _reset_signals(stacks_file: str) -> None:

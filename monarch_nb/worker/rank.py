@@ -33,7 +33,7 @@ from monarch_nb.proto.run_pb2 import (
     RunSpec,
 )
 from monarch_nb.proto.worker_pb2 import RankSpec, ToRank
-from monarch_nb.worker import after_fork, cells, failures, process_groups, streams
+from monarch_nb.worker import after_fork, cells, failures, lone_training, process_groups, streams
 from monarch_nb.worker.control import ControlThread
 from monarch_nb.worker.interrupts import PEERS_BREAK_WITHIN_S, ActiveRun, Interrupter
 from monarch_nb.worker.reloading import Reloader
@@ -180,6 +180,7 @@ class Rank:
         output = self._output_of(spec)
         self._interrupter.install()
         process_groups.begin_run(spec.number)
+        lone_training.begin_run()
         if not self._interrupter.begin(active):
             self._finish(active.error(), active, result, output)
             return

@@ -265,7 +265,7 @@ def make_shell() -> RankShell:
     for name in ("In", "Out"):
         shell.user_ns.pop(name, None)  # always empty, and in the way of completion
     warnings.formatwarning = shell.format_warning
-    shell.builtin_trap.__enter__()  # for ever: there is no time here in which IPython is not to be seen
+    shell.builtin_trap.__enter__()  # for ever: entering and leaving it was part of every cell
     shell.display_trap.__enter__()
     _warm_up(shell)
     return shell

@@ -35,7 +35,7 @@ from monarch_nb.proto.worker_pb2 import (
     TemplateReady,
     ToTemplate,
 )
-from monarch_nb.worker import patches, preload, process_groups, rank, reloading, store
+from monarch_nb.worker import identity, lone_training, patches, preload, process_groups, rank, reloading, store
 from monarch_nb.worker.shell import RankShell, make_shell
 
 _SEND_TIMEOUT_S = 5.0
@@ -238,13 +238,16 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = listen(arguments.socket) if arguments.socket else socket.socket(fileno=arguments.listen_fd)
     reloading.install()
+    identity.install()
     try:
         preload.import_modules(arguments.preload)
     except preload.Unfit as error:
         _report_failure(listener, PreloadFailed(module=error.module, traceback=error.text))
         sys.exit(1)
     shell = make_shell()
+    identity.hide_shell()
     patches.install()
+    lone_training.install()
     process_groups.prepare()
     gc.collect()
     gc.freeze()  # what exists now is never looked at by a rank's collector, so its pages stay shared

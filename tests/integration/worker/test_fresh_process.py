@@ -50,7 +50,7 @@ def test_directory_arguments_and_stdin(rank: RankProcess) -> None:
     (Path(rank.spec.directory) / "beside.py").write_text("value = 7")
     assert rank.ok("import os; os.getcwd()") == rank.spec.directory
     assert rank.ok("import beside; beside.value") == 7
-    assert rank.ok("import sys; sys.argv, sys.stdin.read()") == ([""], "")
+    assert rank.ok("import sys; sys.argv, sys.stdin.read()") == (["cell"], "")
 
 
 def test_session_name_and_oom_score(rank: RankProcess) -> None:

@@ -52,6 +52,25 @@ def test_torchruns_variables() -> None:
     )
 
 
+def test_defaults_of_training_libraries_mean_the_mesh() -> None:
+    defaults = {"PL_TRAINER_DEVICES": "4", "PL_TRAINER_NUM_NODES": "2", "ACCELERATE_USE_CPU": "true"}
+    assert environment().items() >= defaults.items()
+    assert "ACCELERATE_USE_CPU" not in environment(gpus=(0,))
+    alone = environment(spec=spec(ranks=1, world_size=1, first_rank=0, node_rank=0))
+    assert (alone["PL_TRAINER_DEVICES"], alone["PL_TRAINER_NUM_NODES"]) == ("1", "1")
+
+
+@pytest.mark.parametrize("name", ["PL_TRAINER_DEVICES", "PL_TRAINER_NUM_NODES", "ACCELERATE_USE_CPU"])
+def test_what_the_user_says_of_libraries_stands(name: str) -> None:
+    assert environment({name: "mine"})[name] == "mine"
+    assert environment({name: "theirs"}, spec(environment={name: "mine"}))[name] == "mine"
+
+
+@pytest.mark.parametrize("prefix", ["LT_", "PL_TRAINER_STRATEGY", "PL_TRAINER_ACCELERATOR"])
+def test_nothing_is_set_that_contradicts_arguments(prefix: str) -> None:
+    assert not [name for name in environment() if name.startswith(prefix)]
+
+
 def test_all_values_are_text() -> None:
     assert all(type(value) is str for value in environment(gpus=(1,)).values())
 
@@ -71,11 +90,11 @@ def test_the_users_own_thread_count_stands() -> None:
     assert environment({"OMP_NUM_THREADS": "3"}, spec(environment={"OMP_NUM_THREADS": "5"}))["OMP_NUM_THREADS"] == "5"
 
 
-def test_the_allocators_environment_is_passed_on_but_for_grpcs() -> None:
-    base = {"PATH": "/bin", "HF_HOME": "/hf", "GRPC_ENABLE_FORK_SUPPORT": "0", "RANK": "99"}
+def test_the_allocators_environment_is_passed_on_but_for_grpcs_and_a_kernels() -> None:
+    base = {"PATH": "/bin", "HF_HOME": "/hf", "GRPC_ENABLE_FORK_SUPPORT": "0", "JPY_PARENT_PID": "7", "RANK": "99"}
     got = environment(base)
     assert (got["PATH"], got["HF_HOME"], got["RANK"]) == ("/bin", "/hf", "6")
-    assert not [name for name in got if name.startswith("GRPC_")]
+    assert not [name for name in got if name.startswith(("GRPC_", "JPY_"))]
     assert base["RANK"] == "99"
 
 
