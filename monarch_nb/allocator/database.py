@@ -7,7 +7,9 @@ from typing import Literal, TypeVar
 
 from google.protobuf.message import Message
 
-Kind = Literal["ended", "lease", "mesh", "rank", "run", "template"]
+from monarch_nb.proto import state_pb2
+
+Kind = Literal["ended", "lease", "leaving", "mesh", "rank", "run", "template"]
 _Record = TypeVar("_Record", bound=Message)
 
 
@@ -80,6 +82,11 @@ class Database:
 def rank_key(mesh_id: str, rank: int) -> str:
     """Return the key of a rank's record."""
     return f"{mesh_id}/{rank}"
+
+
+def leaving_key(record: state_pb2.RankRecord) -> str:
+    """Return the key of a rank's record while it ends, and its successor has the one of the rank."""
+    return f"{record.mesh_id}/{record.token}"
 
 
 def run_key(mesh_id: str, run_id: str) -> str:

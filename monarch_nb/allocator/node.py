@@ -16,7 +16,7 @@ from pathlib import Path
 from monarch_nb import config
 from monarch_nb.allocator import processes
 from monarch_nb.allocator.audience import Audience
-from monarch_nb.allocator.database import Database, rank_key, run_key
+from monarch_nb.allocator.database import Database, leaving_key, rank_key, run_key
 from monarch_nb.allocator.describe import describe_ranks
 from monarch_nb.allocator.expiry import Expiry
 from monarch_nb.allocator.files import NodeFiles
@@ -108,12 +108,14 @@ class Node:
         self.releases: dict[str, asyncio.Task[int]] = {}
         self._adopting: list[asyncio.Task[None]] = []
         self._hosting: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
 
     # ---- start and end ----
 
     async def start(self) -> None:
         """Read the database, adopt what still lives, and begin to warm the default template."""
         self._read_state()
+        self._end_left()
         ranks = [record for _, record in self._database.read("rank", state_pb2.RankRecord)]
         known = {record.process.pid for record in ranks} | {mesh.store.pid for mesh in self._mesh_records.values()}
         for _, record in list(self._database.read("template", state_pb2.TemplateRecord)):
@@ -169,7 +171,7 @@ class Node:
         self.log_limit.close()
         if end_processes:  # before anything that takes long: whoever kills this allocator meanwhile leaves none behind
             await self.supervisor.close(end_processes=True)
-        await asyncio.gather(*self.releases.values(), return_exceptions=True)
+        await asyncio.gather(*self.releases.values(), *self._ending, return_exceptions=True)
         if not end_processes:
             await self.supervisor.close(end_processes=False)
         self._flush()
@@ -254,9 +256,10 @@ class Node:
         self.expiry.forget(reservation_id)
         meshes = [m for m, record in self._mesh_records.items() if record.spec.reservation_id == reservation_id]
         ranks = [rank for rank in self.supervisor.ranks.values() if rank.mesh_id in meshes]
+        replaced = [rank for rank in self.supervisor.leaving if rank.mesh_id in meshes]
         for mesh_id in meshes:
             self._close_mesh(mesh_id)  # first, so that ranks which are being started find that it is gone
-        await self.supervisor.end(ranks, patience_s=1.0)
+        await self.supervisor.end([*ranks, *replaced], patience_s=1.0)
         for mesh_id in meshes:
             await self._remove_mesh(mesh_id)
         if lease := self.state.leases.get(reservation_id):
@@ -282,6 +285,7 @@ class Node:
         self._numbers.forget(mesh_id)
         self._database.delete("mesh", mesh_id)
         self._database.delete_prefix("rank", mesh_id)
+        self._database.delete_prefix("leaving", mesh_id)
         self._database.delete_prefix("run", mesh_id)
         self.files.removal.remove(self.paths.mesh(mesh_id))
 
@@ -384,28 +388,23 @@ class Node:
         self._flush()
 
     async def restart(self, mesh_id: str, ranks: Iterable[int]) -> list[pb.Rank]:
-        """Replace ranks by fresh ones; those that hold GPUs end before their successors start."""
+        """Replace ranks by fresh ones, which answer while the old ones still end; those that hold GPUs end before their
+        successors start."""
         mesh = self.state.mesh(mesh_id)
         chosen = sorted(ranks)
         if unknown := [rank for rank in chosen if rank not in mesh.ranks]:
             raise UsageError(f"no such ranks here: {unknown}")
         async with self._spawning:
-            incarnations = {}
-            old, busy = [], []
+            incarnations = {rank: self._next_incarnation(mesh_id, rank) for rank in chosen}
+            old = [process for rank in chosen if (process := self.supervisor.ranks.get((mesh_id, rank)))]
+            busy = [process for process in old if mesh.ranks[process.rank].running]
+            self._retire(old)
             for rank in chosen:
-                if process := self.supervisor.ranks.pop((mesh_id, rank), None):
-                    old.append(process)
-                    if mesh.ranks[rank].running:
-                        busy.append(process)
-                    incarnations[rank] = process.record.incarnation + 1
-                else:
-                    incarnations[rank] = self._last_incarnation(mesh_id, rank) + 1
                 self.apply(self.state.rank_restarting(mesh_id, rank))
             self.supervisor.kill(busy)
-            ending = asyncio.ensure_future(self.supervisor.end(old))
-            if any(mesh.ranks[rank].gpu_indices for rank in chosen):
-                await ending
             try:
+                if any(mesh.ranks[rank].gpu_indices for rank in chosen):
+                    await self.supervisor.end(old)
                 await self._fork(mesh, chosen, incarnations)
             except (MonarchNbError, OSError) as error:
                 for rank in chosen:
@@ -413,14 +412,40 @@ class Node:
                     self.apply(self.state.rank_died(mesh_id, rank, death))
                 raise
             finally:
-                await ending
+                self._end_meanwhile(old)
         return describe_ranks(self, mesh, chosen)
 
-    def _last_incarnation(self, mesh_id: str, rank: int) -> int:
+    def _retire(self, ranks: list[RankProcess]) -> None:
+        """Make room for the successors of ranks. From now on nothing but what is written down here tells the allocator
+        after this one to end them: it is on disk together with the successors."""
+        self.supervisor.retire(ranks)
+        for process in ranks:
+            self._database.put("leaving", leaving_key(process.record), process.record)
+
+    def _end_meanwhile(self, ranks: list[RankProcess]) -> None:
+        async def end() -> None:
+            await self.supervisor.end(ranks)
+            for process in ranks:
+                self._database.delete("leaving", leaving_key(process.record))
+            self._flush_soon()
+
+        task = asyncio.create_task(end())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    def _end_left(self) -> None:
+        """An allocator was killed while it ended ranks that had successors."""
+        left = [record for _, record in self._database.read("leaving", state_pb2.RankRecord)]
+        processes.kill_trees([(record.process, record.token) for record in left])
+        self._database.delete_prefix("leaving", "")
+
+    def _next_incarnation(self, mesh_id: str, rank: int) -> int:
+        if process := self.supervisor.ranks.get((mesh_id, rank)):
+            return process.record.incarnation + 1
         for key, record in self._database.read("rank", state_pb2.RankRecord):
             if key == rank_key(mesh_id, rank):
-                return record.incarnation
-        return 0
+                return record.incarnation + 1
+        return 1
 
     def _save_run(self, mesh_id: str, run: Run) -> None:
         """Write a run down, unless its client has everything: then nobody will ask for it again. The newest is kept all

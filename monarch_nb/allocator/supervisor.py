@@ -39,9 +39,13 @@ _TEMPLATE_ENVIRONMENT = {
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class RankProcess:
-    """A living rank."""
+    """A living rank.
+
+    Attributes:
+        ending: ends it for good, once that has begun.
+    """
 
     mesh_id: str
     rank: int
@@ -50,6 +54,7 @@ class RankProcess:
     watch: ProcessWatch
     oom_kills_before: int
     killed_by_us: bool = False
+    ending: asyncio.Task[None] | None = None
 
 
 class ProcessWatch:
@@ -130,6 +135,8 @@ class Supervisor:
         self._exit_waiters: dict[int, asyncio.Future[int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.ranks: dict[tuple[str, int], RankProcess] = {}
+        self.leaving: set[RankProcess] = set()
+        """Those that are to end, or are ending: their successors may be in `ranks` already."""
         self.stores: dict[str, ProcessWatch] = {}
 
     # ---- templates ----
@@ -272,7 +279,11 @@ class Supervisor:
             if self.ranks.get((mesh_id, rank.rank)) is rank:  # else it is being started or ended
                 self._on_hello(rank, hello)
 
-        link = RankLink(path, lambda result: self._on_result(mesh_id, result), on_hello)
+        def on_result(result: run_pb2.RankResult) -> None:
+            if rank not in self.leaving:  # else its successor answers for that rank
+                self._on_result(mesh_id, result)
+
+        link = RankLink(path, on_result, on_hello)
         rank = RankProcess(mesh_id, record.rank, record, link, ProcessWatch(pid), oom_kills_before)
         return rank
 
@@ -332,11 +343,25 @@ class Supervisor:
             rank.killed_by_us = True
         processes.kill_trees([(rank.record.process, rank.record.token) for rank in doomed])
 
+    def retire(self, ranks: Iterable[RankProcess]) -> None:
+        """Make room in `ranks` for the successors of those that are to end. From now on no death is reported."""
+        for rank in ranks:
+            if self.ranks.get((rank.mesh_id, rank.rank)) is rank:
+                del self.ranks[rank.mesh_id, rank.rank]
+            self.leaving.add(rank)
+
     async def end(self, ranks: Iterable[RankProcess], *, patience_s: float = GRACEFUL_EXIT_S) -> None:
-        """End ranks for good: ask the idle ones, then SIGKILL every tree. No death is reported."""
+        """End ranks for good: ask the idle ones, then SIGKILL every tree. No death is reported, and whoever is ending
+        already is only waited for."""
         doomed = list(ranks)
-        for rank in doomed:
-            self.ranks.pop((rank.mesh_id, rank.rank), None)
+        if remaining := [rank for rank in doomed if rank.ending is None]:
+            self.retire(remaining)
+            ending = asyncio.create_task(self._end(remaining, patience_s))
+            for rank in remaining:
+                rank.ending = ending
+        await asyncio.gather(*(asyncio.shield(ending) for ending in {rank.ending for rank in doomed} if ending))
+
+    async def _end(self, doomed: list[RankProcess], patience_s: float) -> None:
         await asyncio.gather(*(self._end_gently(rank, patience_s) for rank in doomed))
         self.kill(doomed)
         for rank in doomed:
@@ -346,6 +371,7 @@ class Supervisor:
             rank.link.close()
             rank.watch.close()
             self._socket(rank).unlink(missing_ok=True)
+            self.leaving.discard(rank)
 
     def _socket(self, rank: RankProcess) -> Path:
         return self.paths.rank_socket(rank.mesh_id, rank.rank, rank.record.incarnation)
@@ -391,7 +417,7 @@ class Supervisor:
     async def close(self, *, end_processes: bool) -> None:
         """Let go of everything; with `end_processes` end it as well."""
         if end_processes:
-            await self.end(list(self.ranks.values()), patience_s=1.0)
+            await self.end([*self.ranks.values(), *self.leaving], patience_s=1.0)
             for mesh_id in list(self.stores):
                 await self.end_store(mesh_id)
             for watch in list(self._template_watches.values()):

@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -35,7 +36,17 @@ from monarch_nb.proto.worker_pb2 import (
     TemplateReady,
     ToTemplate,
 )
-from monarch_nb.worker import identity, lone_training, patches, preload, process_groups, rank, reloading, store
+from monarch_nb.worker import (
+    huge_pages,
+    identity,
+    lone_training,
+    patches,
+    preload,
+    process_groups,
+    rank,
+    reloading,
+    store,
+)
 from monarch_nb.worker.shell import RankShell, make_shell
 
 _SEND_TIMEOUT_S = 5.0
@@ -249,10 +260,19 @@ def main() -> None:
     patches.install()
     lone_training.install()
     process_groups.prepare()
+    _finalize_nothing_at_exit()
     gc.collect()
     gc.freeze()  # what exists now is never looked at by a rank's collector, so its pages stay shared
     gc.disable()
+    huge_pages.collapse()
     Template(listener, shell).serve()
+
+
+def _finalize_nothing_at_exit() -> None:
+    """What is there now is the template's, not for a rank to finalise when it ends: torch would take every operator of
+    its 130 libraries back (60 ms a rank), and a preload's temporary directory would be gone for all."""
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
 
 
 def _report_failure(listener: socket.socket, failure: PreloadFailed) -> None:

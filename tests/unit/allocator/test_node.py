@@ -52,6 +52,7 @@ class FakeSupervisor:
 
     def __init__(self) -> None:
         self.ranks: dict[tuple[str, int], Any] = {}
+        self.leaving: list[Any] = []
         self.stores: set[str] = set()
         self.ended: list[int] = []
         self.asked = asyncio.Event()
@@ -82,11 +83,17 @@ class FakeSupervisor:
         self.ranks |= {(rank.mesh_id, rank.rank): rank for rank in forked}
         return forked
 
-    async def end(self, ranks: list[Any], **_: object) -> None:
+    def retire(self, ranks: list[Any]) -> None:
         for rank in ranks:
-            self.ranks.pop((rank.mesh_id, rank.rank), None)
+            if self.ranks.get((rank.mesh_id, rank.rank)) is rank:
+                del self.ranks[rank.mesh_id, rank.rank]
+        self.leaving += ranks
+
+    async def end(self, ranks: list[Any], **_: object) -> None:
+        self.retire(ranks)
         self.asked.set()
         await self.may_end.wait()
+        self.leaving = [rank for rank in self.leaving if rank not in ranks]
         self.ended += [rank.rank for rank in ranks]
 
     def kill(self, _: object) -> None:
