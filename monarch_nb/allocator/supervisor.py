@@ -341,7 +341,8 @@ class Supervisor:
         doomed = list(ranks)
         for rank in doomed:
             rank.killed_by_us = True
-        processes.kill_trees([(rank.record.process, rank.record.token) for rank in doomed])
+        if doomed:
+            processes.kill_trees([(rank.record.process, rank.record.token) for rank in doomed])
 
     def retire(self, ranks: Iterable[RankProcess]) -> None:
         """Make room in `ranks` for the successors of those that are to end. From now on no death is reported."""

@@ -278,7 +278,8 @@ RESTART = Command(
     magic="%mesh ",
     section="Steer",
     flags=(_TARGETS,),
-    notes="Variables and imports of restarted ranks are lost; the others keep theirs.",
+    notes="Variables and imports of restarted ranks are lost; the others keep theirs. Fresh ranks answer while\n"
+    "the old processes still end, which takes two seconds at most; on GPUs these end first.",
     examples=(("%mesh restart -t 3", "rank 3 alone"),),
 )
 ON = Command(

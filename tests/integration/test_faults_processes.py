@@ -77,6 +77,33 @@ class TestRestart:
             mesh.restart([1])
             assert mesh.run("rank").values == list(range(8))
 
+    def test_fresh_ranks_answer_while_those_before_them_end(self, mesh: Mesh) -> None:
+        old = pids_of(mesh)
+        os.kill(old[3], signal.SIGSTOP)  # so that it takes two seconds to end
+        mesh.restart()
+        assert mesh.run("rank").values == list(range(8))
+        assert lives(old[3])
+        for pid in old.values():
+            wait_for_end(pid, 20)
+        assert {info.state for info in mesh.status()} == {"idle"}, "nobody hears of their ends"
+
+    def test_atexit_functions_run(self, mesh: Mesh, tmp_path: Path) -> None:
+        mesh.run(f"import atexit, pathlib\natexit.register(pathlib.Path('{tmp_path}', str(rank)).touch)")
+        old = pids_of(mesh)
+        mesh.restart()
+        for pid in old.values():
+            wait_for_end(pid, 20)
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted(map(str, range(8)))
+
+    def test_released_while_they_end(self, pool_home: Path) -> None:
+        """What is left behind, `pool_home` finds."""
+        reservation = reserve("short", procs=1)
+        old = pids_of(reservation.mesh)[0]
+        os.kill(old, signal.SIGSTOP)
+        reservation.mesh.restart()
+        reservation.release()
+        assert not lives(old), "the slot is free only when both have ended"
+
 
 CHILDREN = """
 import multiprocessing, os, subprocess, sys, threading

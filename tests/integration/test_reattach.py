@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -276,6 +277,21 @@ rank"""
         mesh.restart([0, 5])
         assert mesh.run("rank").values == list(range(8))
         assert {rank for rank, pid in pids_of(mesh).items() if before[rank] != pid} == {0, 5}
+
+    def test_killed_while_replaced_ranks_end(self, mesh: Mesh) -> None:
+        """The next one ends them, also without a template that knows them, and what they have started."""
+        child = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True).pid"
+        old = [*pids_of(mesh).values(), *mesh.run(child).values]
+        for pid in old:
+            os.kill(pid, signal.SIGSTOP)  # ranks take two seconds to end then
+        mesh.restart()
+        templates = {parent_of(pid) for pid in pids_of(mesh).values()}
+        for pid in (*allocators(), *templates):
+            kill(pid)
+        local.up(2, 4)
+        for pid in old:
+            wait_for_end(pid, TIMEOUT_S)
+        assert mesh.run("rank").values == list(range(8)), "their successors live"
 
 
 class TestClient:

@@ -87,7 +87,7 @@ class FakeSupervisor:
         for rank in ranks:
             if self.ranks.get((rank.mesh_id, rank.rank)) is rank:
                 del self.ranks[rank.mesh_id, rank.rank]
-        self.leaving += ranks
+        self.leaving += [rank for rank in ranks if rank not in self.leaving]
 
     async def end(self, ranks: list[Any], **_: object) -> None:
         self.retire(ranks)
@@ -160,6 +160,48 @@ def assert_nothing_left(node: NodeWithoutProcesses) -> None:
 
 def fails_on_disk(*_: object) -> None:
     raise OSError(errno.EIO, "Input/output error")
+
+
+class TestRestart:
+    async def test_fresh_ranks_are_ready_while_those_before_them_end(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        old = list(node.supervisor.ranks.values())
+        node.supervisor.may_end.clear()
+        assert [rank.rank for rank in await node.restart(MESH, [0, 1])] == [0, 1]
+        assert node.supervisor.leaving == old
+        left = node._database.read("leaving", state_pb2.RankRecord)
+        assert sorted(record.token for _, record in left) == sorted(process.record.token for process in old)
+        node.supervisor.may_end.set()
+        await asyncio.gather(*node._ending)
+        node._flush()
+        assert (node.supervisor.leaving, list(node._database.read("leaving", state_pb2.RankRecord))) == ([], [])
+
+    async def test_those_with_gpus_end_first(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        node.state.meshes[MESH].ranks[1].gpu_indices = [0]
+        node.supervisor.may_end.clear()
+        node.supervisor.asked.clear()
+        restart = asyncio.create_task(node.restart(MESH, [0, 1]))
+        await node.supervisor.asked.wait()
+        left = (len(node.supervisor.leaving), len(node.supervisor.ranks))
+        node.supervisor.may_end.set()
+        await restart
+        assert left == (2, 0)
+        assert len(node.supervisor.ranks) == 2
+
+    async def test_a_release_waits_for_those_that_are_leaving(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        node.supervisor.may_end.clear()
+        await node.restart(MESH, [0, 1])
+        node.supervisor.asked.clear()
+        await node.supervisor.asked.wait()
+        node.supervisor.asked.clear()
+        release = asyncio.create_task(node.release("r"))
+        await node.supervisor.asked.wait()
+        left = len(node.supervisor.leaving)
+        node.supervisor.may_end.set()
+        assert (await release, left) == (2, 4)
+        assert_nothing_left(node)
 
 
 class TestRelease:
