@@ -4,6 +4,9 @@ VENV ?= .venv
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
+# Stamps of what is installed: what the demo needs, what JupyterLab and building the panel need besides, and every tool.
+DEMO := $(VENV)/.demo
+LAB := $(VENV)/.lab
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 NOTEBOOKS := tests/integration/test_notebooks.py
@@ -24,20 +27,26 @@ help:  ## Show this list
 install: $(INSTALLED)  ## Make the virtual environment with the package (editable) and all its tools
 	@:
 
-$(INSTALLED): pyproject.toml
+$(DEMO): EXTRAS := demo
+$(LAB): EXTRAS := demo,lab,panel
+$(LAB): LESS := $(DEMO)
+$(INSTALLED): EXTRAS := dev
+$(INSTALLED): LESS := $(DEMO) $(LAB)
+
+$(DEMO) $(LAB) $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("monarch_nb needs Python 3.11 or newer, not " + sys.version.split()[0] + ": make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || { $(say) 'Making the virtual environment $(VENV)'; $(PYTHON) -m venv $(VENV); }
 	@$(say) 'Installing $(TORCH) (first, so that nothing pulls another build)'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
-	@$(say) 'Installing monarch_nb and its tools (about a minute)'
+	@$(say) 'Installing monarch_nb[$(EXTRAS)]'
 	@rm -rf $(VENV)/share/jupyter/labextensions/monarch-nb # a link to what was built, over which pip stumbles
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@touch $@
+	@SKIP_JUPYTER_BUILDER=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@touch $(LESS) $@
 
-panel: install $(PANEL)  ## Build the panel of JupyterLab and the widget and show them to this environment
+panel: $(PANEL)  ## Build the panel of JupyterLab and the widget and show them to this environment
 	@:
 
-$(NODE_MODULES): $(INSTALLED) labextension/package.json labextension/yarn.lock
+$(NODE_MODULES): $(LAB) labextension/package.json labextension/yarn.lock
 	@$(say) 'Installing what builds the panel'
 	@$(JLPM) install --immutable
 	@touch $@
@@ -48,7 +57,7 @@ $(PANEL): $(NODE_MODULES) $(PANEL_SOURCES)
 	@$(BIN)/jupyter-builder develop --overwrite . >/dev/null
 	@touch $@
 
-demo: install  ## Run the quickstart on a local pool of 2 nodes × 4 ranks, in the terminal
+demo: $(DEMO)  ## Run the quickstart on a local pool of 2 nodes × 4 ranks, in the terminal
 	@$(BIN)/python scripts/demo.py
 
 lab: panel  ## Open the quickstart in JupyterLab, on a local pool
@@ -91,7 +100,7 @@ itest: install  ## Tests against real allocators and ranks
 	@$(say) 'Integration tests'
 	@$(PYTEST) -n 2 tests/integration --ignore $(NOTEBOOKS)
 
-e2e: panel  ## Tests in a real browser
+e2e: install panel  ## Tests in a real browser
 	@$(say) 'End-to-end tests in JupyterLab'
 	@$(PYTEST) tests/e2e
 

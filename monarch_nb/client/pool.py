@@ -364,8 +364,7 @@ def _what_helps(shape: Shape, able: int, nodes: int, missing: int) -> str:
         return f"ask for less: {able} {have} {counted(shape.per_node, 'GPU')} that can be used"
     if able:
         return f"monarch-nb up --nodes {nodes + missing} adds nodes to a local pool"
-    up = f"up --nodes {shape.nodes} --procs {shape.per_node}"
-    return f"a local pool has the slots that it was started with: monarch-nb down, {up}"
+    return "release all that is held (%mesh release NAME): a local pool that holds nothing takes the shape asked for"
 
 
 def _holds(holder: pb.Holder) -> str:

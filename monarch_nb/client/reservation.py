@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
-import time as clock
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch_nb import config
 from monarch_nb.client import pool as pools
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from monarch_nb.client.environments import PipReport
 
 DEFAULT_NAME = "main"
+T = TypeVar("T")
 
 
 class Reservation:
@@ -281,7 +282,8 @@ def reserve(
 ) -> Reservation:
     """Reserve nodes and start a rank in every slot; the same call again returns the same live reservation.
 
-    Starts a local pool when none is up.
+    Starts a local pool when none is up. One that started by itself gets the nodes that are missing; one that holds
+    nothing takes the shape that is asked for.
 
     Args:
         name: how it is found again.
@@ -333,9 +335,6 @@ def reserve(
         preload=config.DEFAULT_PRELOAD if preload is None else tuple(preload),
         environment=pools.environment_option(env) | pools.shared_option(shared),
     )
-    chosen.revive(say)
-    if not chosen.is_up:
-        _start_pool(chosen, shape, say)
     asked = Asked(
         shape,
         python=python,
@@ -345,7 +344,13 @@ def reserve(
         files=None if files is True else root,
         shared=options.shared if shared is not None else None,
     )
-    held, is_new = call(_reserve(chosen, name, asked, options, terms, replace, say), undo=_give_back)
+    chosen.revive(say)
+    held, is_new = _with_room(
+        chosen,
+        shape,
+        say,
+        lambda: call(_reserve(chosen, name, asked, options, terms, replace, say), undo=_give_back),
+    )
     try:
         reservation = Reservation(chosen, held)
         if reload is not None:
@@ -399,18 +404,13 @@ async def _give_back(reserved: tuple[HeldReservation, bool]) -> None:
         await pools.release([connection for connection, _ in held.nodes.values()], held.reservation_id)
 
 
-def _start_pool(pool: Pool, shape: Shape, say: Progress) -> None:
-    if shape.gpus:
-        from monarch_nb.allocator.gpus import discover_gpus
-
-        if not (found := discover_gpus()):
-            raise CapacityError("this machine has no GPU (NVML finds none); --procs N asks for CPU ranks")
-        if shape.nodes > 1 or shape.gpus > len(found):
-            raise CapacityError(f"{shape} asked for; this machine is 1 node with {len(found)} GPUs")
-    began = clock.monotonic()
-    say(f"no pool is up: starting a local one, {shape}")
-    provisioner().up(shape.nodes, shape.procs or None, pool=pool.name, progress=say)
-    say(f"local pool ready in {clock.monotonic() - began:.1f} s")
+def _with_room(pool: Pool, shape: Shape, say: Progress, take: Callable[[], T]) -> T:
+    """Take what is free; else let the pool start, or make room, as far as that takes nothing from anybody."""
+    with provisioner().steady(pool=pool.name, progress=say), contextlib.suppress(CapacityError):
+        if pool.is_up:
+            return take()
+    with provisioner().room(shape.nodes, shape.procs, shape.gpus, pool=pool.name, progress=say):
+        return take()
 
 
 def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str | None = None) -> Reservation:

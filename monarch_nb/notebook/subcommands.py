@@ -366,8 +366,12 @@ def _reserved_line(reservation: Reservation, progress: Progress) -> str:
     line = f"{reservation.name}: {shape(reservation)}, {ranks} ready in {duration(progress.elapsed_s)}"
     if left := reservation.status(memory=False).left:
         line += f", {left} left"
-    started_pool = any(message.startswith("local pool ready") for message in progress.messages)
-    return f"{line} (started a local pool; monarch-nb down ends it)" if started_pool else line
+    for message in progress.messages:
+        if message.startswith("local pool ready"):
+            line += " (started a local pool; monarch-nb down ends it)"
+        elif message.startswith("the local pool "):
+            line += f" ({message})"
+    return line
 
 
 def _files_line(reservation: Reservation, asked: str | None) -> str:

@@ -92,6 +92,8 @@ class Actions:
         try:
             chosen = choose_nodes(shape, nodes)
         except CapacityError as error:
+            if prospect := provisioner().prospect(shape.nodes, shape.procs, nodes, pool=self._pool.name):
+                return f"the {provisioner().title} will become {prospect} for it"
             summary = str(error).partition("\n")[0].rstrip(":")  # a field has little room, and the nodes are in sight
             raise Refused(409, str(error), {_short_of(view, shape): summary}) from None
         left = sum(node.gpus_free if shape.gpus else node.procs_free for node in nodes) - shape.nodes * shape.per_node

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from monarch_nb.errors import UsageError
 from monarch_nb.panel.refusal import Refused
 from monarch_nb.panel.view import Json
-from monarch_nb.provision import Provisioner
+from monarch_nb.provision import MOST_NODES, MOST_PROCS, Provisioner
 from monarch_nb.times import seconds_of
 
 FieldType = Literal["integer", "text", "duration", "choice", "boolean"]
@@ -111,7 +111,7 @@ class Form:
 
 
 def reserve_form(view: Json) -> Form:
-    """Return the form for reservations, with what this pool has as its limits."""
+    """Return the form for reservations. What this pool has is no limit: it may take another shape."""
     nodes = view["nodes"].values()
     most = {kind: max((node[kind]["total"] for node in nodes), default=0) for kind in ("gpus", "procs")}
     kinds = [{"value": "procs", "label": "CPU ranks"}]
@@ -126,9 +126,9 @@ def reserve_form(view: Json) -> Form:
         "Reserve",
         [
             Field("name", "Name", "text", name, help="how it is found again"),
-            Field("nodes", "Nodes", "integer", 1, 1, len(nodes) or None),
+            Field("nodes", "Nodes", "integer", 1, 1, max(len(nodes), MOST_NODES)),
             Field("kind", "Kind", "choice", kinds[0]["value"], choices=kinds),
-            Field("per_node", "Per node", "integer", free or 1, 1, max(most.values()) or None),
+            Field("per_node", "Per node", "integer", free or 1, 1, max(*most.values(), MOST_PROCS)),
             Field(
                 "time",
                 "Time",

@@ -7,10 +7,6 @@ import re
 _HINTS = [
     (r"\(%mesh release NAME\)", "(Release… on its card)"),
     (r"monarch-nb up --nodes (\d+) adds nodes to a local pool", r"Add nodes… (at Nodes) makes a local pool \1 nodes"),
-    (
-        r"monarch-nb down, up --nodes (\d+) --procs (\d+)",
-        r"monarch-nb down in a terminal ends it, then start one of \1 × \2 here",
-    ),
     (r"--procs N asks for CPU ranks", "choose CPU ranks as Kind"),
     (r": monarch-nb up starts one, and so does %mesh reserve", ": Start a local pool… starts one"),
     (r"; monarch-nb status says more", ""),

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from monarch_nb.config import DEFAULT_POOL
 from monarch_nb.errors import UsageError
 
+if TYPE_CHECKING:
+    from monarch_nb.proto import allocator_pb2 as pb
+
 ENTRY_POINTS = "monarch_nb.provisioners"
+MOST_NODES, MOST_PROCS = 64, 256
+"""What forms offer at most, and what is started by itself: more processes than this are a slip of the finger."""
 
 Progress = Callable[[str], None]
 """Is told, line by line, what is being done."""
@@ -85,6 +91,19 @@ class Provisioner(Protocol):
         progress: Progress | None = None,
     ) -> list[Node]:
         """Have that many nodes; return when they are ready."""
+
+    def room(
+        self, nodes: int, procs: int, gpus: int, *, pool: str = DEFAULT_POOL, progress: Progress | None = None
+    ) -> AbstractContextManager[None]:
+        """Have room for a reservation, if that takes nothing from anybody; it is kept for the block."""
+
+    def steady(self, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> AbstractContextManager[None]:
+        """Have nodes stay for the block, also those that hold nothing."""
+
+    def prospect(
+        self, nodes: int, procs: int, described: Sequence[pb.DescribeReply], *, pool: str = DEFAULT_POOL
+    ) -> str:
+        """Return what `room` would make of the pool, going by what nodes say; empty when it would change nothing."""
 
     def down(self, force: bool = False, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> int:
         """End every node; return how many there were."""

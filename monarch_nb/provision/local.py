@@ -11,9 +11,10 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from monarch_nb.config import (
     DEFAULT_POOL,
@@ -24,10 +25,14 @@ from monarch_nb.config import (
     pool_directory,
     private_directory,
 )
-from monarch_nb.errors import PoolError, UsageError
-from monarch_nb.provision import Node, Option, Progress
+from monarch_nb.errors import CapacityError, NodeUnreachable, PoolError, UsageError
+from monarch_nb.interrupting import at_waits
+from monarch_nb.provision import MOST_NODES, MOST_PROCS, Node, Option, Progress
 from monarch_nb.shape import counted
 from monarch_nb.sizes import bytes_of
+
+if TYPE_CHECKING:
+    from monarch_nb.proto import allocator_pb2 as pb
 
 KEPT = "kept"
 """In the state directory: what ranks wrote and outlives its pool. No pool has that name."""
@@ -40,9 +45,6 @@ _QUIET_S = 5.0
 """How long it does so before that is said."""
 WARM_TIMEOUT_S = 180.0
 """All templates of a pool: sixteen that import torch at once need 22 s on two cores."""
-
-MOST_NODES, MOST_PROCS = 64, 256
-"""What forms offer at most: more processes than this are a slip of the finger."""
 
 _SHAPE_FILE = "pool.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
@@ -57,12 +59,14 @@ class PoolShape:
         gpus: "all" or "none": whether the first node owns this machine's GPUs.
         isolate: every node has copies of the notebook's files instead of the files themselves.
         log_limit: how much of what ranks print each node keeps; "" for the default.
+        by_itself: reservations have made it what it is, not `up`: they may add nodes while others hold some.
     """
 
     procs: int
     gpus: str
     isolate: bool = False
     log_limit: str = ""
+    by_itself: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         text = counted(self.procs, "proc") + (", no GPUs" if self.gpus == "none" else "")
@@ -122,24 +126,80 @@ class LocalProvisioner:
             UsageError: a number or a name that makes no sense.
             PoolError: the pool is up with another shape, or an allocator did not start (its last log lines are told).
         """
-        _check_request(nodes, procs, gpus)
-        if limit := log_limit or os.environ.get(LOG_LIMIT_VARIABLE):
-            bytes_of(limit, "the log limit" if log_limit else f"${LOG_LIMIT_VARIABLE}")
+        _check_request(nodes, procs, gpus, log_limit)
         say = progress or _silent
         directory = _checked_directory(pool)
         with _exclusive(say):
             before = self.nodes(pool=pool)
             shape = _agree_on_shape(directory, before, nodes, procs, gpus, isolate, log_limit)
-            count = max(nodes or 1, len(before))
-            alive = {node.node_id for node in before if node.alive}
-            missing = [node_id for node_id in map("node{}".format, range(count)) if node_id not in alive]
-            if missing:
-                if died := [node.node_id for node in before if not node.alive]:
-                    say(f"the allocator of {', '.join(died)} died; a new one adopts its ranks")
-                say(f"starting {counted(len(missing), 'local node')} × {shape}")
-                _write_shape(private_directory(directory), shape)
-                _start(directory, missing, shape, say, until_warm=True)
+            _have(directory, before, max(nodes or 1, len(before)), shape, say)
             return self.nodes(pool=pool)
+
+    @contextmanager
+    def room(
+        self, nodes: int, procs: int, gpus: int, *, pool: str = DEFAULT_POOL, progress: Progress | None = None
+    ) -> Iterator[None]:
+        """Make room for a reservation, as far as that takes nothing from anybody; until the block ends, nobody else
+        changes the pool, or takes (see `steady`) what was made.
+
+        A pool that is not up is started. One that started by itself, or holds nothing, gets the nodes that are
+        missing; when nodes have too few slots, one that holds nothing is made anew. Else nothing is changed.
+
+        Args:
+            nodes: how many are asked for.
+            procs, gpus: how many of one kind, of each node; 0 of the other.
+            pool: its name.
+            progress: told line by line what is being done.
+
+        Raises:
+            UsageError: so much that it must be a slip of the finger.
+            CapacityError: no pool is up, and this machine has not so many GPUs.
+            PoolError: an allocator did not start or did not end.
+        """
+        _check_request(nodes, procs or None, None)
+        if nodes > MOST_NODES or procs > MOST_PROCS:
+            raise UsageError(f"a local pool has at most {MOST_NODES} nodes × {MOST_PROCS} procs, unless `up` starts it")
+        say = progress or _silent
+        directory = _checked_directory(pool)
+        with _exclusive(say):
+            before = self.nodes(pool=pool)
+            if gpus and not before:
+                _check_gpus(nodes, gpus)
+            with _locked(private_directory(directory), fcntl.LOCK_EX, say, "others are reserving"):
+                if before:
+                    _make_room(directory, before, nodes, procs, say)
+                else:
+                    asked = f"{counted(nodes, 'node')} × {counted(procs or gpus, 'proc' if procs else 'gpu')}"
+                    say(f"no pool is up: starting a local one, {asked}")
+                    shape = _agree_on_shape(directory, before, nodes, procs or None, None, isolate=False)
+                    began = time.monotonic()
+                    _have(directory, before, nodes, replace(shape, by_itself=True), say)
+                    say(f"local pool ready in {time.monotonic() - began:.1f} s")
+                yield
+
+    @contextmanager
+    def steady(self, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> Iterator[None]:
+        """Until the block ends, nobody ends the pool's nodes for holding nothing."""
+        with ExitStack() as stack:
+            try:
+                shared = _locked(_checked_directory(pool), fcntl.LOCK_SH, progress or _silent, "the pool is changing")
+                stack.enter_context(shared)
+            except FileNotFoundError:
+                pass  # it is not up
+            yield
+
+    def prospect(
+        self, nodes: int, procs: int, described: Sequence[pb.DescribeReply], *, pool: str = DEFAULT_POOL
+    ) -> str:
+        """Return what the pool would become in `room`, going by what its nodes say; empty when it would stay as it is.
+
+        Example:
+            >>> provisioner().prospect(2, 8, described)  # doctest: +SKIP
+            '2 nodes × 8 procs'
+        """
+        shape = _read_shape(_checked_directory(pool))
+        change = change_for(nodes, procs, described, by_itself=shape is not None and shape.by_itself)
+        return str(change or "")
 
     def down(self, force: bool = False, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> int:
         """End every node with all its ranks and remove its files; return how many nodes there were. What ranks wrote
@@ -155,7 +215,7 @@ class LocalProvisioner:
         """
         say = progress or _silent
         directory = _checked_directory(pool)
-        with _exclusive(say):
+        with _exclusive(say), ExitStack() as stack:
             nodes = self.nodes(pool=pool)
             dead = [node.node_id for node in nodes if not node.alive]
             if dead:
@@ -163,15 +223,12 @@ class LocalProvisioner:
                 say(f"starting {', '.join(dead)} again: its allocator died and may have left ranks")
                 _start(directory, dead, _read_shape(directory) or PoolShape(1, "none"), say, until_warm=False)
                 nodes = self.nodes(pool=pool)
-            if not force:
+            if nodes and not force:
+                stack.enter_context(_locked(directory, fcntl.LOCK_EX, say, "others are reserving"))
                 _refuse_if_held(nodes)
             if nodes:
                 say(f"ending {counted(len(nodes), 'node')}")
             _end(nodes, say)
-            for node in nodes:
-                shutil.rmtree(NodePaths(node.directory).sockets, ignore_errors=True)
-                for place in _keep(node):
-                    say(f"kept what ranks wrote on {node.node_id}: {place}")
             shutil.rmtree(directory, ignore_errors=True)
             return len(nodes)
 
@@ -181,7 +238,51 @@ class LocalProvisioner:
         return [_read_node(path) for path in sorted(found, key=lambda path: int(path.name[4:]))]
 
 
-def _check_request(nodes: int | None, procs: int | None, gpus: str | None) -> None:
+@dataclass(frozen=True)
+class Change:
+    """What a local pool is to become so that a reservation finds room; as text its shape.
+
+    Attributes:
+        nodes, procs: how many nodes, of how many slots.
+        anew: all nodes are ended first, which hold nothing; else some are added.
+    """
+
+    nodes: int
+    procs: int
+    anew: bool
+
+    def __str__(self) -> str:
+        return f"{counted(self.nodes, 'node')} × {counted(self.procs, 'proc')}"
+
+
+def change_for(nodes: int, procs: int, described: Sequence[pb.DescribeReply], *, by_itself: bool) -> Change | None:
+    """Return how a local pool makes room for so many nodes and slots of each; None when it should not change: they
+    fit, it would take something from somebody, or the pool is as somebody wanted it (not `by_itself`) and in use.
+
+    All its nodes have the same slots. GPUs do not grow: 0 `procs` fit.
+    """
+    missing = nodes - sum(node.procs_free >= procs for node in described)
+    is_idle = not any(node.holders for node in described)
+    if not procs or not described or missing <= 0:
+        return None
+    if procs > described[0].procs:
+        return Change(nodes, procs, anew=True) if is_idle else None
+    return Change(len(described) + missing, described[0].procs, anew=False) if is_idle or by_itself else None
+
+
+def _check_gpus(nodes: int, gpus: int) -> None:
+    from monarch_nb.allocator.gpus import discover_gpus
+
+    if not (found := discover_gpus()):
+        raise CapacityError("this machine has no GPU (NVML finds none); --procs N asks for CPU ranks")
+    if nodes > 1 or gpus > len(found):
+        asked = f"{counted(nodes, 'node')} × {counted(gpus, 'gpu')}"
+        raise CapacityError(f"{asked} asked for; this machine is 1 node with {len(found)} GPUs")
+
+
+def _check_request(nodes: int | None, procs: int | None, gpus: str | None, log_limit: str | None = None) -> None:
+    if limit := log_limit or os.environ.get(LOG_LIMIT_VARIABLE):
+        bytes_of(limit, "the log limit" if log_limit else f"${LOG_LIMIT_VARIABLE}")
     for name, value in (("nodes", nodes), ("procs", procs)):
         if value is not None and value < 1:
             raise UsageError(f"{name} must be at least 1, not {value}")
@@ -247,6 +348,53 @@ def _read_node(directory: Path) -> Node:
     return Node(directory.name, directory, address, identity.pid if is_alive(identity) else None)
 
 
+def _have(directory: Path, before: Sequence[Node], count: int, shape: PoolShape, say: Progress) -> None:
+    """Start those of `count` nodes that do not live."""
+    alive = {node.node_id for node in before if node.alive}
+    missing = [node_id for node_id in map("node{}".format, range(count)) if node_id not in alive]
+    if missing:
+        if died := [node.node_id for node in before if not node.alive]:
+            say(f"the allocator of {', '.join(died)} died; a new one adopts its ranks")
+        say(f"starting {counted(len(missing), 'local node')} × {shape}")
+        _write_shape(private_directory(directory), shape)
+        _start(directory, missing, shape, say, until_warm=True)
+
+
+def _make_room(directory: Path, before: Sequence[Node], nodes: int, procs: int, say: Progress) -> None:
+    from monarch_nb.provision.daemons import describe
+
+    shape = _read_shape(directory)
+    try:
+        described = [describe(node.address) for node in before]
+    except NodeUnreachable:  # nobody knows what it holds
+        return
+    if shape is None or not (change := change_for(nodes, procs, described, by_itself=shape.by_itself)):
+        return
+    shape = replace(shape, procs=change.procs, by_itself=True)
+    if change.anew:
+        say(f"the pool holds nothing: making it {change}")
+        _make_anew(directory, before, change.nodes, shape, say)
+        say(f"the local pool held nothing: now {change}")
+    else:
+        _have(directory, before, change.nodes, shape, say)
+        say(f"the local pool has grown: now {change}")
+
+
+def _make_anew(directory: Path, before: Sequence[Node], count: int, shape: PoolShape, say: Progress) -> None:
+    """End all nodes and start others. Ctrl-C waits while there are none; then they go on to start without us."""
+    node_ids = [f"node{index}" for index in range(count)]
+    try:
+        with at_waits():
+            _end(before, say)
+            for node in before:
+                shutil.rmtree(node.directory, ignore_errors=True)
+            _write_shape(directory, shape)
+    except KeyboardInterrupt:
+        _start(directory, node_ids, shape, say, until_warm=False)
+        raise
+    _start(directory, node_ids, shape, say, until_warm=True)
+
+
 def _start(directory: Path, node_ids: Iterable[str], shape: PoolShape, say: Progress, *, until_warm: bool) -> None:
     from monarch_nb.provision.daemons import Starting, start_allocator, wait_for_lines
 
@@ -259,23 +407,24 @@ def _start(directory: Path, node_ids: Iterable[str], shape: PoolShape, say: Prog
         ready.append(one.node_id)
         say(f"{one.node_id} is ready ({len(ready)} of {len(starting)}, {time.monotonic() - began:.1f} s)")
 
+    def launch(node_id: str) -> Starting:
+        return start_allocator(
+            NodePaths(private_directory(directory / node_id)),
+            node_id,
+            shape.procs,
+            shape.gpus if node_id == "node0" else "none",
+            DEFAULT_PRELOAD,
+            isolate=shape.isolate,
+            log_limit=shape.log_limit,
+        )
+
+    starting: list[Starting] = []
     with ExitStack() as stack:
-        starting = []
-        for node_id in node_ids:
-            paths = NodePaths(private_directory(directory / node_id))
-            gpus = shape.gpus if node_id == "node0" else "none"
-            one = start_allocator(
-                paths,
-                node_id,
-                shape.procs,
-                gpus,
-                DEFAULT_PRELOAD,
-                isolate=shape.isolate,
-                log_limit=shape.log_limit,
-            )
-            stack.callback(one.close)
-            starting.append(one)
         try:
+            with at_waits():  # all of them, or a pool would be half there
+                for node_id in node_ids:
+                    starting.append(launch(node_id))
+                    stack.callback(starting[-1].close)
             wait_for_lines(starting, 1, began + SERVE_TIMEOUT_S)
             if until_warm:
                 wait_for_lines(starting, 2, began + WARM_TIMEOUT_S, came)
@@ -299,7 +448,8 @@ def _refuse_if_held(nodes: Iterable[Node]) -> None:
         )
 
 
-def _end(nodes: Iterable[Node], say: Progress) -> None:
+def _end(nodes: Sequence[Node], say: Progress) -> None:
+    """End nodes; what ranks wrote into their copies of a notebook's files is kept."""
     from monarch_nb.allocator.processes import identify
     from monarch_nb.provision.daemons import Watched, shut_down
 
@@ -321,6 +471,10 @@ def _end(nodes: Iterable[Node], say: Progress) -> None:
                 stubborn.append(node.node_id)
     if stubborn:
         raise PoolError(f"killed {', '.join(stubborn)}, which did not end when asked; run monarch-nb down again")
+    for node in nodes:
+        shutil.rmtree(NodePaths(node.directory).sockets, ignore_errors=True)
+        for place in _keep(node):
+            say(f"kept what ranks wrote on {node.node_id}: {place}")
 
 
 def _keep(node: Node) -> Iterator[Path]:
@@ -333,19 +487,24 @@ def _keep(node: Node) -> Iterator[Path]:
         yield path.rename(target / f"{path.name}-{node.node_id}")
 
 
+def _exclusive(say: Progress) -> AbstractContextManager[None]:
+    """One process at a time changes the pools of a home."""
+    return _locked(home_directory(), fcntl.LOCK_EX, say, "another process is starting or ending the pool")
+
+
 @contextmanager
-def _exclusive(say: Progress) -> Iterator[None]:
-    """One process at a time changes the pools of a home; waiting for another can be interrupted."""
-    home = os.open(home_directory(), os.O_RDONLY | os.O_DIRECTORY)
+def _locked(directory: Path, kind: int, say: Progress, why: str) -> Iterator[None]:
+    """Hold a lock on a directory; waiting for another can be interrupted."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
-            fcntl.flock(home, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("waiting: another process is starting or ending the pool")
-            fcntl.flock(home, fcntl.LOCK_EX)
+            say(f"waiting: {why}")
+            fcntl.flock(handle, kind)
         yield
     finally:
-        os.close(home)
+        os.close(handle)
 
 
 def _silent(_: str) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.config import HOME_VARIABLE, LOG_LIMIT_VARIABLE, RANK_TOKEN_VARIABLE, NodePaths
-from monarch_nb.errors import PoolError, UsageError
+from monarch_nb.errors import CapacityError, PoolError, UsageError
 from monarch_nb.interrupting import Interrupt, interruptible
+from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Node, daemons, local, provisioner
 from monarch_nb.provision.daemons import Starting, daemon_environment, wait_for_lines
-from monarch_nb.provision.local import LocalProvisioner, PoolShape, _agree_on_shape, _write_shape
+from monarch_nb.provision.local import Change, LocalProvisioner, PoolShape, _agree_on_shape, _write_shape, change_for
 
 
 @pytest.fixture
@@ -106,6 +107,50 @@ class TestShape:
         monkeypatch.setenv(LOG_LIMIT_VARIABLE, "20 gigs")
         with pytest.raises(UsageError, match=r"\$MONARCH_NB_LOG_LIMIT is a size"):
             LocalProvisioner().up(1)
+
+
+def described(*free: int) -> list[pb.DescribeReply]:
+    """Nodes of 4 slots, of which so many are free."""
+    held = pb.Holder(reservation="dev")
+    return [pb.DescribeReply(procs=4, procs_free=count, holders=[held] * (count < 4)) for count in free]
+
+
+class TestRoom:
+    def test_what_fits_changes_nothing(self) -> None:
+        assert change_for(2, 4, described(4, 4), by_itself=True) is None
+        assert change_for(1, 2, described(1, 3), by_itself=True) is None
+        assert change_for(9, 0, described(4), by_itself=True) is None, "GPUs do not grow"
+
+    @pytest.mark.parametrize("by_itself", [False, True])
+    def test_one_that_holds_nothing_takes_the_shape_that_is_asked_for(self, by_itself: bool) -> None:
+        assert change_for(1, 8, described(4, 4), by_itself=by_itself) == Change(1, 8, anew=True)
+        assert change_for(3, 2, described(4, 4), by_itself=by_itself) == Change(3, 4, anew=False)
+
+    def test_one_that_started_by_itself_grows_beside_what_is_held(self) -> None:
+        assert change_for(2, 4, described(0, 4), by_itself=True) == Change(3, 4, anew=False)
+        assert change_for(2, 3, described(0, 2), by_itself=True) == Change(4, 4, anew=False)
+        assert change_for(2, 4, described(0, 4), by_itself=False) is None, "somebody wanted it so"
+
+    def test_nothing_is_taken_from_anybody(self) -> None:
+        assert change_for(1, 8, described(4, 3), by_itself=True) is None
+
+    def test_a_slip_of_the_finger_is_no_reason(self, home: Path) -> None:
+        for asked in ((65, 1, 0), (1, 257, 0)):
+            with pytest.raises(UsageError, match="at most 64 nodes × 256 procs"), LocalProvisioner().room(*asked):
+                pass
+        assert list(home.iterdir()) == []
+
+    def test_gpus_that_this_machine_lacks_start_nothing(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("monarch_nb.allocator.gpus.discover_gpus", list)
+        with pytest.raises(CapacityError, match="has no GPU"), LocalProvisioner().room(1, 0, 1):
+            pass
+        assert list(home.iterdir()) == []
+
+    def test_who_made_it_so_is_remembered_and_no_other_shape(self, tmp_path: Path) -> None:
+        _write_shape(tmp_path, PoolShape(4, "all", by_itself=True))
+        agreed = _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), 2, 4, None, isolate=False)
+        assert agreed.by_itself
+        assert agreed == PoolShape(4, "all")
 
 
 class TestNodes:

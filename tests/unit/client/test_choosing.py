@@ -82,7 +82,7 @@ class TestChooseNodes:
             choose_nodes(Shape(1, 0, 2), [lost])
 
     def test_more_slots_than_any_node_has(self) -> None:
-        with pytest.raises(CapacityError, match="monarch-nb down, up --nodes 1 --procs 8"):
+        with pytest.raises(CapacityError, match=r"release all that is held .*: a local pool that holds nothing"):
             choose_nodes(Shape(1, 8, 0), [node(0), node(1)])
 
     def test_gpus_without_gpus_are_never_a_silent_cpu_run(self) -> None:
@@ -96,7 +96,7 @@ class TestArguments:
     @pytest.fixture(autouse=True)
     def nothing_is_touched(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("MONARCH_NB_HOME", str(tmp_path / "never-made"))
-        monkeypatch.setattr("monarch_nb.client.reservation._start_pool", lambda *_: pytest.fail("started a pool"))
+        monkeypatch.setattr("monarch_nb.client.reservation.provisioner", lambda: pytest.fail("started a pool"))
 
     @pytest.mark.parametrize("option", ["nodes", "procs", "gpus"])
     @pytest.mark.parametrize("value", [0, -1, "2", "many", 1.0, 2.5, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +37,9 @@ def test_a_ctrl_c_just_after_it_was_made_gives_it_back(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    pool = SimpleNamespace(revive=lambda say: None, is_up=True)
+    pool = SimpleNamespace(name="local", revive=lambda say: None, is_up=True)
+    steady = SimpleNamespace(steady=lambda **_: nullcontext())
+    monkeypatch.setattr(module, "provisioner", lambda: steady)
     monkeypatch.setattr(module, "pool_named", lambda name: pool)
     monkeypatch.setattr(module, "_reserve", made)
     monkeypatch.setattr(module.pools, "release", release)

@@ -32,7 +32,7 @@ def test_what_is_filled_in_is_read() -> None:
     assert read(nodes=2.0)["nodes"] == 2
 
 
-@pytest.mark.parametrize("nodes", [0, 3, -1, "x", 1.5, True, [], {}])
+@pytest.mark.parametrize("nodes", [0, 65, -1, "x", 1.5, True, [], {}])
 def test_a_number_out_of_range_is_refused_at_its_field(nodes: object) -> None:
     assert list(errors(nodes=nodes)) == ["nodes"]
 
@@ -65,9 +65,9 @@ def test_no_values_at_all_are_refused(values: object) -> None:
 
 def test_the_reserve_form_knows_the_pool() -> None:
     fields = {field.name: field for field in reserve_form(view_of(node(gpus=8), node("node1"))).fields}
-    assert (fields["nodes"].minimum, fields["nodes"].maximum) == (1, 2)
+    assert (fields["nodes"].minimum, fields["nodes"].maximum) == (1, 64)
     assert [choice["value"] for choice in fields["kind"].choices] == ["gpus", "procs"]
-    assert (fields["per_node"].default, fields["per_node"].maximum) == (8, 8)
+    assert (fields["per_node"].default, fields["per_node"].maximum) == (8, 256)
 
 
 def test_a_pool_without_gpus_offers_none() -> None:

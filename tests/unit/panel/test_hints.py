@@ -30,6 +30,7 @@ def too_much(shape: Shape) -> Callable[[], str]:
     [
         (too_much(Shape(2, 4, 0)), "Release… on its card"),
         (too_much(Shape(3, 4, 0)), "Add nodes… (at Nodes) makes a local pool 4 nodes"),
+        (too_much(Shape(1, 8, 0)), "release all that is held (Release… on its card)"),
         (too_much(Shape(1, 1, 1)), "choose CPU ranks as Kind"),
         (lambda: str(not_found("dev", [])), "you hold none: Reserve… makes one"),
         (lambda: f"node1 {ALLOCATOR_DOWN}", "Start again… (at Nodes) starts its allocator again"),
@@ -42,11 +43,6 @@ def test_hints_name_buttons(message: Callable[[], str], says: str) -> None:
     assert says in text
     assert "%mesh" not in text
     assert "monarch-nb" not in text
-
-
-def test_where_there_is_no_button_the_command_stays() -> None:
-    text = clickable(too_much(Shape(1, 8, 0))())
-    assert "monarch-nb down in a terminal ends it, then start one of 1 × 8 here" in text
 
 
 def test_other_messages_stay_as_they_are() -> None:

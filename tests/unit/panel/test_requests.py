@@ -59,7 +59,7 @@ def test_every_form_names_its_action(panel: Panel) -> None:
     assert {name: form["action"] for name, form in forms.items()} == {
         name: name for name in ("reserve", "up", "extend")
     }
-    assert forms["reserve"]["fields"][1]["maximum"] == 2
+    assert forms["reserve"]["fields"][1]["maximum"] == 64
 
 
 def test_a_check_says_where_it_would_be(panel: Panel) -> None:
@@ -75,7 +75,7 @@ def test_a_check_says_where_it_would_be(panel: Panel) -> None:
         ({"name": "a b"}, "name", "no spaces"),
         ({"name": "a/b"}, "name", "slashes"),
         ({"name": "x" * 65}, "name", "at most 64"),
-        ({"nodes": 3}, "nodes", "at most 2"),
+        ({"nodes": 65}, "nodes", "at most 64"),
         ({"time": "soon"}, "time", "90m"),
     ],
 )
@@ -94,6 +94,18 @@ def test_a_check_says_who_holds_what_is_missing(panel: Panel, pool: FakePool) ->
     told = ask(panel, "check", action="reserve", values=VALUES)
     assert "only 1 of 2 nodes can take 4 procs" in told["errors"]["nodes"]
     assert "other" in told["message"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "prospect"), [({"nodes": 3}, "3 nodes × 4 procs"), ({"nodes": 1, "per_node": 9}, "1 node × 9 procs")]
+)
+def test_a_pool_that_holds_nothing_would_take_another_shape(
+    panel: Panel, pool: FakePool, changes: Json, prospect: str
+) -> None:
+    told = ask(panel, "check", action="reserve", values=VALUES | changes)
+    assert told == {"ok": True, "message": f"the local pool will become {prospect} for it"}
+    hold([pool.fakes[1].reply], "other", procs=1)
+    assert not ask(panel, "check", action="reserve", values=VALUES | changes)["ok"]
 
 
 def test_a_name_that_is_held_with_another_shape_is_refused_at_the_name(panel: Panel, pool: FakePool) -> None:

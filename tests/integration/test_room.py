@@ -1,0 +1,95 @@
+"""A local pool that takes another shape for a reservation, in a script and in a notebook."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from integration.test_kernel import Kernel
+from monarch_nb import list_reservations, reserve
+from monarch_nb.errors import CapacityError
+from monarch_nb.provision import daemons
+from monarch_nb.provision.local import LocalProvisioner
+
+local = LocalProvisioner()
+
+
+def pids() -> list[int | None]:
+    return [node.pid for node in local.nodes()]
+
+
+def test_one_that_holds_nothing_becomes_what_is_asked_for_and_then_grows(pool_home: Path) -> None:
+    local.up(2, 1)
+    said: list[str] = []
+    wide = reserve("wide", procs=2, progress=said.append)
+    assert "the local pool held nothing: now 1 node × 2 procs" in said
+    wide.mesh.run("kept = rank")
+    [first] = pids()
+
+    said.clear()
+    beside = reserve("beside", nodes=2, procs=1, progress=said.append)
+    assert "the local pool has grown: now 3 nodes × 2 procs" in said
+    assert {info.host for info in beside.mesh.status()} == {"node1", "node2"}
+    assert (pids()[0], wide.mesh.run("kept").values) == (first, [0, 1]), "nothing was taken from anybody"
+
+    before = pids()
+    with pytest.raises(CapacityError, match=r"(?s)wide \(.*\) holds 2 procs.*release all that is held"):
+        reserve("wider", procs=3)
+    assert pids() == before
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_two_at_once_get_what_they_ask_for(pool_home: Path, is_up: bool) -> None:
+    if is_up:
+        local.up(1, 1)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(reserve, "first", nodes=1, procs=2)
+        second = threads.submit(reserve, "second", nodes=2, procs=2)
+    assert first.result().mesh.run("rank").values == [0, 1]
+    assert second.result().mesh.run("rank").values == [0, 1, 2, 3]
+
+
+def test_ctrl_c_leaves_it_as_it_was_or_up(pool_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = local.up(1, 1)
+
+    def interrupted_when(says: str) -> Callable[[str], None]:
+        return lambda text: os.kill(os.getpid(), signal.SIGINT) if text.startswith(says) else None
+
+    with pytest.raises(KeyboardInterrupt):
+        reserve("half", procs=2, progress=interrupted_when("the pool holds nothing"))
+    assert local.nodes() == before
+
+    end = daemons.Watched.end
+
+    def interrupted(*arguments: object) -> bool:
+        os.kill(os.getpid(), signal.SIGINT)
+        return end(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(daemons.Watched, "end", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reserve("half", procs=2)
+    monkeypatch.undo()
+    assert list_reservations() == []
+    [again] = pids()
+    assert again not in (None, before[0].pid)
+    assert reserve("whole", procs=2).mesh.run("rank").values == [0, 1]
+    assert pids() == [again]
+
+
+def test_in_a_notebook_the_cell_says_so(pool_home: Path, tmp_path: Path) -> None:
+    local.up(1, 1)
+    kernel = Kernel(tmp_path / "notebook.ipynb")
+    try:
+        shown = kernel.run("%load_ext monarch_nb\n%mesh reserve dev --procs 2")
+        assert "2 ranks ready in" in shown
+        assert "(the local pool held nothing: now 1 node × 2 procs)" in shown
+        assert "[0-1] 2" in kernel.run("%%mesh\nprint(world_size)")
+    finally:
+        kernel.kill()
+    shutil.rmtree(pool_home / "notebooks")  # what is remembered of notebooks is meant to stay
