@@ -164,8 +164,9 @@ class NodePaths:
     def blobs(self, mesh_id: str) -> Path:
         return self.mesh(mesh_id) / "blobs"
 
-    def stacks(self, mesh_id: str, rank: int) -> Path:
-        return self.mesh(mesh_id) / f"{rank}.stacks"
+    def stacks(self, mesh_id: str, rank: int, script: str = "") -> Path:
+        """What faulthandler writes of a live rank, or of the process that a script (a run's id) has beside it."""
+        return self.mesh(mesh_id) / f"{rank}{script and f'-{script}'}.stacks"
 
 
 def run_file(runs: str | os.PathLike[str], number: int, rank: int, kind: str) -> Path:

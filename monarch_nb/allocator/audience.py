@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 
+from monarch_nb.allocator.runs import Mesh, Run
 from monarch_nb.allocator.sessions import Follower, Session
-from monarch_nb.allocator.state import Mesh, Run
 from monarch_nb.allocator.watch import DirectoryWatch
 from monarch_nb.config import NodePaths
 from monarch_nb.proto import allocator_pb2 as pb

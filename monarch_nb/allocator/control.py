@@ -7,6 +7,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from monarch_nb.allocator.runs import Mesh
 from monarch_nb.allocator.supervisor import RankProcess
 from monarch_nb.errors import UsageError
 from monarch_nb.proto import allocator_pb2 as pb
@@ -25,6 +26,7 @@ def interrupt(node: Node, run_id: str) -> None:
         mesh = node.state.meshes.get(process.mesh_id)
         if mesh is not None and mesh.ranks[process.rank].running == run_id:
             process.link.tell(wire.ControlRequest(interrupt=wire.InterruptRun(run_id=run_id)))
+    node.scripts.interrupt(run_id)
 
 
 def drop(node: Node, request: pb.DropRequest) -> pb.DropReply:
@@ -37,16 +39,30 @@ def drop(node: Node, request: pb.DropRequest) -> pb.DropReply:
 async def control_ranks(node: Node, request: pb.ControlRanksRequest) -> list[pb.RankReply]:
     """Pass a request to the control threads of ranks; those that do not answer in time are told apart."""
     mesh = node.state.mesh(request.mesh_id)
+    if request.WhichOneof("message") == "kill" and request.run_id:
+        killed = node.scripts.kill(request.run_id, request.ranks)
+        return [pb.RankReply(rank=process.rank, answered=True) for process in killed]
     if request.WhichOneof("message") == "kill":
         doomed = [p for rank in request.ranks if (p := node.supervisor.ranks.get((request.mesh_id, rank)))]
         node.supervisor.kill(doomed)
         return [pb.RankReply(rank=process.rank, answered=True) for process in doomed]
     ranks = [rank for rank in request.ranks if rank in mesh.ranks]
-    return list(await asyncio.gather(*(_control_rank(node, request, rank) for rank in ranks)))
+    return list(await asyncio.gather(*(_control_rank(node, request, mesh, rank) for rank in ranks)))
 
 
-async def _control_rank(node: Node, request: pb.ControlRanksRequest, rank: int) -> pb.RankReply:
-    process = node.supervisor.ranks.get((request.mesh_id, rank))
+def _who(node: Node, request: pb.ControlRanksRequest, mesh: Mesh, rank: int) -> RankProcess | None:
+    """Return the process that a question is about: where a live rank does nothing, it is about the script there."""
+    known = node.supervisor.ranks
+    if request.WhichOneof("message") in ("where", "stack"):
+        if process := known.get((request.run_id, rank)):
+            return process
+        if not mesh.ranks[rank].running and (process := node.scripts.at_work(mesh, rank)):
+            return process
+    return known.get((request.mesh_id, rank))
+
+
+async def _control_rank(node: Node, request: pb.ControlRanksRequest, mesh: Mesh, rank: int) -> pb.RankReply:
+    process = _who(node, request, mesh, rank)
     if process is None:
         return pb.RankReply(rank=rank)
     timeout_s = request.timeout_s or 5.0
@@ -71,7 +87,7 @@ async def _control_rank(node: Node, request: pb.ControlRanksRequest, rank: int) 
 
 async def _stack_from_outside(node: Node, process: RankProcess) -> str:
     """C code holds the GIL: faulthandler's signal handler writes the stack without it."""
-    path = node.paths.stacks(process.mesh_id, process.rank)
+    path = node.supervisor.stacks(process)
     path.write_bytes(b"")
     written = asyncio.Event()
     node.watch.arm(path.parent, written.set)

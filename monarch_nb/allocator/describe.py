@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from monarch_nb import config
 from monarch_nb.allocator.processes import seconds_since_boot
 from monarch_nb.allocator.readings import RankReading, measure
-from monarch_nb.allocator.state import Mesh, Run
+from monarch_nb.allocator.runs import Mesh, Run
 from monarch_nb.allocator.supervisor import python_environment
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto import allocator_pb2 as pb
@@ -133,22 +133,24 @@ def describe_ranks(
         slot = mesh.ranks[rank]
         process = node.supervisor.ranks.get((mesh.spec.mesh_id, rank))
         pid = process.record.process.pid if process else 0
-        message = pb.Rank(rank=rank, pid=pid, gpu_indices=slot.gpu_indices, run_id=slot.running)
+        script = None if slot.running else node.scripts.at_work(mesh, rank)
+        running = script.mesh_id if script else slot.running
+        message = pb.Rank(rank=rank, pid=pid, gpu_indices=slot.gpu_indices, run_id=running)
         message.trouble = "; ".join(filter(None, map(node.state.gpu_troubles.get, slot.gpu_indices)))
         if slot.death is not None:
             message.state = pb.Rank.STATE_DEAD
             message.death.CopyFrom(slot.death)
         elif not slot.ready:
             message.state = pb.Rank.STATE_STARTING
-        elif slot.running:
+        elif running:
             message.state = pb.Rank.STATE_RUNNING
-            if run := mesh.runs.get(slot.running):
+            if run := mesh.runs.get(running):
                 message.running_s = time.time() - (run.started_at or run.submitted_at)
         else:
             message.state = pb.Rank.STATE_IDLE
         if slot.failure is not None:
             message.failure.CopyFrom(slot.failure)
-        if where := node.whereabouts.of(pid, slot):
+        if where := node.whereabouts.of(script.record.process.pid if script else pid, running):
             message.where.CopyFrom(where)
         if reading := (taken or {}).get(pid):
             message.memory_bytes = reading.memory_bytes
@@ -248,6 +250,7 @@ def _run_status(run: Run, failures: Iterable[run_pb2.RankResult] = ()) -> pb.Run
         running_s=running_s,
         collected=run.collected,
         submitted_at=run.submitted_at,
-        cell_number=run.submit.run.cell.cell_number,
+        cell_number=run.cell_number,
         notebook=run.submit.notebook,
+        script=run.is_script,
     )

@@ -1,7 +1,10 @@
 """The environment of a rank: torchrun's variables, the leased GPUs, threads, what makes defaults of training libraries
 mean the mesh; and which pythons are the same."""
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from monarch_nb.config import RANK_TOKEN_VARIABLE, SHARED_VARIABLE
@@ -12,53 +15,98 @@ _NOT_PASSED_ON = ("GRPC_", "JPY_", SHARED_VARIABLE)
 """JPY_PARENT_PID and its like are the kernel's that started the pool."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands among those that it works with, as torchrun counts them."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    nodes: int
+
+    @classmethod
+    def in_mesh(cls, spec: pb.SpawnRequest, rank: int) -> Place:
+        """Return the place of a mesh's live rank."""
+        nodes = max(1, spec.world_size // max(1, spec.ranks))
+        return cls(rank, spec.world_size, rank - spec.first_rank, spec.ranks, spec.node_rank, nodes)
+
+    @classmethod
+    def in_script(cls, spec: pb.SpawnRequest, rank: int, ranks: Iterable[int]) -> Place:
+        """Return the place of the process that a script has on a rank's slot, when it runs on those of `ranks`."""
+        chosen = sorted(ranks)
+        nodes = sorted({each // spec.ranks for each in chosen})
+        here = [each for each in chosen if each // spec.ranks == spec.node_rank]
+        index = (chosen.index(rank), len(chosen), here.index(rank), len(here))
+        return cls(*index, nodes.index(spec.node_rank), len(nodes))
+
+
+@dataclass(frozen=True)
+class Job:
+    """What processes that work together have in common.
+
+    Attributes:
+        id: theirs alone.
+        store_host, store_port: of their torch.distributed store.
+        restarts, max_restarts: how often they were started again, and may be.
+    """
+
+    id: str
+    store_host: str
+    store_port: int
+    restarts: int = 0
+    max_restarts: int = 0
+
+
 def rank_environment(
     base: Mapping[str, str],
-    spec: pb.SpawnRequest,
-    rank: int,
+    place: Place,
+    job: Job,
     *,
     gpu_indices: Sequence[int],
-    incarnation: int,
     token: str,
     cpu_count: int,
+    added: Mapping[str, str],
 ) -> dict[str, str]:
     """Return the whole environment of one rank.
 
     Args:
         base: the allocator's environment.
-        incarnation: how often the rank was restarted.
+        gpu_indices: those that it sees.
+        token: what it and its descendants are known by.
         cpu_count: CPUs of the node, shared out among its ranks.
+        added: what the user said.
     """
-    local_rank = rank - spec.first_rank
-    nodes = max(1, spec.world_size // max(1, spec.ranks))
     environment = {name: value for name, value in base.items() if not name.startswith(_NOT_PASSED_ON)}
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count // spec.ranks)))
-    for name, value in _library_defaults(spec.ranks, nodes, has_gpus=bool(gpu_indices)).items():
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count // place.local_world_size)))
+    defaults = _library_defaults(place.local_world_size, place.nodes, has_gpus=bool(gpu_indices))
+    for name, value in defaults.items():
         environment.setdefault(name, value)
     environment |= {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(spec.world_size),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(spec.ranks),
-        "GROUP_RANK": str(spec.node_rank),
-        "GROUP_WORLD_SIZE": str(nodes),
-        "NODE_RANK": str(spec.node_rank),
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "GROUP_RANK": str(place.node_rank),
+        "GROUP_WORLD_SIZE": str(place.nodes),
+        "NODE_RANK": str(place.node_rank),
         "ROLE_NAME": "default",
-        "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(spec.world_size),
-        "MASTER_ADDR": spec.master_host,
-        "MASTER_PORT": str(spec.master_port),
-        "TORCHELASTIC_RUN_ID": spec.mesh_id,
-        "TORCHELASTIC_RESTART_COUNT": str(incarnation),
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        # A script that a rank starts finds the mesh's store instead of hosting its own.
+        "ROLE_RANK": str(place.rank),
+        "ROLE_WORLD_SIZE": str(place.world_size),
+        "MASTER_ADDR": job.store_host,
+        "MASTER_PORT": str(job.store_port),
+        "TORCHELASTIC_RUN_ID": job.id,
+        "TORCHELASTIC_RESTART_COUNT": str(job.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
+        # A script that a rank starts finds the store instead of hosting its own.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpu_indices)),
         RANK_TOKEN_VARIABLE: token,
     }
-    if spec.master_host == _LOOPBACK:
+    if job.store_host == _LOOPBACK:
         environment["GLOO_SOCKET_IFNAME"] = "lo"
-    environment.update(spec.environment)
+    environment.update(added)
     return environment
 
 

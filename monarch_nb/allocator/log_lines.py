@@ -19,7 +19,7 @@ from monarch_nb.proto import allocator_pb2 as pb
 
 if TYPE_CHECKING:
     from monarch_nb.allocator.node import Node
-    from monarch_nb.allocator.state import Run
+    from monarch_nb.allocator.runs import Run
 
 _log = logging.getLogger(__name__)
 
@@ -260,7 +260,7 @@ class _Told:
             run = known.get(number)
             now = pb.LogRun(number=number, finished=run is None or number in finished)
             if run is not None:
-                now.title, now.cell_number = run.submit.title, run.submit.run.cell.cell_number
+                now.title, now.cell_number = run.submit.title, run.cell_number
                 now.notebook = run.submit.notebook
                 now.failures.extend(failed_results(run) if now.finished else ())
             elif told.number:

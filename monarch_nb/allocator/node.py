@@ -10,7 +10,7 @@ import shutil
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from monarch_nb import config
@@ -26,9 +26,11 @@ from monarch_nb.allocator.log_lines import LogLines
 from monarch_nb.allocator.output import RankFiles, stored_outputs
 from monarch_nb.allocator.readings import Readings
 from monarch_nb.allocator.remember import RunNumbers, read_state
+from monarch_nb.allocator.runs import Effect, Mesh, RankFinished, Run, RunDropped, StartRun
+from monarch_nb.allocator.scripts import Scripts
 from monarch_nb.allocator.sessions import Session
-from monarch_nb.allocator.specs import plan_rank, start_directory
-from monarch_nb.allocator.state import Effect, Mesh, NodeState, RankFinished, Run, RunDropped, StartRun
+from monarch_nb.allocator.specs import Plan, plan_rank, start_directory
+from monarch_nb.allocator.state import NodeState
 from monarch_nb.allocator.supervisor import ADOPT_WAIT_S, RankProcess, Supervisor
 from monarch_nb.allocator.watch import DirectoryWatch
 from monarch_nb.allocator.whereabouts import Whereabouts
@@ -96,6 +98,7 @@ class Node:
         self.log_limit = LogLimit(self, log_limit_bytes)
         self.readings = Readings(gpus)
         self.whereabouts = Whereabouts(self)
+        self.scripts = Scripts(self)
         self.supervisor = Supervisor(
             paths, self._on_result, self._on_hello, self._on_death, self._on_store_death, self._save_template
         )
@@ -120,13 +123,14 @@ class Node:
         known = {record.process.pid for record in ranks} | {mesh.store.pid for mesh in self._mesh_records.values()}
         for _, record in list(self._database.read("template", state_pb2.TemplateRecord)):
             await self.supervisor.adopt_template(record, known)
+        self.scripts.resume(ranks)
         self._adopting = [self._loop.create_task(self._adopt(record)) for record in ranks]
         if self._adopting:
             done, _ = await asyncio.wait(self._adopting, timeout=ADOPT_WAIT_S)
             for task in done:
                 task.result()
         await self.files.release_others(self.state.leases)
-        self._flush()
+        self.flush()
         self.expiry.resume()
         self.log_limit.start()
         self._warming = asyncio.create_task(self._warm())
@@ -152,7 +156,7 @@ class Node:
                     self.files.removal.remove(directory)
 
     async def _adopt(self, record: state_pb2.RankRecord) -> None:
-        if record.HasField("death") or record.mesh_id not in self.state.meshes:
+        if record.HasField("death") or (record.script_of or record.mesh_id) not in self.state.meshes:
             return
         await self.supervisor.adopt_rank(record)
 
@@ -169,12 +173,13 @@ class Node:
             task.cancel()
         self.expiry.close()
         self.log_limit.close()
+        self.scripts.close()
         if end_processes:  # before anything that takes long: whoever kills this allocator meanwhile leaves none behind
             await self.supervisor.close(end_processes=True)
         await asyncio.gather(*self.releases.values(), *self._ending, return_exceptions=True)
         if not end_processes:
             await self.supervisor.close(end_processes=False)
-        self._flush()
+        self.flush()
         if self._flush_timer is not None:
             self._flush_timer.cancel()
         self._database.close()
@@ -217,7 +222,7 @@ class Node:
             files=lease.files,
         )
         self._database.put("lease", reservation_id, record)
-        self._flush()
+        self.flush()
 
     def change_files(self, request: files_pb2.ChangeFilesRequest) -> files_pb2.ReservationFiles:
         """Do what a client says of a reservation's files, and tell all that are attached."""
@@ -250,24 +255,25 @@ class Node:
         for key, _ in list(self._database.read("ended", pb.Ended)):
             if key not in self.state.ended:
                 self._database.delete("ended", key)
-        self._flush()
+        self.flush()
 
     async def _release(self, reservation_id: str) -> int:
         self.expiry.forget(reservation_id)
         meshes = [m for m, record in self._mesh_records.items() if record.spec.reservation_id == reservation_id]
-        ranks = [rank for rank in self.supervisor.ranks.values() if rank.mesh_id in meshes]
-        replaced = [rank for rank in self.supervisor.leaving if rank.mesh_id in meshes]
+        ranks = [rank for rank in self.supervisor.ranks.values() if rank.home_id in meshes]
+        replaced = [rank for rank in self.supervisor.leaving if rank.home_id in meshes]
         for mesh_id in meshes:
             self._close_mesh(mesh_id)  # first, so that ranks which are being started find that it is gone
         await self.supervisor.end([*ranks, *replaced], patience_s=1.0)
+        self.forget_ranks(ranks)
         for mesh_id in meshes:
             await self._remove_mesh(mesh_id)
         if lease := self.state.leases.get(reservation_id):
             await self.files.release(reservation_id, lease.request.name)
         self.state.release(reservation_id)
         self._database.delete("lease", reservation_id)
-        self._flush()
-        return len(ranks)
+        self.flush()
+        return sum(not rank.record.script_of for rank in ranks)
 
     def _close_mesh(self, mesh_id: str) -> None:
         """From now on the mesh is not known; whoever waits for a run of it is told."""
@@ -368,15 +374,26 @@ class Node:
         raise MeshNotFound(f"{self.node_id} has no rank {rank} of that reservation")
 
     async def _fork(self, mesh: Mesh, ranks: list[int], incarnations: dict[int, int]) -> None:
+        def plan(workspace: Path | None) -> list[Plan]:
+            return [plan_rank(self.paths, mesh, rank, incarnations[rank], workspace) for rank in ranks]
+
+        for process in await self.fork(mesh, plan):
+            self.apply(self.state.rank_ready(mesh.spec.mesh_id, process.rank))
+
+    async def fork(self, mesh: Mesh, plan: Callable[[Path | None], list[Plan]]) -> list[RankProcess]:
+        """Fork processes on a mesh's slots, and write them down.
+
+        Args:
+            plan: told the node's copy of the notebook's files, if it has one, returns what they are to be.
+        """
         spec = mesh.spec
         self._check_held(spec.reservation_id)  # else a workspace would be made that nobody removes
         workspace = self.files.workspaces.directory(spec.reservation_id) if spec.in_workspace else None
         if workspace is not None:
             start_directory(spec, workspace).mkdir(parents=True, exist_ok=True)
-        planned = [plan_rank(self.paths, mesh, rank, incarnations[rank], workspace) for rank in ranks]
         template = await self.supervisor.template(spec.python or self.python, spec.preload)
         self._check_held(spec.reservation_id)
-        forked = await self.supervisor.fork_ranks(template, planned)
+        forked = await self.supervisor.fork_ranks(template, plan(workspace))
         try:
             self._check_held(spec.reservation_id)
         except ReservationNotFound:
@@ -384,8 +401,14 @@ class Node:
             raise
         for process in forked:
             self._save_rank(process.record)
-            self.apply(self.state.rank_ready(spec.mesh_id, process.rank))
-        self._flush()
+        self.flush()
+        return forked
+
+    def forget_ranks(self, ranks: Iterable[RankProcess]) -> None:
+        """Nobody needs to know of these processes any more."""
+        for process in ranks:
+            self._database.delete("rank", rank_key(process.mesh_id, process.rank))
+        self._flush_soon()
 
     async def restart(self, mesh_id: str, ranks: Iterable[int]) -> list[pb.Rank]:
         """Replace ranks by fresh ones, which answer while the old ones still end; those that hold GPUs end before their
@@ -465,7 +488,7 @@ class Node:
             self._flush_soon()
         else:
             self._database.put("template", key, record)
-            self._flush()  # at once: whoever is killed before leaves a process to nobody
+            self.flush()  # at once: whoever is killed before leaves a process to nobody
 
     # ---- runs ----
 
@@ -510,6 +533,9 @@ class Node:
         """The client has the results of runs: their values need not be kept."""
         for run_id in run_ids:
             self._drop_values(run_id)
+            if run_id in self._mesh_records:  # a script's own store
+                self._hosting.add(task := self._loop.create_task(self._remove_mesh(run_id)))
+                task.add_done_callback(self._hosting.discard)
 
     def _drop_values(self, run_id: str) -> None:
         if mesh_id := self.state.collected(run_id):
@@ -532,11 +558,15 @@ class Node:
     def apply(self, effects: list[Effect]) -> None:
         """Carry out what the state decided."""
         encoded: dict[str, bytes] = {}
+        scripts: dict[tuple[str, str], list[int]] = {}
         for effect in effects:
             if isinstance(effect, StartRun):
                 run_id = effect.run.run_id
                 if self.state.begun(effect.mesh_id, run_id, time.time()):
                     self._audience.begun(run_id)
+                if effect.run.HasField("script"):
+                    scripts.setdefault((effect.mesh_id, run_id), []).append(effect.rank)
+                    continue
                 if run_id not in encoded:
                     encoded[run_id] = wire.ToRank(run=effect.run).SerializeToString()
                 if process := self.supervisor.ranks.get((effect.mesh_id, effect.rank)):
@@ -546,6 +576,8 @@ class Node:
                 self._finish(effect)
             elif isinstance(effect, RunDropped):
                 self._drop(effect)
+        for (mesh_id, run_id), ranks in scripts.items():
+            self.scripts.start(mesh_id, run_id, ranks)
 
     def _finish(self, effect: RankFinished) -> None:
         mesh = self.state.meshes[effect.mesh_id]
@@ -570,7 +602,11 @@ class Node:
         except FileNotFoundError:
             pass
 
-    def _on_result(self, mesh_id: str, result: run_pb2.RankResult) -> None:
+    def _on_result(self, process: RankProcess, result: run_pb2.RankResult) -> None:
+        if process.record.script_of:
+            self.scripts.on_result(process, result)
+            return
+        mesh_id = process.mesh_id
         mesh = self.state.meshes.get(mesh_id)
         if mesh and result.run_id in mesh.runs:  # else its client will submit it again, and then the rank has it still
             self._unacknowledged.setdefault((mesh_id, result.rank), []).append(result.run_id)
@@ -578,33 +614,43 @@ class Node:
         self._flush_soon()
 
     def _on_hello(self, process: RankProcess, hello: wire.RankHello) -> None:
-        if process.mesh_id in self.state.meshes:  # else it is being released
+        if process.record.script_of:
+            self.scripts.on_hello(process, hello)
+        elif process.mesh_id in self.state.meshes:  # else it is being released
             for result in hello.results:
-                self._on_result(process.mesh_id, result)
+                self._on_result(process, result)
             self.apply(self.state.rank_adopted(process.mesh_id, process.rank, hello.running, hello.done))
 
     def _on_death(self, process: RankProcess, status: int | None) -> None:
+        if process.record.script_of:
+            self.scripts.on_death(process, status)
+            return
         mesh = self.state.meshes.get(process.mesh_id)
         if mesh is None:
             return
         running = mesh.ranks[process.rank].running
         runs = self.paths.runs(process.mesh_id)
-        output = mesh.runs[running].output if running in mesh.runs else max(stored_outputs(runs), default=0)
-        stderr = RankFiles(runs, output, process.rank).tail_lines("err")
-        stacks = self.paths.stacks(process.mesh_id, process.rank)
-        death = processes.explain_death(
-            process.record.process.pid,
-            status,
-            killed_by_us=process.killed_by_us,
-            oom_kills_before=process.oom_kills_before,
-            stderr_tail=processes.last_words(stderr, stacks, STDERR_TAIL_LINES),
-        )
+        others = {run.output for run in mesh.runs.values() if run.is_script}
+        newest = max((output for output in stored_outputs(runs) if output not in others), default=0)
+        output = mesh.runs[running].output if running in mesh.runs else newest
+        death = self.explain_death(process, status, RankFiles(runs, output, process.rank))
         process.record.death.CopyFrom(death)
         self._save_rank(process.record)
         self.apply(self.state.rank_died(process.mesh_id, process.rank, death))
         for session in self.sessions:
             session.send(rank_died=pb.RankDied(mesh_id=process.mesh_id, rank=process.rank, death=death))
         self._flush_soon()
+
+    def explain_death(self, process: RankProcess, status: int | None, files: RankFiles) -> run_pb2.Death:
+        """Say how a process ended, and what it said last in the files of its run."""
+        stderr, stacks = files.tail_lines("err"), self.supervisor.stacks(process)
+        return processes.explain_death(
+            process.record.process.pid,
+            status,
+            killed_by_us=process.killed_by_us,
+            oom_kills_before=process.oom_kills_before,
+            stderr_tail=processes.last_words(stderr, stacks, STDERR_TAIL_LINES),
+        )
 
     def blob_path(self, mesh_id: str, blob: str) -> Path:
         """Return a blob's path; its name must be one plain file name."""
@@ -617,9 +663,10 @@ class Node:
 
     def _flush_soon(self) -> None:
         if self._flush_timer is None:
-            self._flush_timer = self._loop.call_later(FLUSH_DELAY_S, self._flush)
+            self._flush_timer = self._loop.call_later(FLUSH_DELAY_S, self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write down what has changed."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
             self._flush_timer = None

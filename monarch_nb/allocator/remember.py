@@ -9,7 +9,8 @@ from monarch_nb.allocator.database import Database
 from monarch_nb.allocator.limits import Limits
 from monarch_nb.allocator.output import stored_outputs
 from monarch_nb.allocator.processes import boot_id, seconds_since_boot
-from monarch_nb.allocator.state import Lease, Mesh, NodeState, RankSlot, Run
+from monarch_nb.allocator.runs import Mesh, RankSlot, Run
+from monarch_nb.allocator.state import Lease, NodeState
 from monarch_nb.config import NodePaths
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import state_pb2

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from monarch_nb.allocator import facts
-from monarch_nb.allocator.environment import rank_environment
-from monarch_nb.allocator.state import Mesh
+from monarch_nb.allocator.environment import Job, Place, rank_environment
+from monarch_nb.allocator.runs import Mesh, Run
 from monarch_nb.allocator.supervisor import new_token
 from monarch_nb.config import NodePaths
 from monarch_nb.proto import allocator_pb2 as pb
@@ -20,9 +21,10 @@ def start_directory(spec: pb.SpawnRequest, workspace: Path | None) -> Path:
     return Path(spec.directory) if workspace is None else workspace / spec.directory
 
 
-def plan_rank(
-    paths: NodePaths, mesh: Mesh, rank: int, incarnation: int, workspace: Path | None
-) -> tuple[state_pb2.RankRecord, wire.RankSpec]:
+Plan = tuple[state_pb2.RankRecord, wire.RankSpec]
+
+
+def plan_rank(paths: NodePaths, mesh: Mesh, rank: int, incarnation: int, workspace: Path | None) -> Plan:
     """Return the record and the specification of a rank's process.
 
     Args:
@@ -33,23 +35,55 @@ def plan_rank(
     record = state_pb2.RankRecord(
         mesh_id=spec.mesh_id, rank=rank, incarnation=incarnation, gpu_indices=gpu_indices, token=new_token()
     )
+    job = Job(spec.mesh_id, spec.master_host, spec.master_port, restarts=incarnation)
+    place = Place.in_mesh(spec, rank)
+    wanted = _specification(paths, spec, record, place, job, workspace, gpu_indices, spec.environment)
+    return record, wanted
+
+
+def plan_script(paths: NodePaths, mesh: Mesh, run: Run, rank: int, workspace: Path | None) -> Plan:
+    """Return the same of the process that a script has on a rank's slot. It sees the GPUs of all its slots on the node,
+    as torchrun's processes do, which take theirs by LOCAL_RANK."""
+    spec, script = mesh.spec, run.submit.run.script
+    gpu_indices = [gpu for each in run.ranks for gpu in mesh.ranks[each].gpu_indices]
+    record = state_pb2.RankRecord(
+        mesh_id=run.run_id, rank=rank, gpu_indices=gpu_indices, token=new_token(), script_of=spec.mesh_id
+    )
+    job = Job(run.run_id, script.store_host, script.store_port, script.attempt, script.max_restarts)
+    place = Place.in_script(spec, rank, run.submit.all_ranks)
+    added = {**spec.environment, **script.environment}
+    return record, _specification(paths, spec, record, place, job, workspace, gpu_indices, added)
+
+
+def _specification(
+    paths: NodePaths,
+    spec: pb.SpawnRequest,
+    record: state_pb2.RankRecord,
+    place: Place,
+    job: Job,
+    workspace: Path | None,
+    gpu_indices: Sequence[int],
+    added: Mapping[str, str],
+) -> wire.RankSpec:
+    script = record.mesh_id if record.script_of else ""
     environment = rank_environment(
         os.environ,
-        spec,
-        rank,
+        place,
+        job,
         gpu_indices=gpu_indices,
-        incarnation=incarnation,
         token=record.token,
         cpu_count=facts.cpu_slots(),
+        added=added,
     )
-    return record, wire.RankSpec(
+    return wire.RankSpec(
         mesh_id=spec.mesh_id,
-        rank=rank,
+        rank=record.rank,
         environment=environment,
         directory=str(start_directory(spec, workspace)),
         workspace=str(workspace or ""),
-        socket=str(paths.rank_socket(spec.mesh_id, rank, incarnation)),
+        socket=str(paths.rank_socket(record.mesh_id, record.rank, record.incarnation)),
         log_directory=str(paths.runs(spec.mesh_id)),
         blob_directory=str(paths.blobs(spec.mesh_id)),
-        stacks_file=str(paths.stacks(spec.mesh_id, rank)),
+        stacks_file=str(paths.stacks(spec.mesh_id, record.rank, script)),
+        for_script=bool(script),
     )

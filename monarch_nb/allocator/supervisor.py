@@ -41,7 +41,7 @@ _TEMPLATE_ENVIRONMENT = {
 
 @dataclass(eq=False)
 class RankProcess:
-    """A living rank.
+    """A living rank, or the process of a script beside it: then `mesh_id` is the run's id.
 
     Attributes:
         ending: ends it for good, once that has begun.
@@ -55,6 +55,11 @@ class RankProcess:
     oom_kills_before: int
     killed_by_us: bool = False
     ending: asyncio.Task[None] | None = None
+
+    @property
+    def home_id(self) -> str:
+        """The id of the mesh that it belongs to, also of a script's process."""
+        return self.record.script_of or self.mesh_id
 
 
 class ProcessWatch:
@@ -119,7 +124,7 @@ class Supervisor:
     def __init__(
         self,
         paths: NodePaths,
-        on_result: Callable[[str, run_pb2.RankResult], None],
+        on_result: Callable[[RankProcess, run_pb2.RankResult], None],
         on_hello: Callable[[RankProcess, wire.RankHello], None],
         on_death: Callable[[RankProcess, int | None], None],
         on_store_death: Callable[[str], None],
@@ -281,7 +286,7 @@ class Supervisor:
 
         def on_result(result: run_pb2.RankResult) -> None:
             if rank not in self.leaving:  # else its successor answers for that rank
-                self._on_result(mesh_id, result)
+                self._on_result(rank, result)
 
         link = RankLink(path, on_result, on_hello)
         rank = RankProcess(mesh_id, record.rank, record, link, ProcessWatch(pid), oom_kills_before)
@@ -373,6 +378,10 @@ class Supervisor:
             rank.watch.close()
             self._socket(rank).unlink(missing_ok=True)
             self.leaving.discard(rank)
+
+    def stacks(self, rank: RankProcess) -> Path:
+        """Return the file to which faulthandler writes where a rank is."""
+        return self.paths.stacks(rank.home_id, rank.rank, rank.mesh_id if rank.record.script_of else "")
 
     def _socket(self, rank: RankProcess) -> Path:
         return self.paths.rank_socket(rank.mesh_id, rank.rank, rank.record.incarnation)

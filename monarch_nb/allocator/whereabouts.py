@@ -12,7 +12,6 @@ from monarch_nb.proto import worker_pb2 as wire
 
 if TYPE_CHECKING:
     from monarch_nb.allocator.node import Node
-    from monarch_nb.allocator.state import RankSlot
     from monarch_nb.allocator.supervisor import RankProcess
 
 LASTS_S = 1.5
@@ -56,9 +55,10 @@ class Whereabouts:
         started_before = time.time() - LASTS_S
         running = {}
         for process in self._node.supervisor.ranks.values():
-            mesh = self._node.state.meshes.get(process.mesh_id)
+            mesh = self._node.state.meshes.get(process.home_id)
             slot = mesh.ranks.get(process.rank) if mesh else None
-            run = mesh.runs.get(slot.running) if mesh and slot else None
+            run_id = process.mesh_id if process.record.script_of else slot.running if slot else ""
+            run = mesh.runs.get(run_id) if mesh else None
             if run is not None and run.started_at < started_before:
                 running[process.record.process.pid] = process
         return running
@@ -68,9 +68,9 @@ class Whereabouts:
         if asked := self._asked.get(pid):
             asked.where = reply.where if reply is not None else None
 
-    def of(self, pid: int, slot: RankSlot) -> run_pb2.Where | None:
-        """Return where a rank is in what it runs now, if that is known."""
+    def of(self, pid: int, run_id: str) -> run_pb2.Where | None:
+        """Return where a process is in the run that it executes, if that is known."""
         asked = self._asked.get(pid)
         if asked is None or asked.where is None or time.monotonic() - asked.asked_s > _FORGOTTEN_S:
             return None
-        return asked.where if asked.where.run_id == slot.running else None
+        return asked.where if asked.where.run_id == run_id else None

@@ -81,7 +81,7 @@ def _display_event(rank: int, display: run_pb2.Display) -> events.Display:
     return events.Display(rank, kind, content.get("data", {}), content.get("metadata", {}), display_id)
 
 
-def result_event(packed: run_pb2.RankResult, host: str) -> events.Result:
+def result_event(packed: run_pb2.RankResult, host: str, *, of_script: bool = False) -> events.Result:
     """Return what listeners are told of a rank that finished; `host` is its node's name."""
     outcome = _OUTCOMES.get(packed.outcome, "error")
     content = json.loads(packed.bundle_json) if packed.bundle_json else {}
@@ -91,15 +91,15 @@ def result_event(packed: run_pb2.RankResult, host: str) -> events.Result:
         duration_s=packed.duration_s,
         bundle=content.get("data", {}),
         metadata=content.get("metadata", {}),
-        failure=None if outcome == "ok" else _failure(packed, outcome, host),
+        failure=None if outcome == "ok" else _failure(packed, outcome, host, of_script),
         group_aborted=packed.group_aborted,
         may_print_later=not packed.untouched and outcome not in ("died", "cancelled"),
     )
 
 
-def _failure(packed: run_pb2.RankResult, outcome: str, host: str) -> RankFailure:
+def _failure(packed: run_pb2.RankResult, outcome: str, host: str, of_script: bool) -> RankFailure:
     if outcome == "died":
-        return _death_failure(packed.rank, packed.death, host)
+        return _death_failure(packed.rank, packed.death, host, of_script)
     if outcome == "cancelled":
         return RankFailure(packed.rank, host, outcome, "Cancelled", "dropped before it began on this rank")
     failure = packed.failure
@@ -125,12 +125,13 @@ def describe_death(death: run_pb2.Death) -> str:
     return ": ".join(filter(None, [how, death.likely_cause])) or "ended"
 
 
-def _death_failure(rank: int, death: run_pb2.Death, host: str) -> RankFailure:
+def _death_failure(rank: int, death: run_pb2.Death, host: str, of_script: bool) -> RankFailure:
+    name = "RankRestarted" if death.likely_cause == RESTARTED else "ProcessEnded" if of_script else "RankDied"
     return RankFailure(
         rank,
         host,
         "died",
-        "RankRestarted" if death.likely_cause == RESTARTED else "RankDied",
+        name,
         describe_death(death),
         exit_code=death.exit_code if death.HasField("exit_code") else None,
         signal=death.signal if death.HasField("signal") else None,

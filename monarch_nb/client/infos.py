@@ -75,6 +75,7 @@ class RunInfo:
         running: ranks where it has begun and goes on.
         running_s: since it began; of a finished one how long it took.
         notebook: path of the notebook that it comes from; empty when that is not known.
+        is_script: it has processes of its own.
     """
 
     run_id: str
@@ -91,6 +92,7 @@ class RunInfo:
     failures: tuple[RankFailure, ...] = ()
     notebook: str = ""
     stopped: tuple[int, ...] = ()
+    is_script: bool = False
 
     @property
     def done(self) -> bool:
@@ -297,7 +299,7 @@ def run_infos(told: Iterable[tuple[str, pb.MeshStatus]]) -> list[RunInfo]:
         for run in mesh.runs:
             if run.ranks:
                 parts.setdefault(run.run_id, []).append(run)
-                results = (result_event(packed, node) for packed in run.failures)
+                results = (result_event(packed, node, of_script=run.script) for packed in run.failures)
                 failures.setdefault(run.run_id, []).extend(filter(None, (each.failure for each in results)))
     infos = []
     for run_id, runs in parts.items():
@@ -319,6 +321,7 @@ def run_infos(told: Iterable[tuple[str, pb.MeshStatus]]) -> list[RunInfo]:
             running_s=max(part.running_s for part in runs),
             failures=tuple(sorted(failures[run_id], key=lambda failure: failure.rank)),
             stopped=tuple(sorted({rank for part in runs for rank in part.stopped})),
+            is_script=run.script,
         )
         infos.append(info)
     return sorted(infos, key=lambda info: info.number)

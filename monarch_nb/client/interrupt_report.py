@@ -27,7 +27,8 @@ class InterruptReport:
         stuck: ranks that did not stop in a few seconds, and the line where each hangs.
         unreachable: ranks that go on as they were, and the node of each, which does not answer.
         aborted: ranks whose process group had to be aborted; the whole mesh needs `init_process_group()` again.
-        restarted: ranks that were killed and started again.
+        restarted: ranks that were killed, and started again unless it was a script.
+        is_script: its ranks are processes of its own.
         runs: of a whole mesh: the runs that were interrupted, and the ranks of each that are free now.
         dropped: of a whole mesh: the runs that waited, none of which has begun or will.
     """
@@ -42,6 +43,7 @@ class InterruptReport:
     restarted: tuple[int, ...] = ()
     runs: dict[str, tuple[int, ...]] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
+    is_script: bool = False
 
     @classmethod
     def of(cls, reports: Mapping[str, InterruptReport], dropped: Iterable[str] = ()) -> InterruptReport:
@@ -56,6 +58,7 @@ class InterruptReport:
             restarted=tuple(sorted({rank for report in all_of for rank in report.restarted})),
             runs={name: report.stopped for name, report in reports.items() if report.stopped},
             dropped=tuple(dropped),
+            is_script=bool(reports) and all(report.is_script for report in all_of),
         )
 
     def then(self, later: InterruptReport) -> InterruptReport:
@@ -88,8 +91,10 @@ class InterruptReport:
             parts += filter(None, [" ".join(filter(None, ["not begun", on])) + ": removed from the queue", goes_on])
         if self.aborted:
             parts.append("process group aborted: call dist.init_process_group() again and wrap DDP models again")
-        parts += unstopped_lines(self.stuck, self.unreachable)
-        if self.restarted:
+        parts += unstopped_lines(self.stuck, self.unreachable, is_script=self.is_script)
+        if self.restarted and self.is_script:
+            parts.append(f"killed {name_ranks(self.restarted)}")
+        elif self.restarted:
             parts.append(f"killed and restarted {name_ranks(self.restarted)}: their variables are lost")
         if (self.stuck or self.unreachable) and self.free:
             parts.append(f"{name_ranks(self.free)} had finished before")
@@ -105,12 +110,13 @@ class InterruptReport:
         return " and ".join(named) or name_ranks(self.stopped)
 
 
-def unstopped_lines(stuck: Mapping[int, str], unreachable: Mapping[int, str]) -> list[str]:
+def unstopped_lines(stuck: Mapping[int, str], unreachable: Mapping[int, str], *, is_script: bool = False) -> list[str]:
     """Return a sentence for each place where ranks hang, and for each node that does not answer."""
     sentences = []
+    kill = "kill" if is_script else "kill and restart"
     for line, ranks in _grouped(stuck):
         does, them = ("does", "it") if len(ranks) == 1 else ("do", "them")
-        sentences.append(f"{name_ranks(ranks)} {does} not stop ({line}): interrupt again to kill and restart {them}")
+        sentences.append(f"{name_ranks(ranks)} {does} not stop ({line}): interrupt again to {kill} {them}")
     for node, ranks in _grouped(unreachable):
         goes, it, its = ("goes", "it was", "its") if len(ranks) == 1 else ("go", "they were", "their")
         sentences.append(

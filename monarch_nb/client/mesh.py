@@ -18,6 +18,7 @@ from monarch_nb.client.mesh_interrupt import interrupt_mesh
 from monarch_nb.client.packing import pack_variables
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.run import ALLOCATOR_DOWN, Listener, OnError, Run
+from monarch_nb.client.scripts import Script, ScriptRun, check_ranks, check_script, find_on_nodes, host_store
 from monarch_nb.errors import (
     RankDead,
     RankUnresponsive,
@@ -140,11 +141,7 @@ class Mesh:
                 code, on_error=on_error, cell_number=cell_number, want_value=want_value, sync=False, listener=listener
             )
             is_done = run.join(timeout_s)
-        if not is_done:
-            raise run.timed_out(timeout_s or 0)
-        run.collected()
-        run.raise_failures()
-        return run
+        return _ended(run, is_done, timeout_s)
 
     def submit(
         self,
@@ -163,10 +160,117 @@ class Mesh:
         spec = run_pb2.RunSpec(cell=cell, tree=self.reservation.files.tree())
         return self._start(spec, _title(code), on_error, listener)
 
-    def _sync(self) -> None:
+    # ---- scripts ----
+
+    def run_script(
+        self,
+        path: str,
+        *arguments: str,
+        module: bool = False,
+        executable: bool = False,
+        in_place: bool = False,
+        beside: bool = False,
+        max_restarts: int = 0,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        sync: bool = True,
+        listener: Listener | None = None,
+    ) -> Run:
+        """Run a program on the ranks as torchrun would, and wait until all have finished. Ctrl-C interrupts it.
+
+        Each rank of it is a process of its own, forked for it beside the live rank and ended with it, children too. So
+        nothing of one script reaches the next, or the live ranks; a dead live rank does not matter. It runs as
+        `__main__`, in torchrun's environment: the ranks of this object are its world.
+
+        Args:
+            path: a file, relative to the ranks' directory; with `module` a module's name, with `executable` a command.
+            arguments: the program's.
+            module: run a module, as `python -m`. executable: run a command that is no Python file.
+            in_place: run it in the live ranks, in the namespace of the cells; what it leaves stays.
+            beside: do not wait for other scripts on the same ranks, nor let them wait for this one.
+            max_restarts: when a rank fails, how often all are started again, with TORCHELASTIC_RESTART_COUNT set. Only
+                while this process lives.
+            environment: added to the processes'.
+            timeout_s: give up waiting after this time; it goes on.
+            sync: first bring files that changed to nodes that have copies of them.
+            listener: called with the run's events on a background thread.
+
+        Returns:
+            The finished run; `run.values` are the exit statuses by rank: 0.
+
+        Raises:
+            UsageError: there is no such script on the nodes, or what was said makes no sense; nothing has begun.
+            RunFailed: a rank raised, exited with another code than 0, or was killed. The others were ended then.
+            NodeUnreachable, TimeoutError, FilesError: as `run`.
+
+        Example:
+            >>> mesh.run_script("train.py", "--lr", "3e-4").values  # doctest: +SKIP
+            [0, 0, 0, 0]
+        """
+        script = Script(
+            path, arguments, module, executable, in_place, beside, max_restarts, environment=environment or {}
+        )
+        if sync:
+            self._sync(alive=in_place)
+        with at_waits():
+            run = self.start_script(script, sync=False, listener=listener)
+            is_done = run.join(timeout_s)
+        return _ended(run, is_done, timeout_s)
+
+    def submit_script(
+        self,
+        path: str,
+        *arguments: str,
+        module: bool = False,
+        executable: bool = False,
+        in_place: bool = False,
+        beside: bool = False,
+        max_restarts: int = 0,
+        environment: Mapping[str, str] | None = None,
+        sync: bool = True,
+        listener: Listener | None = None,
+    ) -> Run:
+        """As `run_script`, but return at once. With `max_restarts` the run stands for all attempts."""
+        script = Script(
+            path, arguments, module, executable, in_place, beside, max_restarts, environment=environment or {}
+        )
+        return self.start_script(script, sync=sync, listener=listener)
+
+    def start_script(
+        self,
+        script: Script,
+        *,
+        cell_number: int = 0,
+        sync: bool = True,
+        listener: Listener | None = None,
+    ) -> Run:
+        """As `submit_script`, with the script in one piece and the number of the cell that it is run by."""
+        check_script(script)
+        if not script.in_place:
+            check_ranks(self)
+        if sync:
+            self._sync(alive=script.in_place)
+        self._check_nodes()
+        if script.is_file:
+            call(find_on_nodes(self, script.path))
+        if script.in_place:
+            cell = run_pb2.Cell(code=script.as_cell(), cell_number=cell_number)
+            spec = run_pb2.RunSpec(cell=cell, tree=self.reservation.files.tree())
+            return self._start(spec, script.title, listener=listener)
+        run_id = uuid.uuid4().hex
+        store = call(host_store(self, run_id))
+        run = ScriptRun(self, run_id, script, on_error="abort", cell_number=cell_number, listener=listener)
+        self.core.runs[run_id] = run
+        post(run.submit, run.spec(store))
+        return run
+
+    def _sync(self, *, alive: bool = True) -> None:
         files = self.reservation.files
         if files.copies:
-            self._check_alive()
+            if alive:
+                self._check_alive()
+            else:
+                self._check_nodes()
             files.sync(self.core.by_node(self.ranks))
 
     def _start(
@@ -186,10 +290,13 @@ class Mesh:
         post(run.submit, spec)
         return run
 
-    def _check_alive(self) -> None:
+    def _check_nodes(self) -> None:
         connections = (self.core.connections.get(node) for node in self.core.nodes_for(self.ranks))
         if not all(connection is not None and connection.up for connection in connections):
             call(self.core.check_nodes(self.ranks))
+
+    def _check_alive(self) -> None:
+        self._check_nodes()
         if not any(rank in self.core.dead for rank in self.ranks):
             return
         call(self.core.status())  # somebody else may have restarted it
@@ -316,6 +423,7 @@ class Mesh:
         )
         self.core.runs.setdefault(info.run_id, run)
         run.number, run.submitted_at, run.notebook = info.number, info.submitted_at, info.notebook
+        run.is_script = info.is_script
         run.finished_before = frozenset(info.finished)
         follow = lambda: run.follow(from_shown=not from_start)  # noqa: E731
         post(follow)
@@ -437,6 +545,14 @@ class Mesh:
             newest = max((record.run for record in self.logs(lines=1)), default=0)
             there = f"the newest that printed is run {newest}" if newest else "nothing was printed yet"
             raise RunNotFound(f"there is no run {number}; {there}")
+
+
+def _ended(run: Run, is_done: bool, timeout_s: float | None) -> Run:
+    if not is_done:
+        raise run.timed_out(timeout_s or 0)
+    run.collected()
+    run.raise_failures()
+    return run
 
 
 def _title(code: str) -> str:

@@ -113,10 +113,14 @@ class MeshCore:
         replies = await asyncio.gather(*(one(node, on_node) for node, on_node in self.by_node(ranks).items()))
         return {reply.rank: reply for node in replies for reply in node if reply.answered}
 
-    async def where(self, ranks: Iterable[int]) -> dict[int, run_pb2.Where]:
-        """Return where ranks are; those that did not answer are missing."""
-        replies = await self.control(ranks, timeout_s=1.0, where=True)
+    async def where(self, ranks: Iterable[int], run_id: str = "") -> dict[int, run_pb2.Where]:
+        """Return where ranks are (in a script, by its run); those that did not answer are missing."""
+        replies = await self.control(ranks, timeout_s=1.0, where=True, run_id=run_id)
         return {rank: reply.where for rank, reply in replies.items()}
+
+    async def kill_script(self, run_id: str, ranks: Iterable[int]) -> None:
+        """SIGKILL the processes of a script on some ranks, with all that they started."""
+        await self.control(ranks, kill=True, run_id=run_id)
 
     async def abort_groups(self, reason: str, ranks: Iterable[int] | None = None, *, last_run: int = 0) -> None:
         """Make every rank forget its process groups, so that the next init by all forms a clean one.

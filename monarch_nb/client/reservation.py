@@ -56,6 +56,7 @@ class Reservation:
     Attributes:
         pool: name of the pool that it is in.
         shared: the storage that all its nodes see, `$MONARCH_NB_SHARED` in the ranks; empty when none was named.
+        spec: what its ranks were started with, as the first node that answers has it.
 
     Example:
         >>> dev = monarch_nb.reserve("dev", nodes=2, procs=4)  # doctest: +SKIP
@@ -72,7 +73,7 @@ class Reservation:
         status = next(mesh for mesh in facts.meshes if mesh.name == "main")
         self.shared = shared_storage(held)
         extent = Extent({axis.name: axis.size for axis in status.spec.extent})
-        self._spec = status.spec
+        self.spec = status.spec
         dead = {
             info.rank: info.death
             for info in rank_infos(held, status.mesh_id)
@@ -192,9 +193,9 @@ class Reservation:
         return examine(
             f"{self.name}: {Shape(self.nodes, self.procs, self.gpus)}",
             [self._connections[rank] for rank in sorted(self._connections)],
-            python=self._spec.python,
+            python=self.spec.python,
             shared=self.shared,
-            directory=self.files.root or ("" if copied else self._spec.directory),
+            directory=self.files.root or ("" if copied else self.spec.directory),
             copied=copied,
         )
 
@@ -213,7 +214,7 @@ class Reservation:
         """
         from monarch_nb.client.environments import pip
 
-        return pip(self.mesh, self._connections, self._spec.python, arguments, run or Mesh.run)
+        return pip(self.mesh, self._connections, self.spec.python, arguments, run or Mesh.run)
 
     def release(self) -> list[KeptFiles]:
         """End its ranks and give its slots back; return what these wrote into copies of files, and where it is kept.

@@ -50,6 +50,7 @@ class Run:
         ranks: those it runs on. title: the first line of its code.
         number: counts the runs of a mesh; logs have it. cell_number: of the notebook's cell, or 0.
         results: by rank, of those that have finished.
+        is_script: it has processes of its own, which end with it.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Run:
         own_connections: bool = False,
     ) -> None:
         self.mesh, self.id, self.ranks, self.title = mesh, run_id, tuple(ranks), title
-        self.cell_number, self.notebook = cell_number, served_notebook()
+        self.cell_number, self.notebook, self.is_script = cell_number, served_notebook(), False
         self.number = 0
         self.finished_before: frozenset[int] = frozenset()
         """Ranks that had finished when this process began to follow it."""
@@ -355,7 +356,7 @@ class Run:
         for packed in finished.results:
             if packed.rank not in self.results and packed.rank in self.ranks:
                 self._values.add(packed)
-                result = self.results[packed.rank] = result_event(packed, connection.name)
+                result = self.results[packed.rank] = result_event(packed, connection.name, of_script=self.is_script)
                 self.emit(result)
                 if packed.notice:
                     self._lossy.setdefault(packed.notice, []).append(packed.rank)
@@ -453,7 +454,7 @@ class Run:
         """Some ranks have finished, others go on: say who waits for whom."""
         while True:
             await asyncio.sleep(WAITS_INTERVAL_S)
-            where = await self.mesh.core.where(self._left())
+            where = await self.mesh.core.where(self._left(), self.id)
             self.emit(events.Notice(explain_waits(self.results, where), key="waits"))
             if not self._interrupting:
                 self._waited = explain_past_waits(self.results, where)
@@ -471,6 +472,9 @@ class Run:
 
     def _send_interrupt(self) -> None:
         self._interrupting = True
+        self._cancel_left()
+
+    def _cancel_left(self) -> None:
         for node in self._by_node(rank for rank in self.ranks if rank not in self.results):
             if node in self.mesh.core.connections:
                 self._connection(node).cancel(self.id)
@@ -483,7 +487,9 @@ class Run:
         restarted: tuple[int, ...] = ()
         if kill_stuck:
             restarted = tuple(self._reachable(left))
-            if restarted:
+            if restarted and self.is_script:
+                await self.mesh.core.kill_script(self.id, restarted)
+            elif restarted:
                 await self.mesh.core.restart(restarted)
         else:
             self._send_interrupt()
@@ -504,6 +510,7 @@ class Run:
             unreachable=unreachable,
             aborted=tuple(rank for rank, result in self.results.items() if result.group_aborted),
             restarted=restarted,
+            is_script=self.is_script,
         )
 
     def _reachable(self, ranks: Iterable[int]) -> list[int]:
@@ -540,7 +547,7 @@ class Run:
     async def _unstopped(self) -> tuple[dict[int, str], dict[int, str]]:
         """Return the ranks that did not stop, and where each is; and those that can not be reached, and their nodes."""
         reachable = self._reachable(self._left())
-        where = await self.mesh.core.where(reachable) if reachable else {}
+        where = await self.mesh.core.where(reachable, self.id) if reachable else {}
         left = self._left()  # some have stopped meanwhile
         reachable = self._reachable(left)
         stuck = {rank: place_of(where.get(rank)) for rank in reachable}
@@ -550,7 +557,9 @@ class Run:
             for node in self._by_node(stuck):
                 self._connection(node).withdraw_cancel(self.id)
         if left:
-            self.emit(events.Notice("; ".join(unstopped_lines(stuck, unreachable)), key="stuck"))
+            self.emit(
+                events.Notice("; ".join(unstopped_lines(stuck, unreachable, is_script=self.is_script)), key="stuck")
+            )
         if unreachable and not stuck:
             await self._let_go()
         return stuck, unreachable

@@ -1142,6 +1142,7 @@ class RunStatus(_message.Message):
     FAILURES_FIELD_NUMBER: _builtins.int
     NOTEBOOK_FIELD_NUMBER: _builtins.int
     STOPPED_FIELD_NUMBER: _builtins.int
+    SCRIPT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
     title: _builtins.str
@@ -1152,6 +1153,8 @@ class RunStatus(_message.Message):
     running_s: _builtins.float
     """since it began here, and when it has finished how long it took"""
     notebook: _builtins.str
+    script: _builtins.bool
+    """it has processes of its own"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """on this node"""
@@ -1196,10 +1199,11 @@ class RunStatus(_message.Message):
         failures: _abc.Iterable[_run_pb2.RankResult] | None = ...,
         notebook: _builtins.str = ...,
         stopped: _abc.Iterable[_builtins.int] | None = ...,
+        script: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_ranks", b"all_ranks", "cell_number", b"cell_number", "collected", b"collected", "failed", b"failed", "failures", b"failures", "finished", b"finished", "notebook", b"notebook", "number", b"number", "ranks", b"ranks", "run_id", b"run_id", "running", b"running", "running_s", b"running_s", "stopped", b"stopped", "submitted_at", b"submitted_at", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_ranks", b"all_ranks", "cell_number", b"cell_number", "collected", b"collected", "failed", b"failed", "failures", b"failures", "finished", b"finished", "notebook", b"notebook", "number", b"number", "ranks", b"ranks", "run_id", b"run_id", "running", b"running", "running_s", b"running_s", "script", b"script", "stopped", b"stopped", "submitted_at", b"submitted_at", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1219,6 +1223,7 @@ class ControlRanksRequest(_message.Message):
     INSPECT_FIELD_NUMBER: _builtins.int
     KILL_FIELD_NUMBER: _builtins.int
     LAST_RUN_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     timeout_s: _builtins.float
     where: _builtins.bool
@@ -1231,6 +1236,8 @@ class ControlRanksRequest(_message.Message):
     """SIGKILL now, with everything the rank started"""
     last_run: _builtins.int
     """with abort_groups: see AbortGroups"""
+    run_id: _builtins.str
+    """of a script: its processes are meant, not the live ranks"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1248,10 +1255,11 @@ class ControlRanksRequest(_message.Message):
         inspect: _builtins.str = ...,
         kill: _builtins.bool = ...,
         last_run: _builtins.int = ...,
+        run_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "inspect", b"inspect", "kill", b"kill", "message", b"message", "stack", b"stack", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "inspect", b"inspect", "kill", b"kill", "last_run", b"last_run", "mesh_id", b"mesh_id", "message", b"message", "ranks", b"ranks", "stack", b"stack", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "inspect", b"inspect", "kill", b"kill", "last_run", b"last_run", "mesh_id", b"mesh_id", "message", b"message", "ranks", b"ranks", "run_id", b"run_id", "stack", b"stack", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["where", "stack", "complete", "abort_groups", "inspect", "kill"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015

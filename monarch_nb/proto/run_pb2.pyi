@@ -62,6 +62,7 @@ class RunSpec(_message.Message):
     CELL_FIELD_NUMBER: _builtins.int
     PUSH_FIELD_NUMBER: _builtins.int
     PULL_FIELD_NUMBER: _builtins.int
+    SCRIPT_FIELD_NUMBER: _builtins.int
     TREE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
@@ -77,6 +78,8 @@ class RunSpec(_message.Message):
     @_builtins.property
     def pull(self) -> Global___Pull: ...
     @_builtins.property
+    def script(self) -> Global___Script: ...
+    @_builtins.property
     def tree(self) -> Global___Tree:
         """The files that the run is to see; a rank that saw another version last reloads what changed. Absent: as they are."""
 
@@ -89,13 +92,14 @@ class RunSpec(_message.Message):
         cell: Global___Cell | None = ...,
         push: Global___Push | None = ...,
         pull: Global___Pull | None = ...,
+        script: Global___Script | None = ...,
         tree: Global___Tree | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cell", b"cell", "pull", b"pull", "push", b"push", "tree", b"tree"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cell", b"cell", "pull", b"pull", "push", b"push", "script", b"script", "tree", b"tree"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cell", b"cell", "number", b"number", "output", b"output", "pull", b"pull", "push", b"push", "run_id", b"run_id", "tree", b"tree"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cell", b"cell", "number", b"number", "output", b"output", "pull", b"pull", "push", b"push", "run_id", b"run_id", "script", b"script", "tree", b"tree"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["cell", "push", "pull"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["cell", "push", "pull", "script"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -238,6 +242,90 @@ class Pull(_message.Message):
 Global___Pull: _TypeAlias = Pull  # noqa: Y015
 
 @_typing.final
+class Script(_message.Message):
+    """A program as torchrun would start it: each rank of the run is a process of its own, forked beside the live rank of
+    its slot and ended with the program.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class EnvironmentEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PATH_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    MODULE_FIELD_NUMBER: _builtins.int
+    EXECUTABLE_FIELD_NUMBER: _builtins.int
+    BESIDE_FIELD_NUMBER: _builtins.int
+    STORE_HOST_FIELD_NUMBER: _builtins.int
+    STORE_PORT_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    MAX_RESTARTS_FIELD_NUMBER: _builtins.int
+    ENVIRONMENT_FIELD_NUMBER: _builtins.int
+    CELL_NUMBER_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """As the user wrote it: a file (relative to the rank's directory), with `module` a module's name, with `executable` a
+    command.
+    """
+    module: _builtins.bool
+    executable: _builtins.bool
+    beside: _builtins.bool
+    """it does not wait for other scripts, nor they for it"""
+    store_host: _builtins.str
+    """Of this run's own torch.distributed store, hosted under the run's id."""
+    store_port: _builtins.int
+    attempt: _builtins.int
+    """how often the program was started before"""
+    max_restarts: _builtins.int
+    cell_number: _builtins.int
+    """as in Cell"""
+    @_builtins.property
+    def arguments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """added to the processes'"""
+
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        arguments: _abc.Iterable[_builtins.str] | None = ...,
+        module: _builtins.bool = ...,
+        executable: _builtins.bool = ...,
+        beside: _builtins.bool = ...,
+        store_host: _builtins.str = ...,
+        store_port: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        max_restarts: _builtins.int = ...,
+        environment: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        cell_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attempt", b"attempt", "beside", b"beside", "cell_number", b"cell_number", "environment", b"environment", "executable", b"executable", "max_restarts", b"max_restarts", "module", b"module", "path", b"path", "store_host", b"store_host", "store_port", b"store_port"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Script: _TypeAlias = Script  # noqa: Y015
+
+@_typing.final
 class RankResult(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -255,6 +343,7 @@ class RankResult(_message.Message):
     GROUP_ABORTED_FIELD_NUMBER: _builtins.int
     NOTICE_FIELD_NUMBER: _builtins.int
     UNTOUCHED_FIELD_NUMBER: _builtins.int
+    HINT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     rank: _builtins.int
     outcome: Global___Outcome.ValueType
@@ -271,6 +360,8 @@ class RankResult(_message.Message):
     """Something that the user should know about the rank, e.g. that output was lost because the disk is full."""
     untouched: _builtins.bool
     """The run wrote nothing and left nothing behind that could (thread, task, child process): its files can be reused."""
+    hint: _builtins.str
+    """What would make the next run better, e.g. what to preload."""
     @_builtins.property
     def failure(self) -> Global___Failure: ...
     @_builtins.property
@@ -296,10 +387,11 @@ class RankResult(_message.Message):
         group_aborted: _builtins.bool = ...,
         notice: _builtins.str = ...,
         untouched: _builtins.bool = ...,
+        hint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["death", b"death", "end", b"end", "failure", b"failure", "value", b"value", "value_blob", b"value_blob", "value_error", b"value_error", "value_inline", b"value_inline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_json", b"bundle_json", "death", b"death", "duration_s", b"duration_s", "end", b"end", "failure", b"failure", "group_aborted", b"group_aborted", "notice", b"notice", "outcome", b"outcome", "rank", b"rank", "run_id", b"run_id", "untouched", b"untouched", "value", b"value", "value_blob", b"value_blob", "value_error", b"value_error", "value_inline", b"value_inline"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_json", b"bundle_json", "death", b"death", "duration_s", b"duration_s", "end", b"end", "failure", b"failure", "group_aborted", b"group_aborted", "hint", b"hint", "notice", b"notice", "outcome", b"outcome", "rank", b"rank", "run_id", b"run_id", "untouched", b"untouched", "value", b"value", "value_blob", b"value_blob", "value_error", b"value_error", "value_inline", b"value_inline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_value: _TypeAlias = _typing.Literal["value_inline", "value_blob", "value_error"]  # noqa: Y015
     _WhichOneofArgType_value: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015

@@ -116,6 +116,7 @@ class RankSpec(_message.Message):
     BLOB_DIRECTORY_FIELD_NUMBER: _builtins.int
     STACKS_FILE_FIELD_NUMBER: _builtins.int
     WORKSPACE_FIELD_NUMBER: _builtins.int
+    FOR_SCRIPT_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     rank: _builtins.int
     directory: _builtins.str
@@ -129,6 +130,8 @@ class RankSpec(_message.Message):
     """faulthandler writes here on SIGUSR2"""
     workspace: _builtins.str
     """the node's copy of the notebook's files; "" when it sees the files themselves"""
+    for_script: _builtins.bool
+    """it executes one script and nothing else"""
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The whole environment of the rank (torchrun's variables included)."""
@@ -145,10 +148,11 @@ class RankSpec(_message.Message):
         blob_directory: _builtins.str = ...,
         stacks_file: _builtins.str = ...,
         workspace: _builtins.str = ...,
+        for_script: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob_directory", b"blob_directory", "directory", b"directory", "environment", b"environment", "log_directory", b"log_directory", "mesh_id", b"mesh_id", "rank", b"rank", "socket", b"socket", "stacks_file", b"stacks_file", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob_directory", b"blob_directory", "directory", b"directory", "environment", b"environment", "for_script", b"for_script", "log_directory", b"log_directory", "mesh_id", b"mesh_id", "rank", b"rank", "socket", b"socket", "stacks_file", b"stacks_file", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

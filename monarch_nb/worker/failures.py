@@ -19,17 +19,18 @@ RunInterrupted.__name__ = RunInterrupted.__qualname__ = "KeyboardInterrupt"
 RunInterrupted.__module__ = "builtins"
 
 
-def interruption(collective: str, group_aborted: bool) -> RunInterrupted:
+def interruption(collective: str, group_aborted: bool, *, makes_another: bool = True) -> RunInterrupted:
     """Return the error of an interrupted run.
 
     Args:
         collective: the one that it was freed from; empty when it was none.
         group_aborted: whether process groups were broken for it.
+        makes_another: whether the process can make another group: it goes on.
     """
     if not group_aborted:
         return RunInterrupted("interrupted")
     where = f"interrupted in {collective}" if collective else "interrupted"
-    return RunInterrupted(f"{where}; {GROUP_ABORTED}")
+    return RunInterrupted(f"{where}; {GROUP_ABORTED}" if makes_another else where)
 
 
 def explain_exit(error: SystemExit) -> SystemExit:
@@ -37,6 +38,11 @@ def explain_exit(error: SystemExit) -> SystemExit:
     asked = "" if error.code is None else f" with {error.code!r}"
     message = f"the cell asked to exit{asked}; the rank stays alive (use %mesh restart for a fresh one)"
     return SystemExit(message).with_traceback(error.__traceback__)
+
+
+def explain_status(error: SystemExit, status: int) -> SystemExit:
+    """Return the error of a script that ended itself with a status other than 0."""
+    return SystemExit(f"exited with code {status}").with_traceback(error.__traceback__)
 
 
 def readable(error: BaseException) -> BaseException:

@@ -35,6 +35,7 @@ class ActiveRun:
     """The run that the main thread executes.
 
     Attributes:
+        is_script: the process ends with it.
         task: of a cell that awaits.
         requested_at: when its interrupt was asked for; None when none was.
         delivered: the interrupt was raised in user code, or its task cancelled.
@@ -45,6 +46,7 @@ class ActiveRun:
     """
 
     run_id: str
+    is_script: bool = False
     started: float = field(default_factory=time.monotonic)
     task: asyncio.Task[None] | None = None
     requested_at: float | None = None
@@ -58,7 +60,7 @@ class ActiveRun:
 
     def error(self) -> RunInterrupted:
         """Return what its interrupt raises."""
-        return interruption(self.collective, self.group_aborted)
+        return interruption(self.collective, self.group_aborted, makes_another=not self.is_script)
 
 
 class Interrupter:

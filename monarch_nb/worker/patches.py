@@ -21,6 +21,10 @@ class SpawnError(RuntimeError):
     """A process that is spawned (not forked) can not find what was defined in a cell."""
 
 
+_plain_input, _plain_getpass = builtins.input, getpass.getpass
+_plain_dump = multiprocessing.reduction.dump
+
+
 def install() -> None:
     """Patch this process."""
     builtins.input = _refuse_input
@@ -35,6 +39,13 @@ def install() -> None:
     reduction.dump = _dump_for_spawn(reduction.dump)
 
 
+def undo() -> None:
+    """Take back what makes no sense for a script: it can be imported, and it reads the end of its input."""
+    builtins.input, getpass.getpass = _plain_input, _plain_getpass
+    reduction: Any = multiprocessing.reduction
+    reduction.dump = _plain_dump
+
+
 def _refuse_input(*_: Any, **__: Any) -> NoReturn:
     __tracebackhide__ = True
     raise StdinNotImplementedError(
@@ -46,8 +57,7 @@ def _refuse_input(*_: Any, **__: Any) -> NoReturn:
 def _refuse_breakpoint(*_: Any, **__: Any) -> NoReturn:
     __tracebackhide__ = True
     raise StdinNotImplementedError(
-        "a rank has no keyboard: breakpoint() does not work in a %%mesh cell. "
-        "Use %mesh stacks to see where ranks are, or print"
+        "a rank has no keyboard: breakpoint() does not work here. Use %mesh stacks to see where ranks are, or print"
     )
 
 
@@ -56,7 +66,7 @@ def _with_keyboard(interaction: Callable[..., None]) -> Callable[..., None]:
         __tracebackhide__ = True
         if debugger.stdin in (sys.stdin, sys.__stdin__):  # else it is one that talks over a socket
             raise StdinNotImplementedError(
-                "a rank has no keyboard: debuggers do not work in a %%mesh cell. "
+                "a rank has no keyboard: debuggers do not work here. "
                 "%tb shows the last error's traceback again, and sys.last_traceback has its frames"
             )
         interaction(debugger, *arguments)

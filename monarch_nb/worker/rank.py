@@ -1,10 +1,10 @@
-"""A rank: a forked child of the template that runs cells, pushes and pulls for ever.
+"""A rank: a forked child of the template that runs cells, pushes and pulls for ever, or one script.
 
 The main thread has one asyncio loop: it reads the work connection, runs cells, and lets background tasks of the user's
 go on in between. The control thread (control.py) answers meanwhile.
 
 `asyncio.run()` and `loop.run_until_complete()` in a cell raise "cannot be called from a running event loop", as they do
-in a notebook's kernel: a cell can await at its top level.
+in a notebook's kernel: a cell can await at its top level. A script has the main thread to itself: the loop pauses.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from monarch_nb.proto.run_pb2 import (
     RunSpec,
 )
 from monarch_nb.proto.worker_pb2 import RankSpec, ToRank
-from monarch_nb.worker import after_fork, cells, failures, lone_training, process_groups, streams
+from monarch_nb.worker import after_fork, cells, failures, lone_training, process_groups, script, streams, values
 from monarch_nb.worker.control import ControlThread
 from monarch_nb.worker.interrupts import PEERS_BREAK_WITHIN_S, ActiveRun, Interrupter
 from monarch_nb.worker.reloading import Reloader
@@ -79,11 +79,13 @@ class Rank:
         self._results = Results(spec.rank)
         self._user_code = UserCode(shell.cell_label, spec.directory, spec.workspace)
         shell.name_files = self._user_code.name_files
-        reloader = Reloader(shell, self._user_code, spec.workspace)
-        self._runner = cells.CellRunner(shell, spec.blob_directory, reloader)
-        entries = cells.user_code_entries()
-        self._interrupter = Interrupter(self._loop, self._user_code, entries, cells.not_user_files())
+        self._reloader = Reloader(shell, self._user_code, spec.workspace)
+        self._runner = cells.CellRunner(shell, spec.blob_directory, self._reloader)
+        entries = cells.user_code_entries() | {script.call.__code__}
+        files = cells.not_user_files() | {script.__file__}
+        self._interrupter = Interrupter(self._loop, self._user_code, entries, files)
         self._queue: deque[RunSpec] = deque()
+        self._script: RunSpec | None = None
         self._work: socket.socket | None = None
         self._must_forget_groups = False
         self._pid = os.getpid()
@@ -107,12 +109,18 @@ class Rank:
         self._shell.user_ns.update(after_fork.presets(os.environ))
         self._interrupter.install()
         self._control.start()
-        asyncio.set_event_loop(self._loop)
+        if self._spec.for_script:
+            script.be_plain(self._shell, self._spec.environment, self._spec.directory)
+        else:
+            asyncio.set_event_loop(self._loop)
         while True:
             try:
                 self._loop.run_forever()
             except BaseException:  # noqa: BLE001 -- sys.exit() in a background task of the user's
                 traceback.print_exc()
+            if (spec := self._script) is not None:
+                self._script = None
+                self._run_script(spec)
 
     # ---- work connection ----
 
@@ -166,6 +174,10 @@ class Rank:
         """Run what is queued; a cell that awaits goes on as a task."""
         while self._queue and self._interrupter.active is None:
             spec = self._queue.popleft()
+            if spec.HasField("script"):
+                self._script = spec
+                self._loop.stop()
+                return
             active = ActiveRun(spec.run_id)
             result = RankResult(run_id=spec.run_id, rank=self._spec.rank, outcome=OUTCOME_OK)
             self._results.start(spec.run_id)
@@ -193,6 +205,33 @@ class Rank:
             active.task = self._loop.create_task(whole, context=self._context)
         else:
             self._finish(self._context.run(_run_now, body), active, result, output)
+
+    def _run_script(self, spec: RunSpec) -> None:
+        """Run a script, outside of the loop. Afterwards the allocator ends this process."""
+        active = ActiveRun(spec.run_id, is_script=True)
+        result = RankResult(run_id=spec.run_id, rank=self._spec.rank, outcome=OUTCOME_OK)
+        self._results.start(spec.run_id)
+        output = self._output_of(spec)
+        self._interrupter.install()
+        lone_training.begin_run()
+        error: BaseException | None = active.error()
+        if self._interrupter.begin(active):
+            error = self._context.run(self._execute, spec)
+        if os.getpid() != self._pid:
+            _leave_forked_child(error)
+        status = script.exit_status(error)
+        if isinstance(error, SystemExit):
+            error = failures.explain_status(error, status) if status else None
+        if error is None:
+            values.store_value(result, status, self._spec.blob_directory)
+        self._finish(error, active, result, output)
+
+    def _execute(self, spec: RunSpec) -> BaseException | None:
+        try:
+            self._reloader.follow(spec.tree)
+        except BaseException as error:  # noqa: BLE001 -- of a module of the user's that is executed again
+            return error
+        return script.Program(spec.script, self._spec.directory).run()
 
     def _output_of(self, spec: RunSpec) -> streams.RunOutput:
         """Return the run's output, now the current one: new files, unless it is told to use the untouched ones."""
@@ -232,7 +271,7 @@ class Rank:
         if error is not None:
             self._shell.keep_error(error)
             self._describe(error, active, result)
-        result.group_aborted = active.group_aborted
+        result.group_aborted = active.group_aborted and not active.is_script
         result.duration_s = time.monotonic() - active.started
         result.end.CopyFrom(output.cursor())
         result.untouched = output.is_untouched(result.end, self._loop)
@@ -248,7 +287,7 @@ class Rank:
         if active.requested_at is not None and _is_interruption(error, active):
             result.outcome, only_users = OUTCOME_INTERRUPTED, True
             shown = active.error().with_traceback(error.__traceback__)
-        elif isinstance(error, SystemExit):
+        elif isinstance(error, SystemExit) and not active.is_script:
             shown = failures.explain_exit(error)
         else:
             shown = failures.readable(error)
@@ -315,8 +354,9 @@ def _leave() -> None:
 
 
 def _leave_forked_child(error: BaseException | None) -> NoReturn:
-    """The user forked in a cell and the child came to the cell's end: it must not go on as a second rank."""
+    """The user forked, and the child came to the end of the cell or script: it must not go on as a second rank."""
     if error is not None and not isinstance(error, SystemExit):
         traceback.print_exception(error)
+    status = script.exit_status(error)
     streams.current_output().flush()
-    os._exit(0 if error is None else 1)
+    os._exit(status)

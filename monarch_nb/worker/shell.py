@@ -1,6 +1,8 @@
 """The IPython shell of a rank: made once in the template, kept from keeping anything alive."""
 
+import atexit
 import base64
+import builtins
 import contextlib
 import inspect
 import json
@@ -158,6 +160,19 @@ class RankShell(InteractiveShell):
                 raise
         # As IPython: the code, or the negative signal when a shell reports one.
         self.user_ns["_exit_code"] = code if code <= 128 else 128 - code
+
+    def hide(self) -> None:
+        """Be found by nobody: a script's process is Python's own. Its errors are still rendered here."""
+        vars(builtins).setdefault("get_ipython", None)  # the trap takes away what may be hidden already
+        for trap in (self.display_trap, self.builtin_trap):
+            trap.__exit__(None, None, None)
+        for name in ("__IPYTHON__", "display"):
+            vars(builtins).pop(name, None)
+        for name in ("ps1", "ps2", "ps3"):
+            vars(sys).pop(name, None)
+        warnings.formatwarning = _format_warning
+        atexit.unregister(self.atexit_operations)
+        type(self).clear_instance()
 
     def ask_exit(self) -> NoReturn:
         """What `exit` and `quit` call."""

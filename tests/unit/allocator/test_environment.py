@@ -2,7 +2,7 @@
 
 import pytest
 
-from monarch_nb.allocator.environment import rank_environment
+from monarch_nb.allocator.environment import Job, Place, rank_environment
 from monarch_nb.config import RANK_TOKEN_VARIABLE, SHARED_VARIABLE
 from monarch_nb.proto import allocator_pb2 as pb
 
@@ -27,7 +27,16 @@ def environment(
     gpus: tuple[int, ...] = (),
     cpu_count: int = 16,
 ) -> dict[str, str]:
-    return rank_environment(base or {}, spec, rank, gpu_indices=gpus, incarnation=2, token="t", cpu_count=cpu_count)
+    job = Job(spec.mesh_id, spec.master_host, spec.master_port, restarts=2)
+    return rank_environment(
+        base or {},
+        Place.in_mesh(spec, rank),
+        job,
+        gpu_indices=gpus,
+        token="t",
+        cpu_count=cpu_count,
+        added=spec.environment,
+    )
 
 
 def test_torchruns_variables() -> None:

@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.remember import read_state
 from monarch_nb.allocator.sessions import Session
 from monarch_nb.allocator.state import NodeState
+from monarch_nb.allocator.supervisor import RankProcess
 from monarch_nb.allocator.workspace.pending import Pending
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import MonarchNbError, ReservationExpired, ReservationNotFound
@@ -77,7 +77,7 @@ class FakeSupervisor:
         self.asked.set()
         await self.may_fork.wait()
         forked = [
-            SimpleNamespace(mesh_id=r.mesh_id, rank=r.rank, record=r, link=FakeLink(), killed_by_us=False)
+            RankProcess(r.mesh_id, r.rank, r, FakeLink(), None, 0)  # type: ignore[arg-type]
             for r, _ in planned
         ]
         self.ranks |= {(rank.mesh_id, rank.rank): rank for rank in forked}
@@ -122,6 +122,11 @@ def reserve(node: Node, reservation_id: str = "r") -> None:
     node.reserve(pb.ReserveRequest(reservation_id=reservation_id, name=reservation_id, owner="me", procs=2))
 
 
+def tell(node: NodeWithoutProcesses, result: run_pb2.RankResult) -> None:
+    """A rank says what a run has come to."""
+    node._on_result(node.supervisor.ranks[MESH, result.rank], result)
+
+
 def store_request() -> pb.HostStoreRequest:
     return pb.HostStoreRequest(reservation_id="r", mesh_id=MESH)
 
@@ -154,7 +159,7 @@ def assert_nothing_left(node: NodeWithoutProcesses) -> None:
     assert (node.state.leases, node.state.meshes, node._mesh_records) == ({}, {}, {})
     assert (node.supervisor.ranks, node.supervisor.stores) == ({}, set())
     assert not node.paths.mesh(MESH).exists()
-    node._flush()
+    node.flush()
     assert not node._database._written
 
 
@@ -439,7 +444,7 @@ class TestRelease:
 
     async def test_a_disk_that_is_full(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)
-        node._flush()
+        node.flush()
         node._database._connection.execute("PRAGMA max_page_count = 2")
         node._database.put("lease", "big", state_pb2.LeaseRecord(request={"name": "x" * 1_000_000}))
         assert await node.release("r") == 2
@@ -507,7 +512,7 @@ class TestLimits:
         submit(node, "run")
         assert node.expiry.idle_for_s("r") == 0
         for rank in (0, 1):
-            node._on_result(MESH, run_pb2.RankResult(run_id="run", rank=rank))
+            tell(node, run_pb2.RankResult(run_id="run", rank=rank))
         assert 0 < node.expiry.idle_for_s("r") < 60
 
     async def test_attached_clients_are_told_what_others_say_of_the_files(self, node: NodeWithoutProcesses) -> None:
@@ -616,10 +621,10 @@ class TestRuns:
     async def test_a_result_is_acknowledged_when_it_is_stored(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)
         submit(node, "a")
-        node._on_result(MESH, self.result("a"))
+        tell(node, self.result("a"))
         link = node.supervisor.ranks[MESH, 0].link
         assert link.forgotten == []
-        node._flush()
+        node.flush()
         assert link.forgotten == ["a"]
 
     async def test_an_interrupt_is_told_to_the_ranks_that_run_it_and_to_no_other(
@@ -628,7 +633,7 @@ class TestRuns:
         await spawn(node)
         session = submit(node, "a")
         submit(node, "b", session)
-        node._on_result(MESH, self.result("a", rank=1))  # which goes on with the next
+        tell(node, self.result("a", rank=1))  # which goes on with the next
         for run_id, told in (("b", [[], ["b"]]), ("a", [["a"], ["b"]]), ("unknown", [["a"], ["b"]])):
             interrupt(node, run_id)
             links = [node.supervisor.ranks[MESH, rank].link for rank in (0, 1)]
@@ -641,7 +646,7 @@ class TestRuns:
         for rank, bundle in ((0, "small"), (1, "x" * 10_000)):
             result = self.result("a", rank=rank)
             result.bundle_json, result.value_inline = bundle, b"value"
-            node._on_result(MESH, result)
+            tell(node, result)
         node.collected(["a"])
         results = node.state.meshes[MESH].runs["a"].results
         assert [(result.bundle_json, result.value_inline) for _, result in sorted(results.items())] == [
@@ -652,23 +657,23 @@ class TestRuns:
     async def test_a_disk_that_is_full_leaves_results_with_their_ranks(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)
         submit(node, "a")
-        node._flush()
+        node.flush()
         pages = node._database._connection.execute("PRAGMA page_count").fetchone()[0]
         node._database._connection.execute(f"PRAGMA max_page_count = {pages}")
         large = self.result("a")
         large.bundle_json = "x" * 1_000_000
-        node._on_result(MESH, large)
-        node._flush()
+        tell(node, large)
+        node.flush()
         assert node.supervisor.ranks[MESH, 0].link.forgotten == []
         node._database._connection.execute("PRAGMA max_page_count = 1000000")
-        node._flush()
+        node.flush()
         assert node.supervisor.ranks[MESH, 0].link.forgotten == ["a"]
 
     async def test_the_result_of_an_unknown_run_stays_with_its_rank(self, node: NodeWithoutProcesses) -> None:
         """The allocator before this one was killed before it wrote the run down: its client submits it again."""
         await spawn(node)
-        node._on_result(MESH, self.result("lost"))
-        node._flush()
+        tell(node, self.result("lost"))
+        node.flush()
         link = node.supervisor.ranks[MESH, 0].link
         assert link.forgotten == []
         submit(node, "lost", number=7)
@@ -694,9 +699,9 @@ class TestRuns:
             run_id = f"run{number}"
             submit(node, run_id, number=number)
             for rank in (0, 1):
-                node._on_result(MESH, self.result(run_id, rank))
+                tell(node, self.result(run_id, rank))
             node.collected([run_id])
-            node._flush()
+            node.flush()
         again = NodeWithoutProcesses(node.paths, "node0", procs=4, gpus=[], python="python", preload=[])
         again._read_state()
         assert again.state.meshes[MESH].numbers == {2}

@@ -1,0 +1,175 @@
+"""The processes of scripts: forked for one run beside the live ranks of its slots, and ended with it.
+
+To the supervisor and the database they are the ranks of a mesh whose id is the run's. What they print, and what they
+come to, belongs to the mesh on whose slots they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from monarch_nb.allocator.output import RankFiles
+from monarch_nb.allocator.runs import Mesh, Run
+from monarch_nb.allocator.specs import plan_script
+from monarch_nb.allocator.supervisor import RankProcess
+from monarch_nb.errors import MonarchNbError
+from monarch_nb.frames import pack_pickle
+from monarch_nb.proto import run_pb2, state_pb2
+from monarch_nb.proto import worker_pb2 as wire
+
+if TYPE_CHECKING:
+    from monarch_nb.allocator.node import Node
+
+_EXIT_STATUS_0 = b"".join(pack_pickle(0, pickle.dumps))
+"""The value of a run that ended its process well by itself."""
+
+
+@dataclass
+class _Start:
+    """Processes of a run that are being forked; `given_up` when it was interrupted meanwhile."""
+
+    run: Run
+    ranks: list[int]
+    given_up: bool = False
+
+
+class Scripts:
+    """Starts, watches and ends the scripts of a node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._starting: dict[asyncio.Task[None], _Start] = {}
+
+    # ---- begin ----
+
+    def start(self, mesh_id: str, run_id: str, ranks: Iterable[int]) -> None:
+        """Fork a run's processes on these ranks' slots, and send them the run."""
+        mesh = self._node.state.meshes[mesh_id]
+        start = _Start(mesh.runs[run_id], list(ranks))
+        task = asyncio.get_running_loop().create_task(self._start(mesh, start))
+        self._starting[task] = start
+        task.add_done_callback(self._starting.pop)
+
+    async def _start(self, mesh: Mesh, start: _Start) -> None:
+        node, run, ranks = self._node, start.run, start.ranks
+        try:
+            forked = await node.fork(
+                mesh, lambda copy: [plan_script(node.paths, mesh, run, rank, copy) for rank in ranks]
+            )
+        except (MonarchNbError, OSError) as error:
+            failure = run_pb2.Failure(name=type(error).__name__, message=str(error))
+            for rank in ranks:
+                self._give_back(run, rank, outcome=run_pb2.OUTCOME_ERROR, failure=failure)
+            return
+        if start.given_up:
+            await node.supervisor.end(forked, patience_s=0.0)
+            node.forget_ranks(forked)
+            return
+        encoded = wire.ToRank(run=run.submit.run).SerializeToString()
+        for process in forked:
+            process.link.start(encoded)
+
+    def _give_back(
+        self, run: Run, rank: int, outcome: run_pb2.Outcome.ValueType, failure: run_pb2.Failure | None = None
+    ) -> None:
+        """A run has not begun on a rank, and will not."""
+        mesh_id = run.submit.mesh_id
+        result = run_pb2.RankResult(run_id=run.run_id, rank=rank, outcome=outcome, failure=failure)
+        self._node.apply(self._node.state.script_result(mesh_id, result))
+        self._node.apply(self._node.state.script_ended(mesh_id, rank, run.run_id))
+
+    # ---- the end ----
+
+    def on_result(self, process: RankProcess, result: run_pb2.RankResult) -> None:
+        """A script has ended: so does its process, with all that it started, once the result is written down."""
+        self._node.apply(self._node.state.script_result(process.home_id, result))
+        self._node.flush()
+        process.watch.kill()
+
+    def on_death(self, process: RankProcess, status: int | None) -> None:
+        """The process has ended: on our word, or in the middle of the script."""
+        node, mesh_id, rank = self._node, process.home_id, process.rank
+        mesh = node.state.meshes.get(mesh_id)
+        run = mesh.runs.get(process.mesh_id) if mesh else None
+        if run is not None and rank not in run.results:
+            node.apply(node.state.script_result(mesh_id, self._outcome(process, run, status)))
+        node.supervisor.stacks(process).unlink(missing_ok=True)
+        node.forget_ranks([process])
+        node.apply(node.state.script_ended(mesh_id, rank, process.mesh_id))
+
+    def _outcome(self, process: RankProcess, run: Run, status: int | None) -> run_pb2.RankResult:
+        """Return what became of a script that ended its process, or was ended, without a word."""
+        files = RankFiles(self._node.paths.runs(process.home_id), run.output, process.rank)
+        result = run_pb2.RankResult(run_id=run.run_id, rank=process.rank, end=files.end())
+        result.duration_s = time.time() - (run.started_at or run.submitted_at)
+        if status == 0:
+            result.outcome, result.value_inline = run_pb2.OUTCOME_OK, _EXIT_STATUS_0
+            return result
+        result.outcome = run_pb2.OUTCOME_DIED
+        result.death.CopyFrom(self._node.explain_death(process, status, files))
+        if result.death.HasField("exit_code"):
+            result.death.likely_cause = ""  # as any program that ends with a code of its own
+        return result
+
+    # ---- interrupts ----
+
+    def interrupt(self, run_id: str) -> None:
+        """Interrupt a run where it has begun; where its processes are being forked it will not begin."""
+        for start in list(self._starting.values()):
+            if start.run.run_id == run_id and not start.given_up:
+                start.given_up = True
+                for rank in start.ranks:
+                    self._give_back(start.run, rank, outcome=run_pb2.OUTCOME_CANCELLED)
+        for process in self.of_run(run_id):
+            request = wire.ControlRequest(interrupt=wire.InterruptRun(run_id=run_id))
+            if not process.link.tell(request):  # it is another program by now (os.execv)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.record.process.pid, signal.SIGINT)
+
+    def kill(self, run_id: str, ranks: Iterable[int]) -> list[RankProcess]:
+        """SIGKILL a run's processes on some ranks, with all that they started."""
+        doomed = [process for process in self.of_run(run_id) if process.rank in ranks]
+        self._node.supervisor.kill(doomed)
+        return doomed
+
+    # ---- who does what ----
+
+    def of_run(self, run_id: str) -> list[RankProcess]:
+        """Return a run's living processes."""
+        return [process for process in self._node.supervisor.ranks.values() if process.mesh_id == run_id]
+
+    def at_work(self, mesh: Mesh, rank: int) -> RankProcess | None:
+        """Return the process that executes the newest script on a rank's slot, if one does."""
+        known = self._node.supervisor.ranks
+        running = [run for run_id in mesh.ranks[rank].scripts if (run := mesh.runs.get(run_id))]
+        there = {run.number: known.get((run.run_id, rank)) for run in running if rank not in run.results}
+        return there[max(there)] if there else None
+
+    # ---- a restarted allocator ----
+
+    def resume(self, records: Iterable[state_pb2.RankRecord]) -> None:
+        """Know the processes that the allocator before this one had, before they are adopted."""
+        known = ((record.script_of, record.rank, record.mesh_id) for record in records if record.script_of)
+        self._node.apply(self._node.state.scripts_known(known))
+
+    def on_hello(self, process: RankProcess, hello: wire.RankHello) -> None:
+        """A process says what it has done: the run may not have been sent to it."""
+        mesh = self._node.state.meshes.get(process.home_id)
+        run = mesh.runs.get(process.mesh_id) if mesh else None
+        for result in hello.results:
+            self.on_result(process, result)
+        if run is not None and not hello.running and not hello.done:
+            process.link.start(wire.ToRank(run=run.submit.run).SerializeToString())
+
+    def close(self) -> None:
+        """Stop starting."""
+        for task in list(self._starting):
+            task.cancel()
