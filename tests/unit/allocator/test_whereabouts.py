@@ -12,9 +12,10 @@ import pytest
 
 from monarch_nb.allocator import whereabouts
 from monarch_nb.allocator.state import NodeState
+from monarch_nb.allocator.supervisor import RankProcess
 from monarch_nb.allocator.whereabouts import Whereabouts
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.proto import run_pb2
+from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
 
 COLLECTIVE = run_pb2.Where.STATE_COLLECTIVE
@@ -55,8 +56,8 @@ class Node:
         self.supervisor = SimpleNamespace(ranks={("m", rank): self._process(rank) for rank in (0, 1)})
 
     def _process(self, rank: int) -> Any:
-        record = SimpleNamespace(process=SimpleNamespace(pid=10 + rank))
-        return SimpleNamespace(mesh_id="m", rank=rank, record=record, link=self.links[rank])
+        record = state_pb2.RankRecord(mesh_id="m", rank=rank, process=state_pb2.ProcessIdentity(pid=10 + rank))
+        return RankProcess("m", rank, record, self.links[rank], watch=None, oom_kills_before=0)  # type: ignore[arg-type]
 
     def began(self, ago_s: float) -> None:
         self.state.begun("m", "a", time.time() - ago_s)
@@ -76,7 +77,7 @@ async def test_a_run_that_lasts_is_asked_about(node: Any) -> None:
     places = Whereabouts(node)
     node.began(ago_s=5)
     await places.refresh()
-    where = places.of(10, node.slot)
+    where = places.of(10, node.slot.running)
     assert where is not None
     assert (where.collective, where.line) == ("all_reduce", "train.py:41")
     assert node.links[1].asked == 0, "it is idle"
@@ -89,7 +90,7 @@ async def test_a_short_run_is_not(node: Any) -> None:
     node.began(ago_s=0.1)
     await places.refresh()
     assert node.links[0].asked == 0
-    assert places.of(10, node.slot) is None
+    assert places.of(10, node.slot.running) is None
 
 
 async def test_who_does_not_answer_is_waited_for_a_little_and_not_asked_again_meanwhile(
@@ -103,10 +104,10 @@ async def test_who_does_not_answer_is_waited_for_a_little_and_not_asked_again_me
         await places.refresh()
         await places.refresh()
     assert node.links[0].asked == 1
-    assert places.of(10, node.slot) is None
+    assert places.of(10, node.slot.running) is None
     node.links[0].answered.set()
     await asyncio.sleep(0.01)
-    assert places.of(10, node.slot) is not None, "a late answer counts"
+    assert places.of(10, node.slot.running) is not None, "a late answer counts"
     await places.refresh()
     assert node.links[0].asked == 2
 
@@ -116,8 +117,8 @@ async def test_an_answer_about_another_run_or_long_ago_is_none(node: Any, monkey
     node.began(ago_s=5)
     await places.refresh()
     node.slot.running = "b"
-    assert places.of(10, node.slot) is None
+    assert places.of(10, node.slot.running) is None
     node.slot.running = "a"
-    assert places.of(11, node.slot) is None
+    assert places.of(11, node.slot.running) is None
     monkeypatch.setattr(whereabouts, "_FORGOTTEN_S", 0.0)
-    assert places.of(10, node.slot) is None
+    assert places.of(10, node.slot.running) is None

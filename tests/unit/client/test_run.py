@@ -83,7 +83,7 @@ class FakeCore:
     async def control(self, ranks: list[int], **message: Any) -> dict[int, pb.RankReply]:
         return {}
 
-    async def where(self, ranks: list[int]) -> dict[int, run_pb2.Where]:
+    async def where(self, ranks: list[int], run_id: str = "") -> dict[int, run_pb2.Where]:
         self.asked_where.append(ranks)
         return self.places
 
