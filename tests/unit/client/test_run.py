@@ -509,7 +509,7 @@ class TestResults:
     ) -> None:
         monkeypatch.setattr(run_module, "STOP_WAIT_S", 0.0)
 
-        async def where(_: list[int]) -> dict[int, run_pb2.Where]:
+        async def where(_: list[int], run_id: str) -> dict[int, run_pb2.Where]:
             harness.finished(*range(7), outcome=run_pb2.OUTCOME_INTERRUPTED)
             harness.run.on_link(harness.nodes[1], up=False)
             return {}
