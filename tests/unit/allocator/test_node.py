@@ -178,7 +178,7 @@ class TestRestart:
         assert sorted(record.token for _, record in left) == sorted(process.record.token for process in old)
         node.supervisor.may_end.set()
         await asyncio.gather(*node._ending)
-        node._flush()
+        node.flush()
         assert (node.supervisor.leaving, list(node._database.read("leaving", state_pb2.RankRecord))) == ([], [])
 
     async def test_those_with_gpus_end_first(self, node: NodeWithoutProcesses) -> None:
