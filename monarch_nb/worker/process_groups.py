@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 from monarch_nb.errors import GROUP_ABORTED, ProcessGroupAborted
-from monarch_nb.worker import c10d, collectives, connections, group_connections, rendezvous
+from monarch_nb.worker import c10d, collectives, connections, group_connections, held_groups, rendezvous
 from monarch_nb.worker.connections import Endpoint, resolve
 from monarch_nb.worker.group_connections import GroupConnections
 from monarch_nb.worker.rendezvous import Rendezvous
@@ -330,6 +330,7 @@ def _note_interrupt() -> None:
 
 
 def _patch(rendezvous: Rendezvous, module: Any) -> None:
+    held_groups.install()
     c10d.replace(module.init_process_group, _wrap_init(rendezvous, module))
     c10d.replace(module.destroy_process_group, _wrap_destroy(module))
     module._new_process_group_helper = _wrap_helper(module._new_process_group_helper)
