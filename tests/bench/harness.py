@@ -148,21 +148,21 @@ class Bench:
     # ---- rivals ----
 
     @contextmanager
-    def start_torchrun(self, program: str) -> Iterator[subprocess.Popen[str]]:
-        """Start a program of ours under torchrun on 8 ranks; its output is to be read from `stdout`."""
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
+    def start_torchrun(self, program: str, ranks: int = RANKS) -> Iterator[subprocess.Popen[str]]:
+        """Start a program of ours under torchrun; its output is to be read from `stdout`."""
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
         command += ["--master-port", str(_free_port()), str(PROGRAMS / program)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with _bounded(command, stderr=subprocess.DEVNULL, env=environment) as process:
             yield process
 
-    def torchrun(self, program: str, word: str) -> list[float]:
+    def torchrun(self, program: str, word: str, ranks: int = RANKS) -> list[float]:
         """Run a program under torchrun; return the number that each rank printed after `word`."""
-        with self.start_torchrun(program) as process:
-            lines = [line.split() for line in process.communicate()[0].splitlines()]
-        numbers = [float(number) for first, number in lines if first == word]
-        if len(numbers) != RANKS:
-            raise CannotRun(f"torchrun ended with {process.returncode}: {len(numbers)} of {RANKS} ranks finished")
+        with self.start_torchrun(program, ranks) as process:
+            text = process.communicate()[0]
+        numbers = numbers_after(word, text)
+        if len(numbers) != ranks:
+            raise CannotRun(f"torchrun ended with {process.returncode}: {len(numbers)} of {ranks} ranks finished")
         return numbers
 
     @cached_property
@@ -218,6 +218,22 @@ def _bounded(command: list[str], **options: Any) -> Iterator[subprocess.Popen[st
 def program(name: str) -> str:
     """Return the text of a program, to be run as a cell."""
     return (PROGRAMS / name).read_text()
+
+
+def numbers_after(word: str, text: str) -> list[float]:
+    """Return the numbers of the lines that consist of `word` and one."""
+    lines = [line.split() for line in text.splitlines()]
+    return [float(line[1]) for line in lines if len(line) == 2 and line[0] == word]
+
+
+def alternately(bench: Bench, ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[float, float]:
+    """Return the medians; alternating, because other load on the machine comes and goes."""
+    our_s, their_s = [], []
+    for _ in range(bench.repeats(3, 1)):
+        our_s += [ours() for _ in range(3)]
+        bench.say(f"ours {', '.join(map(duration, our_s[-3:]))}; now torchrun")
+        their_s.append(theirs())
+    return median(our_s), median(their_s)
 
 
 def seconds(function: Callable[[], object]) -> float:

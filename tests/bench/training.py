@@ -1,0 +1,89 @@
+"""Programs that people train with: as a script, and as a cell that is run again."""
+
+from __future__ import annotations
+
+import time
+from importlib.util import find_spec
+
+from monarch_nb.client.events import Event, Text
+from tests.bench.harness import (
+    PROGRAMS,
+    Bench,
+    CannotRun,
+    Outcome,
+    Row,
+    Shape,
+    alternately,
+    compared,
+    duration,
+    numbers_after,
+    program,
+    seconds,
+)
+
+RANKS = 4
+
+
+def script(bench: Bench) -> Outcome:
+    with bench.reserved(1, RANKS) as reservation:
+
+        def ours() -> float:
+            told: list[str] = []
+
+            def note(event: Event) -> None:
+                if isinstance(event, Text):
+                    told.append(event.text)
+
+            began_s = time.time()
+            reservation.mesh.run_script(str(PROGRAMS / "ddp.py"), listener=note)
+            ends_s = numbers_after("first", "".join(told))
+            if len(ends_s) != RANKS:
+                raise CannotRun(f"only {len(ends_s)} of {RANKS} ranks said when their first step was over")
+            return max(ends_s) - began_s
+
+        def torchruns() -> float:
+            began_s = time.time()
+            return max(bench.torchrun("ddp.py", "first", RANKS)) - began_s
+
+        ours()
+        our_s, their_s = alternately(bench, ours, torchruns)
+    return Outcome(duration(our_s), their_s / our_s >= 10, f"torchrun {duration(their_s)}", compared(our_s, their_s))
+
+
+def second_fit(bench: Bench) -> Outcome:
+    if find_spec("lightning") is None:
+        raise CannotRun("lightning is not installed here: pip install 'monarch-nb[lightning]'")
+    text = program("fit.py")
+    with bench.reserved(1, RANKS) as reservation:
+
+        def torchruns() -> float:
+            began_s = time.time()
+            return max(bench.torchrun("fit.py", "fitted", RANKS)) - began_s
+
+        reservation.mesh.run(text)
+        our_s, their_s = alternately(bench, lambda: seconds(lambda: reservation.mesh.run(text)), torchruns)
+    return Outcome(duration(our_s), their_s / our_s >= 20, f"torchrun {duration(their_s)}", compared(our_s, their_s))
+
+
+ROWS = [
+    Row(
+        "script",
+        f"`%mesh run ddp.py` on {RANKS} ranks, warm, to the end of the first step, against torchrun running the same",
+        "at least 10 times faster",
+        "Ours: from the call of `mesh.run_script()`, which forks fresh processes, to the end of the first optimizer "
+        "step on the last rank, as the ranks print it, median of 9. torchrun: from its start to the same moment, "
+        "median of 3. The script is `tests/bench/programs/ddp.py`: DDP with Gloo.",
+        script,
+        Shape(1, RANKS),
+    ),
+    Row(
+        "fit",
+        f"the second `fit` of a small LightningModule on {RANKS} ranks, against torchrun running the same script",
+        "at least 20 times faster",
+        "Ours: `mesh.run(program)` where the same cell was run before (everything in it again: module, data, "
+        "`Trainer`, `fit`), to its return, median of 9. torchrun: from its start to the end of `fit` on the last rank, "
+        "median of 3. The program is `tests/bench/programs/fit.py`: one epoch of 4 steps with DDP.",
+        second_fit,
+        Shape(1, RANKS),
+    ),
+]
