@@ -95,15 +95,6 @@ class TestRestart:
             wait_for_end(pid, 20)
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted(map(str, range(8)))
 
-    def test_released_while_they_end(self, pool_home: Path) -> None:
-        """What is left behind, `pool_home` finds."""
-        reservation = reserve("short", procs=1)
-        old = pids_of(reservation.mesh)[0]
-        os.kill(old, signal.SIGSTOP)
-        reservation.mesh.restart()
-        reservation.release()
-        assert not lives(old), "the slot is free only when both have ended"
-
 
 CHILDREN = """
 import multiprocessing, os, subprocess, sys, threading
@@ -153,8 +144,12 @@ class TestChildren:
 
     def test_they_go_when_the_reservation_is_released(self, pool_home: Path) -> None:
         reservation = reserve("short", procs=1)
+        replaced = pids_of(reservation.mesh)[0]
+        os.kill(replaced, signal.SIGSTOP)  # so that it takes two seconds to end
+        reservation.mesh.restart()
         [pids] = reservation.mesh.run(CHILDREN).values
         reservation.release()
+        assert not lives(replaced), "the slot is free when both have ended"
         self.assert_gone(pids)
 
     def test_those_of_other_ranks_stay(self, mesh: Mesh, children: dict[str, int]) -> None:
