@@ -10,6 +10,8 @@ LAB := $(VENV)/.lab
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 NOTEBOOKS := tests/integration/test_notebooks.py
+# Compiled when first imported: most modules never are, and that is a third of an installation's work.
+export PIP_NO_COMPILE := 1
 # Builds and tests the panel; node is among the tools in the virtual environment.
 JLPM := cd labextension && PATH="$(abspath $(BIN)):$$PATH" jlpm
 NODE_MODULES := labextension/node_modules/.installed
@@ -19,7 +21,7 @@ PANEL_SOURCES := $(wildcard labextension/*.json labextension/*.mjs) $(shell find
 say = printf '\n\033[1m==> %s\033[0m\n'
 
 .NOTPARALLEL:
-.PHONY: help install panel demo lab format check test unit ui itest e2e notebooks bench proto docs clean
+.PHONY: help install panel demo lab format check test quick unit ui itest e2e notebooks bench proto docs clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## */\1\t/' | expand -t 12
@@ -86,6 +88,12 @@ check: install $(NODE_MODULES)  ## Lint, types, layers, protos, stubs
 	@$(JLPM) check
 
 test: check unit ui itest e2e notebooks  ## Everything (under 15 minutes on 2 cores)
+	@$(say) 'All passed'
+
+quick: check unit ui panel  ## Lint, types, unit tests and one test of each other kind (under 3 minutes)
+	@$(say) 'One test of each kind'
+	@$(PYTEST) -n 2 -m quick tests/integration
+	@$(PYTEST) -m quick tests/e2e
 	@$(say) 'All passed'
 
 unit: install  ## Tests without processes: seconds

@@ -56,11 +56,16 @@ def home_variables(folder: Path) -> dict[str, str]:
 class Lab:
     """A JupyterLab server, with the panel as it is built now.
 
+    Args:
+        python: of another environment, which has a panel of its own.
+
     Attributes:
         notebooks: the folder that it serves.
     """
 
-    def __init__(self, folder: Path, port: int, base_url: str = "/", options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, port: int, base_url: str = "/", options: Sequence[str] = (), python: str = ""
+    ) -> None:
         self.notebooks = folder / "notebooks"
         self.notebooks.mkdir()
         self._settings = folder / "settings" / "@jupyterlab"
@@ -69,9 +74,11 @@ class Lab:
         self._base_url = base_url
         self._options = options
         self._port = port
+        self._python = python or sys.executable
         self._set("apputils-extension", "notification", {"fetchNews": "false", "checkForUpdates": False})
         self._set("completer-extension", "manager", {"providerTimeout": WAIT_MS})  # else after 1 s it offers nothing
-        _install_panel(folder)
+        if not python:
+            _install_panel(folder)
 
     def start(self) -> None:
         """Start it, and wait until it serves; again after `stop`, where it was."""
@@ -79,7 +86,7 @@ class Lab:
         self._ready = threading.Event()
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1"),
+                *(self._python, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1"),
                 *(f"--port={self._port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={self._token}"),
                 *(f"--ServerApp.root_dir={self.notebooks}", f"--ServerApp.base_url={self._base_url}"),
                 *self._options,
@@ -175,10 +182,10 @@ def _install_panel(folder: Path) -> None:
 
 
 @contextmanager
-def running_lab(folder: Path, base_url: str = "/", options: Sequence[str] = ()) -> Iterator[Lab]:
+def running_lab(folder: Path, base_url: str = "/", options: Sequence[str] = (), python: str = "") -> Iterator[Lab]:
     """A JupyterLab that keeps all it has in `folder`, of which `home_variables` are set."""
     with held_port() as port:
-        lab = Lab(folder, port, base_url, options)
+        lab = Lab(folder, port, base_url, options, python)
         try:
             lab.start()
             yield lab

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from e2e.lab import OpenNotebook
@@ -15,6 +16,7 @@ RESPONSIVE_MS = 2_000
 MAX_STORED_BYTES = 200_000
 
 
+@pytest.mark.quick
 def test_output_folds_by_ranks(open_notebook: OpenNotebook) -> None:
     figure = "import matplotlib.pyplot as plt\nif rank == 1:\n    plt.plot([1, 2])"
     notebook = open_notebook(

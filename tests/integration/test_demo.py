@@ -28,6 +28,7 @@ def home_of(demo: subprocess.CompletedProcess[str]) -> Path:
     return Path(home)
 
 
+@pytest.mark.quick
 def test_it_shows_cells_and_takes_its_pool_down(tmp_path: Path) -> None:
     reserve = "%load_ext monarch_nb\n%mesh reserve dev --nodes 2 --procs 4"
     hello, many_lines = "%%mesh\nprint('hello from', world_size)", "print(*range(100), sep='\\n')"

@@ -16,6 +16,7 @@ from integration.live import Gate
 from monarch_nb.shape import Extent, parse_targets
 
 pytestmark = pytest.mark.usefixtures("shared_pool")
+README = Path(__file__).resolve().parents[2] / "README.md"
 COUNT = "import time\nfor i in range(600):\n    print('step', i)\n    time.sleep(0.05)"
 
 
@@ -134,6 +135,21 @@ def kernel(open_kernel: Callable[[], Kernel]) -> Kernel:
     assert opened.run("%load_ext monarch_nb") == ""
     assert opened.run("%mesh reserve dev --nodes 2 --procs 2").startswith("dev: 2 nodes × 2 procs, 4 ranks ready in ")
     return opened
+
+
+@pytest.mark.quick
+def test_the_hung_collective_of_the_readme(open_kernel: Callable[[], Kernel]) -> None:
+    [section] = re.findall(r"^## A collective that hangs.*?^## ", README.read_text(), re.DOTALL | re.MULTILINE)
+    hang, waiting, interrupted, go_on, went_on = re.findall(r"^```\w*\n(.*?)\n```", section, re.DOTALL | re.MULTILINE)
+    kernel = open_kernel()
+    kernel.run("%load_ext monarch_nb\n%mesh reserve dev --nodes 2 --procs 4")
+    kernel.run("%%mesh\nimport torch.distributed as dist\ndist.init_process_group('gloo')")
+    kernel.run("%%mesh\nimport torch\nweights = torch.ones(3) * rank")
+    cell = kernel.start(hang)
+    kernel.wait(cell, waiting)
+    kernel.interrupt()
+    assert interrupted in re.sub(r"\x1b\[\d+m", "", kernel.wait(cell))
+    assert kernel.run(go_on).strip() == went_on
 
 
 def test_cells(kernel: Kernel) -> None:

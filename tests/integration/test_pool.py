@@ -29,6 +29,7 @@ def kill(node: Node, number: signal.Signals = signal.SIGKILL) -> None:
     assert not local.nodes()[int(node.node_id[4:])].alive
 
 
+@pytest.mark.quick
 def test_up_again_more_and_another_shape(pool_home: Path) -> None:
     said: list[str] = []
     first = local.up(1, 2, progress=said.append)

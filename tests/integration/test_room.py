@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import shutil
 import signal
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from integration.live import TIMEOUT_S
 from integration.test_kernel import Kernel
 from monarch_nb import list_reservations, reserve
 from monarch_nb.errors import CapacityError
@@ -53,6 +55,19 @@ def test_two_at_once_get_what_they_ask_for(pool_home: Path, is_up: bool) -> None
         second = threads.submit(reserve, "second", nodes=2, procs=2)
     assert first.result().mesh.run("rank").values == [0, 1]
     assert second.result().mesh.run("rank").values == [0, 1, 2, 3]
+
+
+def test_nodes_do_not_end_under_somebody_who_reserves(pool_home: Path) -> None:
+    local.up(1, 1)
+    said: queue.Queue[str] = queue.Queue()
+    with ThreadPoolExecutor() as threads:
+        with local.steady():
+            wide = threads.submit(reserve, "wide", procs=2, progress=said.put)
+            assert said.get(timeout=TIMEOUT_S) == "waiting: others are reserving"
+            narrow = reserve("narrow", procs=1)
+        with pytest.raises(CapacityError, match=r"narrow \(.*\) holds 1 proc"):
+            wide.result()
+    assert narrow.mesh.run("rank").values == [0]
 
 
 def test_ctrl_c_leaves_it_as_it_was_or_up(pool_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ def displays(rank: RankProcess, number: int) -> list[tuple[int, dict[str, Any]]]
 # ---- values ----
 
 
+@pytest.mark.quick
 def test_the_last_expression_is_shown_and_returned(rank: RankProcess) -> None:
     result = rank.run("x = 2\nx * 21")
     assert result.outcome == OUTCOME_OK

@@ -104,8 +104,12 @@ def test_a_pool_that_holds_nothing_would_take_another_shape(
 ) -> None:
     told = ask(panel, "check", action="reserve", values=VALUES | changes)
     assert told == {"ok": True, "message": f"the local pool will become {prospect} for it"}
+
+
+def test_a_pool_that_is_used_stays_as_it_is(panel: Panel, pool: FakePool) -> None:
     hold([pool.fakes[1].reply], "other", procs=1)
-    assert not ask(panel, "check", action="reserve", values=VALUES | changes)["ok"]
+    told = ask(panel, "check", action="reserve", values=VALUES | {"per_node": 9})
+    assert "only 0 of 2 nodes can take 9 procs" in told["errors"]["per_node"]
 
 
 def test_a_name_that_is_held_with_another_shape_is_refused_at_the_name(panel: Panel, pool: FakePool) -> None:

@@ -97,8 +97,8 @@ async def test_a_body_that_is_no_json_is_refused(client: Client, body: str) -> N
 
 
 async def test_a_field_has_its_message(client: Client) -> None:
-    status, answer = await client.fetch("api/reserve", {"values": VALUES | {"nodes": 3}})
-    assert (status, answer) == (400, {"message": "Nodes: at most 2", "errors": {"nodes": "at most 2"}})
+    status, answer = await client.fetch("api/reserve", {"values": VALUES | {"nodes": 65}})
+    assert (status, answer) == (400, {"message": "Nodes: at most 64", "errors": {"nodes": "at most 64"}})
 
 
 async def test_what_does_not_fit_is_a_conflict(client: Client, pool: FakePool) -> None:
