@@ -206,6 +206,11 @@ class RankFailure:
     stderr_tail: tuple[str, ...] = field(default_factory=tuple)
 
     @property
+    def is_consequence(self) -> bool:
+        """Whether it failed because others did, or somebody wanted it to end."""
+        return self.kind in ("interrupted", "cancelled") or self.name == ProcessGroupAborted.__name__
+
+    @property
     def traceback(self) -> str:
         """The traceback as plain text."""
         return escapes.strip(self.rendered)
@@ -259,7 +264,8 @@ class RunFailed(MonarchNbError):
     def groups(self) -> list[tuple[list[int], RankFailure]]:
         """Return the failures that are equal but for rank and host, each once, with its ranks.
 
-        Ranks that failed by themselves come first; beside them, those that were interrupted need no traceback.
+        Ranks that failed by themselves come first, then those whose peers did; beside them, those that were interrupted
+        need no traceback.
         """
         groups: dict[tuple[Any, ...], tuple[list[int], RankFailure]] = {}
         some_failed = any(failure.kind in ("error", "died") for failure in self.failures.values())
@@ -267,7 +273,7 @@ class RunFailed(MonarchNbError):
             told = replace(failure, rendered="") if some_failed and failure.kind == "interrupted" else failure
             key = (told.kind, told.name, told.message, told.rendered, told.stderr_tail)
             groups.setdefault(key, ([], told))[0].append(rank)
-        return sorted(groups.values(), key=lambda group: group[1].kind in ("interrupted", "cancelled"))
+        return sorted(groups.values(), key=lambda group: group[1].is_consequence)
 
     def _summary(self) -> str:
         from monarch_nb.shape import name_ranks

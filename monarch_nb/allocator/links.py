@@ -214,7 +214,7 @@ class RankLink:
             connection.send(wire.ToRank(hello=wire.Hello(channel=channel)).SerializeToString())
 
     async def _reconnect(self) -> None:
-        while not self._is_open:
+        while not self.is_open:
             await asyncio.sleep(RECONNECT_DELAY_S)  # it may hang up again at once
             self._hang_up()
             try:
@@ -304,7 +304,8 @@ class RankLink:
         self._hang_up()
 
     @property
-    def _is_open(self) -> bool:
+    def is_open(self) -> bool:
+        """Whether both connections are there."""
         return all(connection is not None and connection.is_open for connection in (self._work, self._control))
 
     def _hang_up(self) -> None:

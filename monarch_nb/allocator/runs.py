@@ -189,7 +189,7 @@ class Mesh:
         for run in self.queue:
             waits = waits or self._gap(run)  # what is missing comes before every newer run, on ranks unknown
             for rank in run.ranks:
-                if rank in run.results or (rank, run.is_script) in blocked:
+                if rank in run.results or ((rank, run.is_script) in blocked and not run.is_beside):
                     continue
                 slot = self.ranks[rank]
                 if not waits and rank not in run.started and self._is_free(slot, run):

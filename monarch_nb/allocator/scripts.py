@@ -28,6 +28,7 @@ from monarch_nb.proto import worker_pb2 as wire
 if TYPE_CHECKING:
     from monarch_nb.allocator.node import Node
 
+INTERRUPT_WAIT_S = 2.0
 _EXIT_STATUS_0 = b"".join(pack_pickle(0, pickle.dumps))
 """The value of a run that ended its process well by itself."""
 
@@ -47,6 +48,7 @@ class Scripts:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._starting: dict[asyncio.Task[None], _Start] = {}
+        self._interrupting: set[asyncio.Task[None]] = set()
 
     # ---- begin ----
 
@@ -113,6 +115,10 @@ class Scripts:
         if status == 0:
             result.outcome, result.value_inline = run_pb2.OUTCOME_OK, _EXIT_STATUS_0
             return result
+        if process.is_interrupted and not process.killed_by_us:
+            result.outcome = run_pb2.OUTCOME_INTERRUPTED
+            result.failure.name, result.failure.message = KeyboardInterrupt.__name__, "interrupted"
+            return result
         result.outcome = run_pb2.OUTCOME_DIED
         result.death.CopyFrom(self._node.explain_death(process, status, files))
         if result.death.HasField("exit_code"):
@@ -129,10 +135,17 @@ class Scripts:
                 for rank in start.ranks:
                     self._give_back(start.run, rank, outcome=run_pb2.OUTCOME_CANCELLED)
         for process in self.of_run(run_id):
-            request = wire.ControlRequest(interrupt=wire.InterruptRun(run_id=run_id))
-            if not process.link.tell(request):  # it is another program by now (os.execv)
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.record.process.pid, signal.SIGINT)
+            task = asyncio.get_running_loop().create_task(self._interrupt(process))
+            self._interrupting.add(task)
+            task.add_done_callback(self._interrupting.discard)
+
+    async def _interrupt(self, process: RankProcess) -> None:
+        process.is_interrupted = True
+        request = wire.ControlRequest(interrupt=wire.InterruptRun(run_id=process.mesh_id))
+        reply = await process.link.control(request, INTERRUPT_WAIT_S)
+        if reply is None and not process.link.is_open:  # it is another program by now (os.execv)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.record.process.pid, signal.SIGINT)
 
     def kill(self, run_id: str, ranks: Iterable[int]) -> list[RankProcess]:
         """SIGKILL a run's processes on some ranks, with all that they started."""
@@ -171,5 +184,5 @@ class Scripts:
 
     def close(self) -> None:
         """Stop starting."""
-        for task in list(self._starting):
+        for task in (*self._starting, *self._interrupting):
             task.cancel()

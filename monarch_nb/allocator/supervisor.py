@@ -54,6 +54,7 @@ class RankProcess:
     watch: ProcessWatch
     oom_kills_before: int
     killed_by_us: bool = False
+    is_interrupted: bool = False
     ending: asyncio.Task[None] | None = None
 
     @property

@@ -93,7 +93,7 @@ def result_event(packed: run_pb2.RankResult, host: str, *, of_script: bool = Fal
         metadata=content.get("metadata", {}),
         failure=None if outcome == "ok" else _failure(packed, outcome, host, of_script),
         group_aborted=packed.group_aborted,
-        may_print_later=not packed.untouched and outcome not in ("died", "cancelled"),
+        may_print_later=not (packed.untouched or of_script) and outcome not in ("died", "cancelled"),
     )
 
 

@@ -362,6 +362,8 @@ class Run:
                     self._lossy.setdefault(packed.notice, []).append(packed.rank)
                     text = "; ".join(f"{name_ranks(ranks)}: {why}" for why, ranks in self._lossy.items())
                     self.emit(events.Notice(text, key="loss"))
+                if packed.hint:
+                    self.emit(events.Notice(packed.hint, key="hint"))
         self._news.set()
         if len(self.results) == len(self.ranks):
             self._complete()

@@ -178,7 +178,7 @@ class ScriptRun(Run):
 
     async def _start_again(self) -> None:
         """All have ended because one has failed: begin anew, with processes, a store and a number of their own."""
-        failed = self.failures[0]
+        failed = min(self.failures, key=lambda failure: failure.is_consequence)
         old, new = self.id, uuid.uuid4().hex
         try:
             store = await host_store(self.mesh, new)
@@ -210,7 +210,7 @@ class ScriptRun(Run):
         """A rank has failed: the others end, as torchrun's do."""
         attempt = self._attempt
         await asyncio.sleep(ABORT_AFTER_S)
-        if self._interrupting or not (left := self._left()):
+        if self._interrupting or attempt != self._attempt or not (left := self._left()):
             return
         text = f"{name_ranks(left)} interrupted: {name_ranks(self._failed_ranks())} failed"
         self.emit(events.Notice(text, key="abort"))

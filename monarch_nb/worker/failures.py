@@ -1,6 +1,6 @@
 """From an exception in user code to the Failure that the notebook shows."""
 
-from monarch_nb.errors import GROUP_ABORTED
+from monarch_nb.errors import GROUP_ABORTED, ProcessGroupAborted
 from monarch_nb.proto.run_pb2 import Failure
 from monarch_nb.worker import process_groups
 from monarch_nb.worker.shell import RankShell
@@ -45,10 +45,20 @@ def explain_status(error: SystemExit, status: int) -> SystemExit:
     return SystemExit(f"exited with code {status}").with_traceback(error.__traceback__)
 
 
-def readable(error: BaseException) -> BaseException:
-    """Return `error`, or one readable error in place of what breaking a process group caused, raised where that was."""
+def readable(error: BaseException, *, makes_another: bool = True) -> BaseException:
+    """Return `error`, or one readable error in place of what breaking a process group caused, raised where that was.
+
+    Args:
+        error: what user code raised.
+        makes_another: whether the process can make another group: it goes on.
+    """
     aborted = process_groups.readable(error)
-    return aborted.with_traceback(error.__traceback__) if aborted is not None else error
+    if aborted is None:
+        return error
+    if not makes_another:
+        message = str(aborted).removesuffix(f"; {GROUP_ABORTED}")
+        aborted = ProcessGroupAborted(message, aborted.collective, aborted.reason)
+    return aborted.with_traceback(error.__traceback__)
 
 
 def describe(shell: RankShell, user_code: UserCode, error: BaseException, *, only_users: bool = False) -> Failure:

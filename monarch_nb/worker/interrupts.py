@@ -123,6 +123,11 @@ class Interrupter:
             self._send_signal()
         if active.requested_at is None:
             return active.abort is not None
+        if active.is_script and self._has_own_handler():
+            if not active.delivered:
+                active.delivered = True
+                self._send_signal()
+            return False
         waited_s = time.monotonic() - active.requested_at
         if waited_s >= PRESS_INTERVAL_S:
             self._break_collective(active)
@@ -216,6 +221,10 @@ class Interrupter:
         if not active.delivered and active.task is not None and not active.task.done():
             active.delivered = True
             active.task.cancel()
+
+    def _has_own_handler(self) -> bool:
+        """Return whether a program knows what is to be done at Ctrl-C: it is told once, and has its time."""
+        return self._handler_was_replaced() and _signal.getsignal(signal.SIGINT) != signal.default_int_handler
 
     def _handler_was_replaced(self) -> bool:
         # Not signal.getsignal, which tries to make an enum of the handler: 6% of an empty run.

@@ -32,7 +32,8 @@ def install() -> None:
     sys.breakpointhook = _refuse_breakpoint
     pdb.Pdb.interaction = _with_keyboard(pdb.Pdb.interaction)  # type: ignore[method-assign]
     # Python 3.12 warns because of the control thread, of which a forked child keeps nothing.
-    warnings.filterwarnings("ignore", "To exit: use", UserWarning)  # IPython's, about sys.exit(): the run fails anyway
+    for said_by_ipython in ("To exit: use", "Unknown failure executing module"):  # the run fails anyway
+        warnings.filterwarnings("ignore", said_by_ipython, UserWarning)
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
     after_import("tqdm.notebook", _use_text_bar)
     reduction: Any = multiprocessing.reduction

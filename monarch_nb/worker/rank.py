@@ -35,6 +35,7 @@ from monarch_nb.proto.run_pb2 import (
 from monarch_nb.proto.worker_pb2 import RankSpec, ToRank
 from monarch_nb.worker import after_fork, cells, failures, lone_training, process_groups, script, streams, values
 from monarch_nb.worker.control import ControlThread
+from monarch_nb.worker.import_times import ImportTimes
 from monarch_nb.worker.interrupts import PEERS_BREAK_WITHIN_S, ActiveRun, Interrupter
 from monarch_nb.worker.reloading import Reloader
 from monarch_nb.worker.results import Results
@@ -214,6 +215,7 @@ class Rank:
         output = self._output_of(spec)
         self._interrupter.install()
         lone_training.begin_run()
+        imports = ImportTimes() if os.environ.get("RANK") == "0" else None  # it is much the same on all
         error: BaseException | None = active.error()
         if self._interrupter.begin(active):
             error = self._context.run(self._execute, spec)
@@ -224,6 +226,8 @@ class Rank:
             error = failures.explain_status(error, status) if status else None
         if error is None:
             values.store_value(result, status, self._spec.blob_directory)
+        if imports is not None:
+            result.hint = imports.hint()
         self._finish(error, active, result, output)
 
     def _execute(self, spec: RunSpec) -> BaseException | None:
@@ -284,13 +288,17 @@ class Rank:
         """Fill `result` with what became of an error."""
         shown, only_users = error, False
         result.outcome = OUTCOME_ERROR
-        if active.requested_at is not None and _is_interruption(error, active):
+        if isinstance(error, SystemExit) and active.is_script:
+            shown, only_users = error, True
+            if active.requested_at is not None:
+                result.outcome = OUTCOME_INTERRUPTED
+        elif active.requested_at is not None and _is_interruption(error, active):
             result.outcome, only_users = OUTCOME_INTERRUPTED, True
             shown = active.error().with_traceback(error.__traceback__)
-        elif isinstance(error, SystemExit) and not active.is_script:
+        elif isinstance(error, SystemExit):
             shown = failures.explain_exit(error)
         else:
-            shown = failures.readable(error)
+            shown = failures.readable(error, makes_another=not active.is_script)
             only_users = isinstance(shown, ProcessGroupAborted)
         result.failure.CopyFrom(failures.describe(self._shell, self._user_code, shown, only_users=only_users))
         self._shell.remember_error(shown)

@@ -30,7 +30,7 @@ def describe_stack(user_code: UserCode, frames: list[FrameType]) -> list[str]:
         frames: innermost first.
     """
     frames = list(frames)
-    while frames and not user_code.is_users(frames[-1].f_code.co_filename):
+    while frames and not user_code.owns(frames[-1]):
         frames.pop()
     lines = []
     for each in reversed(frames):

@@ -59,6 +59,13 @@ class UserCode:
             return True
         return not filename.startswith("<") and not is_library(os.path.abspath(filename))
 
+    def owns(self, frame: FrameType) -> bool:
+        """Return whether a frame executes the user's own code. What runs as `__main__` does, also a module of an
+        installed package (`python -m`)."""
+        filename = frame.f_code.co_filename
+        is_main = frame.f_globals.get("__name__") == "__main__" and not filename.startswith(_PACKAGE)
+        return is_main or self.is_users(filename)
+
     def file_name(self, filename: str) -> str:
         """Return "Cell In[7]", or the file's path, relative where it lies in the rank's directory."""
         if label := self._cell_label(filename):
@@ -85,7 +92,7 @@ class UserCode:
     def line_of_stack(self, frames: Iterable[FrameType]) -> str:
         """Return the innermost line of user code of a stack, given innermost first; empty when there is none."""
         for each in frames:
-            if self.is_users(each.f_code.co_filename):
+            if self.owns(each):
                 return self.line(each.f_code.co_filename, each.f_lineno)
         return ""
 
@@ -93,7 +100,7 @@ class UserCode:
         """Return the innermost line of user code of a traceback; empty when there is none."""
         found = ""
         for each in _each(trace):
-            if self.is_users(each.tb_frame.f_code.co_filename):
+            if self.owns(each.tb_frame):
                 found = self.line(each.tb_frame.f_code.co_filename, each.tb_lineno)
         return found
 
@@ -108,9 +115,9 @@ class UserCode:
         kept: list[TracebackType] = []
         for each in _each(trace):
             filename = each.tb_frame.f_code.co_filename
-            if self.is_users(filename) or (kept and not filename.startswith(_PACKAGE)):
+            if self.owns(each.tb_frame) or (kept and not filename.startswith(_PACKAGE)):
                 kept.append(each)
-        while only_users and kept and not self.is_users(kept[-1].tb_frame.f_code.co_filename):
+        while only_users and kept and not self.owns(kept[-1].tb_frame):
             kept.pop()
         return _chained(kept)
 

@@ -1,0 +1,434 @@
+"""Scripts on a mesh: each has processes of its own, which are what torchrun would start, and end with it."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from integration.live import TIMEOUT_S, Gate, Recorder, kill, pids_of
+from leaks import wait_for_end
+from monarch_nb import RunFailed
+from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.run import Run
+from monarch_nb.errors import UsageError
+
+Write = Callable[[str], str]
+
+DDP = """
+    import sys
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(dist.get_rank())
+    model = DistributedDataParallel(torch.nn.Linear(4, 2))
+    for step in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+    print(dist.get_rank(), dist.get_world_size(), f"{sum(p.grad.sum() for p in model.parameters()):.3f}")
+    dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a script; returns its path, which all nodes of the pool see."""
+
+    def written(code: str) -> str:
+        path = tmp_path / f"script{len(list(tmp_path.iterdir()))}.py"
+        path.write_text(textwrap.dedent(code))
+        return str(path)
+
+    return written
+
+
+def ran(mesh: Mesh, path: str, *arguments: str, **options: Any) -> Recorder:
+    """Run a script to its end; return what it told."""
+    recorder = Recorder()
+    run = mesh.run_script(path, *arguments, listener=recorder, **options)
+    assert run.values == [0] * len(mesh.ranks)
+    return recorder
+
+
+def failed(mesh: Mesh, path: str, *arguments: str, **options: Any) -> RunFailed:
+    with pytest.raises(RunFailed) as caught:
+        mesh.run_script(path, *arguments, **options)
+    return caught.value
+
+
+def under_way(mesh: Mesh, path: str, *arguments: str, **options: Any) -> tuple[Run, Recorder]:
+    """Start a script that prints "under way" on each rank, and wait until all have."""
+    recorder = Recorder()
+    run = mesh.submit_script(path, *arguments, listener=recorder, **options)
+    recorder.wait_for_text("under way", len(mesh.ranks))
+    return run, recorder
+
+
+class TestWorld:
+    def test_a_script_trains_again_and_again_and_the_live_ranks_know_nothing_of_it(
+        self, mesh: Mesh, write: Write
+    ) -> None:
+        script = write(DDP)
+        mesh.run("import torch.distributed as dist; mine = rank")
+        texts = [ran(mesh, script) for _ in range(2)]
+        for told in texts:
+            assert {told.text(rank).split()[0] for rank in mesh.ranks} == set("01234567")
+            assert len({told.text(rank).split()[2] for rank in mesh.ranks}) == 1
+        assert mesh.run("(mine, dist.is_initialized())").values == [(rank, False) for rank in range(8)]
+
+    def test_a_part_of_the_mesh_is_the_whole_world_of_a_script(self, mesh: Mesh, write: Write) -> None:
+        script = write("""
+            import os
+            names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_WORLD_SIZE"
+            print(*(os.environ[name] for name in names.split()))
+        """)
+        told = ran(mesh.select([2, 3, 6, 7]), script)
+        assert [told.text(rank) for rank in (2, 3, 6, 7)] == [
+            "0 4 0 2 0 2\n",
+            "1 4 1 2 0 2\n",
+            "2 4 0 2 1 2\n",
+            "3 4 1 2 1 2\n",
+        ]
+
+    def test_it_is_what_python_starts(self, mesh: Mesh, write: Write) -> None:
+        script = write("""
+            import asyncio, builtins, os, sys, threading, warnings
+            import IPython
+            assert __name__ == "__main__" and sys.modules["__main__"].__dict__ is globals()
+            assert __file__ == sys.argv[0] and __spec__ is None and __builtins__ is builtins
+            assert sys.path[0] == os.path.dirname(__file__)
+            assert sys.argv[1:] == ["--lr", "3e-4"]
+            assert IPython.get_ipython() is None and not hasattr(builtins, "get_ipython") and not hasattr(sys, "ps1")
+            assert sys.displayhook is sys.__displayhook__ and sys.excepthook is sys.__excepthook__
+            assert "MPLBACKEND" not in os.environ
+            async def main():
+                await asyncio.sleep(0)
+                return "ran"
+            print(asyncio.run(main()))
+            try:
+                input()
+            except EOFError:
+                print("no input")
+            import atexit
+            atexit.register(print, "at exit")
+            threading.Timer(0.01, print, ["thread"]).start()
+            left_open = open(__file__ + os.environ["RANK"], "w")
+            left_open.write("written")
+        """)
+        told = ran(mesh.select([0, 4]), script, "--lr", "3e-4")
+        assert told.text(0) == "ran\nno input\nthread\nat exit\n"
+        assert told.text(stream="stderr") == ""
+        assert [Path(f"{script}{rank}").read_text() for rank in (0, 1)] == ["written"] * 2
+
+    @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+    def test_workers_find_what_the_script_defines(self, mesh: Mesh, write: Write, method: str) -> None:
+        script = write("""
+            import multiprocessing, sys
+            class Item:
+                pass
+            def work(queue, item):
+                queue.put((type(item).__name__, __name__))
+            if __name__ == "__main__":
+                context = multiprocessing.get_context(sys.argv[1])
+                queue = context.SimpleQueue()
+                worker = context.Process(target=work, args=(queue, Item()))
+                worker.start()
+                print(*queue.get())
+                worker.join()
+        """)
+        names = {"fork": "__main__"}
+        assert ran(mesh.select(0), script, method).text() == f"Item {names.get(method, '__mp_main__')}\n"
+
+    def test_a_module_and_a_command(self, mesh: Mesh, tmp_path: Path) -> None:
+        package = tmp_path / "package"
+        package.mkdir()
+        (package / "__init__.py").touch()
+        (package / "train.py").write_text(
+            "from . import __name__ as n; import sys; print(n, __spec__.name, sys.argv[1:])"
+        )
+        told = ran(mesh.select(0), "package.train", "x", module=True, environment={"PYTHONPATH": str(tmp_path)})
+        assert told.text() == "package package.train ['x']\n"
+        command = ran(mesh.select([0, 1]), "sh", "-c", "echo $RANK of $WORLD_SIZE", executable=True)
+        assert (command.text(0), command.text(1)) == ("0 of 2\n", "1 of 2\n")
+
+    def test_in_place_it_is_a_cell_of_the_live_ranks(self, mesh: Mesh, write: Write) -> None:
+        mesh.run("seen = 20")
+        script = write("import sys; left = seen + int(sys.argv[1]); assert __name__ == '__main__'")
+        run = mesh.run_script(script, "1", in_place=True)
+        assert run.title == f"{script} 1"
+        assert mesh.run("left").values == [21] * 8
+
+
+class TestEnds:
+    @pytest.mark.parametrize(
+        ("code", "line"),
+        [
+            ("sys.exit(3)", "failed: SystemExit: exited with code 3 (SCRIPT:5)"),
+            ("sys.exit('no good')", "failed: SystemExit: exited with code 1 (SCRIPT:5)"),
+            ("raise ValueError('bad batch')", "failed: ValueError: bad batch (SCRIPT:5)"),
+            ("os._exit(4)", "died: exited with code 4"),
+            ("os.execv('/bin/sh', ['sh', '-c', 'exit 5'])", "died: exited with code 5"),
+            ("os.kill(os.getpid(), signal.SIGTERM)", "died: killed by signal 15 (SIGTERM): asked to end by another "),
+        ],
+    )
+    def test_what_fails(self, mesh: Mesh, write: Write, code: str, line: str) -> None:
+        script = write(f"""
+            import os, signal, sys
+            if os.environ["RANK"] != "1":
+                sys.exit(0)
+            {code}
+        """)
+        error = failed(mesh, script)
+        assert list(error.failures) == [1]
+        assert error.failures[1].line.startswith(line.replace("SCRIPT", os.path.basename(script)))
+        assert "monarch_nb/worker" not in error.failures[1].traceback
+        assert all(info.state == "idle" for info in mesh.status())
+
+    @pytest.mark.parametrize(
+        "code",
+        [
+            "sys.exit()",
+            "os._exit(0)",
+            "os.execv('/bin/true', ['true'])",
+            "if os.fork() == 0: os._exit(9)",
+            "if os.fork() == 0: sys.exit(9)",
+            "sys.stdout.close(); os.close(1); os.close(2)",
+            "d = tempfile.mkdtemp(); os.chdir(d); os.rmdir(d)",
+        ],
+    )
+    def test_what_ends_well(self, mesh: Mesh, write: Write, code: str) -> None:
+        ran(mesh.select([0, 4]), write(f"import os, sys, tempfile\n{code}"))
+
+    def test_a_forked_child_that_comes_to_the_end_is_no_second_rank(self, mesh: Mesh, write: Write) -> None:
+        script = write("""
+            import os
+            child = os.fork()
+            if child:
+                assert os.waitpid(child, 0)[1] == 0
+            print("parent" if child else "child")
+        """)
+        assert ran(mesh.select(0), script).text() == "child\nparent\n"
+
+    def test_a_syntax_error_names_the_file(self, mesh: Mesh, write: Write) -> None:
+        script = write("x = (1")
+        error = failed(mesh, script)
+        [(ranks, failure)] = error.groups()
+        assert ranks == list(range(8))
+        assert failure.line == f"failed: SyntaxError: '(' was never closed ({os.path.basename(script)}, line 1)"
+
+    def test_a_module_that_can_not_be_run(self, mesh: Mesh) -> None:
+        error = failed(mesh.select(0), "email", module=True)
+        assert error.failures[0].name == "UsageError"
+        assert "'email' is a package and cannot be directly executed" in error.failures[0].message
+        assert "Traceback" not in error.failures[0].traceback
+
+    def test_a_module_of_a_package_fails_with_its_own_frames(self, mesh: Mesh) -> None:
+        error = failed(mesh.select(0), "json.tool", "/nowhere", module=True)
+        assert error.failures[0].where.startswith("tool.py:")
+        with pytest.raises(RunFailed) as in_cell:
+            mesh.select(0).run("%run -m json.tool /nowhere")
+        assert in_cell.value.failures[0].where.startswith("tool.py:")
+        printed = [record.text for record in mesh.select(0).logs(run=in_cell.value.run)]
+        assert not [text for text in printed if "Unknown failure" in text]
+
+    def test_when_one_fails_the_others_end(self, mesh: Mesh, write: Write) -> None:
+        script = write("""
+            import os, signal
+            if os.environ["RANK"] == "3":
+                raise KeyError("gone")
+            signal.pause()
+        """)
+        error = failed(mesh, script)
+        assert {rank: failure.kind for rank, failure in error.failures.items()} == {
+            rank: "error" if rank == 3 else "interrupted" for rank in range(8)
+        }
+
+    def test_what_is_not_there_changes_nothing(self, mesh: Mesh, tmp_path: Path) -> None:
+        newest = mesh.run("0").number
+        for path, said in [
+            (str(tmp_path / "none.py"), "node0: there is no .*none.py; node1: there is no .*none.py"),
+            (str(tmp_path), "node0: .* is a directory"),
+            ("a.ipynb", "a.ipynb is a notebook"),
+        ]:
+            with pytest.raises(UsageError, match=said):
+                mesh.run_script(path)
+        with pytest.raises(UsageError, match="equally many ranks on each node"):
+            mesh.select([0, 1, 4]).run_script(str(tmp_path))
+        assert mesh.run("0").number == newest + 1
+
+
+class TestQueue:
+    def test_scripts_wait_for_each_other_unless_beside_and_not_for_cells(
+        self, mesh: Mesh, write: Write, gate: Gate
+    ) -> None:
+        waits = write(f"print('under way', flush=True)\n{gate.wait}")
+        quick = write("print('quick')")
+        first, _ = under_way(mesh, waits)
+        second_told = Recorder()
+        second = mesh.select([0, 4]).submit_script(quick, listener=second_told)
+        second_told.wait_for(lambda told: "waits for" in str(told.events))
+        assert mesh.run("rank").values == list(range(8))
+        assert ran(mesh, quick, beside=True).text(0) == "quick\n"
+        assert not second.done
+        gate.open(8)
+        assert first.result(TIMEOUT_S) == [0] * 8
+        assert second.result(TIMEOUT_S) == [0, 0]
+
+    def test_an_interrupt_drops_what_waits(self, mesh: Mesh, write: Write, gate: Gate) -> None:
+        waits = write(f"print('under way', flush=True)\n{gate.wait}")
+        first, _ = under_way(mesh, waits)
+        second = mesh.submit_script(waits)
+        report = mesh.interrupt()
+        assert (report.stopped, len(report.dropped)) == (tuple(range(8)), 1)
+        assert first.done
+        assert second.wait(TIMEOUT_S)
+
+
+class TestInterrupts:
+    def test_where_it_is_and_that_it_stops(self, mesh: Mesh, write: Write) -> None:
+        script = write("""
+            import torch
+            import torch.distributed as dist
+            dist.init_process_group("gloo")
+            print("under way", flush=True)
+            if dist.get_rank():
+                dist.all_reduce(torch.ones(1))
+            else:
+                import signal
+                signal.pause()
+        """)
+        run, _ = under_way(mesh, script)
+        name = os.path.basename(script)
+        # Most often they are there already: a stack is asked for until they are.
+        while not all(where.collective == "all_reduce" for rank, where in mesh.where().items() if rank):
+            continue
+        assert {where.line for rank, where in mesh.where().items() if rank} == {f"{name}:7"}
+        assert [len(ranks) for ranks, _ in mesh.stacks().groups] == [1, 7]
+        assert {(info.state, info.run_id) for info in mesh.status()} == {("running", run.id)}
+        assert run.interrupt().stopped == tuple(range(8))
+        assert run.results[1].failure is not None
+        assert run.results[1].failure.message == "interrupted in all_reduce"
+
+    def test_one_that_knows_what_to_do_at_ctrl_c_does_it(self, mesh: Mesh, write: Write) -> None:
+        script = write("""
+            import signal
+            pressed = 0
+            def save(*_):
+                global pressed
+                pressed += 1
+            signal.signal(signal.SIGINT, save)
+            print("under way", flush=True)
+            signal.pause()
+            print("saved", pressed)
+        """)
+        run, told = under_way(mesh, script)
+        assert str(run.interrupt()) == "interrupted ranks 0-7"
+        assert run.result(TIMEOUT_S) == [0] * 8
+        assert told.text(5) == "under way\nsaved 1\n"
+
+    def test_another_program_is_interrupted_too(self, mesh: Mesh) -> None:
+        run, _ = under_way(mesh, "sh", "-c", "echo under way; sleep 1000", executable=True)
+        assert run.interrupt().stopped == tuple(range(8))
+        assert {result.outcome for result in run.results.values()} == {"interrupted"}
+
+    def test_what_does_not_stop_is_killed_and_the_live_ranks_live_on(self, mesh: Mesh, write: Write) -> None:
+        script = write("""
+            import signal
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            print("under way", flush=True)
+            signal.pause()
+        """)
+        mesh.run("kept = 1")
+        part = mesh.select([0, 4])
+        run, _ = under_way(part, script)
+        assert set(run.interrupt().stuck) == {0, 4}
+        assert str(run.interrupt(kill_stuck=True)) == "killed ranks 0,4"
+        assert {result.outcome for result in run.results.values()} == {"died"}
+        assert mesh.run("kept").values == [1] * 8
+
+
+class TestLives:
+    def test_a_dead_live_rank_does_not_matter(self, mesh: Mesh, write: Write) -> None:
+        kill(pids_of(mesh)[1])
+        ran(mesh, write(DDP))
+        mesh.restart(1)
+
+    def test_what_it_started_ends_with_it(self, mesh: Mesh, write: Write) -> None:
+        script = write("""
+            import subprocess
+            print(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
+        """)
+        told = ran(mesh, script)
+        for rank in mesh.ranks:
+            wait_for_end(int(told.text(rank)), TIMEOUT_S)
+
+
+RESUMES = """
+    import os, signal, sys
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    weights, killed_at = sys.argv[1], int(sys.argv[2])
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    begin, checkpoint = 0, weights + ".last"
+    if os.path.exists(checkpoint):
+        saved = torch.load(checkpoint)
+        begin = saved["step"]
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+    print("attempt", attempt, "of", os.environ["TORCHELASTIC_MAX_RESTARTS"], "from step", begin)
+    for step in range(begin, 8):
+        data = torch.randn(8, 4, generator=torch.Generator().manual_seed(step * 100 + rank))
+        optimizer.zero_grad()
+        model(data).pow(2).mean().backward()
+        optimizer.step()
+        if rank == 0:
+            state = {"step": step + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save(state, checkpoint + ".new")
+            os.replace(checkpoint + ".new", checkpoint)
+        dist.barrier()
+        if rank == 1 and step == killed_at and attempt == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 0:
+        torch.save(model.state_dict(), weights)
+    dist.destroy_process_group()
+"""
+
+
+class TestRestarts:
+    def test_killed_in_the_middle_it_goes_on_from_its_checkpoint_to_the_same_weights(
+        self, mesh: Mesh, write: Write, tmp_path: Path
+    ) -> None:
+        script, part = write(RESUMES), mesh.select([0, 1, 4, 5])
+        ran(part, script, str(tmp_path / "undisturbed"), "-1")
+        told = ran(part, script, str(tmp_path / "killed"), "4", max_restarts=2)
+        assert told.text(4) == "attempt 0 of 2 from step 0\nattempt 1 of 2 from step 5\n"
+        [line] = told.text(stream="stderr").splitlines()
+        assert line.startswith("rank 1 died: killed by signal 9 (SIGKILL)")
+        assert line.endswith(": attempt 2 of 3")
+        undisturbed, killed = (torch.load(tmp_path / name) for name in ("undisturbed", "killed"))
+        assert all(torch.equal(undisturbed[name], killed[name]) for name in undisturbed)
+
+    def test_after_the_last_attempt_its_failure_is_told(self, mesh: Mesh, write: Write) -> None:
+        script = write("import os; raise ValueError(os.environ['TORCHELASTIC_RESTART_COUNT'])")
+        error = failed(mesh.select(0), script, max_restarts=1)
+        assert error.failures[0].message == "1"
+
+    def test_interrupted_it_is_not_started_again(self, mesh: Mesh, write: Write) -> None:
+        script = write("import signal; print('under way', flush=True); signal.pause()")
+        run, told = under_way(mesh.select([0, 4]), script, max_restarts=3)
+        run.interrupt()
+        assert run.wait(TIMEOUT_S)
+        assert told.text(0) == "under way\n"
