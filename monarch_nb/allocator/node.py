@@ -16,7 +16,7 @@ from pathlib import Path
 from monarch_nb import config
 from monarch_nb.allocator import processes
 from monarch_nb.allocator.audience import Audience
-from monarch_nb.allocator.database import Database, leaving_key, rank_key, run_key
+from monarch_nb.allocator.database import Database, rank_key, run_key
 from monarch_nb.allocator.describe import describe_ranks
 from monarch_nb.allocator.expiry import Expiry
 from monarch_nb.allocator.files import NodeFiles
@@ -26,11 +26,13 @@ from monarch_nb.allocator.log_lines import LogLines
 from monarch_nb.allocator.output import RankFiles, stored_outputs
 from monarch_nb.allocator.readings import Readings
 from monarch_nb.allocator.remember import RunNumbers, read_state
+from monarch_nb.allocator.restarts import Restarts
 from monarch_nb.allocator.runs import Effect, Mesh, RankFinished, Run, RunDropped, StartRun
 from monarch_nb.allocator.scripts import Scripts
 from monarch_nb.allocator.sessions import Session
 from monarch_nb.allocator.specs import Plan, plan_rank, start_directory
 from monarch_nb.allocator.state import NodeState
+from monarch_nb.allocator.stores import Stores
 from monarch_nb.allocator.supervisor import ADOPT_WAIT_S, RankProcess, Supervisor
 from monarch_nb.allocator.watch import DirectoryWatch
 from monarch_nb.allocator.whereabouts import Whereabouts
@@ -88,7 +90,7 @@ class Node:
         self.template_error = ""
         self.template_ready = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._database = Database(paths.database)
+        self.database = Database(paths.database)
         self._numbers = RunNumbers(paths)
         self.watch = DirectoryWatch(self._loop)
         self._audience = Audience(self.sessions, self.watch, paths)
@@ -98,30 +100,29 @@ class Node:
         self.log_limit = LogLimit(self, log_limit_bytes)
         self.readings = Readings(gpus)
         self.whereabouts = Whereabouts(self)
+        self.restarts = Restarts(self)
         self.scripts = Scripts(self)
+        self.stores = Stores(self)
         self.supervisor = Supervisor(
-            paths, self._on_result, self._on_hello, self._on_death, self._on_store_death, self._save_template
+            paths, self._on_result, self._on_hello, self._on_death, self.stores.on_death, self._save_template
         )
         self._dirty_runs: set[tuple[str, str]] = set()
         self._unacknowledged: dict[tuple[str, int], list[str]] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
-        self._spawning = asyncio.Lock()
-        self._mesh_records: dict[str, state_pb2.MeshRecord] = {}
+        self.mesh_records: dict[str, state_pb2.MeshRecord] = {}
         self._newest_runs: dict[str, str] = {}
         self.releases: dict[str, asyncio.Task[int]] = {}
         self._adopting: list[asyncio.Task[None]] = []
-        self._hosting: set[asyncio.Task[None]] = set()
-        self._ending: set[asyncio.Task[None]] = set()
 
     # ---- start and end ----
 
     async def start(self) -> None:
         """Read the database, adopt what still lives, and begin to warm the default template."""
         self._read_state()
-        self._end_left()
-        ranks = [record for _, record in self._database.read("rank", state_pb2.RankRecord)]
-        known = {record.process.pid for record in ranks} | {mesh.store.pid for mesh in self._mesh_records.values()}
-        for _, record in list(self._database.read("template", state_pb2.TemplateRecord)):
+        self.restarts.end_left()
+        ranks = [record for _, record in self.database.read("rank", state_pb2.RankRecord)]
+        known = {record.process.pid for record in ranks} | {mesh.store.pid for mesh in self.mesh_records.values()}
+        for _, record in list(self.database.read("template", state_pb2.TemplateRecord)):
             await self.supervisor.adopt_template(record, known)
         self.scripts.resume(ranks)
         self._adopting = [self._loop.create_task(self._adopt(record)) for record in ranks]
@@ -136,12 +137,12 @@ class Node:
         self._warming = asyncio.create_task(self._warm())
 
     def _read_state(self) -> None:
-        read_state(self._database, self.state, self._mesh_records)
+        read_state(self.database, self.state, self.mesh_records)
         for mesh_id, mesh in self.state.meshes.items():
             mesh.last_number = self._numbers.newest(mesh)
             if mesh.runs:
                 self._newest_runs[mesh_id] = max(mesh.runs.values(), key=lambda run: run.number).run_id
-        for mesh_id, record in self._mesh_records.items():
+        for mesh_id, record in self.mesh_records.items():
             if record.HasField("store"):  # else another node has it
                 pid = record.store.pid if processes.is_alive(record.store) else NO_PID
                 self.supervisor.watch_store(mesh_id, pid)
@@ -152,7 +153,7 @@ class Node:
         self.files.removal.resume()
         with contextlib.suppress(FileNotFoundError):
             for directory in self.paths.meshes.iterdir():
-                if directory.name not in self._mesh_records:
+                if directory.name not in self.mesh_records:
                     self.files.removal.remove(directory)
 
     async def _adopt(self, record: state_pb2.RankRecord) -> None:
@@ -176,13 +177,13 @@ class Node:
         self.scripts.close()
         if end_processes:  # before anything that takes long: whoever kills this allocator meanwhile leaves none behind
             await self.supervisor.close(end_processes=True)
-        await asyncio.gather(*self.releases.values(), *self._ending, return_exceptions=True)
+        await asyncio.gather(*self.releases.values(), *self.restarts.ending, return_exceptions=True)
         if not end_processes:
             await self.supervisor.close(end_processes=False)
         self.flush()
         if self._flush_timer is not None:
             self._flush_timer.cancel()
-        self._database.close()
+        self.database.close()
         self._numbers.close()
         self.watch.close()
         await self.log_lines.close()
@@ -221,7 +222,7 @@ class Node:
             nodes=lease.nodes,
             files=lease.files,
         )
-        self._database.put("lease", reservation_id, record)
+        self.database.put("lease", reservation_id, record)
         self.flush()
 
     def change_files(self, request: files_pb2.ChangeFilesRequest) -> files_pb2.ReservationFiles:
@@ -251,15 +252,15 @@ class Node:
         return self.releases[reservation_id]
 
     def _remember_end(self, ended: pb.Ended) -> None:
-        self._database.put("ended", ended.reservation_id, ended)
-        for key, _ in list(self._database.read("ended", pb.Ended)):
+        self.database.put("ended", ended.reservation_id, ended)
+        for key, _ in list(self.database.read("ended", pb.Ended)):
             if key not in self.state.ended:
-                self._database.delete("ended", key)
+                self.database.delete("ended", key)
         self.flush()
 
     async def _release(self, reservation_id: str) -> int:
         self.expiry.forget(reservation_id)
-        meshes = [m for m, record in self._mesh_records.items() if record.spec.reservation_id == reservation_id]
+        meshes = [m for m, record in self.mesh_records.items() if record.spec.reservation_id == reservation_id]
         ranks = [rank for rank in self.supervisor.ranks.values() if rank.home_id in meshes]
         replaced = [rank for rank in self.supervisor.leaving if rank.home_id in meshes]
         for mesh_id in meshes:
@@ -267,11 +268,11 @@ class Node:
         await self.supervisor.end([*ranks, *replaced], patience_s=1.0)
         self.forget_ranks(ranks)
         for mesh_id in meshes:
-            await self._remove_mesh(mesh_id)
+            await self.remove_mesh(mesh_id)
         if lease := self.state.leases.get(reservation_id):
             await self.files.release(reservation_id, lease.request.name)
         self.state.release(reservation_id)
-        self._database.delete("lease", reservation_id)
+        self.database.delete("lease", reservation_id)
         self.flush()
         return sum(not rank.record.script_of for rank in ranks)
 
@@ -285,60 +286,26 @@ class Node:
         self._dirty_runs = {key for key in self._dirty_runs if key[0] != mesh_id}
         self._newest_runs.pop(mesh_id, None)
 
-    async def _remove_mesh(self, mesh_id: str) -> None:
+    async def remove_mesh(self, mesh_id: str) -> None:
+        """End a mesh's store, and forget the mesh, whose ranks have ended."""
         await self.supervisor.end_store(mesh_id)
-        self._mesh_records.pop(mesh_id, None)
+        self.mesh_records.pop(mesh_id, None)
         self._numbers.forget(mesh_id)
-        self._database.delete("mesh", mesh_id)
-        self._database.delete_prefix("rank", mesh_id)
-        self._database.delete_prefix("leaving", mesh_id)
-        self._database.delete_prefix("run", mesh_id)
+        self.database.delete("mesh", mesh_id)
+        self.database.delete_prefix("rank", mesh_id)
+        self.database.delete_prefix("leaving", mesh_id)
+        self.database.delete_prefix("run", mesh_id)
         self.files.removal.remove(self.paths.mesh(mesh_id))
 
     # ---- meshes ----
 
-    async def host_store(self, request: pb.HostStoreRequest) -> tuple[str, int]:
-        """Host the mesh's torch.distributed store here; return where it listens."""
-        self._check_held(request.reservation_id)
-        with self.expiry.held_up(request.reservation_id):
-            template = await self.supervisor.template(request.python or self.python, request.preload)
-            self._check_held(request.reservation_id)
-            pid, port = await self.supervisor.fork_store(request.mesh_id, template, self.store_host)
-        record = state_pb2.MeshRecord(store_port=port, store_host=self.store_host)
-        record.spec.mesh_id, record.spec.reservation_id = request.mesh_id, request.reservation_id
-        record.store.CopyFrom(processes.identify(pid))
-        self._mesh_records[request.mesh_id] = record
-        self._database.put("mesh", request.mesh_id, record)
-        try:
-            self._check_held(request.reservation_id)
-        except ReservationNotFound:
-            await self._remove_mesh(request.mesh_id)
-            raise
-        return self.store_host, port
+    def save_mesh(self, record: state_pb2.MeshRecord) -> None:
+        """Know a mesh, of which this node has ranks or the store."""
+        self.mesh_records[record.spec.mesh_id] = record
+        self.database.put("mesh", record.spec.mesh_id, record)
+        self.flush_soon()
 
-    def _on_store_death(self, mesh_id: str) -> None:
-        """Ranks know the store by its port: another one takes its place there. Groups that exist go on without it."""
-        if mesh_id in self._mesh_records and not self.shutdown.is_set():
-            task = asyncio.create_task(self._host_store_again(mesh_id, self._mesh_records[mesh_id]))
-            self._hosting.add(task)
-            task.add_done_callback(self._hosting.discard)
-
-    async def _host_store_again(self, mesh_id: str, record: state_pb2.MeshRecord) -> None:
-        _log.warning("the store of mesh %s ended; starting another on port %d", mesh_id, record.store_port)
-        try:
-            template = await self.supervisor.template(record.spec.python or self.python, record.spec.preload)
-            pid, _ = await self.supervisor.fork_store(mesh_id, template, record.store_host, record.store_port)
-        except (MonarchNbError, OSError) as error:
-            _log.error("the store of mesh %s can not be started again: %s", mesh_id, error)
-            return
-        if mesh_id not in self._mesh_records:  # released meanwhile
-            await self.supervisor.end_store(mesh_id)
-            return
-        record.store.CopyFrom(processes.identify(pid))
-        self._database.put("mesh", mesh_id, record)
-        self._flush_soon()
-
-    def _check_held(self, reservation_id: str) -> None:
+    def check_held(self, reservation_id: str) -> None:
         """Raise ReservationNotFound when a reservation is not held, or about to be so no longer."""
         self.state.lease(reservation_id)
         if reservation_id in self.releases:
@@ -346,20 +313,20 @@ class Node:
 
     async def spawn(self, spec: pb.SpawnRequest) -> list[pb.Rank]:
         """Fork the mesh's ranks on this node and wait until they are ready."""
-        self._check_held(spec.reservation_id)
+        self.check_held(spec.reservation_id)
         mesh = self.state.add_mesh(spec)
         try:
             for directory in (self.paths.runs(spec.mesh_id), self.paths.blobs(spec.mesh_id)):
                 directory.mkdir(parents=True, exist_ok=True)
-            record = self._mesh_records.setdefault(spec.mesh_id, state_pb2.MeshRecord())
+            record = self.mesh_records.get(spec.mesh_id) or state_pb2.MeshRecord()
             record.spec.CopyFrom(spec)
-            self._database.put("mesh", spec.mesh_id, record)
+            self.save_mesh(record)
             self._numbers.note(spec.mesh_id, 0)
             with self.expiry.held_up(spec.reservation_id):
-                await self._fork(mesh, sorted(mesh.ranks), dict.fromkeys(mesh.ranks, 0))
+                await self.fork_ranks(mesh, sorted(mesh.ranks), dict.fromkeys(mesh.ranks, 0))
         except BaseException:
             self._close_mesh(spec.mesh_id)
-            await self._remove_mesh(spec.mesh_id)
+            await self.remove_mesh(spec.mesh_id)
             raise
         return describe_ranks(self, mesh, mesh.ranks)
 
@@ -373,7 +340,9 @@ class Node:
                 return str(start_directory(spec, workspace))
         raise MeshNotFound(f"{self.node_id} has no rank {rank} of that reservation")
 
-    async def _fork(self, mesh: Mesh, ranks: list[int], incarnations: dict[int, int]) -> None:
+    async def fork_ranks(self, mesh: Mesh, ranks: list[int], incarnations: dict[int, int]) -> None:
+        """Fork a mesh's live ranks; `incarnations` says how often each was restarted."""
+
         def plan(workspace: Path | None) -> list[Plan]:
             return [plan_rank(self.paths, mesh, rank, incarnations[rank], workspace) for rank in ranks]
 
@@ -387,15 +356,15 @@ class Node:
             plan: told the node's copy of the notebook's files, if it has one, returns what they are to be.
         """
         spec = mesh.spec
-        self._check_held(spec.reservation_id)  # else a workspace would be made that nobody removes
+        self.check_held(spec.reservation_id)  # else a workspace would be made that nobody removes
         workspace = self.files.workspaces.directory(spec.reservation_id) if spec.in_workspace else None
         if workspace is not None:
             start_directory(spec, workspace).mkdir(parents=True, exist_ok=True)
         template = await self.supervisor.template(spec.python or self.python, spec.preload)
-        self._check_held(spec.reservation_id)
+        self.check_held(spec.reservation_id)
         forked = await self.supervisor.fork_ranks(template, plan(workspace))
         try:
-            self._check_held(spec.reservation_id)
+            self.check_held(spec.reservation_id)
         except ReservationNotFound:
             await self.supervisor.end(forked)
             raise
@@ -407,87 +376,27 @@ class Node:
     def forget_ranks(self, ranks: Iterable[RankProcess]) -> None:
         """Nobody needs to know of these processes any more."""
         for process in ranks:
-            self._database.delete("rank", rank_key(process.mesh_id, process.rank))
-        self._flush_soon()
-
-    async def restart(self, mesh_id: str, ranks: Iterable[int]) -> list[pb.Rank]:
-        """Replace ranks by fresh ones, which answer while the old ones still end; those that hold GPUs end before their
-        successors start."""
-        mesh = self.state.mesh(mesh_id)
-        chosen = sorted(ranks)
-        if unknown := [rank for rank in chosen if rank not in mesh.ranks]:
-            raise UsageError(f"no such ranks here: {unknown}")
-        async with self._spawning:
-            incarnations = {rank: self._next_incarnation(mesh_id, rank) for rank in chosen}
-            old = [process for rank in chosen if (process := self.supervisor.ranks.get((mesh_id, rank)))]
-            busy = [process for process in old if mesh.ranks[process.rank].running]
-            self._retire(old)
-            for rank in chosen:
-                self.apply(self.state.rank_restarting(mesh_id, rank))
-            self.supervisor.kill(busy)
-            try:
-                if any(mesh.ranks[rank].gpu_indices for rank in chosen):
-                    await self.supervisor.end(old)
-                await self._fork(mesh, chosen, incarnations)
-            except (MonarchNbError, OSError) as error:
-                for rank in chosen:
-                    death = run_pb2.Death(likely_cause=f"could not be restarted: {error}")
-                    self.apply(self.state.rank_died(mesh_id, rank, death))
-                raise
-            finally:
-                self._end_meanwhile(old)
-        return describe_ranks(self, mesh, chosen)
-
-    def _retire(self, ranks: list[RankProcess]) -> None:
-        """Make room for the successors of ranks. From now on nothing but what is written down here tells the allocator
-        after this one to end them: it is on disk together with the successors."""
-        self.supervisor.retire(ranks)
-        for process in ranks:
-            self._database.put("leaving", leaving_key(process.record), process.record)
-
-    def _end_meanwhile(self, ranks: list[RankProcess]) -> None:
-        async def end() -> None:
-            await self.supervisor.end(ranks)
-            for process in ranks:
-                self._database.delete("leaving", leaving_key(process.record))
-            self._flush_soon()
-
-        task = asyncio.create_task(end())
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-
-    def _end_left(self) -> None:
-        """An allocator was killed while it ended ranks that had successors."""
-        left = [record for _, record in self._database.read("leaving", state_pb2.RankRecord)]
-        processes.kill_trees([(record.process, record.token) for record in left])
-        self._database.delete_prefix("leaving", "")
-
-    def _next_incarnation(self, mesh_id: str, rank: int) -> int:
-        if process := self.supervisor.ranks.get((mesh_id, rank)):
-            return process.record.incarnation + 1
-        for key, record in self._database.read("rank", state_pb2.RankRecord):
-            if key == rank_key(mesh_id, rank):
-                return record.incarnation + 1
-        return 1
+            self.database.delete("rank", rank_key(process.mesh_id, process.rank))
+        self.flush_soon()
 
     def _save_run(self, mesh_id: str, run: Run) -> None:
         """Write a run down, unless its client has everything: then nobody will ask for it again. The newest is kept all
         the same: the next one says that it comes after it."""
         key = run_key(mesh_id, run.run_id)
         if run.finished and run.collected and self._newest_runs.get(mesh_id) != run.run_id:
-            self._database.delete("run", key)
+            self.database.delete("run", key)
         else:
-            self._database.put("run", key, run.record())
+            self.database.put("run", key, run.record())
 
     def _save_rank(self, record: state_pb2.RankRecord) -> None:
-        self._database.put("rank", rank_key(record.mesh_id, record.rank), record)
+        self.database.put("rank", rank_key(record.mesh_id, record.rank), record)
 
     def _save_template(self, key: str, record: state_pb2.TemplateRecord | None) -> None:
         if record is None:
-            self._database.delete("template", key)
-            self._flush_soon()
+            self.database.delete("template", key)
+            self.flush_soon()
         else:
-            self._database.put("template", key, record)
+            self.database.put("template", key, record)
             self.flush()  # at once: whoever is killed before leaves a process to nobody
 
     # ---- runs ----
@@ -516,7 +425,7 @@ class Node:
             older = self._newest_runs.get(submit.mesh_id, run.run_id)
             self._newest_runs[submit.mesh_id] = run.run_id
             self._dirty_runs |= {(submit.mesh_id, older), (submit.mesh_id, run.run_id)}
-            self._flush_soon()
+            self.flush_soon()
 
     def follow(self, session: Session, request: pb.Follow) -> None:
         """Send a run's output from the given cursors, and the results it has."""
@@ -533,9 +442,7 @@ class Node:
         """The client has the results of runs: their values need not be kept."""
         for run_id in run_ids:
             self._drop_values(run_id)
-            if run_id in self._mesh_records:  # a script's own store
-                self._hosting.add(task := self._loop.create_task(self._remove_mesh(run_id)))
-                task.add_done_callback(self._hosting.discard)
+            self.stores.forget(run_id)
 
     def _drop_values(self, run_id: str) -> None:
         if mesh_id := self.state.collected(run_id):
@@ -549,7 +456,7 @@ class Node:
                 if len(result.bundle_json) > KEPT_BUNDLE_BYTES:
                     result.ClearField("bundle_json")
             self._dirty_runs.add((mesh_id, run_id))
-            self._flush_soon()
+            self.flush_soon()
 
     def shown(self, request: pb.Shown) -> None:
         """Remember what the client has shown."""
@@ -587,10 +494,10 @@ class Node:
         if run.output != run.number and not effect.result.untouched:
             RankFiles(self.paths.runs(effect.mesh_id), run.output, effect.result.rank).note_run(run.number)
         self._audience.rank_finished(run, effect.result)
-        self._flush_soon()
+        self.flush_soon()
 
     def _drop(self, effect: RunDropped) -> None:
-        self._database.delete("run", run_key(effect.mesh_id, effect.run_id))
+        self.database.delete("run", run_key(effect.mesh_id, effect.run_id))
         self._dirty_runs.discard((effect.mesh_id, effect.run_id))
         self._audience.forget(effect.run_id)
         if not effect.output:
@@ -611,7 +518,7 @@ class Node:
         if mesh and result.run_id in mesh.runs:  # else its client will submit it again, and then the rank has it still
             self._unacknowledged.setdefault((mesh_id, result.rank), []).append(result.run_id)
         self.apply(self.state.result(mesh_id, result))
-        self._flush_soon()
+        self.flush_soon()
 
     def _on_hello(self, process: RankProcess, hello: wire.RankHello) -> None:
         if process.record.script_of:
@@ -639,7 +546,7 @@ class Node:
         self.apply(self.state.rank_died(process.mesh_id, process.rank, death))
         for session in self.sessions:
             session.send(rank_died=pb.RankDied(mesh_id=process.mesh_id, rank=process.rank, death=death))
-        self._flush_soon()
+        self.flush_soon()
 
     def explain_death(self, process: RankProcess, status: int | None, files: RankFiles) -> run_pb2.Death:
         """Say how a process ended, and what it said last in the files of its run."""
@@ -661,7 +568,8 @@ class Node:
 
     # ---- the database ----
 
-    def _flush_soon(self) -> None:
+    def flush_soon(self) -> None:
+        """Write down what has changed, with what changes in the next moments."""
         if self._flush_timer is None:
             self._flush_timer = self._loop.call_later(FLUSH_DELAY_S, self.flush)
 
@@ -675,7 +583,7 @@ class Node:
                 self._save_run(mesh_id, run)
         self._dirty_runs.clear()
         try:
-            self._database.flush()
+            self.database.flush()
         except sqlite3.Error as error:  # a full disk: ranks keep their results until it can be written
             _log.warning("state can not be written: %s", error)
             return

@@ -83,7 +83,7 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def HostStore(self, request: pb.HostStoreRequest, context: Any) -> pb.HostStoreReply:
-        host, port = await _whole(self._node.host_store(request))
+        host, port = await _whole(self._node.stores.host(request))
         return pb.HostStoreReply(host=host, port=port)
 
     @_translated
@@ -92,7 +92,7 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def Restart(self, request: pb.RestartRequest, context: Any) -> pb.RestartReply:
-        return pb.RestartReply(ranks=await _whole(self._node.restart(request.mesh_id, request.ranks)))
+        return pb.RestartReply(ranks=await _whole(self._node.restarts.restart(request.mesh_id, request.ranks)))
 
     @_translated
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:

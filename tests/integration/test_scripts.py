@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from integration.live import TIMEOUT_S, Gate, Recorder, kill, pids_of
+from integration.live import TIMEOUT_S, Gate, Recorder, eventually, kill, pids_of
 from leaks import wait_for_end
 from monarch_nb import RunFailed
 from monarch_nb.client.mesh import Mesh
@@ -305,9 +305,7 @@ class TestInterrupts:
         """)
         run, _ = under_way(mesh, script)
         name = os.path.basename(script)
-        # Most often they are there already: a stack is asked for until they are.
-        while not all(where.collective == "all_reduce" for rank, where in mesh.where().items() if rank):
-            continue
+        eventually(lambda: all(where.collective == "all_reduce" for rank, where in mesh.where().items() if rank))
         assert {where.line for rank, where in mesh.where().items() if rank} == {f"{name}:7"}
         assert [len(ranks) for ranks, _ in mesh.stacks().groups] == [1, 7]
         assert {(info.state, info.run_id) for info in mesh.status()} == {("running", run.id)}

@@ -137,7 +137,7 @@ def spawn_request() -> pb.SpawnRequest:
 
 async def spawn(node: Node) -> None:
     reserve(node)
-    await node.host_store(store_request())
+    await node.stores.host(store_request())
     await node.spawn(spawn_request())
     node.confirm(pb.ConfirmRequest(reservation_id="r"))
 
@@ -156,11 +156,11 @@ def events(session: Session, kind: str) -> list[Any]:
 
 
 def assert_nothing_left(node: NodeWithoutProcesses) -> None:
-    assert (node.state.leases, node.state.meshes, node._mesh_records) == ({}, {}, {})
+    assert (node.state.leases, node.state.meshes, node.mesh_records) == ({}, {}, {})
     assert (node.supervisor.ranks, node.supervisor.stores) == ({}, set())
     assert not node.paths.mesh(MESH).exists()
     node.flush()
-    assert not node._database._written
+    assert not node.database._written
 
 
 def fails_on_disk(*_: object) -> None:
@@ -172,21 +172,21 @@ class TestRestart:
         await spawn(node)
         old = list(node.supervisor.ranks.values())
         node.supervisor.may_end.clear()
-        assert [rank.rank for rank in await node.restart(MESH, [0, 1])] == [0, 1]
+        assert [rank.rank for rank in await node.restarts.restart(MESH, [0, 1])] == [0, 1]
         assert node.supervisor.leaving == old
-        left = node._database.read("leaving", state_pb2.RankRecord)
+        left = node.database.read("leaving", state_pb2.RankRecord)
         assert sorted(record.token for _, record in left) == sorted(process.record.token for process in old)
         node.supervisor.may_end.set()
-        await asyncio.gather(*node._ending)
+        await asyncio.gather(*node.restarts.ending)
         node.flush()
-        assert (node.supervisor.leaving, list(node._database.read("leaving", state_pb2.RankRecord))) == ([], [])
+        assert (node.supervisor.leaving, list(node.database.read("leaving", state_pb2.RankRecord))) == ([], [])
 
     async def test_those_with_gpus_end_first(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)
         node.state.meshes[MESH].ranks[1].gpu_indices = [0]
         node.supervisor.may_end.clear()
         node.supervisor.asked.clear()
-        restart = asyncio.create_task(node.restart(MESH, [0, 1]))
+        restart = asyncio.create_task(node.restarts.restart(MESH, [0, 1]))
         await node.supervisor.asked.wait()
         left = (len(node.supervisor.leaving), len(node.supervisor.ranks))
         node.supervisor.may_end.set()
@@ -197,7 +197,7 @@ class TestRestart:
     async def test_a_release_waits_for_those_that_are_leaving(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)
         node.supervisor.may_end.clear()
-        await node.restart(MESH, [0, 1])
+        await node.restarts.restart(MESH, [0, 1])
         node.supervisor.asked.clear()
         await node.supervisor.asked.wait()
         node.supervisor.asked.clear()
@@ -223,9 +223,9 @@ class TestRelease:
         """A notebook's `%mesh reserve` was interrupted: the call goes on here, its client does not."""
         reserve(node)
         if call == "spawn":
-            await node.host_store(store_request())
+            await node.stores.host(store_request())
         getattr(node.supervisor, held_up).clear()
-        work: Any = node.host_store(store_request()) if call == "host_store" else node.spawn(spawn_request())
+        work: Any = node.stores.host(store_request()) if call == "host_store" else node.spawn(spawn_request())
         node.supervisor.asked.clear()
         task = asyncio.create_task(work)
         await node.supervisor.asked.wait()
@@ -240,7 +240,7 @@ class TestRelease:
         await spawn(node)
         node.supervisor.may_fork.clear()
         node.supervisor.asked.clear()
-        task = asyncio.create_task(node.restart(MESH, [0, 1]))
+        task = asyncio.create_task(node.restarts.restart(MESH, [0, 1]))
         await node.supervisor.asked.wait()
         release = asyncio.create_task(node.release("r"))
         await asyncio.sleep(0)
@@ -432,7 +432,7 @@ class TestRelease:
         killed.confirm(pb.ConfirmRequest(reservation_id="r"))
         for reservation_id in ("r", "gone"):
             (killed.files.workspaces.directory(reservation_id) / "result").write_text("42")
-        killed._database.close()
+        killed.database.close()
         node = start()
         await node.start()
         try:
@@ -445,8 +445,8 @@ class TestRelease:
     async def test_a_disk_that_is_full(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)
         node.flush()
-        node._database._connection.execute("PRAGMA max_page_count = 2")
-        node._database.put("lease", "big", state_pb2.LeaseRecord(request={"name": "x" * 1_000_000}))
+        node.database._connection.execute("PRAGMA max_page_count = 2")
+        node.database.put("lease", "big", state_pb2.LeaseRecord(request={"name": "x" * 1_000_000}))
         assert await node.release("r") == 2
         assert (node.state.leases, node.state.meshes) == ({}, {})
 
@@ -470,7 +470,7 @@ class TestLimits:
         await killed.release("ended", "nobody used it for 2 h")
         before = killed.state.leases["r"]
         killed.expiry.close()
-        killed._database.close()
+        killed.database.close()
         node = self.start(tmp_path)
         await node.start()
         try:
@@ -488,7 +488,7 @@ class TestLimits:
         killed.reserve(pb.ReserveRequest(reservation_id="r", name="r", owner="me", procs=2, time_s=1e-6))
         killed.confirm(pb.ConfirmRequest(reservation_id="r"))
         killed.expiry.close()
-        killed._database.close()
+        killed.database.close()
         node = self.start(tmp_path)
         await node.start()
         try:
@@ -532,7 +532,7 @@ class TestLimits:
         node.expiry.attach(stranger, "r")
         assert [event.files for event in events(stranger, "files_changed")] == [second]
         again = NodeState(4)
-        read_state(node._database, again, {})
+        read_state(node.database, again, {})
         assert again.leases["r"].files == second, "an allocator that is started again knows it"
         node.change_files(files_pb2.ChangeFilesRequest(reservation_id="r", remove="library"))
         assert not node.state.leases["r"].files.added
@@ -589,7 +589,7 @@ class TestProvisionalLease:
     async def test_a_slow_start_is_no_dead_client(self, node: NodeWithoutProcesses) -> None:
         reserve(node)
         node.supervisor.warm.clear()
-        starting = asyncio.create_task(node.host_store(store_request()))
+        starting = asyncio.create_task(node.stores.host(store_request()))
         reserve(node, "other")
         async with asyncio.timeout(10):
             while "other" in node.state.leases:
@@ -602,13 +602,13 @@ class TestProvisionalLease:
 
     async def test_a_client_that_died_after_the_store_was_forked(self, node: NodeWithoutProcesses) -> None:
         reserve(node)
-        await node.host_store(store_request())
+        await node.stores.host(store_request())
         await self.gone(node)
         assert_nothing_left(node)
 
     async def test_a_client_that_died_after_the_ranks_were_forked(self, node: NodeWithoutProcesses) -> None:
         reserve(node)
-        await node.host_store(store_request())
+        await node.stores.host(store_request())
         await node.spawn(spawn_request())
         await self.gone(node)
         assert_nothing_left(node)
@@ -658,14 +658,14 @@ class TestRuns:
         await spawn(node)
         submit(node, "a")
         node.flush()
-        pages = node._database._connection.execute("PRAGMA page_count").fetchone()[0]
-        node._database._connection.execute(f"PRAGMA max_page_count = {pages}")
+        pages = node.database._connection.execute("PRAGMA page_count").fetchone()[0]
+        node.database._connection.execute(f"PRAGMA max_page_count = {pages}")
         large = self.result("a")
         large.bundle_json = "x" * 1_000_000
         tell(node, large)
         node.flush()
         assert node.supervisor.ranks[MESH, 0].link.forgotten == []
-        node._database._connection.execute("PRAGMA max_page_count = 1000000")
+        node.database._connection.execute("PRAGMA max_page_count = 1000000")
         node.flush()
         assert node.supervisor.ranks[MESH, 0].link.forgotten == ["a"]
 
@@ -705,7 +705,7 @@ class TestRuns:
         again = NodeWithoutProcesses(node.paths, "node0", procs=4, gpus=[], python="python", preload=[])
         again._read_state()
         assert again.state.meshes[MESH].numbers == {2}
-        again._database.close()
+        again.database.close()
         again.watch.close()
 
     @pytest.mark.parametrize(("trouble", "newest"), [("", 3), ("no file", 1003), ("no room", 1003)])
@@ -719,11 +719,11 @@ class TestRuns:
                 monkeypatch.setattr(os, "pwrite", lambda *_: os.write(-1, b""))
         if trouble == "no file":
             node.paths.newest_run(MESH).unlink()
-        node._database.flush()  # the runs themselves are not written yet
+        node.database.flush()  # the runs themselves are not written yet
         again = NodeWithoutProcesses(node.paths, "node0", procs=4, gpus=[], python="python", preload=[])
         again._read_state()
         assert again.state.meshes[MESH].last_number == newest
-        again._database.close()
+        again.database.close()
         again.watch.close()
 
     async def test_a_blob_can_not_leave_its_directory(self, node: NodeWithoutProcesses) -> None:
