@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 import monarch_nb
-from integration.live import Gate, client, lives
+from integration.live import TIMEOUT_S, Gate, Recorder, client, lives
 from leaks import processes_of, wait_for_end
 from monarch_nb import config
 from monarch_nb.client.bridge import call
@@ -144,6 +144,23 @@ class TestNames:
             gone.mesh.run("1")
         with pytest.raises(monarch_nb.MonarchNbError):
             list(gone.mesh.logs())
+
+
+@pytest.mark.usefixtures("nothing_stays")
+def test_a_release_ends_scripts_with_all_that_they_started_and_their_stores(held: Reservation, tmp_path: Path) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text(
+        "import signal, subprocess\n"
+        "subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+        "print('under way', flush=True)\n"
+        "signal.pause()\n"
+    )
+    told = Recorder()
+    runs = [held.mesh.submit_script(str(script), listener=told) for _ in range(2)]
+    told.wait_for_text("under way", 3)
+    held.release()
+    for run in runs:
+        assert run.wait(TIMEOUT_S)
 
 
 class TestTargets:

@@ -445,3 +445,44 @@ class TestTwoClients:
         for pid in {tag.partition("-")[0] for tag in orders[0]}:
             own = [int(tag.partition("-")[2]) for tag in orders[0] if tag.startswith(f"{pid}-")]
             assert own == list(range(50))
+
+
+class TestScripts:
+    @pytest.fixture
+    def script(self, gate: Gate, tmp_path: Path) -> str:
+        """A script that starts a process, says what the pids are, and waits."""
+        path = tmp_path / "waits.py"
+        path.write_text(
+            "import os, subprocess\n"
+            "child = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+            "print('under way', os.getpid(), child.pid, flush=True)\n"
+            f"{gate.wait}\n"
+            "print('passed')\n"
+        )
+        return str(path)
+
+    def test_allocators_that_were_killed_know_it_again(self, mesh: Mesh, script: str, gate: Gate) -> None:
+        recorder = Recorder()
+        run = mesh.submit_script(script, listener=recorder)
+        recorder.wait_for_text("under way", 8)
+        next_run = mesh.submit_script(script)
+        for pid in allocators():
+            kill(pid)
+        gate.open(4)  # so many end in the gap
+        local.up(2, 4)
+        gate.open(12)
+        assert run.result(TIMEOUT_S) == [0] * 8
+        assert next_run.result(TIMEOUT_S) == [0] * 8
+        assert recorder.text().count("passed") == 8
+        for pid in [int(word) for word in recorder.text().split() if word.isdecimal()]:
+            wait_for_end(pid, TIMEOUT_S)
+
+    def test_the_next_client_takes_it_over(self, mesh: Mesh, script: str, gate: Gate) -> None:
+        recorder = Recorder()
+        with client(f"monarch_nb.attach('dev').mesh.submit_script({script!r}).wait()"):
+            eventually(lambda: [info for info in mesh.runs() if len(info.running) == 8])
+            [info] = mesh.runs()
+        run = mesh.attach_run(info.run_id, from_start=True, listener=recorder)
+        gate.open(8)
+        assert run.result(TIMEOUT_S) == [0] * 8
+        recorder.wait_for_text("passed", 8)
