@@ -160,6 +160,8 @@ def break_groups(reason: str, last_run: int = 0, *, prepare: Callable[[], None] 
         if last_run and _state.made_in > last_run:
             return False
         if not in_use() and not _state.connections.all():
+            if _state.forgotten is not None:  # its connection to the store was broken as well
+                _state.forgotten = _Break(reason)  # as its peers call it
             return False
         prepare()
         _state.broken = _state.broken or _Break(reason, where)

@@ -547,6 +547,16 @@ def test_an_old_subgroup_says_so(grouped: ForkedRanks) -> None:
     }
 
 
+def test_all_ranks_give_one_reason(grouped: ForkedRanks) -> None:
+    """Those that have lost the store, and so all connections, too."""
+    grouped.submit(HANGS["store wait"], ALL_BUT_0)
+    grouped.wait_until_in("store wait", ALL_BUT_0)
+    free(grouped, ALL_BUT_0)
+    grouped.break_groups(reason="a run was interrupted")
+    grouped.submit(total)
+    assert {failure.text for failure in grouped.collect()} == {f"a run was interrupted; {GROUP_ABORTED}"}
+
+
 def test_the_store_keeps_no_keys_of_older_groups(ranks: ForkedRanks) -> None:
     store = dist.TCPStore("127.0.0.1", ranks.port, is_master=False, wait_for_workers=False)
     sizes = []
