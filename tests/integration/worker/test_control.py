@@ -215,6 +215,16 @@ def test_only_the_last_200_runs_are_remembered(rank: RankProcess) -> None:
 # ---- end ----
 
 
+def test_exit_finalises_what_the_user_made_and_nothing_of_the_templates(rank: RankProcess) -> None:
+    """torch's operators would be taken back one by one, and a preload's temporary directory be gone for all."""
+    rank.ok("import weakref\nclass Kept: pass\nkept = Kept()\nweakref.finalize(kept, print, 'bye')")
+    objects = rank.ok("[type(made.peek()[0]).__name__ for made in weakref.finalize._registry if made.atexit]")
+    assert objects == ["Kept"]
+    rank.exit()
+    assert rank.work.recv(1) == b""
+    assert rank.text() == "bye\n"
+
+
 def test_exit_runs_atexit_functions_and_flushes(rank: RankProcess) -> None:
     rank.ok("import atexit\natexit.register(print, 'bye')\nprint('partial', end='')")
     rank.exit()
