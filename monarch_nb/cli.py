@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from monarch_nb import cli_run
 from monarch_nb.config import DEFAULT_POOL, PROTOCOL, VERSION
 from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, UsageError
 from monarch_nb.times import duration, seconds_of
@@ -25,6 +26,7 @@ _EXAMPLES = """\
 examples:
   monarch-nb up --nodes 2 --procs 4     a pool of this machine: 2 nodes with 4 CPU ranks each
   monarch-nb status                     its nodes, what is held, and by whom
+  monarch-nb run dev train.py --lr 3e-4 a script of yours on what is held
   monarch-nb logs dev -t 0 -n 20        the last 20 lines of rank 0
   monarch-nb release dev                end the ranks of a reservation
   monarch-nb down                       end the pool
@@ -96,6 +98,9 @@ def make_parser() -> argparse.ArgumentParser:
 
     held = command("list", _list, "show what is held, one line each", "list", "list --json | jq .[].name")
     held.add_argument("--json", action="store_true", help="for programs")
+
+    run_script = command("run", cli_run.run, cli_run.SUMMARY, *cli_run.EXAMPLES)
+    cli_run.add_arguments(run_script)
 
     logs = command("logs", _logs, "show what ranks printed", "logs dev -t 0,2-3 -n 20", "logs dev --follow")
     logs.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")

@@ -8,8 +8,9 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from monarch_nb.client.infos import RunInfo
     from monarch_nb.client.interrupt_report import InterruptReport
     from monarch_nb.client.mesh import Mesh
-    from monarch_nb.client.run import Run
+    from monarch_nb.client.run import OnError, Run
+    from monarch_nb.client.scripts import Script
 
 
 Failed = MonarchNbError | RunInterrupted | None
@@ -83,29 +85,17 @@ class CellRunner:
             show(calm_line(f"on mesh {self._session.current().name} · {_how_many(mesh)}"))
         if parsed.switch("sync", default=True):
             self._files.before_run(mesh.core.by_node(mesh.ranks))
-        on_error: Literal["wait", "abort"] = "abort" if parsed.text("on_error") == "abort" else "wait"
-        noblock, failed, failed_here = parsed.switch("noblock"), None, None
-        with at_waits():  # from here on Ctrl-C is for the ranks, and the cell does not end before they are free
-            view = self._view(
-                mesh.ranks,
-                group=parsed.text("group_outputs"),
-                stream=parsed.switch("stream", default=True),
-                background=noblock,
-            )
-            run = self._submit(mesh, code, view, on_error=on_error, want_value=out is not None)
-            if noblock:
-                self._leave_open(run, view)
-            if parsed.switch("local"):
-                with anywhere():
-                    failed_here = self._failed_in_kernel(code)
-            if not noblock:
-                failed = self._wait(run, view, parsed.seconds("timeout"), out)
-        if not noblock:
-            self._finish(run, failed, out)
-        elif out is not None:
-            self._shell.user_ns[out] = run
-        if failed_here is not None:
-            raise failed_here
+        on_error: OnError = "abort" if parsed.text("on_error") == "abort" else "wait"
+        self._execute(
+            partial(mesh.submit, code, on_error=on_error, want_value=out is not None, sync=False),
+            mesh.ranks,
+            noblock=parsed.switch("noblock"),
+            timeout_s=parsed.seconds("timeout"),
+            out=out,
+            group=parsed.text("group_outputs"),
+            stream=parsed.switch("stream", default=True),
+            here=code if parsed.switch("local") else None,
+        )
 
     def run_code(self, mesh: Mesh, code: str) -> None:
         """Run code of our own as a cell is run, its output here.
@@ -113,11 +103,63 @@ class CellRunner:
         Raises:
             RunFailed, RunInterrupted: as `run`.
         """
-        with at_waits():
-            view = self._view(mesh.ranks, background=False)
-            run = self._submit(mesh, code, view, on_error="wait", want_value=False)
-            failed = self._wait(run, view, None)
-        self._finish(run, failed, None)
+        self._execute(partial(mesh.submit, code, want_value=False, sync=False), mesh.ranks)
+
+    def run_script(
+        self,
+        mesh: Mesh,
+        script: Script,
+        *,
+        noblock: bool,
+        timeout_s: float | None,
+        out: str | None,
+        shown: Collection[int] | None,
+    ) -> None:
+        """Run a script as a cell is run, its output here.
+
+        Args:
+            shown: ranks whose output is shown; None for all.
+
+        Raises:
+            RunFailed, RunInterrupted, RunTimeout: as `run`.
+        """
+        self._files.before_run(mesh.core.by_node(mesh.ranks))
+        submit = partial(mesh.start_script, script, sync=False)
+        self._execute(submit, mesh.ranks, noblock=noblock, timeout_s=timeout_s, out=out, shown=shown)
+
+    def _execute(
+        self,
+        submit: Callable[..., Run],
+        ranks: Sequence[int],
+        *,
+        noblock: bool = False,
+        timeout_s: float | None = None,
+        out: str | None = None,
+        group: str | None = None,
+        stream: bool = True,
+        shown: Collection[int] | None = None,
+        here: str | None = None,
+    ) -> None:
+        """Submit a run, show its output in this cell and wait for it, unless `noblock`; `here` is code for the kernel
+        meanwhile."""
+        failed: Failed = None
+        failed_here: KernelCellFailed | None = None
+        with at_waits():  # from here on Ctrl-C is for the ranks, and the cell does not end before they are free
+            view = self._view(ranks, group=group, stream=stream, shown=shown, background=noblock)
+            run = self._submit(submit, view)
+            if noblock:
+                self._leave_open(run, view)
+            if here is not None:
+                with anywhere():
+                    failed_here = self._failed_in_kernel(here)
+            if not noblock:
+                failed = self._wait(run, view, timeout_s, out)
+        if not noblock:
+            self._finish(run, failed, out)
+        elif out is not None:
+            self._shell.user_ns[out] = run
+        if failed_here is not None:
+            raise failed_here
 
     def run_in_kernel(self, code: str, silent: bool = False) -> None:
         """Run a cell in the kernel.
@@ -164,18 +206,9 @@ class CellRunner:
         self._leave_open(run, view)
         return None
 
-    def _submit(
-        self, mesh: Mesh, code: str, view: RunView, *, on_error: Literal["wait", "abort"], want_value: bool
-    ) -> Run:
+    def _submit(self, submit: Callable[..., Run], view: RunView) -> Run:
         try:
-            run = mesh.submit(
-                code,
-                on_error=on_error,
-                cell_number=self._cell_number,
-                want_value=want_value,
-                sync=False,
-                listener=view.on_event,
-            )
+            run = submit(cell_number=self._cell_number, listener=view.on_event)
         except BaseException:
             view.close()  # else it would go on to tell how long the run takes
             raise
@@ -258,6 +291,7 @@ class CellRunner:
         background: bool,
         group: str | None = None,
         stream: bool = True,
+        shown: Collection[int] | None = None,
         resumed: bool = False,
     ) -> RunView:
         """Return the output of a run in the cell that executes now."""
@@ -288,6 +322,7 @@ class CellRunner:
             show_failures=background,
             stream=stream and not os.environ.get(NONINTERACTIVE_VARIABLE),
             terminal=terminal,
+            shown=shown,
             resumed=resumed,
         )
         return view

@@ -41,6 +41,7 @@ class Flag:
         repeat: may be given more than once; its value is then a tuple.
         negatable: a switch that also has a "--no-" form.
         completes: where its values come from.
+        hidden: left out of the help, where others of its kind are spoken of together.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Flag:
     repeat: bool = False
     negatable: bool = False
     completes: Source = ""
+    hidden: bool = False
 
     @property
     def key(self) -> str:
@@ -77,6 +79,8 @@ class Words:
         joined: the words are one expression: they stay as written and come as one word.
         raw: quotes belong to the words (they are Python).
         verbatim: flags belong to the words (they are another program's).
+        rest: as verbatim, from the first word on: it names a program, and what follows is for that. One `--` before or
+            after it is left out, as argparse does.
         completes: where they come from.
     """
 
@@ -87,6 +91,7 @@ class Words:
     joined: bool = False
     raw: bool = False
     verbatim: bool = False
+    rest: bool = False
     completes: Source = ""
 
 
@@ -195,6 +200,8 @@ def parse(command: Command, line: str) -> Parsed:
         word = pending.pop()
         if not _looks_like_flag(word):
             words.append(word)
+            if command.words is not None and command.words.rest:
+                words, pending = _program(words + pending[::-1]), []
             continue
         spelling, equals, attached = word.partition("=")
         flag = _find_flag(command, spelling)
@@ -239,6 +246,8 @@ def wants_help(command: Command, line: str) -> bool:
     words = split_words(line)
     if command.words is not None and command.words.verbatim:
         words = words[:1]
+    if command.words is not None and command.words.rest:
+        words = words[: _first_plain(command, words)]
     return any(word in ("--help", "-h") for word in words)
 
 
@@ -301,7 +310,7 @@ def help_text(command: Command) -> str:
     rows: list[tuple[str, str]] = []
     if command.words is not None:
         rows.append((command.words.name, command.words.help))
-    rows += [(_spell(flag), flag.help) for flag in command.flags]
+    rows += [(_spell(flag), flag.help) for flag in command.flags if not flag.hidden]
     if rows:
         lines += ["", *_columns(rows)]
     if command.examples:
@@ -353,6 +362,13 @@ def _looks_like_flag(word: str) -> bool:
     return (word.startswith("--") and len(word) > 2) or (len(word) > 1 and word[0] == "-" and word[1].isalpha())
 
 
+def _program(words: list[str]) -> list[str]:
+    """Return a program's name and its arguments, without the one `--` that divides them from what stands before."""
+    if words[0] == "--":
+        return words[1:]
+    return [words[0], *(words[2:] if words[1:2] == ["--"] else words[1:])]
+
+
 def _is_flag_of(command: Command, word: str) -> bool:
     spelling = word.partition("=")[0]
     return word.startswith("--") or any(spelling in flag.spellings for flag in command.flags)
@@ -360,12 +376,13 @@ def _is_flag_of(command: Command, word: str) -> bool:
 
 def _find_flag(command: Command, spelling: str) -> Flag:
     for flag in command.flags:
-        if spelling in flag.spellings:
+        if spelling.replace("_", "-") in flag.spellings:
             return flag
     known = [each for flag in command.flags for each in flag.spellings if each.startswith("--")]
     suggestion = _suggestion(spelling, known)
     if not suggestion and known:
-        suggestion = f"; it has {', '.join(known)}"
+        listed = [each for flag in command.flags if not flag.hidden for each in flag.spellings if each[:2] == "--"]
+        suggestion = f"; it has {', '.join(listed)}"
     raise UsageError(f"{command.title} has no flag {spelling}{suggestion}")
 
 
@@ -433,6 +450,8 @@ def _read_words(command: Command, words: list[str]) -> tuple[str, ...]:
 
 
 def _complete_word(command: Command, words: list[str], fragment: str, sources: Sources) -> tuple[str, list[str] | None]:
+    if command.words is not None and command.words.rest and _first_plain(command, words) < len(words):
+        return fragment, None  # the program's
     if fragment.startswith("--") and "=" in fragment:
         spelling, _, value = fragment.partition("=")
         return value, _values(command, spelling, value, sources)
@@ -453,16 +472,21 @@ def _complete_word(command: Command, words: list[str], fragment: str, sources: S
 
 
 def _takes_value(command: Command, word: str) -> bool:
-    return any(word in flag.spellings and flag.value for flag in command.flags)
+    return any(word.replace("_", "-") in flag.spellings and flag.value for flag in command.flags)
 
 
-def _plain_words(command: Command, words: list[str]) -> list[str]:
+def _plain_words(command: Command, words: list[str]) -> list[int]:
+    """Return where words stand that are neither flags nor values of flags."""
     plain, value_follows = [], False
-    for word in words:
+    for index, word in enumerate(words):
         if not value_follows and not _looks_like_flag(word):
-            plain.append(word)
+            plain.append(index)
         value_follows = not value_follows and _takes_value(command, word)
     return plain
+
+
+def _first_plain(command: Command, words: list[str]) -> int:
+    return next(iter(_plain_words(command, words)), len(words))
 
 
 def _values(command: Command, spelling: str, fragment: str, sources: Sources) -> list[str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from monarch_nb.client.torchrun_flags import FLAGS
 from monarch_nb.notebook.command_line import Command, CommandSet, Flag, Words
 from monarch_nb.notebook.logs import LOG_LINES
 
@@ -121,6 +122,51 @@ EXTEND = Command(
     examples=(("%mesh extend 2h", "released two hours later than it would have been"),),
 )
 LIST = Command("list", "every reservation in the pool", magic="%mesh ", section="Hold")
+_OURS_TOO = ("--max-restarts", "--module")
+RUN = Command(
+    "run",
+    "run a script as torchrun does, but warm: in fresh processes that have torch imported",
+    usage="[options] SCRIPT ARGUMENTS... | -m MODULE ARGUMENTS...",
+    magic="%mesh ",
+    section="Run",
+    words=Words(
+        "SCRIPT",
+        "a file as the ranks see it; what follows is the script's",
+        most=None,
+        least=1,
+        rest=True,
+        completes="file",
+    ),
+    flags=(
+        _TARGETS,
+        _NOBLOCK,
+        Flag("--in-place", "in the live ranks' own namespace, as %run -i: what it leaves stays", short="-i"),
+        Flag("--beside", "do not wait for other scripts on these ranks"),
+        *(Flag(each.name, each.help, each.short, each.value) for each in FLAGS if each.name in _OURS_TOO),
+        Flag(
+            "--out",
+            "keep the exit codes, a list by rank; with --noblock the Run",
+            short="-o",
+            value="NAME",
+            completes="kernel_name",
+        ),
+        Flag("--timeout", "raise TimeoutError after S seconds; the script goes on", value="S", kind="seconds"),
+        *(
+            Flag(each.name, each.help, each.short, each.value, hidden=True)
+            for each in FLAGS
+            if each.name not in _OURS_TOO
+        ),
+    ),
+    notes="Its processes have torchrun's environment, sys.argv and __main__ of their own, and end with it.\n"
+    "torchrun's other flags (--nnodes, --nproc-per-node, --standalone, …; not -t, which is --targets) and PET_\n"
+    "variables are checked against what is held: docs/scripts.md has a table.",
+    examples=(
+        ("%mesh run train.py --lr 3e-4", "on all ranks"),
+        ("%mesh run -t hosts=0 -m scripts.base_train -- --depth=4", "a module, on one node"),
+        ("%mesh run -i train.py", "then `model` is there in %%mesh cells"),
+        ("%mesh run --max-restarts 3 train.py --resume", "started again when a rank dies"),
+    ),
+)
 PANEL = Command(
     "panel",
     "the pool live: reserve, watch GPUs and ranks, read logs, restart, release",
@@ -306,6 +352,7 @@ MESH = CommandSet(
     "live ranks for this notebook",
     commands=(
         *(RESERVE, ATTACH, DETACH, RELEASE, EXTEND, LIST),
+        RUN,
         *(PANEL, STATUS, STACKS, LOGS, DOCTOR),
         *(PUSH, PULL),
         *(SYNC, FETCH, LS),

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -29,6 +30,7 @@ from monarch_nb.notebook.logs import nothing_line, shown_logs
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.panels import Panels
 from monarch_nb.notebook.progress import Progress
+from monarch_nb.notebook.scripts import run_script
 from monarch_nb.notebook.session import Session, attached_line, divided, shape, unseen_line
 from monarch_nb.notebook.tables import (
     calm_line,
@@ -68,6 +70,7 @@ class Subcommands:
             commands.RELEASE: self._release,
             commands.EXTEND: self._extend,
             commands.LIST: self._list,
+            commands.RUN: partial(run_script, session, cells),
             commands.PANEL: self._panel,
             commands.STATUS: self._status,
             commands.STACKS: self._stacks,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
-from monarch_nb.client.events import QUEUE_NOTICE, Event, Finished, Notice, Result
+from monarch_nb.client.events import QUEUE_NOTICE, Display, Elided, Event, Finished, Notice, Result, Text
 from monarch_nb.notebook.fold import Fold
 from monarch_nb.notebook.render import Group, arranged, plain_ending, plain_lines, render
 from monarch_nb.notebook.resuming import HOLD_S, Held
@@ -69,6 +69,7 @@ class RunView:
         show_failures: bool = False,
         stream: bool = True,
         terminal: bool = False,
+        shown: Collection[int] | None = None,
         resumed: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -82,12 +83,14 @@ class RunView:
             show_failures: show the tracebacks of failed ranks; False when the cell raises them.
             stream: False to show everything once, at the end.
             terminal: displays can not be updated; publish only what is new, once it can not change any more.
+            shown: ranks whose output is shown; None for all. How each ended is always shown.
             resumed: the output is followed from the middle.
             clock: seconds, for tests.
         """
         ranks = tuple(ranks)
         self._fold = Fold(ranks)
         self._held = Held(ranks) if resumed else None
+        self._unshown = frozenset() if shown is None else frozenset(ranks) - frozenset(shown)
         self._publish, self._call_later, self._clock = publish, call_later, clock
         self._group, self._show_failures = group, show_failures
         # A terminal can not put lines between others: it shows arranged output at the end.
@@ -114,6 +117,8 @@ class RunView:
 
     def on_event(self, event: Event) -> None:
         """Take in an event of the run; it shows soon."""
+        if isinstance(event, Text | Elided | Display) and event.rank in self._unshown:
+            return
         with self._lock:
             now_s = self._clock()
             if self._held is None:

@@ -20,6 +20,7 @@ from monarch_nb.client.interrupt_report import InterruptReport
 from monarch_nb.client.logs import LogRecord
 from monarch_nb.client.pool import KeptFiles
 from monarch_nb.client.presenting import served_notebook
+from monarch_nb.client.scripts import Script
 from monarch_nb.client.sync_report import Differences, Pending, SyncReport
 from monarch_nb.code_names import run_name
 from monarch_nb.errors import PickleError, RankFailure, ReservationNotFound, RunFailed, RunNotFound
@@ -138,7 +139,10 @@ class FakeMesh:
         self.ranks = tuple(range(extent.size)) if ranks is None else tuple(ranks)
         per_node = extent.size // reservation.nodes
         self.core = SimpleNamespace(
-            by_node=lambda ranks: {rank // per_node: [rank] for rank in ranks},
+            by_node=lambda ranks: {
+                node: [rank for rank in ranks if rank // per_node == node]
+                for node in {rank // per_node for rank in ranks}
+            },
             connection_of=lambda rank: SimpleNamespace(name=f"node{rank // per_node}"),
         )
 
@@ -152,6 +156,9 @@ class FakeMesh:
         self.client.runs.append(run)
         self.client.on_submit(run)
         return run
+
+    def start_script(self, script: Script, **options: Any) -> FakeRun:
+        return self.submit(" ".join([script.path, *script.arguments]), script=script, **options)
 
     def attach_run(
         self, run_id: str, *, from_start: bool = False, listener: Callable[[Event], None] | None = None

@@ -158,7 +158,7 @@ def test_durations_have_units() -> None:
 
 def test_what_comes_later_is_not_offered() -> None:
     offered = {command.name for command in commands.MESH.commands}
-    assert not offered & {"run", "debug"}
+    assert not offered & {"debug"}
 
 
 def test_help_names_everything_and_is_aligned() -> None:
@@ -167,7 +167,7 @@ def test_help_names_everything_and_is_aligned() -> None:
         assert f"  {command.name}" in text
         assert command.summary in text
         for flag in command.flags:
-            assert flag.name in help_text(command)
+            assert flag.hidden or flag.name in help_text(command)
     widths = [
         len(line) for line in "\n".join([text, *map(help_text, [*commands.MESH.commands, commands.CELL])]).splitlines()
     ]
@@ -215,3 +215,62 @@ def test_completion_of_the_cell_line() -> None:
     assert complete(commands.CELL, "-t 0 --no", {}) == ("--no", ["--noblock", "--no-stream", "--no-sync"])
     assert "--targets" not in (complete(commands.CELL, "-t 0 --", {})[1] or [])
     assert complete(commands.CELL, "-o l", {"kernel_name": lambda _: ["losses"]}) == ("l", ["losses"])
+
+
+class TestRest:
+    """A program's name, and what is for that."""
+
+    @pytest.mark.parametrize(
+        ("line", "words"),
+        [
+            ("train.py", ["train.py"]),
+            ("train.py --lr 3e-4 -t 0 --help", ["train.py", "--lr", "3e-4", "-t", "0", "--help"]),
+            ("-m scripts.base_train -- --depth=4", ["scripts.base_train", "--depth=4"]),
+            ("-m scripts.base_train -- --depth=4 -- x", ["scripts.base_train", "--depth=4", "--", "x"]),
+            ("train.py x -- --depth", ["train.py", "x", "--", "--depth"]),
+            ("train.py -- -- y", ["train.py", "--", "y"]),
+            ("-- train.py -- y", ["train.py", "--", "y"]),
+            ("--nnodes 2 -- -m y", ["-m", "y"]),
+            ("--nproc_per_node=4 train.py --nproc_per_node=2", ["train.py", "--nproc_per_node=2"]),
+            ("train.py --name 'a b' --layers [1, 2]", ["train.py", "--name", "a b", "--layers", "[1, 2]"]),
+        ],
+    )
+    def test_what_follows_the_name_is_the_programs(self, line: str, words: list[str]) -> None:
+        """As torchrun's parser does: what argparse gives for these lines was looked at."""
+        assert list(parse(commands.RUN, line).words) == words
+
+    def test_flags_before_the_name_are_ours(self) -> None:
+        parsed = parse(commands.RUN, "-t 0-3 -a --nproc_per_node 4 --max-restarts=2 -m pkg.train -a")
+        assert parsed.text("targets") == "0-3"
+        assert parsed.switch("noblock")
+        assert parsed.switch("module")
+        assert parsed.text("nproc_per_node") == "4"
+        assert parsed.text("max_restarts") == "2"
+        assert parsed.words == ("pkg.train", "-a")
+
+    @pytest.mark.parametrize(
+        ("line", "said"),
+        [
+            ("", "%mesh run needs SCRIPT"),
+            ("--nnodes 2", "%mesh run needs SCRIPT"),
+            ("--", "%mesh run needs SCRIPT"),
+            ("--nproc 4 train.py", "did you mean --nproc-per-node"),
+            ("--use-env train.py", "has no flag --use-env; it has --targets, .*, --timeout$"),
+            ("-r3 train.py", "has no flag -r3"),
+        ],
+    )
+    def test_what_can_not_be_read(self, line: str, said: str) -> None:
+        with pytest.raises(UsageError, match=said):
+            parse(commands.RUN, line)
+
+    def test_help_is_asked_before_the_name(self) -> None:
+        assert wants_help(commands.RUN, "--nnodes 2 --help train.py")
+        assert wants_help(commands.RUN, "-h")
+        assert not wants_help(commands.RUN, "--nnodes 2 train.py --help")
+        assert not wants_help(commands.RUN, "-m pkg -h")
+
+    def test_tab(self) -> None:
+        assert complete(commands.RUN, " --nn", {}) == ("--nn", ["--nnodes"])
+        assert complete(commands.RUN, " --nnodes 2 tr", {}) == ("tr", None), "files are IPython's"
+        assert complete(commands.RUN, " train.py --nn", {}) == ("--nn", None)
+        assert complete(commands.RUN, " -t ", {"target": lambda _: ["all"]}) == ("", ["all"])

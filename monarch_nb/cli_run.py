@@ -1,0 +1,211 @@
+"""`monarch-nb run`: a script on ranks that are held, or on some that are reserved for its time, from a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb import escapes
+from monarch_nb.client.torchrun_flags import FLAGS, Launch, held_by, read
+from monarch_nb.config import DEFAULT_POOL
+from monarch_nb.errors import RunFailed, UsageError
+from monarch_nb.interrupting import at_waits
+from monarch_nb.shape import parse_targets
+
+if TYPE_CHECKING:
+    from monarch_nb.client.mesh import Mesh
+    from monarch_nb.client.reservation import Reservation
+    from monarch_nb.client.run import Run
+    from monarch_nb.notebook.view import RunView
+
+SUMMARY = "run a script on ranks, as torchrun does, but warm"
+EXAMPLES = (
+    "run dev train.py --lr 3e-4",
+    "run --nodes 2 --procs 4 train.py --lr 3e-4",
+    "run dev -t hosts=0 -m scripts.base_train -- --depth=4",
+)
+ABANDONED_AFTER_S = 60.0
+"""What was reserved for a script is given back so long after it when this process was killed."""
+_SHOWN_FLAGS = ("--max-restarts", "--module")
+_INTERRUPTED = 128 + signal.SIGINT
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `monarch-nb run` takes."""
+    parser.usage = "monarch-nb run [NAME | [--nodes N] --procs N | --gpus N] [options] SCRIPT ..."
+    parser.description = (
+        "Run a script on ranks as torchrun does, but warm: in fresh processes that have torch imported.\n"
+        "NAME is a reservation (default: the only one you hold); with --procs or --gpus, ranks are reserved for\n"
+        "the script's time. The exit status is the script's: 0, or that of the rank that failed first (1 for an\n"
+        "exception, 128 + N for signal N)."
+    )
+    parser.add_argument("--nodes", type=int, metavar="N", help="reserve so many nodes (1 when not said)")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--procs", type=int, metavar="N", help="reserve so many CPU ranks per node")
+    kind.add_argument("--gpus", type=int, metavar="N", help="reserve so many GPUs per node, with a rank each")
+    parser.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
+    in_place = "in the live ranks' own namespace: what it leaves stays for cells"
+    parser.add_argument("-i", "--in-place", action="store_true", help=in_place)
+    beside = "do not wait for other scripts on these ranks"
+    parser.add_argument("--beside", action="store_true", help=beside)
+    for flag in FLAGS:
+        shown = flag.help if flag.name in _SHOWN_FLAGS else argparse.SUPPRESS
+        takes: dict[str, Any] = {"metavar": flag.value} if flag.value else {"action": "store_true"}
+        parser.add_argument(*filter(None, [flag.short, flag.name]), help=shown, **takes)
+        if (spelling := f"--{flag.name[2:].replace('-', '_')}") != flag.name:
+            parser.add_argument(spelling, help=argparse.SUPPRESS, default=argparse.SUPPRESS, **takes)
+    script = "a file as the ranks see it; a word without .py and / in its place is NAME (./train, if it is a file)"
+    parser.add_argument("script", metavar="SCRIPT", help=script)
+    parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="the script's own")
+    parser.epilog = (
+        "torchrun's other flags (--nnodes, --nproc-per-node, --standalone, ...; not -t, which is --targets) and PET_*\n"
+        f"variables are checked against what is held: docs/scripts.md has a table.\n\n{parser.epilog}"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the script; return its exit status."""
+    name = _take_name(options)
+    with _signals_as_ctrl_c() as signals, _held(options, name) as reservation:
+        mesh = reservation.mesh.select(parse_targets(options.targets, reservation.mesh.extent))
+        launch = read(vars(options), os.environ, held_by(mesh, "monarch-nb run"))
+        script = launch.script(
+            _path_there(options, launch, reservation),
+            options.arguments,
+            in_place=options.in_place,
+            beside=options.beside,
+        )
+        for note in launch.notes:
+            _say(note)
+        status = _run(mesh, lambda view: mesh.start_script(script, listener=view.on_event), launch.shown_ranks(mesh))
+    return 128 + signals[0] if signals and status == _INTERRUPTED else status
+
+
+def _take_name(options: argparse.Namespace) -> str | None:
+    """Return the NAME that stands before the script; read what stands after it."""
+    word = options.script
+    if options.module or options.no_python or "/" in word or word.endswith(".py"):
+        return None
+    if not options.arguments:
+        raise UsageError(f"{word} is the name of a reservation: name the script too, or write ./{word} if it is one")
+    options.parser.parse_args(options.arguments, namespace=options)
+    name: str = word
+    return name
+
+
+@contextmanager
+def _held(options: argparse.Namespace, name: str | None) -> Iterator[Reservation]:
+    """Yield what the script runs on; what was reserved for it is given back."""
+    from monarch_nb import attach, list_reservations, reserve
+
+    shape = {"procs": options.procs, "gpus": options.gpus}
+    if name and (options.nodes or any(shape.values())):
+        raise UsageError(f"{name} is held already: leave out --nodes, --procs and --gpus, or leave out {name}")
+    if not any(shape.values()):
+        if options.nodes:
+            raise UsageError("say how many ranks per node: --procs N or --gpus N")
+        if not name and not any(info.held_by_me for info in list_reservations(options.pool)):
+            raise UsageError("nothing is held: --nodes 2 --procs 4 reserves ranks for the script's time")
+        yield attach(name, pool=options.pool)
+        return
+    pool = None if options.pool == DEFAULT_POOL else options.pool
+    reservation = reserve(
+        f"run-{uuid.uuid4().hex[:8]}",
+        nodes=options.nodes or 1,
+        pool=pool,
+        directory=os.getcwd(),
+        idle=ABANDONED_AFTER_S,
+        progress=_say,
+        **shape,
+    )
+    try:
+        yield reservation
+    finally:
+        for kept in reservation.release():
+            _say(str(kept))
+
+
+def _path_there(options: argparse.Namespace, launch: Launch, reservation: Reservation) -> str:
+    """Return the script's path from where the ranks are."""
+    path: str = options.script
+    there, here = reservation.status(memory=False).directory, os.getcwd()
+    if launch.module or launch.executable or here == there or not os.path.exists(path):
+        return path
+    _say(f"it runs in {there}, where the ranks of {reservation.name} work")
+    return os.path.abspath(path) if os.path.isabs(path) else os.path.relpath(path, there)
+
+
+def _run(mesh: Mesh, submit: Callable[[RunView], Run], shown: Collection[int] | None) -> int:
+    from monarch_nb.notebook.following import wait_for
+
+    with at_waits():  # from here on Ctrl-C is for the ranks
+        view = _terminal_view(mesh.ranks, shown)
+        try:
+            script = submit(view)
+            wait_for(script, None, view.on_event)
+        finally:
+            view.close()
+    script.collected()
+    return exit_status(script)
+
+
+def exit_status(run: Run) -> int:
+    """Return the exit status of a script's run: 0, or that of the rank that failed first.
+
+    Raises:
+        MonarchNbError: it was not started.
+    """
+    try:
+        run.raise_failures()
+    except RunFailed:
+        for result in run.results.values():  # in the order in which they came
+            failure = result.failure
+            if failure is not None and failure.kind in ("error", "died"):
+                return 128 + failure.signal if failure.signal else failure.exit_code or 1
+        return _INTERRUPTED
+    return 0 if run.done else _INTERRUPTED
+
+
+def _terminal_view(ranks: Sequence[int], shown: Collection[int] | None) -> RunView:
+    from monarch_nb.client.bridge import background_loop
+    from monarch_nb.notebook.view import RunView
+
+    colours = sys.stdout.isatty()
+
+    def publish(bundle: dict[str, str], update: bool) -> None:
+        text = bundle["text/plain"] if colours else escapes.strip(bundle["text/plain"])
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+    def call_later(delay_s: float, callback: Callable[[], None]) -> None:
+        loop = background_loop()
+        loop.call_soon_threadsafe(loop.call_later, delay_s, callback)
+
+    return RunView(ranks, publish, call_later, show_failures=True, terminal=True, shown=shown)
+
+
+@contextmanager
+def _signals_as_ctrl_c() -> Iterator[list[int]]:
+    """Let a terminal that closes, and kill, end the script as Ctrl-C does; yield the signals that came."""
+    came: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        came.append(number)
+        signal.raise_signal(signal.SIGINT)
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
