@@ -26,7 +26,7 @@ _EXAMPLES = """\
 examples:
   monarch-nb up --nodes 2 --procs 4     a pool of this machine: 2 nodes with 4 CPU ranks each
   monarch-nb status                     its nodes, what is held, and by whom
-  monarch-nb run dev train.py --lr 3e-4 a script of yours on what is held
+  monarch-nb run dev train.py           a script that exists, as torchrun would
   monarch-nb logs dev -t 0 -n 20        the last 20 lines of rank 0
   monarch-nb release dev                end the ranks of a reservation
   monarch-nb down                       end the pool

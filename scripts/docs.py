@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from monarch_nb.cli import main as monarch_nb
+from monarch_nb.client.torchrun_flags import FLAGS
 from monarch_nb.notebook.command_line import help_text, overview
 from monarch_nb.notebook.commands import CELL, MESH
 
@@ -25,8 +26,11 @@ def render(page: str) -> str:
 
 
 def help_of(command: str) -> str:
-    """Return the help text of `monarch-nb …`, `%mesh …` or `%%mesh`."""
+    """Return the help text of `monarch-nb …`, `%mesh …` or `%%mesh`, or what torchrun's flags mean."""
     name, *words = command.split()
+    if name == "torchrun":
+        rows = [(f"{flag.short}, {flag.name}".removeprefix(", "), flag.value, flag.help) for flag in FLAGS]
+        return "\n".join(f"{f'{names} {value}':<36}{text}".rstrip() for names, value, text in rows)
     if name == "%%mesh":
         return help_text(CELL).rstrip()
     if name == "%mesh":
