@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the script; return its exit status."""
-    name = _take_name(options)
+    name = take_name(options)
     with _signals_as_ctrl_c() as signals, _held(options, name) as reservation:
         mesh = reservation.mesh.select(parse_targets(options.targets, reservation.mesh.extent))
         launch = read(vars(options), os.environ, held_by(mesh, "monarch-nb run"))
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     return 128 + signals[0] if signals and status == _INTERRUPTED else status
 
 
-def _take_name(options: argparse.Namespace) -> str | None:
+def take_name(options: argparse.Namespace) -> str | None:
     """Return the NAME that stands before the script; read what stands after it."""
     word = options.script
     if options.module or options.no_python or "/" in word or word.endswith(".py"):
@@ -164,10 +164,11 @@ def exit_status(run: Run) -> int:
     try:
         run.raise_failures()
     except RunFailed:
+        statuses = dict(zip(run.ranks, run.kept_values, strict=True))
         for result in run.results.values():  # in the order in which they came
             failure = result.failure
             if failure is not None and failure.kind in ("error", "died"):
-                return 128 + failure.signal if failure.signal else failure.exit_code or 1
+                return 128 + failure.signal if failure.signal else failure.exit_code or statuses[failure.rank] or 1
         return _INTERRUPTED
     return 0 if run.done else _INTERRUPTED
 

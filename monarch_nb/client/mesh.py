@@ -196,7 +196,8 @@ class Mesh:
             listener: called with the run's events on a background thread.
 
         Returns:
-            The finished run; `run.values` are the exit statuses by rank: 0.
+            The finished run; `run.values` are the exit statuses by rank: 0. Those of a run that failed are
+            `run.kept_values`, None for processes that were killed.
 
         Raises:
             UsageError: there is no such script on the nodes, or what was said makes no sense; nothing has begun.

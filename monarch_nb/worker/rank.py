@@ -224,8 +224,7 @@ class Rank:
         status = script.exit_status(error)
         if isinstance(error, SystemExit):
             error = failures.explain_status(error, status) if status else None
-        if error is None:
-            values.store_value(result, status, self._spec.blob_directory)
+        values.store_value(result, status, self._spec.blob_directory)
         if imports is not None:
             result.hint = imports.hint()
         self._finish(error, active, result, output)

@@ -134,6 +134,8 @@ def be_plain(shell: RankShell, environment: Mapping[str, str], directory: str) -
 
 def exit_status(error: BaseException | None) -> int:
     """Return what Python would end with, and print what it would print for `sys.exit("text")`."""
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
     if not isinstance(error, SystemExit):
         return 0 if error is None else 1
     if error.code is None or isinstance(error.code, int):

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from monarch_nb.cli import main
+from monarch_nb.cli import main, make_parser
+from monarch_nb.cli_run import exit_status, take_name
+from monarch_nb.client.events import Result
 from monarch_nb.config import HOME_VARIABLE, VERSION
-from monarch_nb.errors import NodeUnreachable
+from monarch_nb.errors import NodeUnreachable, RankFailure, RunFailed
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +44,15 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["up", "--gpus", "4"], "invalid choice: '4'"),
         (["up", "--pool", "../x"], "'../x' is no name for a pool"),
         (["release", "dev", "--all"], "not allowed with"),
+        (["run"], "the following arguments are required: SCRIPT, ..."),
+        (["run", "train.py"], "nothing is held: --nodes 2 --procs 4 reserves ranks"),
+        (["run", "dev"], "dev is the name of a reservation: name the script too, or write ./dev"),
+        (["run", "dev", "--procs", "2", "train.py"], "dev is held already: leave out --nodes, --procs and --gpus"),
+        (["run", "--procs", "2", "dev", "train.py"], "dev is held already"),
+        (["run", "--nodes", "2", "train.py"], "say how many ranks per node: --procs N or --gpus N"),
+        (["run", "--procs", "2", "--gpus", "2", "train.py"], "not allowed with"),
+        (["run", "--nproc", "2", "train.py"], "unknown flag --nproc"),
+        (["run", "dev", "--nproc", "2", "train.py"], "unknown flag --nproc"),
         (["status", "extra"], "unrecognized arguments: extra"),
         ([], "the following arguments are required: COMMAND"),
     ],
@@ -131,3 +142,48 @@ def test_the_allocator_has_its_own_command_line(capsys: pytest.CaptureFixture[st
         main(["allocator", "--help"])
     assert exit_info.value.code == 0
     assert "--procs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "script"),
+    [
+        (["train.py", "--lr", "1"], None, ["train.py", "--lr", "1"]),
+        (["dev", "train.py", "-t", "0"], "dev", ["train.py", "-t", "0"]),
+        (["./dev", "train.py"], None, ["./dev", "train.py"]),
+        (["-m", "pkg", "--", "--depth=4"], None, ["pkg", "--depth=4"]),
+        (["dev", "-m", "pkg", "--", "--depth=4"], "dev", ["pkg", "--depth=4"]),
+        (["--no-python", "hostname", "-f"], None, ["hostname", "-f"]),
+        (["-t", "0", "dev", "--nproc_per_node", "1", "a/b", "dev"], "dev", ["a/b", "dev"]),
+    ],
+)
+def test_run_tells_a_name_from_a_script(words: list[str], name: str | None, script: list[str]) -> None:
+    options = make_parser().parse_args(["run", *words])
+    assert take_name(options) == name
+    assert [options.script, *options.arguments] == script
+
+
+def failure(rank: int, kind: str = "error", **facts: int) -> RankFailure:
+    return RankFailure(rank, "node0", kind, "", "", **facts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("failures", "status"),
+    [
+        ([], 0),
+        ([failure(1)], 3),
+        ([failure(0, "died", exit_code=7), failure(1)], 7),
+        ([failure(0, "interrupted"), failure(2, "died", signal=9)], 137),
+        ([failure(2, "died")], 1),
+        ([failure(0, "interrupted"), failure(1, "cancelled")], 130),
+    ],
+)
+def test_the_status_of_run_is_that_of_the_rank_that_failed_first(failures: list[RankFailure], status: int) -> None:
+    def raise_failures() -> None:
+        if failures:
+            raise RunFailed(failures=failures)
+
+    results = {each.rank: Result(each.rank, "error", 0.1, failure=each) for each in failures}
+    run = SimpleNamespace(
+        raise_failures=raise_failures, results=results, ranks=(0, 1, 2), kept_values=[0, 3, None], done=True
+    )
+    assert exit_status(run) == status  # type: ignore[arg-type]

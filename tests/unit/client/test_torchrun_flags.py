@@ -4,8 +4,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from monarch_nb.client.scripts import Script
 
+from monarch_nb.client.scripts import Script
 from monarch_nb.client.torchrun_flags import FLAGS, Given, Held, Launch, held_by, read
 from monarch_nb.errors import UsageError
 
