@@ -301,7 +301,8 @@ class Rank:
             only_users = isinstance(shown, ProcessGroupAborted)
         result.failure.CopyFrom(failures.describe(self._shell, self._user_code, shown, only_users=only_users))
         self._shell.remember_error(shown)
-        _drop_value(result)
+        if not active.is_script:  # whose value is its exit status
+            _drop_value(result)
 
     def _after_abort(self) -> None:
         """On the control thread."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
+from integration.kernels import Kernel
 from integration.live import HAS_FAILED, Gate
 from leaks import leaks_of
 from monarch_nb.client.bridge import call
@@ -76,6 +77,32 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
     made = Gate(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def open_kernel(shared_pool: list[Node], tmp_path: Path) -> Iterator[Callable[[], Kernel]]:
+    """Start kernels of one notebook."""
+    kernels: list[Kernel] = []
+
+    def open_one() -> Kernel:
+        kernels.append(Kernel(tmp_path / "a.ipynb"))
+        return kernels[-1]
+
+    yield open_one
+    try:
+        open_one().run("%load_ext monarch_nb\n%mesh release --all")
+    finally:
+        for kernel in kernels:
+            kernel.kill()
+
+
+@pytest.fixture
+def kernel(open_kernel: Callable[[], Kernel]) -> Kernel:
+    """A kernel that holds "dev": 2 nodes × 2 procs."""
+    opened = open_kernel()
+    assert opened.run("%load_ext monarch_nb") == ""
+    assert opened.run("%mesh reserve dev --nodes 2 --procs 2").startswith("dev: 2 nodes × 2 procs, 4 ranks ready in ")
+    return opened
 
 
 @pytest.fixture(scope="module")

@@ -2,139 +2,19 @@
 
 from __future__ import annotations
 
-import queue
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from jupyter_client.manager import KernelManager, _ShutdownStatus
 
+from integration.kernels import Kernel
 from integration.live import Gate
 from monarch_nb.shape import Extent, parse_targets
 
 pytestmark = pytest.mark.usefixtures("shared_pool")
 README = Path(__file__).resolve().parents[2] / "README.md"
 COUNT = "import time\nfor i in range(600):\n    print('step', i)\n    time.sleep(0.05)"
-
-
-class Kernel:
-    """A kernel, and what its cells show in the end."""
-
-    def __init__(self, notebook: Path) -> None:
-        import os
-
-        self._manager = KernelManager(kernel_name="python3")
-        self._manager.start_kernel(env={**os.environ, "JPY_SESSION_NAME": str(notebook)}, cwd=str(notebook.parent))
-        self._connect()
-        self._cells: dict[str, list[dict[str, str]]] = {}
-        self._displays: dict[str, dict[str, str]] = {}
-
-    def _connect(self) -> None:
-        self._client = self._manager.client()
-        self._client.start_channels()
-        self._client.wait_for_ready(timeout=60)
-
-    def start(self, code: str) -> str:
-        """Begin a cell."""
-        cell: str = self._client.execute(code)
-        self._cells[cell] = []
-        return cell
-
-    def wait(self, cell: str, text: str = "", timeout_s: float = 60.0) -> str:
-        """Wait until a cell is over, or shows `text`; return what it shows."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            if text and text in self.text(cell):  # also when it came while another cell was waited for
-                return self.text(cell)
-            try:
-                over = self._take(self._client.get_iopub_msg(timeout=0.1)) == cell
-            except queue.Empty:
-                continue
-            if over and not text:
-                return self.text(cell)
-        raise AssertionError(f"after {timeout_s} s the cell shows only: {self.text(cell)}")
-
-    def run(self, code: str) -> str:
-        """Run a cell; return what it shows."""
-        return self.wait(self.start(code))
-
-    def text(self, cell: str) -> str:
-        """What a cell shows now."""
-        return "\n".join(output["text"] for output in self._cells[cell])
-
-    def interrupt(self) -> None:
-        self._manager.interrupt_kernel()
-
-    def restart(self) -> None:
-        """As JupyterLab does; the kernel must end by itself."""
-        self._manager.shutdown_wait_time = 120.0
-        self._manager.restart_kernel()
-        assert self._manager._shutdown_status is _ShutdownStatus.ShutdownRequest, "it was not killed"
-        self._client.stop_channels()  # on these, what the old kernel said last reads as if the new one were connected
-        self._connect()
-
-    def inspect(self, code: str) -> dict[str, Any]:
-        """What Shift+Tab shows at the end of a cell."""
-        reply: dict[str, Any] = self._client.inspect(code, reply=True, timeout=20)["content"]
-        return reply
-
-    def complete(self, code: str) -> list[str]:
-        matches: list[str] = self._client.complete(code, reply=True, timeout=20)["content"]["matches"]
-        return matches
-
-    def kill(self) -> None:
-        """As if the machine took it away."""
-        self._client.stop_channels()
-        self._manager.shutdown_kernel(now=True)
-
-    def _take(self, message: dict[str, Any]) -> str | None:
-        """Take in a message; return the cell that is over with it."""
-        content, kind = message["content"], message["msg_type"]
-        cell: str = message["parent_header"].get("msg_id", "")
-        outputs = self._cells.get(cell, [])
-        display_id = content.get("transient", {}).get("display_id")
-        if kind == "stream":
-            outputs.append({"text": content["text"]})
-        elif kind == "error":
-            outputs.append({"text": "\n".join(content["traceback"])})
-        elif kind in ("display_data", "execute_result"):
-            outputs.append({"text": content["data"]["text/plain"]})
-            if display_id:
-                self._displays[display_id] = outputs[-1]
-        elif kind == "update_display_data":
-            self._displays[display_id]["text"] = content["data"]["text/plain"]
-        elif kind == "status" and content["execution_state"] == "idle":
-            return cell
-        return None
-
-
-@pytest.fixture
-def open_kernel(tmp_path: Path) -> Iterator[Callable[[], Kernel]]:
-    """Start kernels of one notebook."""
-    kernels: list[Kernel] = []
-
-    def open_one() -> Kernel:
-        kernels.append(Kernel(tmp_path / "a.ipynb"))
-        return kernels[-1]
-
-    yield open_one
-    try:
-        open_one().run("%load_ext monarch_nb\n%mesh release --all")
-    finally:
-        for kernel in kernels:
-            kernel.kill()
-
-
-@pytest.fixture
-def kernel(open_kernel: Callable[[], Kernel]) -> Kernel:
-    """A kernel that holds "dev": 2 nodes × 2 procs."""
-    opened = open_kernel()
-    assert opened.run("%load_ext monarch_nb") == ""
-    assert opened.run("%mesh reserve dev --nodes 2 --procs 2").startswith("dev: 2 nodes × 2 procs, 4 ranks ready in ")
-    return opened
 
 
 @pytest.mark.quick

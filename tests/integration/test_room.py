@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from integration.kernels import Kernel
 from integration.live import TIMEOUT_S
-from integration.test_kernel import Kernel
 from monarch_nb import list_reservations, reserve
 from monarch_nb.errors import CapacityError
 from monarch_nb.provision import daemons

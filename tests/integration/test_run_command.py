@@ -1,0 +1,98 @@
+"""`monarch-nb run` on a real pool, as a user types it: what it prints, its exit status, and that it gives back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import monarch_nb
+from monarch_nb.provision import Node
+
+HELLO = "import os, sys\nprint('hello', sys.argv[1:], os.environ['WORLD_SIZE'], os.path.basename(os.getcwd()))\n"
+
+
+class Terminal:
+    """Runs `monarch-nb` in a directory with scripts."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "monarch_nb.cli", "run", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.directory,
+            env=os.environ | environment,
+        )
+
+    def run(self, *words: str, **environment: str) -> tuple[int, str, str]:
+        """Return the exit status, stdout and stderr."""
+        process = self.start(*words, **environment)
+        out, errors = process.communicate(timeout=100)
+        return process.returncode, out, errors
+
+
+@pytest.fixture
+def terminal(shared_pool: list[Node], tmp_path: Path) -> Iterator[Terminal]:
+    (tmp_path / "hello.py").write_text(HELLO)
+    yield Terminal(tmp_path)
+    assert monarch_nb.list_reservations() == [], "it gives back what it has reserved"
+
+
+def test_ranks_are_reserved_for_the_scripts_time(terminal: Terminal) -> None:
+    name = terminal.directory.name
+    shape = ("--nodes", "2", "--procs", "2")
+    status, out, errors = terminal.run(*shape, "--nproc_per_node=auto", "hello.py", "--lr", "3e-4")
+    assert (status, out) == (0, f"[0-3] hello ['--lr', '3e-4'] 4 {name}\n"), errors
+    assert "--nproc-per-node auto: 2 CPU ranks on each node" in errors
+    status, out, errors = terminal.run(*shape, "hello.py", PET_NNODES="4")
+    assert status == 2
+    assert "PET_NNODES=4 (in the environment): 2 nodes are held" in errors
+    assert "monarch-nb run --nodes 4 --procs 2 holds so many" in errors
+    (terminal.directory / "fails.py").write_text("import os, sys\nsys.exit(7 if os.environ['RANK'] == '1' else 0)\n")
+    status, out, _ = terminal.run("--procs", "2", "fails.py")
+    assert status == 7
+    assert "exited with code 7" in out
+    assert "\x1b" not in out, "no colours in a pipe"
+    (terminal.directory / "dies.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    assert terminal.run("--procs", "1", "dies.py")[0] == 128 + signal.SIGKILL
+    assert terminal.run("--procs", "1", "--no-python", "sh", "-c", "exit 4")[0] == 4
+    assert terminal.run("--procs", "1", "nosuch.py")[0] == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_script_and_gives_back(terminal: Terminal, number: signal.Signals) -> None:
+    (terminal.directory / "endless.py").write_text("import time\nprint('under way', flush=True)\ntime.sleep(600)\n")
+    process = terminal.start("--procs", "2", "endless.py")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "[0-1] under way\n"
+    process.send_signal(number)
+    process.communicate(timeout=100)
+    assert process.returncode == 128 + number
+
+
+def test_on_what_is_held(terminal: Terminal) -> None:
+    dev = monarch_nb.reserve("dev", nodes=2, procs=2, directory=terminal.directory)
+    try:
+        name = terminal.directory.name
+        assert terminal.run("hello.py")[:2] == (0, f"[0-3] hello [] 4 {name}\n")
+        assert terminal.run("dev", "-t", "hosts=1", "hello.py", "dev")[:2] == (0, f"[2-3] hello ['dev'] 2 {name}\n")
+        (terminal.directory / "part").mkdir()
+        (terminal.directory / "part" / "there.py").write_text(HELLO)
+        inside = Terminal(terminal.directory / "part")
+        status, out, errors = inside.run("dev", "there.py")
+        assert (status, out) == (0, f"[0-3] hello [] 4 {name}\n")
+        assert f"it runs in {terminal.directory}, where the ranks of dev work" in errors
+        assert terminal.run("dve", "hello.py")[0] == 1
+        terminal.run("-i", "hello.py")
+        assert dev.mesh.run("sys.argv").failures == []
+    finally:
+        dev.release()

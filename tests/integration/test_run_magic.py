@@ -1,0 +1,143 @@
+"""`%mesh run` in a real kernel, on a real pool: scripts as a user writes them, and as a user gets them wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from integration.kernels import Kernel
+from integration.live import Gate
+
+TRAIN = """
+import os, sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.ones(1) * dist.get_rank()
+dist.all_reduce(total)
+print(sys.argv, total.item(), __name__, os.path.basename(__file__), "left" in globals())
+dist.destroy_process_group()
+left = True
+"""
+SHOWN = "[0-3] ['train.py', '--lr', '3e-4'] 6.0 __main__ train.py False"
+
+
+@pytest.fixture
+def scripts(kernel: Kernel, tmp_path: Path) -> Path:
+    """Where the notebook lies; `train.py` is there, and the live ranks have a variable of the cells."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    kernel.run("%%mesh\nmine = rank")
+    return tmp_path
+
+
+def test_a_script_again_and_again(kernel: Kernel, scripts: Path) -> None:
+    for flags in ("", "-o codes --nnodes 1:2 --nproc_per_node=2"):
+        assert kernel.run(f"%mesh run {flags} train.py --lr 3e-4") == SHOWN, "nothing of the first reaches the second"
+    assert kernel.run("codes") == "[0, 0, 0, 0]"
+    assert kernel.run("%mesh run -t hosts=1 train.py") == "[2-3] ['train.py'] 1.0 __main__ train.py False"
+    assert "True" not in kernel.run("%%mesh\nprint('left' in globals(), mine)")
+    assert kernel.run("%mesh run -i train.py --lr 3e-4") == SHOWN
+    assert kernel.run("%%mesh\nprint(left, total.item())") == "[0-3] True 6.0"
+    note = kernel.run("%mesh run --local-ranks-filter 0 --master-port 29501 train.py")
+    assert "--master-port 29501: each script has a store of its own, at a free port of its first node" in note
+    assert "[0,2] ['train.py'] 6.0" in note
+
+
+def test_it_fails_and_is_interrupted_as_a_cell(kernel: Kernel, scripts: Path) -> None:
+    (scripts / "fails.py").write_text(
+        "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(3)\ntime.sleep(600)\n"
+    )
+    shown = kernel.run("%mesh run -o codes fails.py")
+    assert "exited with code 3" in shown
+    assert "fails.py:3" in shown
+    assert "runpy" not in shown
+    assert kernel.run("codes[1]") == "3"
+    (scripts / "endless.py").write_text("import time\nprint('under way', flush=True)\ntime.sleep(600)\n")
+    cell = kernel.start("%mesh run endless.py")
+    kernel.wait(cell, "[0-3] under way")
+    kernel.interrupt()
+    shown = kernel.wait(cell)
+    assert "KeyboardInterrupt\x1b[39m: interrupted ranks 0-3" in shown
+    assert "Traceback" not in shown
+    assert kernel.run("%%mesh\nprint(mine < 4)") == "[0-3] True"
+
+
+def test_it_goes_on_in_the_background(kernel: Kernel, scripts: Path, gate: Gate) -> None:
+    (scripts / "waits.py").write_text(f"print('begun')\n{gate.wait}\nprint('done')\n")
+    cell = kernel.start("%mesh run --noblock -o run waits.py")
+    kernel.wait(cell, "[0-3] begun")
+    assert kernel.run("%%mesh\nprint(mine < 4)") == "[0-3] True", "cells do not wait for it"
+    second = kernel.start("%mesh run train.py --lr 3e-4")
+    kernel.wait(second, "waits for: ")
+    gate.open(4)
+    assert kernel.wait(second) == SHOWN
+    kernel.wait(cell, "[0-3] done")
+    assert kernel.run("run.done, run.title") == "(True, 'waits.py')"
+    cell = kernel.start("%mesh run -a waits.py")
+    kernel.wait(cell, "[0-3] begun")
+    assert SHOWN in kernel.run("%mesh run --beside train.py --lr 3e-4"), "it does not wait"
+    follows = kernel.start("%mesh attach")
+    kernel.wait(follows, "(waits.py) · ranks 0-3")
+    gate.open(4)
+    assert "[0-3] done" in kernel.wait(follows)
+
+
+REFUSED = [
+    ("nosuch.py", "UsageError", "there is no .*nosuch.py"),
+    (".", "UsageError", "is a directory"),
+    ("a.ipynb", "UsageError", "a.ipynb is a notebook: .*jupyter nbconvert --to script a.ipynb"),
+    ("--nnodes 4 train.py", "UsageError", "2 nodes are held"),
+    ("--nproc-per-node 8 train.py", "UsageError", r"2 CPU ranks on each node\. .*--nodes 2 --procs 8"),
+    ("--rdzv-endpoint other:29500 train.py", "UsageError", "ranks can not meet elsewhere"),
+    ("-t 0-2 train.py", "UsageError", "equally many ranks on each node"),
+    ("-i --beside train.py", "UsageError", "-i runs it in the live ranks"),
+    ("-m nosuch", "UsageError", "No module named nosuch"),
+    ("-m package", "UsageError", "is a package and cannot be directly executed"),
+    ("-m --no-python train.py", "UsageError", "exclude each other"),
+    ("--no-python nosuch", "UsageError", "nosuch"),
+]
+
+
+def test_what_can_not_be_run_is_explained(kernel: Kernel, scripts: Path) -> None:
+    (scripts / "package").mkdir()
+    (scripts / "package" / "__init__.py").write_text("")
+    for line, error, said in REFUSED:
+        shown = kernel.run(f"%mesh run {line}")
+        assert error in shown, line
+        assert re.search(said, shown), f"{line}: {shown}"
+        assert "Traceback" not in shown, line
+    (scripts / "typo.py").write_text("import os\nif True\n    pass\n")
+    shown = kernel.run("%mesh run typo.py")
+    assert shown.count("SyntaxError") == 1
+    assert "typo.py, line 2" in shown or "typo.py:2" in shown
+    assert kernel.run("%mesh run train.py --lr 3e-4") == SHOWN
+
+
+ODD = {
+    "leaves.py": ("import os\nos._exit(0)", ""),
+    "leaves_early.py": ("import os\nos._exit(5)", "exited with code 5"),
+    "becomes.py": ("import os\nos.execv('/bin/echo', ['echo', 'another program'])", "[0-3] another program"),
+    "forks.py": (
+        "import os\nif os.fork() == 0:\n    os.kill(os.getpid(), 9)\nos.wait()\nprint('parent')",
+        "[0-3] parent",
+    ),
+    "silent.py": ("import os, sys\nsys.stdout.close()\nos.close(1)", ""),
+    "lost.py": (
+        "import os, tempfile\nhere = tempfile.mkdtemp()\nos.chdir(here)\nos.rmdir(here)\nprint('nowhere')",
+        "[0-3] nowhere",
+    ),
+    "dies.py": ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+}
+
+
+def test_scripts_that_do_odd_things_cost_nobody_anything(kernel: Kernel, scripts: Path) -> None:
+    for name, (code, said) in ODD.items():
+        (scripts / name).write_text(f"{code}\n")
+        shown = kernel.run(f"%mesh run {name}")
+        assert said in shown if said else shown == "", f"{name}: {shown}"
+    kernel.run("%%mesh -t 3\nimport os\nos._exit(1)")
+    assert kernel.run("%mesh run train.py --lr 3e-4") == SHOWN, "a dead live rank does not matter"
+    assert kernel.run("%%mesh -t 0-2\nprint(mine < 3)") == "[0-2] True"
