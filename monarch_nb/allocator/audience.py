@@ -75,6 +75,12 @@ class Audience:
         """Return how far clients have shown a run."""
         return self._shown.get(run_id, {})
 
+    def say(self, run: Run, rank: int, notice: str) -> None:
+        """Tell who follows a run something about a rank that has not printed yet."""
+        told = pb.RankOutput(rank=rank, items=[pb.OutputItem(notice=notice)])
+        for session in self._interested(run.run_id):
+            session.send(output=pb.Output(run_id=run.run_id, ranks=[told]))
+
     # ---- begin and results ----
 
     def begun(self, run_id: str) -> None:

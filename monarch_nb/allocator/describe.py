@@ -150,12 +150,13 @@ def describe_ranks(
             message.state = pb.Rank.STATE_IDLE
         if slot.failure is not None:
             message.failure.CopyFrom(slot.failure)
-        if where := node.whereabouts.of(script.record.process.pid if script else pid, running):
+        script_pid = script.record.process.pid if script else 0
+        if where := node.whereabouts.of(script_pid or pid, running):
             message.where.CopyFrom(where)
-        if reading := (taken or {}).get(pid):
-            message.memory_bytes = reading.memory_bytes
-            if reading.cpu is not None:
-                message.cpu = reading.cpu
+        readings = [reading for each in (pid, script_pid) if (reading := (taken or {}).get(each))]
+        message.memory_bytes = sum(reading.memory_bytes for reading in readings)
+        if cpus := [reading.cpu for reading in readings if reading.cpu is not None]:
+            message.cpu = sum(cpus)
         described.append(message)
     return described
 

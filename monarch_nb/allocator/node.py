@@ -93,7 +93,7 @@ class Node:
         self.database = Database(paths.database)
         self._numbers = RunNumbers(paths)
         self.watch = DirectoryWatch(self._loop)
-        self._audience = Audience(self.sessions, self.watch, paths)
+        self.audience = Audience(self.sessions, self.watch, paths)
         self.files = NodeFiles(node_id, paths)
         self.expiry = Expiry(self)
         self.log_lines = LogLines(self)
@@ -282,7 +282,7 @@ class Node:
             ended = self.state.ended.get(mesh.spec.reservation_id)
             gone = error_to_json(expired(ended) if ended else MeshNotFound(RELEASED))
             for run in mesh.runs.values():
-                self._audience.dismiss(run, gone)
+                self.audience.dismiss(run, gone)
         self._dirty_runs = {key for key in self._dirty_runs if key[0] != mesh_id}
         self._newest_runs.pop(mesh_id, None)
 
@@ -412,15 +412,15 @@ class Node:
         self.expiry.used(mesh.spec.reservation_id)
         if not known:
             self._numbers.note(submit.mesh_id, mesh.last_number)
-            self._audience.prepare_output(mesh, run)
+            self.audience.prepare_output(mesh, run)
         others_wait = submit.give_number and len(submit.all_ranks) > len(submit.ranks)
         session.send(urgent=others_wait or bool(queued.ahead), queued=queued)
         if not submit.quiet:
             # Before it starts: then there is nothing to read.
-            self._audience.follow(session, mesh, run, dict(submit.cursors), is_new=is_new)
+            self.audience.follow(session, mesh, run, dict(submit.cursors), is_new=is_new)
         self.apply(effects)
         if known:
-            self._audience.send_results(session, run)
+            self.audience.send_results(session, run)
         else:
             older = self._newest_runs.get(submit.mesh_id, run.run_id)
             self._newest_runs[submit.mesh_id] = run.run_id
@@ -433,10 +433,10 @@ class Node:
         run = mesh.runs.get(request.run_id)
         if run is None:
             raise RunNotFound("the run is not known here any more: `%mesh logs` has its output")
-        cursors = self._audience.shown(run.run_id) if request.from_shown else dict(request.cursors)
+        cursors = self.audience.shown(run.run_id) if request.from_shown else dict(request.cursors)
         session.send(queued=self.state.queued(mesh, run))
-        self._audience.follow(session, mesh, run, cursors)
-        self._audience.send_results(session, run)
+        self.audience.follow(session, mesh, run, cursors)
+        self.audience.send_results(session, run)
 
     def collected(self, run_ids: Iterable[str]) -> None:
         """The client has the results of runs: their values need not be kept."""
@@ -460,7 +460,7 @@ class Node:
 
     def shown(self, request: pb.Shown) -> None:
         """Remember what the client has shown."""
-        self._audience.note_shown(request)
+        self.audience.note_shown(request)
 
     def apply(self, effects: list[Effect]) -> None:
         """Carry out what the state decided."""
@@ -470,7 +470,7 @@ class Node:
             if isinstance(effect, StartRun):
                 run_id = effect.run.run_id
                 if self.state.begun(effect.mesh_id, run_id, time.time()):
-                    self._audience.begun(run_id)
+                    self.audience.begun(run_id)
                 if effect.run.HasField("script"):
                     scripts.setdefault((effect.mesh_id, run_id), []).append(effect.rank)
                     continue
@@ -493,13 +493,13 @@ class Node:
         self._dirty_runs.add((effect.mesh_id, effect.run_id))
         if run.output != run.number and not effect.result.untouched:
             RankFiles(self.paths.runs(effect.mesh_id), run.output, effect.result.rank).note_run(run.number)
-        self._audience.rank_finished(run, effect.result)
+        self.audience.rank_finished(run, effect.result)
         self.flush_soon()
 
     def _drop(self, effect: RunDropped) -> None:
         self.database.delete("run", run_key(effect.mesh_id, effect.run_id))
         self._dirty_runs.discard((effect.mesh_id, effect.run_id))
-        self._audience.forget(effect.run_id)
+        self.audience.forget(effect.run_id)
         if not effect.output:
             return
         directory = self.paths.runs(effect.mesh_id) / str(effect.output)

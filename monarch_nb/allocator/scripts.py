@@ -24,11 +24,13 @@ from monarch_nb.errors import MonarchNbError
 from monarch_nb.frames import pack_pickle
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
+from monarch_nb.sizes import size
 
 if TYPE_CHECKING:
     from monarch_nb.allocator.node import Node
 
 INTERRUPT_WAIT_S = 2.0
+WORTH_A_WORD_BYTES = 1 << 30
 _EXIT_STATUS_0 = b"".join(pack_pickle(0, pickle.dumps))
 """The value of a run that ended its process well by itself."""
 
@@ -75,9 +77,23 @@ class Scripts:
             await node.supervisor.end(forked, patience_s=0.0)
             node.forget_ranks(forked)
             return
+        if held := await self._held_on_gpus(mesh, run):
+            node.audience.say(run, ranks[0], held)
         encoded = wire.ToRank(run=run.submit.run).SerializeToString()
         for process in forked:
             process.link.start(encoded)
+
+    async def _held_on_gpus(self, mesh: Mesh, run: Run) -> str:
+        """Return what live ranks hold of the GPUs that a script is to use; empty when it is little, or not theirs alone."""
+        slots = [mesh.ranks[rank] for rank in run.ranks]
+        indices = {index for slot in slots for index in slot.gpu_indices}
+        if not indices or any(slot.scripts != {run.run_id} for slot in slots):
+            return ""
+        pids = [process.record.process.pid for process in self._node.supervisor.ranks.values()]
+        gpus = (await self._node.readings.read(pids)).node.gpus
+        used = {gpu.index: gpu.memory_used_bytes for gpu in gpus if gpu.index in indices}
+        much = [f"{size(held)} of GPU {index}" for index, held in sorted(used.items()) if held >= WORTH_A_WORD_BYTES]
+        return f"live ranks hold {', '.join(much)}: %mesh restart frees it" if much else ""
 
     def _give_back(
         self, run: Run, rank: int, outcome: run_pb2.Outcome.ValueType, failure: run_pb2.Failure | None = None

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from gpus import FakeGpus
-from integration.live import Gate, eventually, kill, started
+from integration.live import Gate, Recorder, eventually, kill, started
 from monarch_nb.cli import main
 from monarch_nb.client.bridge import call
+from monarch_nb.client.events import Notice
 from monarch_nb.client.infos import RankInfo, RunInfo, rank_infos, run_infos
 from monarch_nb.client.mesh import Mesh
 from monarch_nb.client.pool import pool_named
@@ -59,7 +60,7 @@ def until(mesh: Mesh, condition: Callable[[list[RankInfo]], bool]) -> list[RankI
     return told
 
 
-def test_gpus_of_a_node(fake_gpus: FakeGpus, pool_home: Path) -> None:
+def test_gpus_of_a_node(fake_gpus: FakeGpus, pool_home: Path, tmp_path: Path) -> None:
     LocalProvisioner().up(nodes=2, procs=2)
     dev = reserve("dev", nodes=1, gpus=8)
     eventually(lambda: [gpu.error for gpu in asked()[0].readings.gpus] == [""] * 8)  # the driver has been opened
@@ -68,6 +69,14 @@ def test_gpus_of_a_node(fake_gpus: FakeGpus, pool_home: Path) -> None:
     assert not second.readings.gpus
     assert first.readings.memory_total_bytes > first.readings.memory_used_bytes > 0
     assert dev.mesh.run("import os; os.environ['CUDA_VISIBLE_DEVICES']").values == [str(gpu) for gpu in range(8)]
+
+    script = tmp_path / "script.py"
+    script.write_text("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
+    told = Recorder()
+    dev.mesh.select([2, 5]).run_script(str(script), listener=told)
+    assert told.text() == "2,5\n2,5\n", "as torchrun's processes see them"
+    [notice] = [event.text for event in told.of(Notice) if "live ranks hold" in event.text]
+    assert re.fullmatch(r"rank 2: live ranks hold [\d.]+ GB of GPU 2, [\d.]+ GB of GPU 5: %mesh restart .*", notice)
 
     fake_gpus.set(lost=[3])
     lost = "GPU 3 has fallen off the bus: the machine has to be restarted"
