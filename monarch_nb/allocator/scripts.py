@@ -84,7 +84,7 @@ class Scripts:
             process.link.start(encoded)
 
     async def _held_on_gpus(self, mesh: Mesh, run: Run) -> str:
-        """Return what live ranks hold of the GPUs that a script is to use; empty when it is little, or not theirs alone."""
+        """Return what live ranks hold of a script's GPUs; empty when it is little, or not theirs alone."""
         slots = [mesh.ranks[rank] for rank in run.ranks]
         indices = {index for slot in slots for index in slot.gpu_indices}
         if not indices or any(slot.scripts != {run.run_id} for slot in slots):

@@ -18,7 +18,15 @@ from monarch_nb.client.mesh_interrupt import interrupt_mesh
 from monarch_nb.client.packing import pack_variables
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.run import ALLOCATOR_DOWN, Listener, OnError, Run
-from monarch_nb.client.scripts import Script, ScriptRun, check_ranks, check_script, find_on_nodes, host_store
+from monarch_nb.client.scripts import (
+    Script,
+    ScriptRun,
+    as_in_copies,
+    check_ranks,
+    check_script,
+    find_on_nodes,
+    host_store,
+)
 from monarch_nb.errors import (
     RankDead,
     RankUnresponsive,
@@ -252,6 +260,7 @@ class Mesh:
         if sync:
             self._sync(alive=script.in_place)
         self._check_nodes()
+        script = as_in_copies(script, self)
         if script.is_file:
             call(find_on_nodes(self, script.path))
         if script.in_place:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.client import events
+from monarch_nb.client.conflicts import start_directory
 from monarch_nb.client.connection import SPAWN_TIMEOUT_S
 from monarch_nb.client.fetch import list_files
 from monarch_nb.client.run import ABORT_AFTER_S, STOP_WAIT_S, Run
@@ -105,6 +108,14 @@ def check_ranks(mesh: Mesh) -> None:
     if len(set(numbers.values())) > 1:
         each = ", ".join(f"{counted(number, 'rank')} on node {node}" for node, number in numbers.items())
         raise UsageError(f"a script needs equally many ranks on each node, and {name_ranks(mesh.ranks)} are {each}")
+
+
+def as_in_copies(script: Script, mesh: Mesh) -> Script:
+    """Return the script with a path that holds in copies of the project, too: no absolute one does."""
+    files = mesh.reservation.files
+    if not (script.is_file and files.copies and Path(script.path).is_relative_to(files.root)):
+        return script
+    return replace(script, path=os.path.relpath(script.path, start_directory(mesh.reservation.spec)))
 
 
 async def find_on_nodes(mesh: Mesh, path: str) -> None:

@@ -65,7 +65,7 @@ class Program:
 
     def _load_file(self) -> tuple[CodeType, ModuleType]:
         path = self._script.path
-        whole = os.path.join(self._directory, path)
+        whole = os.path.join(self._directory, os.path.expanduser(path))
         try:
             with io.open_code(whole) as file:
                 source = file.read()

@@ -49,6 +49,19 @@ class TestPlace:
             str(copy / "model.py") for copy in copies(synced) for _ in range(2)
         ]
 
+    def test_scripts_are_those_of_the_copies(self, synced: Reservation, project: Path) -> None:
+        write("library.py", module("of the project"))
+        write("train.py", "import library; print(library.value(), __file__)")
+        for path in ("train.py", str(project / "train.py")):
+            told = Recorder()
+            assert synced.mesh.run_script(path, listener=told).values == [0] * RANKS
+            for rank, copy in enumerate(copy for copy in copies(synced) for _ in range(2)):
+                assert told.text(rank) == f"of the project {copy / 'train.py'}\n"
+        write("train.py", "1 / 0")
+        with pytest.raises(RunFailed) as raised:
+            synced.mesh.run_script("train.py")
+        assert [ranks for ranks, _ in raised.value.groups()] == [list(range(RANKS))], "wherever the copies lie"
+
     def test_import_paths_of_the_kernel(
         self, synced: Reservation, project: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
