@@ -111,9 +111,16 @@ def environment(folder: Path) -> Iterator[Environment]:
         yield made
 
 
+@pytest.fixture
+def home(pool_home: Path) -> Iterator[None]:
+    """Where its pool is; what is remembered of notebooks is meant to stay there."""
+    yield
+    shutil.rmtree(pool_home / "notebooks", ignore_errors=True)
+
+
 @pytest.mark.slow
 def test_kernel_panel_and_widget_work(
-    environment: Environment, folder: Path, pool_home: Path, browser_context: BrowserContext
+    environment: Environment, folder: Path, home: None, browser_context: BrowserContext
 ) -> None:
     listed = environment.run("-m", "jupyterlab.labextensions", "list")
     assert re.search(r"monarch-nb v\S+ .*enabled.*OK.*\(python, monarch_nb\)", listed), listed
@@ -132,4 +139,3 @@ def test_kernel_panel_and_widget_work(
         page.close()
     environment.run("monarch-nb", "release", "dev")
     assert "ending 2 nodes" in environment.run("monarch-nb", "down")
-    shutil.rmtree(pool_home / "notebooks")  # what is remembered of notebooks is meant to stay
