@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from monarch_nb.allocator.node import Node
 
 INTERRUPT_WAIT_S = 2.0
+UNATTENDED_S = 10.0
+"""Clients end the other ranks sooner when one has failed; a node does it after this time, and kills after it again."""
 WORTH_A_WORD_BYTES = 1 << 30
 _EXIT_STATUS_0 = b"".join(pack_pickle(0, pickle.dumps))
 """The value of a run that ended its process well by itself."""
@@ -108,9 +110,21 @@ class Scripts:
 
     def on_result(self, process: RankProcess, result: run_pb2.RankResult) -> None:
         """A script has ended: so does its process, with all that it started, once the result is written down."""
-        self._node.apply(self._node.state.script_result(process.home_id, result))
+        self._finish(process.home_id, result)
         self._node.flush()
         process.watch.kill()
+
+    def _finish(self, mesh_id: str, result: run_pb2.RankResult) -> None:
+        self._node.apply(self._node.state.script_result(mesh_id, result))
+        if result.outcome in (run_pb2.OUTCOME_ERROR, run_pb2.OUTCOME_DIED):
+            asyncio.get_running_loop().call_later(UNATTENDED_S, self._end_rest, result.run_id)
+
+    def _end_rest(self, run_id: str) -> None:
+        """A rank has failed long ago, and others go on here: its client is gone, else it would have ended them."""
+        if left := self.of_run(run_id):
+            self.interrupt(run_id)
+            ranks = [process.rank for process in left]
+            asyncio.get_running_loop().call_later(UNATTENDED_S, self.kill, run_id, ranks)
 
     def on_death(self, process: RankProcess, status: int | None) -> None:
         """The process has ended: on our word, or in the middle of the script."""
@@ -118,7 +132,7 @@ class Scripts:
         mesh = node.state.meshes.get(mesh_id)
         run = mesh.runs.get(process.mesh_id) if mesh else None
         if run is not None and rank not in run.results:
-            node.apply(node.state.script_result(mesh_id, self._outcome(process, run, status)))
+            self._finish(mesh_id, self._outcome(process, run, status))
         node.supervisor.stacks(process).unlink(missing_ok=True)
         node.forget_ranks([process])
         node.apply(node.state.script_ended(mesh_id, rank, process.mesh_id))
