@@ -43,12 +43,6 @@ def pool_home(no_leaks: Callable[[Path], None]) -> Iterator[Path]:
 
 
 @pytest.fixture
-def local_pool(pool_home: Path) -> list[Node]:
-    """A pool of 2 nodes × 4 procs for this test alone: for tests that kill allocators or fill the pool."""
-    return LocalProvisioner().up(nodes=2, procs=4)
-
-
-@pytest.fixture
 def fake_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
     """8 GPUs, whose readings move, on the first node of a pool that the test starts."""
     found_first = os.pathsep.join(filter(None, [str(FAKE_NVML), os.environ.get("PYTHONPATH")]))

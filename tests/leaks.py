@@ -5,22 +5,28 @@ from __future__ import annotations
 import os
 import select
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.provision.local import KEPT
 
-GRACE_S = 3.0
+GRACE_S = 60.0
+"""How long what is ending may take: it is killed already, but the machine may be busy with other things."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A living process (a zombie is none: PID 1 reaps late)."""
+    """A living process (a zombie is none: PID 1 reaps late).
+
+    Attributes:
+        state: as in /proc when it was looked at: "R" runs or could, "S" sleeps.
+    """
 
     pid: int
     parent: int
     command: str
+    state: str = field(compare=False)
 
     def __str__(self) -> str:
         return f"{self.pid} (child of {self.parent}): {self.command}"
@@ -61,7 +67,7 @@ def _read_process(pid: int, home: Path) -> Process | None:
         return None
     mine = f"{HOME_VARIABLE}={home}".encode() in environment
     if mine or any(os.fsencode(home) in argument for argument in arguments):
-        return Process(pid, int(fields[1]), b" ".join(arguments).decode(errors="replace")[:200])
+        return Process(pid, int(fields[1]), b" ".join(arguments).decode(errors="replace")[:200], fields[0])
     return None
 
 

@@ -37,10 +37,10 @@ def begin_run() -> None:
 
 
 def _watch(module: Any) -> None:
-    compiler = module.torch.compiler
+    torch = module.torch  # it may be in the middle of its own import: what is in it is looked up later
 
     def after_step(optimizer: Any, *_: Any) -> None:
-        if compiler.is_compiling() or _run.is_settled:
+        if torch.compiler.is_compiling() or _run.is_settled:
             return
         if c10d.default_group() is not None or os.environ.get("WORLD_SIZE", "1") == "1":
             _run.is_settled = True

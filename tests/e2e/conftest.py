@@ -10,10 +10,10 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import BrowserContext, Page
+from playwright.sync_api import BrowserContext, ConsoleMessage, Error, Page
 
 import monarch_nb
-from e2e.lab import Lab, NotebookPage, OpenNotebook, home_variables, running_browser, running_lab
+from e2e.lab import Desk, Lab, NotebookPage, OpenNotebook, home_variables, running_browser, running_lab
 from e2e.panel import PanelPage
 from gpus import FAKE_NVML, FakeGpus
 from integration.live import Gate
@@ -64,7 +64,7 @@ def shared_pool(shared_home: Path, gpus: FakeGpus) -> list[Node]:
 
 @pytest.fixture(scope="session")
 def lab(workplace: Path, shared_home: Path, shared_pool: list[Node]) -> Iterator[Lab]:
-    with running_lab(workplace, BASE_URL) as lab:
+    with running_lab(workplace, BASE_URL, ["--LabApp.expose_app_in_browser=True"]) as lab:
         yield lab
     shutil.rmtree(shared_home / "notebooks", ignore_errors=True)  # what is remembered of notebooks is meant to stay
 
@@ -76,20 +76,37 @@ def browser_context(lab: Lab) -> Iterator[BrowserContext]:
         yield browser.new_context(viewport={"width": 1000, "height": 1200})
 
 
+@pytest.fixture(scope="session")
+def desk(lab: Lab, browser_context: BrowserContext) -> Desk:
+    return Desk(lab, browser_context)
+
+
 @pytest.fixture
-def page(request: pytest.FixtureRequest, lab: Lab, browser_context: BrowserContext) -> Iterator[Page]:
-    """An empty page; what the test leaves in JupyterLab and on the pool ends with it."""
-    page = browser_context.new_page()
+def page(request: pytest.FixtureRequest, lab: Lab, desk: Desk) -> Iterator[Page]:
+    """A JupyterLab with nothing open; what the test leaves in it and on the pool ends with it."""
+    page = desk.page()
     failed = request.session.testsfailed
     errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(error.stack or str(error)))
-    page.on("console", lambda said: errors.append(f"{said.text} {said.location}") if said.type == "error" else None)
+
+    def hear(error: Error) -> None:
+        errors.append(error.stack or str(error))
+
+    def read(said: ConsoleMessage) -> None:
+        if said.type == "error":
+            errors.append(f"{said.text} {said.location}")
+
+    page.on("pageerror", hear)
+    page.on("console", read)
     yield page
     try:
-        if request.session.testsfailed > failed:
+        if request.session.testsfailed > failed and not page.is_closed():
             PICTURES.mkdir(parents=True, exist_ok=True)
             page.screenshot(path=PICTURES / f"{_name(request)}.png")
-        page.close()
+            desk.leave()
+        else:
+            desk.clear()
+        page.remove_listener("pageerror", hear)
+        page.remove_listener("console", read)
         ours = [error for error in errors if "extensions/monarch-nb" in error and "net::ERR" not in error]
         assert not ours, "the panel's code failed:\n" + "\n".join(ours)
     finally:
@@ -104,7 +121,7 @@ def open_notebook(request: pytest.FixtureRequest, lab: Lab, page: Page) -> OpenN
 
     def open_one(*cells: str) -> NotebookPage:
         notebook = NotebookPage(lab, page, lab.write(f"{_name(request)}.ipynb", [OPEN_MESH, *cells]))
-        notebook.open()
+        notebook.open_here()
         notebook.run(0)
         return notebook
 
@@ -115,7 +132,7 @@ def open_notebook(request: pytest.FixtureRequest, lab: Lab, page: Page) -> OpenN
 def notebook(request: pytest.FixtureRequest, lab: Lab, page: Page) -> NotebookPage:
     """A notebook of one cell, `rank`, that is open, holds nothing, and has a kernel."""
     notebook = NotebookPage(lab, page, lab.write(f"{_name(request)}.ipynb", ["rank"]))
-    notebook.open()
+    notebook.open_here()
     return notebook
 
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from urllib.request import Request, urlopen
 
 import nbformat
 from jupyter_client.blocking.client import BlockingKernelClient
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
 from .ports import held_port  # noqa: TID252 (the bench imports this as tests.e2e.lab)
 
@@ -35,6 +36,14 @@ _CHROMIUM_ARGUMENTS = [
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps"),
     "--disable-extensions",
 ]
+_OPEN = "async arguments => { await jupyterapp.commands.execute('docmanager:open', arguments) }"
+_CLOSE_ALL = """() => {
+  for (const widget of Array.from(jupyterapp.shell.widgets('main'))) {
+    if (widget.context) widget.context.model.dirty = false;  // else it asks whether to save
+    widget.close();
+  }
+  jupyterapp.shell.activateById('filebrowser');
+}"""
 _DONE = re.compile(r"\[\d+\]:")
 
 
@@ -141,9 +150,15 @@ class Lab:
         (kernel,) = self._request("GET", "kernels")
         client = BlockingKernelClient(connection_file=str(self._runtime / f"kernel-{kernel['id']}.json"))
         client.load_connection_file()
+        deadline = time.monotonic() + WAIT_MS / 1000
         client.start_channels()
         try:
-            client.wait_for_ready(WAIT_MS / 1000)
+            while True:
+                try:
+                    return client.wait_for_ready(WAIT_MS / 1000)
+                except RuntimeError:  # also when it is slow to begin: its heart does not beat yet
+                    if time.monotonic() > deadline:
+                        raise
         finally:
             client.stop_channels()
 
@@ -207,6 +222,40 @@ def running_browser() -> Iterator[Browser]:
             browser.close()
 
 
+class Desk:
+    """A JupyterLab in the browser in which one notebook after the other is opened: loading it takes longer than most
+    tests. Its server was told --LabApp.expose_app_in_browser=True."""
+
+    def __init__(self, lab: Lab, context: BrowserContext) -> None:
+        self._lab, self._context = lab, context
+        self._page: Page | None = None
+
+    def page(self) -> Page:
+        """Return it with nothing open in it, loaded when nobody has done so or it was left."""
+        if self._page is None or self._page.is_closed():
+            self._page = self._context.new_page()
+            self._page.goto(self._lab.url("lab?reset"))
+            self._page.wait_for_function("window.jupyterapp")
+            self._page.evaluate("async () => { await jupyterapp.restored }")
+        return self._page
+
+    def clear(self) -> None:
+        """Close what is open in it; what is no JupyterLab any more, or asks something, is left."""
+        page = self._page
+        if page is None or page.is_closed():
+            return
+        if "/lab" in page.url and not page.locator(".jp-Dialog").count():
+            page.evaluate(_CLOSE_ALL)
+            expect(page.locator("#jp-main-statusbar")).not_to_contain_text("(ipykernel)")
+        else:
+            page.close()
+
+    def leave(self) -> None:
+        """Have the next test load it anew."""
+        if self._page is not None:
+            self._page.close()
+
+
 class NotebookPage:
     """A notebook that is open in the browser; its cells are known by their place."""
 
@@ -218,6 +267,12 @@ class NotebookPage:
     def open(self, single: bool = False) -> None:
         """Load the page and wait until its kernel is there; `single`: the notebook with nothing around it."""
         self.page.goto(self._lab.address(self.path, single))
+        self.wait_for_kernel()
+
+    def open_here(self) -> None:
+        """Open it beside what the JupyterLab in this page has open already, and wait until its kernel is there."""
+        arguments = {"path": self.path.name, "factory": "Notebook"}
+        self.page.evaluate(_OPEN, arguments)
         self.wait_for_kernel()
 
     def wait_for_kernel(self) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
 import monarch_nb
-from e2e.lab import DARK, LIGHT, REPOSITORY, Lab, NotebookPage
+from e2e.lab import DARK, LIGHT, REPOSITORY, Desk, Lab, NotebookPage
 from e2e.panel import LogPage, PanelPage
 from integration.live import Gate, kill, pids_of, started
 from monarch_nb.client.reservation import Reservation
@@ -34,48 +34,52 @@ def serious_findings(page: Page, selector: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("theme", [LIGHT, DARK])
+@pytest.fixture(params=[LIGHT, DARK])
+def theme(request: pytest.FixtureRequest, lab: Lab, desk: Desk) -> Iterator[str]:
+    """A page keeps the theme that it was loaded with."""
+    desk.leave()
+    lab.use_theme(request.param)
+    yield request.param
+    lab.use_theme(LIGHT)
+    desk.leave()
+
+
 def test_nothing_shuts_anybody_out(
-    lab: Lab, request: pytest.FixtureRequest, theme: str, make_gate: Callable[[], Gate]
+    theme: str, panel: PanelPage, request: pytest.FixtureRequest, make_gate: Callable[[], Gate]
 ) -> None:
-    lab.use_theme(theme)
-    try:
-        panel: PanelPage = request.getfixturevalue("panel")
-        expect(panel.page.locator("body")).to_have_attribute("data-jp-theme-name", theme)
-        panel.open_form(nodes="9")
-        expect(panel.field("Nodes")).to_have_attribute("aria-invalid", "true")
-        findings = serious_findings(panel.page, "#monarch-nb-panel")
-        panel.button("Close").click()
-        held: Reservation = request.getfixturevalue("held")
-        gate = make_gate()
-        panel.wait_for_state("idle", 0, 1, 2, 3)
-        with pytest.raises(monarch_nb.RunFailed):
-            held.mesh.select([2]).run("1 / 0")
-        run, _ = started(held.mesh.select([0]), f"print('\\033[31mred \\033[93myellow\\033[0m')\n{gate.wait}")
-        kill(pids_of(held.mesh)[3])
-        panel.wait_for_state("dead", 3)
-        panel.wait_for_state("running", 0)
-        panel.wait_for_state("failed", 2)
-        panel.rank(3).click()
-        panel.button("Release…").click()
-        expect(panel.question.get_by_role("button", name="Release")).to_be_enabled()
-        findings += serious_findings(panel.page, "#monarch-nb-panel")
-        panel.button("Keep").click()
-        panel.button("Log rank 3").click()
-        panel.rank(3).click()
-        panel.button("Log").click()
-        log = LogPage(panel.page)
-        expect(log.line("yellow")).to_be_visible()
-        log.find_field.fill("yellow")
-        log.page.keyboard.press("Enter")
-        expect(log.hit).to_be_visible()
-        findings += serious_findings(panel.page, ".mnb-log")
-        findings += serious_findings(panel.page, ".mnb-status")
-        gate.open()
-        run.wait()
-        assert not findings, "\n".join(findings)
-    finally:
-        lab.use_theme(LIGHT)
+    expect(panel.page.locator("body")).to_have_attribute("data-jp-theme-name", theme)
+    panel.open_form(nodes="9")
+    expect(panel.field("Nodes")).to_have_attribute("aria-invalid", "true")
+    findings = serious_findings(panel.page, "#monarch-nb-panel")
+    panel.button("Close").click()
+    held: Reservation = request.getfixturevalue("held")
+    gate = make_gate()
+    panel.wait_for_state("idle", 0, 1, 2, 3)
+    with pytest.raises(monarch_nb.RunFailed):
+        held.mesh.select([2]).run("1 / 0")
+    run, _ = started(held.mesh.select([0]), f"print('\\033[31mred \\033[93myellow\\033[0m')\n{gate.wait}")
+    kill(pids_of(held.mesh)[3])
+    panel.wait_for_state("dead", 3)
+    panel.wait_for_state("running", 0)
+    panel.wait_for_state("failed", 2)
+    panel.rank(3).click()
+    panel.button("Release…").click()
+    expect(panel.question.get_by_role("button", name="Release")).to_be_enabled()
+    findings += serious_findings(panel.page, "#monarch-nb-panel")
+    panel.button("Keep").click()
+    panel.button("Log rank 3").click()
+    panel.rank(3).click()
+    panel.button("Log").click()
+    log = LogPage(panel.page)
+    expect(log.line("yellow")).to_be_visible()
+    log.find_field.fill("yellow")
+    log.page.keyboard.press("Enter")
+    expect(log.hit).to_be_visible()
+    findings += serious_findings(panel.page, ".mnb-log")
+    findings += serious_findings(panel.page, ".mnb-status")
+    gate.open()
+    run.wait()
+    assert not findings, "\n".join(findings)
 
 
 def test_a_keyboard_is_enough(notebook: NotebookPage, make_gate: Callable[[], Gate]) -> None:

@@ -199,6 +199,7 @@ def test_a_restarted_server_finds_everything_again(lab: Lab, panel: PanelPage, h
     expect(log.line("step 2")).to_be_visible()
     panel.button("Stacks").click()
     expect(panel.root.get_by_role("region", name="Stacks")).to_contain_text("ranks 0-3")
+    panel.page.close()  # it answers dialogs
 
 
 def test_two_tabs_show_the_same(panel: PanelPage, lab: Lab, browser_context: BrowserContext) -> None:

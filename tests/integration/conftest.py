@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
+from gpus import FAKE_NVML, FakeGpus
 from integration.kernels import Kernel
 from integration.live import HAS_FAILED, Gate
-from leaks import leaks_of
-from monarch_nb.client.bridge import call
+from integration.pools import PoolOfMany, make_whole
 from monarch_nb.client.mesh import Mesh
-from monarch_nb.client.pool import pool_named, release
-from monarch_nb.client.reservation import Reservation, reserve
-from monarch_nb.config import HOME_VARIABLE
+from monarch_nb.client.reservation import Reservation, attach, list_reservations, reserve
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 
 POOLS_OF_MANY = {"shared_pool", "module_pool", "isolated_pool"}
+
+
+class ByPlace(LoadScopeScheduling):
+    """The tests of a file run in one process, and so do those of a folder: they share what takes long to start."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = Path(nodeid.partition("::")[0])
+        return str(file if file.parent.name == "integration" else file.parent)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByPlace:
+    return ByPlace(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -34,13 +46,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 @pytest.fixture(autouse=True)
 def a_failure_stays_alone(request: pytest.FixtureRequest) -> Iterator[None]:
     """What a failed test has left reserved on a pool that others use too is released: they need the slots."""
-    kept = [request.getfixturevalue("dev").id] if "dev" in request.fixturenames else []
     yield
     if request.node.stash.get(HAS_FAILED, False) and POOLS_OF_MANY.intersection(request.fixturenames):
-        LocalProvisioner().up()  # it may have killed allocators
-        for held in call(pool_named(None).reservations()):  # also those that are not ready
-            if held.reservation_id not in kept:
-                call(release([connection for connection, _ in held.nodes.values()], held.reservation_id))
+        is_of_module = {"dev", "kernel"}.intersection(request.fixturenames)
+        make_whole(kept="dev" if is_of_module else "")
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +89,7 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 
 
 @pytest.fixture
-def open_kernel(shared_pool: list[Node], tmp_path: Path) -> Iterator[Callable[[], Kernel]]:
+def open_kernel(shared_pool: list[Node], shared_home: Path, tmp_path: Path) -> Iterator[Callable[[], Kernel]]:
     """Start kernels of one notebook."""
     kernels: list[Kernel] = []
 
@@ -89,11 +98,11 @@ def open_kernel(shared_pool: list[Node], tmp_path: Path) -> Iterator[Callable[[]
         return kernels[-1]
 
     yield open_one
-    try:
-        open_one().run("%load_ext monarch_nb\n%mesh release --all")
-    finally:
-        for kernel in kernels:
-            kernel.kill()
+    for kernel in kernels:
+        kernel.kill()
+    for held in list_reservations():
+        attach(held.name).release()
+    shutil.rmtree(shared_home / "notebooks", ignore_errors=True)  # what is remembered of the notebook
 
 
 @pytest.fixture
@@ -105,16 +114,48 @@ def kernel(open_kernel: Callable[[], Kernel]) -> Kernel:
     return opened
 
 
-@pytest.fixture(scope="module")
-def module_pool() -> Iterator[list[Node]]:
-    """A pool of 2 nodes × 4 procs for the tests of a module that kill allocators."""
-    yield from _pool(nodes=2, procs=4)
+@pytest.fixture(scope="session")
+def _spare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolOfMany]:
+    found_first = os.pathsep.join(filter(None, [str(FAKE_NVML), os.environ.get("PYTHONPATH")]))
+    gpus = {"PYTHONPATH": found_first, "FAKE_NVML": str(tmp_path_factory.mktemp("gpus") / "gpus.json")}
+    with PoolOfMany(nodes=2, procs=4, **gpus).closing() as pool:
+        yield pool
+
+
+@pytest.fixture
+def spare_pool(_spare: PoolOfMany) -> Iterator[list[Node]]:
+    """A pool of 2 nodes × 4 procs beside `shared_pool`, for tests that kill allocators or whose module holds that one.
+    Its first node has 8 GPUs."""
+    with _spare.in_use() as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def gpus(spare_pool: list[Node]) -> Iterator[FakeGpus]:
+    """The GPUs of `spare_pool`, which are well before and after."""
+    gpus = FakeGpus(Path(os.environ["FAKE_NVML"]))
+    yield gpus
+    gpus.set()
 
 
 @pytest.fixture(scope="module")
-def isolated_pool() -> Iterator[list[Node]]:
+def module_pool(_spare: PoolOfMany) -> Iterator[list[Node]]:
+    """The same for all tests of a module."""
+    with _spare.in_use() as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="session")
+def _isolated() -> Iterator[PoolOfMany]:
+    with PoolOfMany(nodes=4, procs=2, isolate=True).closing() as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def isolated_pool(_isolated: PoolOfMany) -> Iterator[list[Node]]:
     """A pool of 4 nodes × 2 procs that see no files of the tests, but have copies."""
-    yield from _pool(nodes=4, procs=2, isolate=True)
+    with _isolated.in_use() as nodes:
+        yield nodes
 
 
 @pytest.fixture
@@ -134,14 +175,3 @@ def synced(isolated_pool: list[Node], project: Path) -> Iterator[Reservation]:
     LocalProvisioner().up(nodes=4, procs=2)
     reservation.release()
     reservation.files.close()
-
-
-def _pool(nodes: int, procs: int, *, isolate: bool = False) -> Iterator[list[Node]]:
-    with pytest.MonkeyPatch.context() as patch:
-        home = Path(tempfile.mkdtemp(prefix="mnb-", dir="/tmp"))
-        patch.setenv(HOME_VARIABLE, str(home))
-        yield LocalProvisioner().up(nodes=nodes, procs=procs, isolate=isolate)
-        LocalProvisioner().down(force=True)
-    leaks = leaks_of(home)
-    shutil.rmtree(home)
-    assert not leaks, "left behind:\n" + "\n".join(leaks)

@@ -1,4 +1,4 @@
-"""A kernel as a notebook has one, and what its cells show."""
+"""Kernels, driven as a notebook's front end drives them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_client.manager import KernelManager, _ShutdownStatus
+
+from integration.live import TIMEOUT_S
 
 
 class Kernel:
@@ -24,7 +26,7 @@ class Kernel:
     def _connect(self) -> None:
         self._client = self._manager.client()
         self._client.start_channels()
-        self._client.wait_for_ready(timeout=60)
+        self._client.wait_for_ready(timeout=TIMEOUT_S)
 
     def start(self, code: str) -> str:
         """Begin a cell."""
@@ -32,7 +34,7 @@ class Kernel:
         self._cells[cell] = []
         return cell
 
-    def wait(self, cell: str, text: str = "", timeout_s: float = 60.0) -> str:
+    def wait(self, cell: str, text: str = "", timeout_s: float = TIMEOUT_S) -> str:
         """Wait until a cell is over, or shows `text`; return what it shows."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -67,11 +69,11 @@ class Kernel:
 
     def inspect(self, code: str) -> dict[str, Any]:
         """What Shift+Tab shows at the end of a cell."""
-        reply: dict[str, Any] = self._client.inspect(code, reply=True, timeout=20)["content"]
+        reply: dict[str, Any] = self._client.inspect(code, reply=True, timeout=TIMEOUT_S)["content"]
         return reply
 
     def complete(self, code: str) -> list[str]:
-        matches: list[str] = self._client.complete(code, reply=True, timeout=20)["content"]["matches"]
+        matches: list[str] = self._client.complete(code, reply=True, timeout=TIMEOUT_S)["content"]["matches"]
         return matches
 
     def kill(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -20,11 +21,17 @@ import pytest
 from leaks import wait_for_end
 from monarch_nb.allocator.processes import identify, is_alive
 from monarch_nb.client import events
+from monarch_nb.client.bridge import call
 from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.pool import pool_named
+from monarch_nb.client.reservation import Reservation, _extend
 from monarch_nb.client.run import Run
 
 TIMEOUT_S = 60.0
 """Long enough for any loaded machine: what a test waits for comes, or never."""
+
+PAUSE_S = 0.02
+"""Between two looks at what no event tells of: whom a test waits for needs the processor, too."""
 
 HAS_FAILED = pytest.StashKey[bool]()
 """Of a test: whether anything of it has failed so far."""
@@ -121,11 +128,28 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def open_files(pid: int) -> list[str]:
+    """Return what a process has open."""
+    targets = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has just been closed
+            targets.append(os.readlink(entry))
+    return targets
+
+
 def eventually(condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
-    """Ask until something that no event tells of is true; `condition` asks an allocator, so it takes its time."""
+    """Ask until something that no event tells of is true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not become true"
+        time.sleep(PAUSE_S)
+
+
+def leave(dev: Reservation, left_s: float) -> None:
+    """Set how much time is left, of more: what a test does before that may take as long as it likes."""
+    now_left_s = dev.status().time_left_s
+    assert now_left_s is not None
+    call(_extend(pool_named(None), dev.id, dev.name, left_s - now_left_s))
 
 
 class Client:

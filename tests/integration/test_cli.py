@@ -11,6 +11,7 @@ import monarch_nb
 from leaks import leaks_of
 from monarch_nb.cli import main
 from monarch_nb.errors import RunFailed
+from monarch_nb.provision import Node
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
@@ -66,8 +67,7 @@ def test_a_day_with_the_local_pool(pool_home: Path, capsys: pytest.CaptureFixtur
     assert leaks_of(pool_home) == []
 
 
-def test_release_needs_a_choice(pool_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said(capsys, "up", "--procs", "2")
+def test_release_needs_a_choice(spare_pool: list[Node], capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("one", "two"):
         monarch_nb.reserve(name, procs=1)
     with pytest.raises(SystemExit):
@@ -82,7 +82,7 @@ def test_down_force_ends_what_is_held(pool_home: Path, capsys: pytest.CaptureFix
     assert leaks_of(pool_home) == []
 
 
-def test_a_reader_that_leaves_is_no_error(pool_home: Path) -> None:
+def test_a_reader_that_leaves_is_no_error(spare_pool: list[Node]) -> None:
     monarch_nb.reserve("dev", procs=1).mesh.run("for i in range(100_000): print('line', i)")
     command = f"{sys.executable} -m monarch_nb.cli logs dev --raw -n 0 | head -n 1"
     run = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)

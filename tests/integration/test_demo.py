@@ -2,8 +2,11 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
+import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import nbformat
@@ -14,12 +17,17 @@ SAY_HOME = "import os\nprint(os.environ['MONARCH_NB_HOME'])"
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "demo.py"
 
 
-def run_demo(folder: Path, *cells: str) -> subprocess.CompletedProcess[str]:
-    """Run the script with a notebook of these cells; its first cell is a heading."""
+def command_with(folder: Path, *cells: str) -> list[str]:
+    """Return how the script is called with a notebook of these cells; its first cell is a heading."""
     notebook = new_notebook(cells=[new_markdown_cell("# A heading"), *map(new_code_cell, cells)])
     nbformat.write(notebook, folder / "small.ipynb")
-    command = [sys.executable, str(SCRIPT), str(folder / "small.ipynb"), "--output", str(folder / "build")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ, "COLUMNS": "100"})
+    return [str(SCRIPT), str(folder / "small.ipynb"), "--output", str(folder / "build")]
+
+
+def run_demo(folder: Path, *cells: str) -> subprocess.CompletedProcess[str]:
+    """Run the script with a notebook of these cells."""
+    command = [sys.executable, *command_with(folder, *cells)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, env={**os.environ, "COLUMNS": "100"})
 
 
 def home_of(demo: subprocess.CompletedProcess[str]) -> Path:
@@ -43,9 +51,23 @@ def test_it_shows_cells_and_takes_its_pool_down(tmp_path: Path) -> None:
     assert not home_of(demo).exists()
 
 
-@pytest.mark.parametrize("failing", ["1 / 0", "import os; os._exit(1)"])
-def test_a_failing_cell_fails_the_demo(tmp_path: Path, failing: str) -> None:
-    demo = run_demo(tmp_path, SAY_HOME, failing, "print('not reached')")
+def test_a_kernel_that_dies_fails_the_demo(tmp_path: Path) -> None:
+    demo = run_demo(tmp_path, SAY_HOME, "import os; os._exit(1)", "print('not reached')")
     assert demo.returncode == 1
     assert "not reached" not in demo.stdout
     assert not home_of(demo).exists()
+
+
+def test_a_failing_cell_fails_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here without its pool: that is taken down in the same way."""
+    with tempfile.TemporaryDirectory(prefix="mnb-", dir="/tmp") as home:  # short: sockets of the kernel are in it
+        monkeypatch.setenv("MONARCH_NB_HOME", home)
+        monkeypatch.setattr(sys, "argv", command_with(tmp_path, "1 / 0", "print('not reached')"))
+        script = runpy.run_path(str(SCRIPT), run_name="demo")
+        monkeypatch.setitem(script["main"].__globals__, "local_pool", lambda _: nullcontext())
+        assert script["main"]() == 1
+    said = capsys.readouterr().out
+    assert "ZeroDivisionError" in said
+    assert "not reached" not in said

@@ -91,7 +91,7 @@ class TestDoctor:
 
 def _with_python(reservation: Reservation, python: str) -> Reservation:
     again = monarch_nb.attach(reservation.name)
-    again._spec.python = python
+    again.spec.python = python
     return again
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from integration.live import Gate, kill, lives, parent_of, pids_of, started
+from integration.live import TIMEOUT_S, Gate, kill, lives, open_files, parent_of, pids_of, started
 from leaks import Process, processes_of, wait_for_end
 from monarch_nb.client.mesh import Mesh
 from monarch_nb.client.reservation import Reservation, reserve
 from monarch_nb.errors import RunFailed
+from monarch_nb.provision import Node
 
 INIT = "import torch; dist.init_process_group('gloo')\nsum_of_ranks = torch.tensor([float(rank)])"
 ALL_REDUCE = "total = sum_of_ranks.clone(); dist.all_reduce(total); total.item()"
@@ -131,7 +132,7 @@ class TestChildren:
 
     def assert_gone(self, children: dict[str, int]) -> None:
         for pid in children.values():
-            wait_for_end(pid, 20)
+            wait_for_end(pid, TIMEOUT_S)
         assert [name for name, pid in children.items() if lives(pid)] == []
 
     def test_they_go_with_a_rank_that_is_killed(self, mesh: Mesh, children: dict[str, int]) -> None:
@@ -142,7 +143,7 @@ class TestChildren:
         mesh.restart([5])
         self.assert_gone(children)
 
-    def test_they_go_when_the_reservation_is_released(self, pool_home: Path) -> None:
+    def test_they_go_when_the_reservation_is_released(self, spare_pool: list[Node]) -> None:
         reservation = reserve("short", procs=1)
         replaced = pids_of(reservation.mesh)[0]
         os.kill(replaced, signal.SIGSTOP)  # so that it takes two seconds to end
@@ -191,8 +192,7 @@ class TestTemplate:
         assert looked == [(False, False, "cpu")] * 8
         assert set(templates_of(mesh)) == set(range(8))
         for pid in {*templates_of(mesh).values(), *pids_of(mesh).values()}:
-            opened = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
-            assert [target for target in opened if "nvidia" in target] == []
+            assert [target for target in open_files(pid) if "nvidia" in target] == []
             assert "libcuda.so" not in Path(f"/proc/{pid}/maps").read_text()
 
     def test_ranks_know_nothing_of_grpc_or_jupyter(self, mesh: Mesh) -> None:
@@ -208,5 +208,5 @@ def test_after_all_that_only_what_belongs_there_runs(dev: Reservation, shared_ho
         return [each for each in processes_of(shared_home) if not any(part in each.command for part in expected)]
 
     for process in others():
-        wait_for_end(process.pid, 20)  # those that the test before has killed may still be ending
+        wait_for_end(process.pid, TIMEOUT_S)  # those that the test before has killed may still be ending
     assert others() == []

@@ -44,7 +44,7 @@ def nothing_stays(shared_pool: list[Node], shared_home: Path) -> Iterator[None]:
     assert list_reservations() == []
     for process in processes_of(shared_home):
         if process.pid not in before and "template" not in process.command:
-            wait_for_end(process.pid, 10)
+            wait_for_end(process.pid, TIMEOUT_S)
     left = [process for process in processes_of(shared_home) if process.pid not in before]
     assert [process for process in left if "--preload" not in process.command] == []
 
@@ -361,10 +361,10 @@ class TestProtocol:
 
         def requests() -> Iterator[pb.SessionRequest]:
             yield pb.SessionRequest(open=pb.Open(protocol=99, client_id="old"))
-            answered.wait(20)  # whoever ends a session is told nothing any more
+            answered.wait(TIMEOUT_S)  # whoever ends a session is told nothing any more
 
         with grpc.insecure_channel(shared_pool[0].address) as channel:
-            events = AllocatorStub(channel).Session(requests(), timeout=20)  # type: ignore[no-untyped-call]
+            events = AllocatorStub(channel).Session(requests(), timeout=TIMEOUT_S)  # type: ignore[no-untyped-call]
             first = next(iter(events)).events[0]
             answered.set()
         assert "protocol 99" in first.refused.error_json
@@ -382,9 +382,9 @@ class TestProtocol:
             stub = AllocatorStub(channel)  # type: ignore[no-untyped-call]
             for method, request in requests:
                 with pytest.raises(grpc.RpcError) as raised:
-                    getattr(stub, method)(request, timeout=20)
+                    getattr(stub, method)(request, timeout=TIMEOUT_S)
                 assert raised.value.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT), method
-            assert stub.Release(pb.ReleaseRequest(reservation_id="unknown"), timeout=20).ranks_ended == 0
-            left = stub.Status(pb.StatusRequest(), timeout=20)
+            assert stub.Release(pb.ReleaseRequest(reservation_id="unknown"), timeout=TIMEOUT_S).ranks_ended == 0
+            left = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S)
         assert list(left.reservations) == []
         assert lives(left.node.pid)

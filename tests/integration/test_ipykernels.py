@@ -25,12 +25,11 @@ from nbclient import NotebookClient
 
 import monarch_nb
 from integration.live import Gate
+from monarch_nb.provision import Node
 
 ANOTHER_IPYKERNEL = Path(__file__).parents[2] / "build" / "ipykernel6"
 WAIT_S = 60.0
 OPEN_MESH = "%load_ext monarch_nb\n%mesh reserve dev --nodes 2 --procs 2"
-
-pytestmark = pytest.mark.usefixtures("shared_pool")
 
 
 @pytest.fixture(scope="session")
@@ -49,10 +48,10 @@ def ipykernel6() -> Path:
     return ANOTHER_IPYKERNEL
 
 
-@pytest.fixture(params=[7, 6])
-def environment(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+@pytest.fixture(scope="module", params=[7, 6])
+def environment(request: pytest.FixtureRequest, shared_pool: list[Node], folder: Path) -> dict[str, str]:
     """The environment of a kernel: it decides about the version of ipykernel."""
-    environment = {**os.environ, "JPY_SESSION_NAME": str(tmp_path / "a.ipynb")}
+    environment = {**os.environ, "JPY_SESSION_NAME": str(folder / "a.ipynb")}
     if request.param == 6:
         paths = [str(request.getfixturevalue("ipykernel6")), os.environ.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -60,21 +59,20 @@ def environment(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str
     return environment
 
 
-@pytest.fixture
-def no_reservations() -> Iterator[None]:
-    """The shared pool is left as it was found."""
-    yield
-    for reservation in monarch_nb.list_reservations():
-        monarch_nb.attach(reservation.name).release()
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the notebook lies."""
+    return tmp_path_factory.mktemp("notebook")
 
 
-@pytest.fixture
-def kernel(environment: dict[str, str], tmp_path: Path, no_reservations: None) -> Iterator[Kernel]:
-    kernel = Kernel(environment, tmp_path)
+@pytest.fixture(scope="module")
+def kernel(environment: dict[str, str], folder: Path) -> Iterator[Kernel]:
+    kernel = Kernel(environment, folder)
     try:
         kernel.run(OPEN_MESH)
         yield kernel
         kernel.run("%mesh release")
+        assert monarch_nb.list_reservations() == []
     finally:
         kernel.stop()
 
@@ -207,14 +205,13 @@ def test_output_of_a_thread_lands_in_the_cell_that_started_it(kernel: Kernel, ma
     assert [len(cell.displays) for cell in (telling_cell, silent_cell, busy_cell)] == [1, 1, 1]
 
 
-def test_nbclient_stores_output_in_its_cell(
-    environment: dict[str, str], make_gate: Callable[[], Gate], no_reservations: None
-) -> None:
+def test_nbclient_stores_output_in_its_cell(environment: dict[str, str], make_gate: Callable[[], Gate]) -> None:
     """nbclient reads what belongs to the cell that runs, so a later cell waits until the output must have come."""
     gate, thread = make_gate(), make_gate()
+    environment = {**environment, "JPY_SESSION_NAME": "another.ipynb"}
     pass_by = "open({!r}, 'wb').write(b'xxxx')"
     sources = [
-        OPEN_MESH,
+        OPEN_MESH.replace("dev", "other"),
         f"%%mesh --noblock -o run\n{gate.wait}\nprint('behind', rank)",
         f"{pass_by.format(str(gate.path))}\nrun.result(60)\nprint('waited')",
         f"%%mesh\n{_thread(thread)}\nprint('started')",

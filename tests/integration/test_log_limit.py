@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from integration.live import Gate, Recorder, eventually, kill, started
+from integration.pools import PoolOfMany
 from monarch_nb.client.bridge import call
 from monarch_nb.client.log_lines import LogLines, LogWindow
 from monarch_nb.client.reservation import Reservation, reserve
@@ -33,10 +34,16 @@ while True:
 PRINT = "for i in range({0}):\n    print(f'{1} line {{i:7d}} ' + 'x' * 80)"
 
 
+@pytest.fixture(scope="module")
+def limited_pool() -> Iterator[PoolOfMany]:
+    with PoolOfMany(nodes=1, procs=2, MONARCH_NB_LOG_LIMIT="2MB").closing() as pool:
+        yield pool
+
+
 @pytest.fixture
-def held(pool_home: Path) -> Reservation:
-    LocalProvisioner().up(nodes=1, procs=2, log_limit="2MB")
-    return reserve("dev", nodes=1, procs=2)
+def held(limited_pool: PoolOfMany) -> Iterator[Reservation]:
+    with limited_pool.in_use():
+        yield reserve("dev", nodes=1, procs=2)
 
 
 @pytest.fixture

@@ -7,10 +7,9 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from integration.live import Gate, Recorder, eventually, kill, lives, started
+from integration.live import TIMEOUT_S, Gate, Recorder, eventually, kill, lives, started
 from leaks import processes_of
 from monarch_nb.client import events
 from monarch_nb.client.bridge import call
@@ -18,6 +17,7 @@ from monarch_nb.client.log_lines import LogChange, LogLines, LogPart, LogWindow
 from monarch_nb.client.mesh import Mesh
 from monarch_nb.client.presenting import serve_notebook
 from monarch_nb.client.reservation import Reservation, reserve
+from monarch_nb.config import home_directory
 from monarch_nb.errors import MeshNotFound, NodeUnreachable, UsageError
 from monarch_nb.notebook.logs import shown_logs
 from monarch_nb.provision import Node
@@ -92,7 +92,7 @@ def test_what_comes_while_a_run_goes_on(mesh: Mesh, gate: Gate) -> None:
 
     async def follow() -> None:
         lines = dict.fromkeys(range(8), 1)
-        async with asyncio.timeout(60), aclosing(log.watch(run=run.number)) as changes:
+        async with asyncio.timeout(TIMEOUT_S), aclosing(log.watch(run=run.number)) as changes:
             async for change in changes:
                 lines |= {part.rank: part.stdout_lines for part in change.parts}
                 assert not any(one.finished for one in change.runs)
@@ -117,16 +117,16 @@ def test_a_regex_that_never_ends_disturbs_nobody_and_can_be_stopped(mesh: Mesh, 
     log = log_of(mesh)
     windows = [LogWindow(number, rank, 0, 1) for rank in range(8)]
 
-    def workers() -> list[psutil.Process]:
-        found = [each.pid for each in processes_of(shared_home) if "search_worker" in each.command]
-        return [psutil.Process(pid) for pid in found]
+    def workers() -> list[str]:
+        """The states of the processes that search."""
+        return [each.state for each in processes_of(shared_home) if "search_worker" in each.command]
 
     async def search() -> None:
         endless = asyncio.create_task(log.search(ENDLESS, windows, regex=True))
-        async with asyncio.timeout(30):
-            while [worker.status() for worker in workers()] != [psutil.STATUS_RUNNING] * 2:  # they may have been idle
+        async with asyncio.timeout(TIMEOUT_S):
+            while workers() != ["R", "R"]:  # they may have been idle
                 await asyncio.sleep(0.05)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(TIMEOUT_S):
             assert len((await log.read(windows))[0]) == 1
         endless.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -143,29 +143,29 @@ def test_what_is_no_regular_expression(mesh: Mesh) -> None:
         call(log_of(mesh).search("(", [LogWindow(number, 0, 0, 1)], regex=True))
 
 
-def test_search_ends_with_its_allocator(local_pool: list[Node], pool_home: Path) -> None:
+def test_search_ends_with_its_allocator(spare_pool: list[Node]) -> None:
     dev = reserve("dev", nodes=1, procs=1)
     number = dev.mesh.run("print('a' * 60 + 'b')").number
     log = log_of(dev.mesh)
+    allocator = spare_pool[0].pid or 0
 
     async def search() -> None:
         endless = asyncio.create_task(log.search(ENDLESS, [LogWindow(number, 0, 0, 1)], regex=True))
         found: list[int] = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(TIMEOUT_S):
             while not found:
                 await asyncio.sleep(0.05)
-                found = [each.pid for each in processes_of(pool_home) if "search_worker" in each.command]
-        kill(local_pool[0].pid or 0)
+                children = [each for each in processes_of(home_directory()) if each.parent == allocator]
+                found = [each.pid for each in children if "search_worker" in each.command]
+        kill(allocator)
         with pytest.raises(NodeUnreachable):
             await endless
         eventually(lambda: not lives(found[0]))
 
     call(search())
-    LocalProvisioner().up(nodes=2, procs=4)
-    dev.release()
 
 
-def test_a_node_that_comes_back_has_the_same_lines(local_pool: list[Node]) -> None:
+def test_a_node_that_comes_back_has_the_same_lines(spare_pool: list[Node]) -> None:
     dev = reserve("dev", nodes=2, procs=1)
     number = dev.mesh.run("for i in range(1000): print(i, rank)").number
     log = log_of(dev.mesh)
@@ -180,10 +180,10 @@ def test_a_node_that_comes_back_has_the_same_lines(local_pool: list[Node]) -> No
                 lines.update({part.rank: part.stdout_lines for part in change.parts})
             return change
 
-        async with asyncio.timeout(60), aclosing(log.watch()) as changes:
+        async with asyncio.timeout(TIMEOUT_S), aclosing(log.watch()) as changes:
             await until(lambda change: change.complete)
             assert lines == {0: 1000, 1: 1000}
-            kill(local_pool[1].pid or 0)
+            kill(spare_pool[1].pid or 0)
             assert (await until(lambda change: change.silent)).silent == ("node1",)
             await asyncio.to_thread(LocalProvisioner().up, 2, 4)
             await until(lambda change: not change.silent)
@@ -193,13 +193,13 @@ def test_a_node_that_comes_back_has_the_same_lines(local_pool: list[Node]) -> No
     dev.release()
 
 
-def test_a_log_ends_with_its_mesh(local_pool: list[Node]) -> None:
+def test_a_log_ends_with_its_mesh(spare_pool: list[Node]) -> None:
     other = reserve("other", nodes=1, procs=1)
     other.mesh.run("print(1)")
     log = log_of(other.mesh)
 
     async def follow(reservation: Reservation) -> None:
-        async with asyncio.timeout(30), aclosing(log.watch()) as changes:
+        async with asyncio.timeout(TIMEOUT_S), aclosing(log.watch()) as changes:
             await anext(changes)
             await asyncio.to_thread(reservation.release)
             with pytest.raises(MeshNotFound):
@@ -210,7 +210,7 @@ def test_a_log_ends_with_its_mesh(local_pool: list[Node]) -> None:
         call(log.read([LogWindow(1, 0, 0, 1)]))
 
 
-def test_runs_of_two_notebooks_say_whose_they_are(local_pool: list[Node], gate: Gate) -> None:
+def test_runs_of_two_notebooks_say_whose_they_are(spare_pool: list[Node], gate: Gate) -> None:
     mesh = reserve("shared", nodes=1, procs=2).mesh
     leave = serve_notebook("/work/train.ipynb")
     try:

@@ -1,5 +1,6 @@
 """The local pool for real: up, again, more, after deaths, and down without a trace."""
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -9,12 +10,18 @@ import pytest
 
 from integration.live import TIMEOUT_S
 from leaks import leaks_of, processes_of, wait_for_end
-from monarch_nb.config import HOME_VARIABLE, NodePaths
+from monarch_nb.config import HOME_VARIABLE, NodePaths, home_directory
 from monarch_nb.errors import PoolError
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 
 local = LocalProvisioner()
+
+
+@pytest.fixture(autouse=True)
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Templates that import nothing: that is most of what starting a node takes, and no rank is wanted here."""
+    monkeypatch.setattr("monarch_nb.provision.local.DEFAULT_PRELOAD", ("",))
 
 
 def pids(nodes: list[Node]) -> list[int | None]:
@@ -51,37 +58,38 @@ def test_up_again_more_and_another_shape(pool_home: Path) -> None:
     assert local.down() == 0
 
 
-def test_daemons_are_detached(local_pool: list[Node]) -> None:
+def test_daemons_are_detached(spare_pool: list[Node]) -> None:
     ours = {child.pid for child in psutil.Process().children(recursive=True)}
-    for node in local_pool:
+    for node in spare_pool:
         assert node.pid is not None
         assert node.pid not in ours
         assert os.getsid(node.pid) != os.getsid(0)
         assert os.getpgid(node.pid) != node.pid, "a session's leader could gain a terminal"
 
 
-def test_nothing_listens_beyond_unix_sockets(local_pool: list[Node], pool_home: Path) -> None:
-    for process in processes_of(pool_home):
-        listening = [c for c in psutil.Process(process.pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
-        assert not listening, process
-    for node in local_pool:
+def test_nothing_listens_beyond_unix_sockets(spare_pool: list[Node]) -> None:
+    for process in processes_of(home_directory()):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            connections = psutil.Process(process.pid).net_connections("inet")
+            assert not [each for each in connections if each.status == psutil.CONN_LISTEN], process
+    for node in spare_pool:
         assert node.address.startswith("unix:")
         assert NodePaths(node.directory).sockets.stat().st_mode & 0o777 == 0o700
 
 
-def test_an_allocator_that_died_is_started_again_where_it_was(local_pool: list[Node]) -> None:
-    kill(local_pool[1])  # its socket stays behind, stale
-    assert NodePaths(local_pool[1].directory).allocator_socket.exists()
+def test_an_allocator_that_died_is_started_again_where_it_was(spare_pool: list[Node]) -> None:
+    kill(spare_pool[1])  # its socket stays behind, stale
+    assert NodePaths(spare_pool[1].directory).allocator_socket.exists()
     said: list[str] = []
     again = local.up(2, 4, progress=said.append)
     assert said[0] == "the allocator of node1 died; a new one adopts its ranks"
-    assert again[0] == local_pool[0]
-    assert again[1].pid != local_pool[1].pid
-    assert again[1].directory == local_pool[1].directory
+    assert again[0] == spare_pool[0]
+    assert again[1].pid != spare_pool[1].pid
+    assert again[1].directory == spare_pool[1].directory
 
 
-def test_down_after_allocators_were_killed_ends_their_templates(local_pool: list[Node], pool_home: Path) -> None:
-    for node in local_pool:
+def test_down_after_allocators_were_killed_ends_their_templates(pool_home: Path) -> None:
+    for node in local.up(2, 1):
         kill(node)
     assert processes_of(pool_home), "templates survive their allocator"
     local.down(force=True)

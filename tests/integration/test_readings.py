@@ -60,8 +60,7 @@ def until(mesh: Mesh, condition: Callable[[list[RankInfo]], bool]) -> list[RankI
     return told
 
 
-def test_gpus_of_a_node(fake_gpus: FakeGpus, pool_home: Path, tmp_path: Path) -> None:
-    LocalProvisioner().up(nodes=2, procs=2)
+def test_gpus_of_a_node(gpus: FakeGpus, tmp_path: Path) -> None:
     dev = reserve("dev", nodes=1, gpus=8)
     eventually(lambda: [gpu.error for gpu in asked()[0].readings.gpus] == [""] * 8)  # the driver has been opened
     first, second = asked()
@@ -78,25 +77,26 @@ def test_gpus_of_a_node(fake_gpus: FakeGpus, pool_home: Path, tmp_path: Path) ->
     [notice] = [event.text for event in told.of(Notice) if "live ranks hold" in event.text]
     assert re.fullmatch(r"rank 2: live ranks hold [\d.]+ GB of GPU 2, [\d.]+ GB of GPU 5: %mesh restart .*", notice)
 
-    fake_gpus.set(lost=[3])
+    gpus.set(lost=[3])
     lost = "GPU 3 has fallen off the bus: the machine has to be restarted"
     eventually(lambda: [gpu.error for gpu in asked()[0].readings.gpus] == [""] * 3 + [lost] + [""] * 4)
 
-    fake_gpus.set(hangs=True)
+    gpus.set(hangs=True)
     eventually(lambda: all(gpu.error == "the GPU driver does not answer" for gpu in asked()[0].readings.gpus))
     assert dev.mesh.run("1 + 1").values == [2] * 8, "nobody waits for the driver"
-    fake_gpus.set()
+    gpus.set()
     eventually(lambda: not any(gpu.error for gpu in asked()[0].readings.gpus))
     dev.release()
 
 
 def test_a_gpu_that_has_fallen_off_the_bus_is_not_leased(
-    fake_gpus: FakeGpus, pool_home: Path, capsys: pytest.CaptureFixture[str]
+    spare_pool: list[Node], gpus: FakeGpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake_gpus.set(lost=[5])  # already when the allocator starts
-    LocalProvisioner().up(nodes=1, procs=2)
+    gpus.set(lost=[5])  # already when the allocator starts
+    kill(spare_pool[0].pid or 0)
+    LocalProvisioner().up()
     first = reserve("first", nodes=1, gpus=2)
-    fake_gpus.set(lost=[1, 3, 5])
+    gpus.set(lost=[1, 3, 5])
     eventually(lambda: asked()[0].node.gpus_free == 4)
     assert main(["status"]) == 0
     said = capsys.readouterr().out
@@ -112,7 +112,7 @@ def test_a_gpu_that_has_fallen_off_the_bus_is_not_leased(
 
     second = reserve("second", nodes=1, gpus=4)
     assert [info.gpu_indices for info in second.mesh.status()] == [(2,), (4,), (6,), (7,)]
-    fake_gpus.set()
+    gpus.set()
     eventually(lambda: asked()[0].node.gpus_free == 2)
     third = reserve("third", nodes=1, gpus=2)
     assert [info.gpu_indices for info in third.mesh.status()] == [(3,), (5,)]
@@ -197,13 +197,13 @@ def test_of_a_run_who_failed_while_others_go_on(mesh: Mesh, gate: Gate) -> None:
     run.collected()
 
 
-def test_what_was_raised_is_known_across_a_restart_of_the_allocator(pool_home: Path) -> None:
-    [node] = LocalProvisioner().up(nodes=1, procs=2)
+def test_what_was_raised_is_known_across_a_restart_of_the_allocator(spare_pool: list[Node]) -> None:
+    node = spare_pool[0]
     dev = reserve("dev", nodes=1, procs=2)
     with pytest.raises(RunFailed):
         dev.mesh.run("if rank == 1: raise ValueError('bad')")
     assert node.pid is not None
     kill(node.pid)
-    LocalProvisioner().up(nodes=1, procs=2)
+    LocalProvisioner().up()
     assert [bool(re.match("ValueError: bad", rank.failure)) for rank in ranks(dev.mesh)] == [False, True]
     dev.release()

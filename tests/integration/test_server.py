@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,8 +22,7 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 from gpus import FakeGpus
 from integration.live import TIMEOUT_S, Gate, eventually, kill, started
 from monarch_nb.client.reservation import attach
-from monarch_nb.provision import Node
-from monarch_nb.provision.local import LocalProvisioner
+from monarch_nb.provision import MOST_NODES, Node
 
 TOKEN = "a-token"
 VALUES = {"name": "dev", "nodes": 2, "kind": "procs", "per_node": 2, "time": "2h", "idle": "1h"}
@@ -172,18 +172,18 @@ class Browser:
         self._socket.close()
 
 
-@pytest.fixture
-def server(shared_pool: list[Node], tmp_path: Path) -> Iterator[Server]:
-    made = Server(tmp_path)
+@pytest.fixture(scope="module")
+def server(shared_pool: list[Node], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("server"))
     yield made
     made.stop()
 
 
-async def test_from_reserve_to_release(server: Server, gate: Gate, tmp_path: Path) -> None:
+async def test_from_reserve_to_release(server: Server, gate: Gate) -> None:
     browser = await server.browser()
     await browser.until(lambda told: told.view and told.view["pool"]["state"] == "up")
     forms = await server.ask("forms")
-    assert forms["reserve"]["fields"][1]["maximum"] == 2
+    assert forms["reserve"]["fields"][1]["maximum"] == MOST_NODES
     assert (await server.ask("check", action="reserve", values=VALUES))["ok"]
 
     notebook = server.root / "a.ipynb"
@@ -204,7 +204,8 @@ async def test_from_reserve_to_release(server: Server, gate: Gate, tmp_path: Pat
     await browser.until(lambda told: told.states() == ["running"] * 4)
     assert browser.view["reservations"][reservation]["meshes"][0]["runs"][0]["state"] == "running"
     text = (await server.ask("lost", reservation=reservation))["text"]
-    assert text.startswith("You lose:\n• the variables of 4 ranks\n• run 2 (")
+    # The memory is told as soon as it is known.
+    assert re.match(r"You lose:\n• the variables of 4 ranks(, .* in memory)?\n• run 2 \(", text)
 
     stacks = await browser.finish("stacks", reservation=reservation)
     assert "_gate.read" in stacks["groups"][0]["stack"]
@@ -269,8 +270,7 @@ async def test_logs(server: Server) -> None:
     browser.close()
 
 
-async def test_gpus(fake_gpus: FakeGpus, pool_home: Path, tmp_path: Path) -> None:
-    LocalProvisioner().up(nodes=1, procs=1)
+async def test_gpus(gpus: FakeGpus, tmp_path: Path) -> None:
     server = Server(tmp_path)
     try:
         browser = await server.browser()
@@ -282,7 +282,7 @@ async def test_gpus(fake_gpus: FakeGpus, pool_home: Path, tmp_path: Path) -> Non
         slots = [slot for slot in browser.view["nodes"]["node0"]["slots"] if slot["kind"] == "gpu"]
         assert [slot["rank"] for slot in slots] == [0, 1, *[None] * 6]
         assert all(0 <= slot["utilisation"] <= 1 and slot["memory"]["used"] is not None for slot in slots)
-        fake_gpus.set(lost=[3])
+        gpus.set(lost=[3])
         await browser.until(lambda told: told.view["nodes"]["node0"]["slots"][3]["error"])
         assert browser.view["nodes"]["node0"]["slots"][3]["utilisation"] is None
         browser.close()

@@ -10,13 +10,14 @@ from collections.abc import Callable
 import pytest
 
 import monarch_nb
-from integration.live import TIMEOUT_S, Gate, client, eventually, kill, lives, pids_of, started
+from integration.live import TIMEOUT_S, Gate, client, eventually, kill, leave, lives, pids_of, started
+from integration.pools import make_whole
 from leaks import wait_for_end
 from monarch_nb.cli import main
 from monarch_nb.client import events
 from monarch_nb.client.bridge import call
-from monarch_nb.client.pool import pool_named, release
-from monarch_nb.client.reservation import Reservation, _extend, attach, list_ended, list_reservations, reserve
+from monarch_nb.client.pool import pool_named
+from monarch_nb.client.reservation import Reservation, attach, list_ended, list_reservations, reserve
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import ReservationExpired, UsageError
 from monarch_nb.provision import Node
@@ -35,16 +36,7 @@ def pool(module_pool: list[Node]) -> list[Node]:
 def nothing_left(pool: list[Node]) -> object:
     """Every test begins and ends with a whole pool on which nothing is held."""
     yield
-    local.up(2, 4)
-    for held in call(pool_named(None).reservations()):  # not by `attach`: one may be ending by itself just now
-        call(release([connection for connection, _ in held.nodes.values()], held.reservation_id))
-
-
-def leave(dev: Reservation, left_s: float) -> None:
-    """Set how much time is left, of more: what a test does before that may take as long as it likes."""
-    now_left_s = dev.status().time_left_s
-    assert now_left_s is not None
-    call(_extend(pool_named(None), dev.id, dev.name, left_s - now_left_s))
+    make_whole()
 
 
 def wait_for_release(pids: dict[int, int]) -> None:

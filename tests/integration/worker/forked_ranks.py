@@ -15,6 +15,7 @@ from typing import Any
 
 import cloudpickle
 
+from integration.live import TIMEOUT_S
 from monarch_nb.worker import process_groups, store
 
 _fork = multiprocessing.get_context("fork")
@@ -84,20 +85,18 @@ class ForkedRanks:
         for rank in self._all(ranks):
             self.work[rank].send_bytes(cloudpickle.dumps(function))
 
-    def collect(self, ranks: Iterable[int] | None = None, timeout_s: float = 30) -> list[Any]:
-        deadline, results = time.monotonic() + timeout_s, []
+    def collect(self, ranks: Iterable[int] | None = None) -> list[Any]:
+        deadline, results = time.monotonic() + TIMEOUT_S, []
         for rank in self._all(ranks):
             if not self.work[rank].poll(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError(f"rank {rank} is in {self.where([rank])} after {timeout_s} s")
+                raise TimeoutError(f"rank {rank} is in {self.where([rank])} after {TIMEOUT_S} s")
             results.append(self.work[rank].recv())
         return results
 
-    def run(
-        self, function: Callable[[dict[str, Any]], Any], ranks: Iterable[int] | None = None, timeout_s: float = 30
-    ) -> list[Any]:
+    def run(self, function: Callable[[dict[str, Any]], Any], ranks: Iterable[int] | None = None) -> list[Any]:
         """Run to the end; fail when a rank did."""
         self.submit(function, ranks)
-        results = self.collect(ranks, timeout_s)
+        results = self.collect(ranks)
         failures = [result for result in results if isinstance(result, Failure)]
         assert not failures, failures[0].traceback
         return results
@@ -115,7 +114,7 @@ class ForkedRanks:
 
     def wait_until_in(self, name: str, ranks: Iterable[int] | None = None) -> None:
         """Wait until the main threads of `ranks` hang in the collective `name`."""
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + TIMEOUT_S
         while set(self.where(ranks)) != {name}:
             assert time.monotonic() < deadline, self.where(ranks)
             time.sleep(0.02)

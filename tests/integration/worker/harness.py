@@ -18,6 +18,7 @@ from typing import Any
 
 import cloudpickle
 
+from integration.live import TIMEOUT_S
 from monarch_nb.frames import FrameSplitter, pack_pickle, receive_frame, send_frame, unpack_pickle
 from monarch_nb.proto.run_pb2 import OUTCOME_OK, Cell, Mark, Pull, Push, RankResult, RunSpec, Tree, Where
 from monarch_nb.proto.worker_pb2 import (
@@ -45,7 +46,6 @@ from monarch_nb.proto.worker_pb2 import (
     ToTemplate,
 )
 
-TIMEOUT_S = 60.0
 _TEMPLATE_ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
@@ -352,9 +352,9 @@ class RankProcess:
     def exit(self) -> None:
         self.ask(exit=ExitRank())
 
-    def wait_where(self, state: Where.State.ValueType, line: str = "", timeout_s: float = 10.0) -> Where:
+    def wait_where(self, state: Where.State.ValueType, line: str = "") -> Where:
         """Wait until the main thread is in a state (and at a line)."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + TIMEOUT_S
         while True:
             where = self.where()
             if where.state == state and line in where.line:

@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from integration.worker.harness import RankProcess, TemplateProcess, run_all
+from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, run_all
 
 
 def test_the_environment_is_exactly_what_was_asked_for(template: TemplateProcess) -> None:
@@ -118,7 +118,7 @@ def test_sigusr2_writes_all_stacks_even_when_c_code_holds_the_gil(rank: RankProc
     # A regular expression that backtracks for ever holds the GIL.
     rank.submit("import re\ndef stuck():\n    re.match('(a+)+$', 'a' * 60 + 'b')\nstuck()")
     stacks = Path(rank.spec.stacks_file)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + TIMEOUT_S
     while "in stuck" not in stacks.read_text():
         assert time.monotonic() < deadline, stacks.read_text()
         os.kill(rank.pid, signal.SIGUSR2)

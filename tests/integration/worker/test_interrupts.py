@@ -9,12 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.ports import held_port
-from integration.worker.harness import RankProcess, TemplateProcess, run_all
+from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, run_all
 from monarch_nb.proto.run_pb2 import OUTCOME_ERROR, OUTCOME_INTERRUPTED, OUTCOME_OK, Cell, RankResult, RunSpec
-
-FREED_S = 20
-"""Without an interrupt these would take for ever; how fast they are is a matter for the bench, on a machine at rest."""
-
 
 SWALLOWING = """\
 import time
@@ -28,18 +24,17 @@ Slow()"""
 def start_and_wait(rank: RankProcess, code: str, marker: str = "started") -> RunSpec:
     """Start a cell and wait until it has printed `marker`."""
     spec = rank.submit(code)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + TIMEOUT_S
     while marker not in rank.text("out", spec.number):
         assert time.monotonic() < deadline
         time.sleep(0.005)
     return spec
 
 
-def interrupt_and_time(rank: RankProcess, spec: RunSpec) -> tuple[RankResult, float]:
-    start = time.monotonic()
+def interrupted(rank: RankProcess, spec: RunSpec) -> RankResult:
+    """Interrupt a run that would go on for longer than its result is waited for; how fast that is, the bench says."""
     assert rank.interrupt(spec.run_id)
-    result = rank.result()
-    return result, time.monotonic() - start
+    return rank.result()
 
 
 PYTHON_CODE = {
@@ -86,8 +81,7 @@ def test_python_code_stops_at_once_and_everything_is_kept(rank: RankProcess, nam
     if name == "script":
         rank.ok(PYTHON_CODE[name])
     spec = start_and_wait(rank, "%run endless.py" if name == "script" else PYTHON_CODE[name])
-    result, seconds = interrupt_and_time(rank, spec)
-    assert seconds < FREED_S
+    result = interrupted(rank, spec)
     if name != "figure":  # IPython's events print what their callbacks raise
         assert result.outcome == OUTCOME_INTERRUPTED
         assert (result.failure.name, result.failure.message) == ("KeyboardInterrupt", "interrupted")
@@ -102,7 +96,7 @@ def test_interrupted_tracebacks_end_with_the_users_line(template: TemplateProces
     for rank in ranks:
         rank.submit(code, cell_number=3)
     for rank in ranks:
-        deadline = time.monotonic() + FREED_S
+        deadline = time.monotonic() + TIMEOUT_S
         while "encoder.py" not in rank.stack():
             assert time.monotonic() < deadline
     for rank in ranks:
@@ -167,7 +161,7 @@ def test_code_that_handles_its_interrupt_ends_well(rank: RankProcess) -> None:
         "    time.sleep(0.3)\n"
         "'saved'"
     )
-    result, _ = interrupt_and_time(rank, start_and_wait(rank, code))
+    result = interrupted(rank, start_and_wait(rank, code))
     assert result.outcome == OUTCOME_OK
     assert rank.value(result) == "saved"
     code = (
@@ -178,7 +172,7 @@ def test_code_that_handles_its_interrupt_ends_well(rank: RankProcess) -> None:
         "except KeyboardInterrupt:\n"
         "    raise RuntimeError('mine')"
     )
-    result, _ = interrupt_and_time(rank, start_and_wait(rank, code))
+    result = interrupted(rank, start_and_wait(rank, code))
     assert (result.outcome, result.failure.name) == (OUTCOME_ERROR, "RuntimeError")
 
 
@@ -194,12 +188,11 @@ def test_a_second_interrupt_stops_code_that_swallowed_the_first(rank: RankProces
     )
     spec = start_and_wait(rank, code)
     rank.interrupt(spec.run_id)
-    deadline = time.monotonic() + FREED_S
+    deadline = time.monotonic() + TIMEOUT_S
     while "again" not in rank.text():
         assert time.monotonic() < deadline
-    result, seconds = interrupt_and_time(rank, spec)
+    result = interrupted(rank, spec)
     assert result.outcome == OUTCOME_INTERRUPTED
-    assert seconds < FREED_S
 
 
 @pytest.mark.parametrize(
@@ -209,19 +202,16 @@ def test_a_second_interrupt_stops_code_that_swallowed_the_first(rank: RankProces
 )
 def test_code_that_takes_sigint_is_interrupted_all_the_same(rank: RankProcess, handler: str) -> None:
     code = f"import signal\nsignal.signal(signal.SIGINT, {handler})\nprint('started')\nwhile True: pass"
-    result, seconds = interrupt_and_time(rank, start_and_wait(rank, code))
+    result = interrupted(rank, start_and_wait(rank, code))
     assert result.outcome == OUTCOME_INTERRUPTED
-    assert seconds < FREED_S
     spec = start_and_wait(rank, "print('started')\nwhile True: pass")
-    result, seconds = interrupt_and_time(rank, spec)
+    result = interrupted(rank, spec)
     assert result.outcome == OUTCOME_INTERRUPTED
-    assert seconds < FREED_S
 
 
 def test_an_interrupt_swallowed_by_a_destructor_is_raised_again(rank: RankProcess) -> None:
-    result, seconds = interrupt_and_time(rank, start_and_wait(rank, f"{SWALLOWING}\nwhile True: pass"))
+    result = interrupted(rank, start_and_wait(rank, f"{SWALLOWING}\nwhile True: pass"))
     assert result.outcome == OUTCOME_INTERRUPTED
-    assert seconds < FREED_S
 
 
 def test_children_get_their_own_sigint(rank: RankProcess) -> None:
@@ -241,7 +231,7 @@ def test_cleanup_that_waits_does_not_cost_the_group(template: TemplateProcess) -
         "import ctypes, time\n"
         "try:\n    print('started')\n    time.sleep(100)\nfinally:\n    ctypes.CDLL(None).usleep(800_000)"
     )
-    result, _ = interrupt_and_time(ranks[0], start_and_wait(ranks[0], code))
+    result = interrupted(ranks[0], start_and_wait(ranks[0], code))
     assert result.outcome == OUTCOME_INTERRUPTED
     assert not result.group_aborted
     assert [result.outcome for result in run_all(ranks, REDUCE)] == [OUTCOME_OK, OUTCOME_OK]
@@ -267,8 +257,7 @@ def test_a_hung_collective_is_freed_and_the_next_group_works(template: TemplateP
     assert {result.outcome for result in run_all(ranks, JOIN)} == {OUTCOME_OK}
     spec = ranks[0].submit(code)
     assert name in ranks[0].wait_hung().collective
-    result, seconds = interrupt_and_time(ranks[0], spec)
-    assert seconds < FREED_S
+    result = interrupted(ranks[0], spec)
     assert result.outcome == OUTCOME_INTERRUPTED
     assert result.group_aborted
     assert result.failure.name == "KeyboardInterrupt"
@@ -302,9 +291,8 @@ def test_a_hung_init_is_freed_again_and_again(template: TemplateProcess) -> None
         spec = ranks[0].submit("import torch, torch.distributed as dist\ndist.init_process_group('gloo')")
         where = ranks[0].wait_hung()
         assert where.collective == "init_process_group"
-        result, seconds = interrupt_and_time(ranks[0], spec)
+        result = interrupted(ranks[0], spec)
         assert result.outcome == OUTCOME_INTERRUPTED
-        assert seconds < FREED_S
         results = run_all(ranks, f"{JOIN}\n{REDUCE}")
         assert [result.outcome for result in results] == [OUTCOME_OK, OUTCOME_OK], results
         run_all(ranks, "dist.destroy_process_group()")
@@ -333,14 +321,14 @@ def test_an_init_at_a_wrong_address_is_freed_and_says_so_in_a_line(
     hosts = as_rank == "rank"  # rank 0 has a store of its own then, and waits there
     if hosts:
         assert ranks[0].wait_hung().collective == "init_process_group"
-    deadline = time.monotonic() + FREED_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not all(rank.text("err") for rank in ranks[hosts:]):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     for rank in ranks:
         rank.interrupt()
     for rank in ranks:
-        result = rank.result(FREED_S)
+        result = rank.result()
         assert result.outcome == OUTCOME_INTERRUPTED
         assert result.failure.message.startswith("interrupted in init_process_group")
         told = f"no store answers at {address}:{port} yet: trying for 30 min\n"
@@ -403,7 +391,7 @@ def test_a_cell_can_not_go_on_after_its_collective_was_broken(template: Template
     )
     spec = ranks[0].submit(code)
     ranks[0].wait_hung()
-    result, _ = interrupt_and_time(ranks[0], spec)
+    result = interrupted(ranks[0], spec)
     assert result.outcome == OUTCOME_INTERRUPTED
     assert "all_reduce" in result.failure.message
     assert ranks[0].ok("went_on") is False
@@ -413,10 +401,9 @@ def test_a_collective_in_the_cleanup_after_an_interrupt_is_freed_too(template: T
     ranks = template.fork_mesh(2)
     run_all(ranks, JOIN)
     code = "import time\ntry:\n    print('started')\n    time.sleep(100)\nfinally:\n    dist.barrier()"
-    result, seconds = interrupt_and_time(ranks[0], start_and_wait(ranks[0], code))
+    result = interrupted(ranks[0], start_and_wait(ranks[0], code))
     assert result.outcome == OUTCOME_INTERRUPTED
     assert result.group_aborted
-    assert seconds < FREED_S
 
 
 def test_aborting_groups_frees_a_rank_that_was_not_interrupted(template: TemplateProcess) -> None:
@@ -484,7 +471,7 @@ def test_an_interrupt_while_backward_computes_does_not_abort_the_group(template:
         "y = y.sum()\nprint('started')\ny.backward()\nwhile True: pass"
     )
     spec = start_and_wait(ranks[0], code)
-    result, _ = interrupt_and_time(ranks[0], spec)
+    result = interrupted(ranks[0], spec)
     assert result.outcome == OUTCOME_INTERRUPTED
     assert not result.group_aborted
     assert [result.outcome for result in run_all(ranks, REDUCE)] == [OUTCOME_OK, OUTCOME_OK]
@@ -501,7 +488,7 @@ def test_training_goes_on_from_the_same_model(template: TemplateProcess) -> None
         assert [result.outcome for result in results] == [OUTCOME_OK, OUTCOME_OK], results
         spec = ranks[0].submit(f"{step}")
         ranks[0].wait_hung()
-        result, _ = interrupt_and_time(ranks[0], spec)
+        result = interrupted(ranks[0], spec)
         assert result.outcome == OUTCOME_INTERRUPTED
         assert "DistributedDataParallel" in result.failure.message
         ranks[1].abort_groups("interrupted")

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from e2e.ports import held_port
+from integration.live import TIMEOUT_S, open_files
 from integration.worker.forked_ranks import Failure, ForkedRanks
 from monarch_nb.errors import GROUP_ABORTED
 
@@ -70,7 +71,7 @@ def wait_for_key(store: dist.Store) -> None:
 
 def wait_for_keys(store: dist.Store, part: str) -> list[str]:
     """Wait until there are keys with this in them."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + TIMEOUT_S
     while not (keys := [key for key in store.list_keys() if part in key]):
         assert time.monotonic() < deadline, store.list_keys()
         time.sleep(0.01)
@@ -334,7 +335,7 @@ def test_the_users_own_connections_survive(ranks: ForkedRanks) -> None:
 
             loop.create_task(start())
             threading.Thread(target=loop.run_forever, daemon=True).start()
-            assert ready.wait(30)
+            assert ready.wait(TIMEOUT_S)
             space["own"] = socket.create_connection(space["server"].sockets[0].getsockname())
 
         def connect_after(space: Space) -> None:
@@ -574,15 +575,14 @@ def test_the_store_listens_on_one_address_and_ends_when_told(ranks: ForkedRanks)
     listening = [c for c in psutil.Process(ranks.store.pid).net_connections() if c.status == psutil.CONN_LISTEN]
     assert [connection.laddr for connection in listening] == [("127.0.0.1", ranks.port)]
     os.kill(ranks.store.pid, signal.SIGTERM)
-    ranks.store.join(30)
+    ranks.store.join(TIMEOUT_S)
     assert ranks.store.exitcode == -signal.SIGTERM
 
 
 def test_the_store_keeps_no_descriptor_of_its_parent() -> None:
     with open("/dev/zero", "rb") as inherited, ForkedRanks(1) as ranks:
         assert_works(ranks)
-        folder = f"/proc/{ranks.store.pid}/fd"
-        targets = [os.readlink(f"{folder}/{name}") for name in os.listdir(folder)]
+        targets = open_files(ranks.store.pid)
         assert inherited.name not in targets
         assert sum(target.startswith("pipe:") for target in targets) <= 2 + 2  # stdout, stderr and the loop's own
 

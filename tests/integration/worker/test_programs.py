@@ -40,7 +40,7 @@ def test_dataloader_workers_by_spawn(rank: RankProcess, method: str) -> None:
         f"from squares import Squares\n"
         f"{LOAD.format(f', multiprocessing_context={method!r}')}"
     )
-    assert rank.ok(code, timeout_s=90) == SQUARES
+    assert rank.ok(code, timeout_s=180) == SQUARES
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -119,7 +119,7 @@ def test_torch_compile(rank: RankProcess) -> None:
         "x = torch.ones(4)\n"
         "torch.allclose(f(x), torch.sin(x) + 2)"
     )
-    assert rank.ok(code, timeout_s=110) is True
+    assert rank.ok(code, timeout_s=280) is True
 
 
 def test_backward_with_threads(template: TemplateProcess) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.live import Gate
+from integration.live import Gate, open_files
 from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, connect
 from monarch_nb.frames import receive_frame
 from monarch_nb.proto.worker_pb2 import ForkRanks, FromTemplate, ToTemplate
@@ -22,11 +22,6 @@ MakeTemplate = Callable[..., TemplateProcess]
 
 def threads_of(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/task"))
-
-
-def open_files(pid: int) -> list[str]:
-    folder = Path(f"/proc/{pid}/fd")
-    return [os.readlink(folder / name) for name in os.listdir(folder)]
 
 
 def alive(pid: int) -> bool:

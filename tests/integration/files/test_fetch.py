@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from integration.copies import copies, module, names_in
+from integration.files.copies import copies, module, names_in
+from integration.live import TIMEOUT_S
 from monarch_nb.client.bridge import call
 from monarch_nb.client.fetch import FetchReport
 from monarch_nb.client.reservation import Reservation, reserve
-from monarch_nb.config import NodePaths, home_directory
+from monarch_nb.config import NodePaths
 from monarch_nb.errors import FilesError, MonarchNbError
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.provision import Node
@@ -109,7 +110,8 @@ class TestKept:
             assert (places[0] / "out/last.pt").read_text() == "weights"
             assert kept.directory in paths.allocator_log.read_text()
 
-    def test_they_outlive_the_pool(self, isolated_pool: list[Node], project: Path) -> None:
+    def test_they_outlive_the_pool(self, pool_home: Path, project: Path) -> None:
+        LocalProvisioner().up(nodes=1, procs=2, isolate=True)
         Path("model.py").write_text(module(1))
         released, held = (reserve(name, nodes=1, procs=1) for name in ("released", "held"))
         for dev in (released, held):
@@ -117,8 +119,7 @@ class TestKept:
         released.release()
         said: list[str] = []
         LocalProvisioner().down(force=True, progress=said.append)
-        here = [path.name for path in home_directory().iterdir()]
-        LocalProvisioner().up(nodes=4, procs=2, isolate=True)  # for the tests after this one, also when it fails
+        here = [path.name for path in pool_home.iterdir()]
         places = [Path(line.partition(": ")[2]) for line in said if line.startswith("kept what ranks wrote on node")]
         ours = [place for place in places if place.name.startswith(("released", "held"))]
         assert [names_in(place).keys() for place in ours] == [{b"result"}] * 2
@@ -226,7 +227,7 @@ class TestFetch:
             return sum([len(piece.data) async for piece in connection.stream("ReadFile", request)])
 
         with pytest.raises(MonarchNbError, match="is not a file"):
-            call(read(), timeout_s=30)
+            call(read(), timeout_s=TIMEOUT_S)
 
 
 class TestList:
