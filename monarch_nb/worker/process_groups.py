@@ -120,6 +120,7 @@ def install() -> None:
 def begin_run(number: int) -> None:
     """What makes a group from now on belongs to this run. On the main thread."""
     _state.run = number
+    held_groups.free_unused()
 
 
 def in_use() -> bool:

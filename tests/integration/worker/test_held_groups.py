@@ -16,9 +16,11 @@ import pytest
 import torch
 import torch._dynamo  # DistributedDataParallel imports it when it is first made: 800 modules, here once for all ranks
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from integration.worker.forked_ranks import ForkedRanks
+from monarch_nb.worker import process_groups
 
 Space = dict[str, Any]
 
@@ -88,6 +90,7 @@ def before_its_logger() -> Iterator[None]:
     logger = model.logger
     yield
     del model
+    process_groups.begin_run(1)
     del logger
 
 
@@ -138,6 +141,7 @@ def test_other_threads_go_on_while_a_models_group_is_freed(
         sys.setswitchinterval(1000)  # the thread goes on only where the interpreter's lock is released
         is_freeing.set()
         list(steps)
+        process_groups.begin_run(2)
 
     pair.run(free)
 
@@ -158,6 +162,22 @@ def test_a_script_that_frees_its_model_at_once_runs_again_and_again() -> None:
         first = ranks.run(script)
         for _ in range(20):
             assert ranks.run(script) == first
+
+
+def test_a_hook_that_refers_to_the_group_aborts_no_rank() -> None:
+    """One of Gloo's threads frees it; were that the group's last user, the thread would join itself."""
+
+    def script(_: Space) -> None:
+        init(_)
+        model = DistributedDataParallel(torch.nn.Linear(20, 20))
+        model.register_comm_hook(PowerSGDState(dist.group.WORLD, 1, start_powerSGD_iter=2), powerSGD_hook)
+        for _ in range(4):
+            model(torch.randn(50, 20)).sum().backward()
+        dist.destroy_process_group()
+
+    with ForkedRanks(4) as ranks:
+        for _ in range(10):
+            ranks.run(script)
 
 
 def test_a_forked_child_frees_no_group(pair: ForkedRanks) -> None:
