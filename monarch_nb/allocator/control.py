@@ -86,8 +86,11 @@ async def _control_rank(node: Node, request: pb.ControlRanksRequest, mesh: Mesh,
 
 
 async def _stack_from_outside(node: Node, process: RankProcess) -> str:
-    """C code holds the GIL: faulthandler's signal handler writes the stack without it."""
+    """C code holds the GIL: faulthandler's signal handler writes the stack without it. What has no such handler would
+    die of the signal: a process that is just beginning, or another program by now (os.execv)."""
     path = node.supervisor.stacks(process)
+    if not (process.link.is_open and path.exists()):
+        return ""
     path.write_bytes(b"")
     written = asyncio.Event()
     node.watch.arm(path.parent, written.set)
@@ -97,9 +100,12 @@ async def _stack_from_outside(node: Node, process: RankProcess) -> str:
     except TimeoutError:
         return ""
     size_bytes = -1
-    while size_bytes != (size_bytes := path.stat().st_size):  # it writes line by line, within microseconds
-        await asyncio.sleep(0.01)
-    return path.read_text(errors="replace")
+    try:
+        while size_bytes != (size_bytes := path.stat().st_size):  # it writes line by line, within microseconds
+            await asyncio.sleep(0.01)
+        return path.read_text(errors="replace")
+    except FileNotFoundError:  # the process has ended
+        return ""
 
 
 def _rank_request(request: pb.ControlRanksRequest) -> wire.ControlRequest:

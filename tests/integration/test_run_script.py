@@ -331,7 +331,9 @@ class TestInterrupts:
         assert told.text(5) == "under way\nsaved 1\n"
 
     def test_another_program_is_interrupted_too(self, mesh: Mesh) -> None:
-        run, _ = under_way(mesh, "sh", "-c", "echo under way; sleep 1000", executable=True)
+        # A shell that is about to become `sleep` loses the signal.
+        run, _ = under_way(mesh, "sh", "-c", "sleep 1000 & echo under way; wait", executable=True)
+        assert [stack for _, stack in mesh.stacks().groups] == [""], "nobody answers, and nobody dies of the question"
         assert run.interrupt().stopped == tuple(range(8))
         assert {result.outcome for result in run.results.values()} == {"interrupted"}
 
