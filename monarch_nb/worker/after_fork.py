@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from monarch_nb.integrations import lightning
 from monarch_nb.proto.worker_pb2 import RankSpec
 from monarch_nb.worker import identity
 
@@ -43,6 +44,7 @@ def become_rank(spec: RankSpec) -> None:
     _reset_signals(spec.stacks_file)
     _reseed()
     _restore_threads(os.environ)
+    lightning.become_rank()
 
 
 def name_process(name: str) -> None:

@@ -285,6 +285,8 @@ class Rank:
 
     def _describe(self, error: BaseException, active: ActiveRun, result: RankResult) -> None:
         """Fill `result` with what became of an error."""
+        if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
+            error = error.__context__  # Lightning leaves so when a fit is interrupted
         shown, only_users = error, False
         result.outcome = OUTCOME_ERROR
         if isinstance(error, SystemExit) and active.is_script:
