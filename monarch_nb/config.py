@@ -33,8 +33,9 @@ INLINE_VALUE_BYTES = 128 << 10
 """Values pickled to more than this travel as blobs."""
 RESTARTED = "restarted while the run went on"
 """Cause of the end of a rank that its user had replaced."""
-PROVISIONAL_LEASE_S = 30.0
-"""A lease that its client does not confirm in this time is given back."""
+PROVISIONAL_LEASE_S = 120.0
+"""A lease that its client does not confirm in this time is given back. So much longer than on one node may the ranks of
+another take to start: importing what is preloaded there."""
 
 
 def home_directory() -> Path:

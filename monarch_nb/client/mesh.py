@@ -165,7 +165,8 @@ class Mesh:
         if sync:
             self._sync()
         cell = run_pb2.Cell(code=code, cell_number=cell_number, want_value=want_value)
-        spec = run_pb2.RunSpec(cell=cell, tree=self.reservation.files.tree())
+        ranks = self.ranks if len(self.ranks) < self.extent.size else ()
+        spec = run_pb2.RunSpec(cell=cell, ranks=ranks, tree=self.reservation.files.tree())
         return self._start(spec, _title(code), on_error, listener)
 
     # ---- scripts ----

@@ -8,10 +8,24 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_nb.config import RANK_TOKEN_VARIABLE
+from monarch_nb.shape import name_ranks
+
+_slice: Sequence[int] = ()
+"""The ranks that the present cell runs on, where these are not all."""
+
+
+def begin_run(ranks: Sequence[int]) -> None:
+    """Another cell begins.
+
+    Args:
+        ranks: those that it runs on; empty for all of the mesh.
+    """
+    global _slice
+    _slice = ranks
 
 
 class MeshEnvironment:
@@ -55,8 +69,13 @@ class MeshEnvironment:
         """Called with devices × num_nodes when a strategy is made.
 
         Raises:
-            ValueError: the mesh is of another size.
+            ValueError: the mesh is of another size, or the cell runs on a part of it.
         """
+        if _slice:
+            raise ValueError(
+                f"this cell runs on {name_ranks(_slice)}, and Lightning trains on all {self.world_size()} of the mesh: "
+                "run the cell on all, or a script on these (%mesh run -t …)"
+            )
         if size != self.world_size():
             raise ValueError(f"{_held()}, but devices × num_nodes is {size}: {_advice()}")
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1amonarch_nb/proto/run.proto\x12\rmonarch_nb.v1\"\xfc\x01\n\x07RunSpec\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0e\n\x06output\x18\x06 \x01(\x04\x12#\n\x04\x63\x65ll\x18\x03 \x01(\x0b\x32\x13.monarch_nb.v1.CellH\x00\x12#\n\x04push\x18\x04 \x01(\x0b\x32\x13.monarch_nb.v1.PushH\x00\x12#\n\x04pull\x18\x05 \x01(\x0b\x32\x13.monarch_nb.v1.PullH\x00\x12\'\n\x06script\x18\x08 \x01(\x0b\x32\x15.monarch_nb.v1.ScriptH\x00\x12!\n\x04tree\x18\x07 \x01(\x0b\x32\x13.monarch_nb.v1.TreeB\x06\n\x04\x62ody\"\x83\x01\n\x04Tree\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06reload\x18\x02 \x01(\x08\x12\x14\n\x0cimport_paths\x18\x03 \x03(\t\x12)\n\x06\x63opies\x18\x04 \x03(\x0b\x32\x19.monarch_nb.v1.CopiedTree\x12\x19\n\x11last_import_paths\x18\x05 \x03(\t\".\n\nCopiedTree\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12\r\n\x05mount\x18\x02 \x01(\t\"=\n\x04\x43\x65ll\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65ll_number\x18\x02 \x01(\r\x12\x12\n\nwant_value\x18\x03 \x01(\x08\"\x14\n\x04Push\x12\x0c\n\x04\x62lob\x18\x01 \x01(\t\"\x1a\n\x04Pull\x12\x12\n\nexpression\x18\x01 \x01(\t\"\xb2\x02\n\x06Script\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x11\n\targuments\x18\x02 \x03(\t\x12\x0e\n\x06module\x18\x03 \x01(\x08\x12\x12\n\nexecutable\x18\x04 \x01(\x08\x12\x0e\n\x06\x62\x65side\x18\x05 \x01(\x08\x12\x12\n\nstore_host\x18\x06 \x01(\t\x12\x12\n\nstore_port\x18\x07 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\x12\x14\n\x0cmax_restarts\x18\t \x01(\r\x12;\n\x0b\x65nvironment\x18\n \x03(\x0b\x32&.monarch_nb.v1.Script.EnvironmentEntry\x12\x13\n\x0b\x63\x65ll_number\x18\x0b \x01(\r\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x84\x03\n\nRankResult\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\'\n\x07outcome\x18\x03 \x01(\x0e\x32\x16.monarch_nb.v1.Outcome\x12\x13\n\x0b\x62undle_json\x18\x04 \x01(\t\x12\x16\n\x0cvalue_inline\x18\x05 \x01(\x0cH\x00\x12\x14\n\nvalue_blob\x18\x06 \x01(\tH\x00\x12\x15\n\x0bvalue_error\x18\x07 \x01(\tH\x00\x12\'\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x16.monarch_nb.v1.Failure\x12#\n\x05\x64\x65\x61th\x18\t \x01(\x0b\x32\x14.monarch_nb.v1.Death\x12\x12\n\nduration_s\x18\n \x01(\x01\x12\"\n\x03\x65nd\x18\x0b \x01(\x0b\x32\x15.monarch_nb.v1.Cursor\x12\x15\n\rgroup_aborted\x18\x0c \x01(\x08\x12\x0e\n\x06notice\x18\r \x01(\t\x12\x11\n\tuntouched\x18\x0e \x01(\x08\x12\x0c\n\x04hint\x18\x0f \x01(\tB\x07\n\x05value\"J\n\x07\x46\x61ilure\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\ttraceback\x18\x03 \x01(\t\x12\r\n\x05where\x18\x04 \x01(\t\"\x85\x01\n\x05\x44\x65\x61th\x12\x16\n\texit_code\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06signal\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x14\n\x0clikely_cause\x18\x03 \x01(\t\x12\x13\n\x0bstderr_tail\x18\x04 \x03(\t\x12\x0b\n\x03pid\x18\x05 \x01(\rB\x0c\n\n_exit_codeB\t\n\x07_signal\"I\n\x06\x43ursor\x12\x14\n\x0cstdout_bytes\x18\x01 \x01(\x04\x12\x14\n\x0cstderr_bytes\x18\x02 \x01(\x04\x12\x13\n\x0bmarks_bytes\x18\x03 \x01(\x04\"[\n\x04Mark\x12\x14\n\x0cstdout_bytes\x18\x01 \x01(\x04\x12\x14\n\x0cstderr_bytes\x18\x02 \x01(\x04\x12\'\n\x07\x64isplay\x18\x03 \x01(\x0b\x32\x16.monarch_nb.v1.Display\"\xaf\x01\n\x07\x44isplay\x12\x14\n\x0c\x63ontent_json\x18\x01 \x01(\t\x12)\n\x04kind\x18\x02 \x01(\x0e\x32\x1b.monarch_nb.v1.Display.Kind\"c\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\r\n\tKIND_SHOW\x10\x01\x12\x0f\n\x0bKIND_UPDATE\x10\x02\x12\x0e\n\nKIND_CLEAR\x10\x03\x12\x15\n\x11KIND_TRAINS_ALONE\x10\x04\"\xd0\x01\n\x05Where\x12)\n\x05state\x18\x01 \x01(\x0e\x32\x1a.monarch_nb.v1.Where.State\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\ncollective\x18\x03 \x01(\t\x12\x0c\n\x04line\x18\x04 \x01(\t\x12\x11\n\trunning_s\x18\x05 \x01(\x01\"W\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nSTATE_IDLE\x10\x01\x12\x11\n\rSTATE_RUNNING\x10\x02\x12\x14\n\x10STATE_COLLECTIVE\x10\x03*\x87\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0e\n\nOUTCOME_OK\x10\x01\x12\x11\n\rOUTCOME_ERROR\x10\x02\x12\x17\n\x13OUTCOME_INTERRUPTED\x10\x03\x12\x10\n\x0cOUTCOME_DIED\x10\x04\x12\x15\n\x11OUTCOME_CANCELLED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1amonarch_nb/proto/run.proto\x12\rmonarch_nb.v1\"\x8b\x02\n\x07RunSpec\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0e\n\x06output\x18\x06 \x01(\x04\x12#\n\x04\x63\x65ll\x18\x03 \x01(\x0b\x32\x13.monarch_nb.v1.CellH\x00\x12#\n\x04push\x18\x04 \x01(\x0b\x32\x13.monarch_nb.v1.PushH\x00\x12#\n\x04pull\x18\x05 \x01(\x0b\x32\x13.monarch_nb.v1.PullH\x00\x12\'\n\x06script\x18\x08 \x01(\x0b\x32\x15.monarch_nb.v1.ScriptH\x00\x12\r\n\x05ranks\x18\t \x03(\r\x12!\n\x04tree\x18\x07 \x01(\x0b\x32\x13.monarch_nb.v1.TreeB\x06\n\x04\x62ody\"\x83\x01\n\x04Tree\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06reload\x18\x02 \x01(\x08\x12\x14\n\x0cimport_paths\x18\x03 \x03(\t\x12)\n\x06\x63opies\x18\x04 \x03(\x0b\x32\x19.monarch_nb.v1.CopiedTree\x12\x19\n\x11last_import_paths\x18\x05 \x03(\t\".\n\nCopiedTree\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12\r\n\x05mount\x18\x02 \x01(\t\"=\n\x04\x43\x65ll\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65ll_number\x18\x02 \x01(\r\x12\x12\n\nwant_value\x18\x03 \x01(\x08\"\x14\n\x04Push\x12\x0c\n\x04\x62lob\x18\x01 \x01(\t\"\x1a\n\x04Pull\x12\x12\n\nexpression\x18\x01 \x01(\t\"\xb2\x02\n\x06Script\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x11\n\targuments\x18\x02 \x03(\t\x12\x0e\n\x06module\x18\x03 \x01(\x08\x12\x12\n\nexecutable\x18\x04 \x01(\x08\x12\x0e\n\x06\x62\x65side\x18\x05 \x01(\x08\x12\x12\n\nstore_host\x18\x06 \x01(\t\x12\x12\n\nstore_port\x18\x07 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\x12\x14\n\x0cmax_restarts\x18\t \x01(\r\x12;\n\x0b\x65nvironment\x18\n \x03(\x0b\x32&.monarch_nb.v1.Script.EnvironmentEntry\x12\x13\n\x0b\x63\x65ll_number\x18\x0b \x01(\r\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x84\x03\n\nRankResult\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\'\n\x07outcome\x18\x03 \x01(\x0e\x32\x16.monarch_nb.v1.Outcome\x12\x13\n\x0b\x62undle_json\x18\x04 \x01(\t\x12\x16\n\x0cvalue_inline\x18\x05 \x01(\x0cH\x00\x12\x14\n\nvalue_blob\x18\x06 \x01(\tH\x00\x12\x15\n\x0bvalue_error\x18\x07 \x01(\tH\x00\x12\'\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x16.monarch_nb.v1.Failure\x12#\n\x05\x64\x65\x61th\x18\t \x01(\x0b\x32\x14.monarch_nb.v1.Death\x12\x12\n\nduration_s\x18\n \x01(\x01\x12\"\n\x03\x65nd\x18\x0b \x01(\x0b\x32\x15.monarch_nb.v1.Cursor\x12\x15\n\rgroup_aborted\x18\x0c \x01(\x08\x12\x0e\n\x06notice\x18\r \x01(\t\x12\x11\n\tuntouched\x18\x0e \x01(\x08\x12\x0c\n\x04hint\x18\x0f \x01(\tB\x07\n\x05value\"J\n\x07\x46\x61ilure\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\ttraceback\x18\x03 \x01(\t\x12\r\n\x05where\x18\x04 \x01(\t\"\x85\x01\n\x05\x44\x65\x61th\x12\x16\n\texit_code\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06signal\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x14\n\x0clikely_cause\x18\x03 \x01(\t\x12\x13\n\x0bstderr_tail\x18\x04 \x03(\t\x12\x0b\n\x03pid\x18\x05 \x01(\rB\x0c\n\n_exit_codeB\t\n\x07_signal\"I\n\x06\x43ursor\x12\x14\n\x0cstdout_bytes\x18\x01 \x01(\x04\x12\x14\n\x0cstderr_bytes\x18\x02 \x01(\x04\x12\x13\n\x0bmarks_bytes\x18\x03 \x01(\x04\"[\n\x04Mark\x12\x14\n\x0cstdout_bytes\x18\x01 \x01(\x04\x12\x14\n\x0cstderr_bytes\x18\x02 \x01(\x04\x12\'\n\x07\x64isplay\x18\x03 \x01(\x0b\x32\x16.monarch_nb.v1.Display\"\xaf\x01\n\x07\x44isplay\x12\x14\n\x0c\x63ontent_json\x18\x01 \x01(\t\x12)\n\x04kind\x18\x02 \x01(\x0e\x32\x1b.monarch_nb.v1.Display.Kind\"c\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\r\n\tKIND_SHOW\x10\x01\x12\x0f\n\x0bKIND_UPDATE\x10\x02\x12\x0e\n\nKIND_CLEAR\x10\x03\x12\x15\n\x11KIND_TRAINS_ALONE\x10\x04\"\xd0\x01\n\x05Where\x12)\n\x05state\x18\x01 \x01(\x0e\x32\x1a.monarch_nb.v1.Where.State\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\ncollective\x18\x03 \x01(\t\x12\x0c\n\x04line\x18\x04 \x01(\t\x12\x11\n\trunning_s\x18\x05 \x01(\x01\"W\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nSTATE_IDLE\x10\x01\x12\x11\n\rSTATE_RUNNING\x10\x02\x12\x14\n\x10STATE_COLLECTIVE\x10\x03*\x87\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0e\n\nOUTCOME_OK\x10\x01\x12\x11\n\rOUTCOME_ERROR\x10\x02\x12\x17\n\x13OUTCOME_INTERRUPTED\x10\x03\x12\x10\n\x0cOUTCOME_DIED\x10\x04\x12\x15\n\x11OUTCOME_CANCELLED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,40 +33,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SCRIPT_ENVIRONMENTENTRY']._loaded_options = None
   _globals['_SCRIPT_ENVIRONMENTENTRY']._serialized_options = b'8\001'
-  _globals['_OUTCOME']._serialized_start=2065
-  _globals['_OUTCOME']._serialized_end=2200
+  _globals['_OUTCOME']._serialized_start=2080
+  _globals['_OUTCOME']._serialized_end=2215
   _globals['_RUNSPEC']._serialized_start=46
-  _globals['_RUNSPEC']._serialized_end=298
-  _globals['_TREE']._serialized_start=301
-  _globals['_TREE']._serialized_end=432
-  _globals['_COPIEDTREE']._serialized_start=434
-  _globals['_COPIEDTREE']._serialized_end=480
-  _globals['_CELL']._serialized_start=482
-  _globals['_CELL']._serialized_end=543
-  _globals['_PUSH']._serialized_start=545
-  _globals['_PUSH']._serialized_end=565
-  _globals['_PULL']._serialized_start=567
-  _globals['_PULL']._serialized_end=593
-  _globals['_SCRIPT']._serialized_start=596
-  _globals['_SCRIPT']._serialized_end=902
-  _globals['_SCRIPT_ENVIRONMENTENTRY']._serialized_start=852
-  _globals['_SCRIPT_ENVIRONMENTENTRY']._serialized_end=902
-  _globals['_RANKRESULT']._serialized_start=905
-  _globals['_RANKRESULT']._serialized_end=1293
-  _globals['_FAILURE']._serialized_start=1295
-  _globals['_FAILURE']._serialized_end=1369
-  _globals['_DEATH']._serialized_start=1372
-  _globals['_DEATH']._serialized_end=1505
-  _globals['_CURSOR']._serialized_start=1507
-  _globals['_CURSOR']._serialized_end=1580
-  _globals['_MARK']._serialized_start=1582
-  _globals['_MARK']._serialized_end=1673
-  _globals['_DISPLAY']._serialized_start=1676
-  _globals['_DISPLAY']._serialized_end=1851
-  _globals['_DISPLAY_KIND']._serialized_start=1752
-  _globals['_DISPLAY_KIND']._serialized_end=1851
-  _globals['_WHERE']._serialized_start=1854
-  _globals['_WHERE']._serialized_end=2062
-  _globals['_WHERE_STATE']._serialized_start=1975
-  _globals['_WHERE_STATE']._serialized_end=2062
+  _globals['_RUNSPEC']._serialized_end=313
+  _globals['_TREE']._serialized_start=316
+  _globals['_TREE']._serialized_end=447
+  _globals['_COPIEDTREE']._serialized_start=449
+  _globals['_COPIEDTREE']._serialized_end=495
+  _globals['_CELL']._serialized_start=497
+  _globals['_CELL']._serialized_end=558
+  _globals['_PUSH']._serialized_start=560
+  _globals['_PUSH']._serialized_end=580
+  _globals['_PULL']._serialized_start=582
+  _globals['_PULL']._serialized_end=608
+  _globals['_SCRIPT']._serialized_start=611
+  _globals['_SCRIPT']._serialized_end=917
+  _globals['_SCRIPT_ENVIRONMENTENTRY']._serialized_start=867
+  _globals['_SCRIPT_ENVIRONMENTENTRY']._serialized_end=917
+  _globals['_RANKRESULT']._serialized_start=920
+  _globals['_RANKRESULT']._serialized_end=1308
+  _globals['_FAILURE']._serialized_start=1310
+  _globals['_FAILURE']._serialized_end=1384
+  _globals['_DEATH']._serialized_start=1387
+  _globals['_DEATH']._serialized_end=1520
+  _globals['_CURSOR']._serialized_start=1522
+  _globals['_CURSOR']._serialized_end=1595
+  _globals['_MARK']._serialized_start=1597
+  _globals['_MARK']._serialized_end=1688
+  _globals['_DISPLAY']._serialized_start=1691
+  _globals['_DISPLAY']._serialized_end=1866
+  _globals['_DISPLAY_KIND']._serialized_start=1767
+  _globals['_DISPLAY_KIND']._serialized_end=1866
+  _globals['_WHERE']._serialized_start=1869
+  _globals['_WHERE']._serialized_end=2077
+  _globals['_WHERE_STATE']._serialized_start=1990
+  _globals['_WHERE_STATE']._serialized_end=2077
 # @@protoc_insertion_point(module_scope)

@@ -63,6 +63,7 @@ class RunSpec(_message.Message):
     PUSH_FIELD_NUMBER: _builtins.int
     PULL_FIELD_NUMBER: _builtins.int
     SCRIPT_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     TREE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
@@ -80,6 +81,10 @@ class RunSpec(_message.Message):
     @_builtins.property
     def script(self) -> Global___Script: ...
     @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The ranks that a cell runs on, where these are not all of the mesh."""
+
+    @_builtins.property
     def tree(self) -> Global___Tree:
         """The files that the run is to see; a rank that saw another version last reloads what changed. Absent: as they are."""
 
@@ -93,11 +98,12 @@ class RunSpec(_message.Message):
         push: Global___Push | None = ...,
         pull: Global___Pull | None = ...,
         script: Global___Script | None = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
         tree: Global___Tree | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cell", b"cell", "pull", b"pull", "push", b"push", "script", b"script", "tree", b"tree"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cell", b"cell", "number", b"number", "output", b"output", "pull", b"pull", "push", b"push", "run_id", b"run_id", "script", b"script", "tree", b"tree"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cell", b"cell", "number", b"number", "output", b"output", "pull", b"pull", "push", b"push", "ranks", b"ranks", "run_id", b"run_id", "script", b"script", "tree", b"tree"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["cell", "push", "pull", "script"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from IPython.core.error import StdinNotImplementedError
 
-from monarch_nb.integrations import lightning
+from monarch_nb.integrations import accelerate, lightning
 from monarch_nb.worker.imports import after_import
 
 
@@ -36,7 +36,7 @@ def install() -> None:
     for said_by_ipython in ("To exit: use", "Unknown failure executing module"):  # the run fails anyway
         warnings.filterwarnings("ignore", said_by_ipython, UserWarning)
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
-    for module, patch in {"tqdm.notebook": _use_text_bar, **lightning.PATCHES}.items():
+    for module, patch in {"tqdm.notebook": _use_text_bar, **accelerate.PATCHES, **lightning.PATCHES}.items():
         after_import(module, patch)
     reduction: Any = multiprocessing.reduction
     reduction.dump = _dump_for_spawn(reduction.dump)

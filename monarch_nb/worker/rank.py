@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError
 
 from monarch_nb.errors import ProcessGroupAborted
 from monarch_nb.frames import FrameError, FrameSplitter
+from monarch_nb.integrations import lightning
 from monarch_nb.proto.run_pb2 import (
     OUTCOME_ERROR,
     OUTCOME_INTERRUPTED,
@@ -194,6 +195,7 @@ class Rank:
         self._interrupter.install()
         process_groups.begin_run(spec.number)
         lone_training.begin_run()
+        lightning.begin_run(spec.ranks)
         if not self._interrupter.begin(active):
             self._finish(active.error(), active, result, output)
             return
@@ -221,6 +223,7 @@ class Rank:
             error = self._context.run(self._execute, spec)
         if os.getpid() != self._pid:
             _leave_forked_child(error)
+        error = error and _behind_exit(error)
         status = script.exit_status(error)
         if isinstance(error, SystemExit):
             error = failures.explain_status(error, status) if status else None
@@ -285,8 +288,7 @@ class Rank:
 
     def _describe(self, error: BaseException, active: ActiveRun, result: RankResult) -> None:
         """Fill `result` with what became of an error."""
-        if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
-            error = error.__context__  # Lightning leaves so when a fit is interrupted
+        error = _behind_exit(error)
         shown, only_users = error, False
         result.outcome = OUTCOME_ERROR
         if isinstance(error, SystemExit) and active.is_script:
@@ -341,6 +343,12 @@ def _run_now(body: Body) -> BaseException | None:
         error: BaseException | None = stop.value
         return error
     raise AssertionError("a cell without await has waited")
+
+
+def _behind_exit(error: BaseException) -> BaseException:
+    """Return the interrupt to which a library answered with `sys.exit()`, as Lightning does; else the error."""
+    cause = error.__context__ if isinstance(error, SystemExit) else None
+    return cause if isinstance(cause, KeyboardInterrupt) else error
 
 
 def _is_interruption(error: BaseException, active: ActiveRun) -> bool:

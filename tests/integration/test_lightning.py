@@ -1,0 +1,338 @@
+"""Lightning, unmodified, in cells and scripts on 2 nodes × 2 ranks, whose templates have imported it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.live import Recorder, pids_of, started
+from monarch_nb.client import events
+from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.reservation import Reservation, reserve
+from monarch_nb.errors import RunFailed
+from monarch_nb.provision import Node
+
+pytest.importorskip("lightning")
+
+MODEL = """
+import logging, warnings
+warnings.filterwarnings("ignore")
+for name in ("lightning.pytorch", "lightning.fabric"):
+    logging.getLogger(name).setLevel(logging.ERROR)
+import torch, lightning as L
+from torch.utils.data import DataLoader, TensorDataset
+
+class Regression(L.LightningModule):
+    def __init__(self, lr=0.05, batch_size=4):
+        super().__init__()
+        self.save_hyperparameters()
+        torch.manual_seed(3)
+        self.net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+        self.losses = []
+
+    def training_step(self, batch, index):
+        x, y = batch
+        loss = torch.nn.functional.mse_loss(self.net(x), y)
+        self.losses.append(loss.item())
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=self.hparams.lr)
+
+    def train_dataloader(self):
+        x = torch.rand(64, 8, generator=torch.Generator().manual_seed(1))
+        return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=self.hparams.batch_size)
+
+quiet = dict(enable_progress_bar=False, enable_model_summary=False, logger=False, enable_checkpointing=False)
+
+def fit(model=None, /, **options):
+    model = model or Regression()
+    trainer = L.Trainer(**quiet | {"max_epochs": 1} | options)
+    trainer.fit(model)
+    return trainer, model
+
+def weights(model):
+    return sum(parameter.double().sum().item() for parameter in model.parameters())
+"""
+
+
+@pytest.fixture(scope="module")
+def held(shared_pool: list[Node]) -> Iterator[Reservation]:
+    reservation = reserve("lightning", nodes=2, procs=2, preload=["torch", "lightning"])
+    reservation.mesh.run(MODEL)
+    yield reservation
+    reservation.release()
+
+
+@pytest.fixture
+def mesh(held: Reservation) -> Mesh:
+    return held.mesh
+
+
+def values(mesh: Mesh, code: str) -> list[Any]:
+    """Run a cell that must say nothing of training apart; return what it comes to on each rank."""
+    recorder = Recorder()
+    run = mesh.run(code, listener=recorder)
+    assert not [notice for notice in recorder.of(events.Notice) if "model of their own" in notice.text]
+    return run.values
+
+
+def same(mesh: Mesh, code: str) -> Any:
+    """Run a cell that comes to the same on all ranks."""
+    first, *others = values(mesh, code)
+    assert all(other == first for other in others)
+    return first
+
+
+def test_defaults_and_arguments_mean_the_mesh(mesh: Mesh) -> None:
+    facts = "type(trainer.strategy).__name__, trainer.world_size, type(trainer.train_dataloader.sampler).__name__"
+    strategy, world_size, sampler, steps, trained = same(
+        mesh, f"trainer, model = fit()\n{facts}, len(model.losses), weights(model)"
+    )
+    assert (strategy, world_size, sampler, steps) == ("DDPStrategy", 4, "DistributedSampler", 4)
+    explicit = (
+        "devices=2, num_nodes=2, strategy='ddp'",
+        "devices='auto', accelerator='auto'",
+        "strategy='ddp_notebook'",
+    )
+    for arguments in explicit:
+        assert same(mesh, f"weights(fit({arguments})[1])") == trained
+    assert values(mesh, "trainer.global_rank, trainer.local_rank, trainer.node_rank") == [
+        (0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1),
+    ]  # fmt: skip
+
+
+def test_the_next_fit_uses_the_same_process_group(mesh: Mesh) -> None:
+    same(mesh, "fit()\ngroup = dist.group.WORLD")
+    assert same(mesh, "fit()\ngroup is dist.group.WORLD") is True
+    same(mesh, "dist.destroy_process_group()\nfit()\ndist.get_world_size()")
+
+
+def test_precision_and_accumulation(mesh: Mesh) -> None:
+    full, bf16, fp16, accumulated = (
+        same(mesh, f"weights(fit({arguments})[1])")
+        for arguments in ("", "precision='bf16-mixed'", "precision='16-mixed'", "accumulate_grad_batches=2")
+    )
+    assert bf16 == fp16 == pytest.approx(full, rel=0.01)  # Lightning has no fp16 on CPUs, and takes bf16
+    assert len({full, bf16, accumulated}) == 3
+
+
+def test_two_dimensions_of_parallelism(mesh: Mesh) -> None:
+    code = """
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
+
+class Sharded(Regression):
+    def configure_model(self):
+        for layer in (self.net[0], self.net[2], self.net):
+            fully_shard(layer, mesh=self.device_mesh["data_parallel"])
+
+trainer, model = fit(Sharded(), strategy=ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=2))
+weight = model.net[0].weight
+type(weight).__name__, tuple(model.device_mesh.shape), tuple(weight.to_local().shape), len(model.losses)
+"""
+    assert same(mesh, code) == ("DTensor", (2, 2), (8, 8), 8)
+
+
+def test_communication_hooks(mesh: Mesh) -> None:
+    code = """
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+class Hooked(Regression):
+    def __init__(self, hook, state=None):
+        super().__init__()
+        self.hook = hook, state
+
+    def on_train_start(self):  # Lightning itself registers hooks on GPUs only
+        hook, state = self.hook
+        self.trainer.strategy.model.register_comm_hook(state, hook)
+
+power = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.5)
+[weights(fit(Hooked(*hook))[1]) for hook in ((default_hooks.fp16_compress_hook,), (powerSGD_hook.powerSGD_hook, power))]
+"""
+    plain, (fp16, power) = same(mesh, "weights(fit()[1])"), same(mesh, code)
+    assert fp16 == pytest.approx(plain, rel=0.01)
+    assert len({plain, fp16, power}) == 3
+
+
+def test_fabric_and_uneven_data(mesh: Mesh) -> None:
+    code = """
+from torch.distributed.algorithms.join import Join
+fabric = L.Fabric()
+fabric.launch()
+torch.manual_seed(0)
+net = torch.nn.Linear(8, 1)
+net, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
+data = fabric.setup_dataloaders(DataLoader(TensorDataset(torch.rand(16, 8))))
+steps = 0
+with Join([net._forward_module]):
+    for batch, in list(data) * (1 + rank % 2):
+        optimizer.zero_grad()
+        fabric.backward(net(batch).mean())
+        optimizer.step()
+        steps += 1
+total = fabric.all_reduce(1.0 * rank, reduce_op="sum").item()
+fabric.world_size, type(data.sampler).__name__, steps, weights(net), total
+"""
+    told = values(mesh, code)
+    assert {(world_size, sampler, total) for world_size, sampler, _, _, total in told} == {
+        (4, "DistributedSampler", 6.0)
+    }
+    assert [steps for _, _, steps, _, _ in told] == [4, 8, 4, 8]
+    assert len({trained for *_, trained, _ in told}) == 1
+
+
+def test_the_tuner(mesh: Mesh) -> None:
+    code = """
+from lightning.pytorch.tuner import Tuner
+model = Regression()
+Tuner(L.Trainer(**quiet, max_epochs=1)).lr_find(model, num_training=4, early_stop_threshold=None).results["lr"]
+"""
+    assert len(same(mesh, code)) == 4
+    code = """
+model = Regression()
+alone = L.Trainer(**quiet, max_epochs=1, devices=1, num_nodes=1)  # Lightning has no such search on several ranks
+Tuner(alone).scale_batch_size(model, max_trials=2, steps_per_trial=1), model.hparams.batch_size
+"""
+    size, kept = same(mesh, code)
+    assert size == kept >= 4
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("L.Trainer(devices=2)\nL.Trainer(devices=2, num_nodes=1)", "this mesh has 4 ranks (nodes × ranks: 2 × 2)"),
+        ("fit(devices=4, num_nodes=1)", "devices=4 and num_nodes=1: leave both out, or pass devices=2, num_nodes=2"),
+        ("L.Fabric(devices=3)", "devices × num_nodes is 6"),
+    ],
+)
+def test_arguments_that_contradict_the_mesh(mesh: Mesh, code: str, says: str) -> None:
+    with pytest.raises(RunFailed) as failed:
+        mesh.run(code)
+    assert len(failed.value.failures) == 4
+    assert all(says in failure.message for failure in failed.value.failures.values())
+
+
+def test_a_cell_on_a_part_of_the_mesh(mesh: Mesh) -> None:
+    with pytest.raises(RunFailed, match="this cell runs on ranks 0-1, and Lightning trains on all 4 of the mesh"):
+        mesh.slice(hosts=0).run("L.Trainer(devices=2, num_nodes=1, strategy='ddp')")
+    assert mesh.select(3).run("fit(devices=1, num_nodes=1)[0].world_size").values == [1]
+
+
+@pytest.mark.parametrize(
+    "allocation",
+    [
+        {
+            "SLURM_NTASKS": "2",
+            "SLURM_JOB_NAME": "train",
+            "SLURM_PROCID": "0",
+            "SLURM_LOCALID": "0",
+            "SLURM_NODEID": "0",
+        },
+        {"LSB_JOBID": "7", "LSB_DJOB_RANKFILE": "/none", "JSM_NAMESPACE_LOCAL_RANK": "0", "JSM_NAMESPACE_SIZE": "2"},
+    ],
+    ids=["Slurm", "LSF"],
+)
+def test_inside_an_allocation(mesh: Mesh, allocation: dict[str, str]) -> None:
+    code = f"""
+import os
+allocation = {allocation}
+os.environ.update(allocation)
+chosen = [type(made.strategy.cluster_environment).__name__ for made in (L.Trainer(**quiet), L.Fabric())]
+trained = weights(fit()[1])
+for name in allocation:
+    del os.environ[name]
+*chosen, trained == weights(fit()[1])
+"""
+    assert same(mesh, code) == ("MeshEnvironment", "MeshEnvironment", True)
+
+
+def test_the_other_packages_of_lightning(mesh: Mesh) -> None:
+    code = """
+import lightning_fabric, pytorch_lightning
+trainer, fabric = pytorch_lightning.Trainer(**quiet), lightning_fabric.Fabric()
+trainer.world_size, fabric.world_size, type(trainer.strategy.cluster_environment).__name__
+"""
+    assert same(mesh, code) == (4, 4, "MeshEnvironment")
+
+
+def test_lightning_finds_a_scripts_process_and_its_rank(mesh: Mesh) -> None:
+    code = """
+from lightning.fabric.utilities.imports import _IS_INTERACTIVE
+from lightning.pytorch.utilities import rank_zero_only
+_IS_INTERACTIVE, rank_zero_only.rank - rank
+"""
+    mesh.restart([3])  # settled when the template imported it, and again after each fork
+    mesh.select(3).run(MODEL)
+    assert same(mesh, code) == (False, 0)
+
+
+@pytest.mark.parametrize(
+    "waits", ["threading.Event().wait(600)", "dist.barrier() if rank else threading.Event().wait(600)"]
+)
+def test_a_fit_after_an_interrupted_one(mesh: Mesh, waits: str) -> None:
+    trained = same(mesh, "weights(fit()[1])")
+    code = f"""
+import threading
+class Waits(Regression):
+    def training_step(self, batch, index):
+        if index == 2:
+            print("\\x02waits")
+            {waits}
+        return super().training_step(batch, index)
+fit(Waits())
+"""
+    run, recorder = started(mesh, code)
+    recorder.wait_for_text("\x02waits", 4)
+    mesh.interrupt()
+    with pytest.raises(RunFailed) as failed:
+        run.result(60)
+    assert {failure.kind for failure in failed.value.failures.values()} == {"interrupted"}
+    assert same(mesh, "weights(fit()[1])") == trained
+
+
+def test_a_killed_rank_and_its_last_checkpoint(mesh: Mesh, tmp_path: Path) -> None:
+    code = f"""
+from lightning.pytorch.callbacks import ModelCheckpoint
+def fit_all(name, **options):
+    L.seed_everything(5, verbose=False)
+    trainer = L.Trainer(max_epochs=3, callbacks=[ModelCheckpoint(f"{tmp_path}/{{name}}", save_last=True)],
+                        logger=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer.fit(Waits() if options.pop("waits", False) else Regression(), **options)
+    return weights(trainer.model)
+class Waits(Regression):
+    def training_step(self, batch, index):
+        if self.current_epoch == 1 and index == 2 and rank == 1:
+            print("\\x02waits")
+            import threading; threading.Event().wait(600)
+        return super().training_step(batch, index)
+"""
+    mesh.run(code)
+    undisturbed = same(mesh, "fit_all('undisturbed')")
+    run, recorder = started(mesh, "fit_all('killed', waits=True)", on_error="abort")
+    recorder.wait_for_text("\x02waits")
+    os.kill(pids_of(mesh)[1], signal.SIGKILL)
+    with pytest.raises(RunFailed):
+        run.result(60)
+    mesh.restart([1])
+    mesh.select(1).run(MODEL + code)
+    resumed = same(mesh, f"fit_all('killed', ckpt_path={str(tmp_path / 'killed' / 'last.ckpt')!r})")
+    assert resumed == pytest.approx(undisturbed, rel=1e-6)  # four addends in another order: DDP orders its buckets anew
+
+
+def test_a_script(mesh: Mesh, tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(f"{MODEL}\ntrainer, model = fit()\nprint(trainer.world_size, weights(model))\n")
+    trained = same(mesh, "weights(fit()[1])")
+    recorder = Recorder()
+    mesh.run_script(str(program), listener=recorder)
+    assert recorder.text(0) == f"4 {trained}\n"
+    recorder = Recorder()
+    mesh.slice(hosts=1).run_script(str(program), listener=recorder)
+    assert recorder.text(2).startswith("2 ")
