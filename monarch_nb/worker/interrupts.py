@@ -190,7 +190,7 @@ class Interrupter:
 
     def _is_blocked(self, active: ActiveRun) -> bool:
         """Return whether the main thread sleeps and has used no CPU since this was last asked."""
-        state, ticks = thread_state(self._main.native_id or 0)
+        state, ticks = thread_state(self._pid)  # the main thread; Python 3.11 keeps its native_id of before the fork
         before, active.cpu_ticks = active.cpu_ticks, ticks
         return state == "S" and ticks == before
 
