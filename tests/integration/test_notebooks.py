@@ -73,6 +73,13 @@ def develop(isolated_pool: list[Node], tmp_path_factory: pytest.TempPathFactory)
     return _execute("develop", tmp_path_factory.mktemp("develop"))
 
 
+@pytest.fixture(scope="module")
+def lightning(shared_pool: list[Node], tmp_path_factory: pytest.TempPathFactory) -> Executed:
+    """The notebook that trains with Lightning."""
+    pytest.importorskip("lightning")
+    return _execute("lightning", tmp_path_factory.mktemp("lightning"))
+
+
 def test_notebooks_are_stored_clean() -> None:
     for path in NOTEBOOKS.glob("*.ipynb"):
         notebook = nbformat.read(path, as_version=4)
@@ -172,6 +179,26 @@ def test_what_a_rank_wrote_is_fetched(develop: Executed) -> None:
     assert develop.images("load_state_dict") == 1
     assert "node3" in develop.text("%mesh sync --status")
     assert "released" in develop.text("%mesh release")
+
+
+def test_lightning_trains_on_all_ranks_and_goes_on_with_an_edited_module(lightning: Executed) -> None:
+    def loss(code: str) -> float:
+        return float(re.findall(r"on 4 ranks, \S+: loss (\S+)", lightning.text(code))[0])
+
+    assert loss("straight = fit()") > 0.4
+    assert loss("curved = fit()") < 0.1
+    assert "bf16-mixed" in lightning.text("half = fit(")
+    assert "[0-3] (16, 32) of (32, 32) weights here" in lightning.text("sharded = fit(")
+    assert "this mesh has 4 ranks (nodes × ranks: 2 × 2)" in lightning.text("L.Trainer(devices=2")
+    assert lightning.images("plt.semilogy") == 1
+
+
+def test_lightning_resumes_from_its_checkpoint_after_a_fault(lightning: Executed) -> None:
+    assert "killed by signal 9 (SIGKILL)" in lightning.text("Fault()")
+    undisturbed, resumed = (lightning.text(f"{name} = fit(") for name in ("undisturbed", "resumed"))
+    assert undisturbed == resumed
+    assert "loss 0.0" in resumed
+    assert "released" in lightning.text("%mesh release")
 
 
 def _execute(name: str, folder: Path) -> Executed:
