@@ -286,7 +286,7 @@ def _master_addr(said: str, value: str, held: Held) -> str:
 
 
 def _check_host(said: str, host: str, held: Held) -> None:
-    if host not in held.hosts:
+    if not {host, host.partition(".")[0]} & held.hosts:  # also by its name with a domain
         raise UsageError(f"{said}: {_OWN_STORE}; ranks can not meet elsewhere. Leave it out")
 
 

@@ -148,6 +148,18 @@ def test_variables_count_where_the_line_says_nothing() -> None:
     assert read({}, {"PET_NUMA_BINDING": "node"}, TWO_BY_FOUR) == Launch(), "torchrun does not read it either"
 
 
+def test_a_pod_of_kubeflows_needs_no_flags() -> None:
+    held = Held(nodes=1, ranks_per_node=4, hosts=frozenset({"localhost", "job-node-0-0"}))
+    environment = {
+        "PET_NNODES": "1",
+        "PET_NPROC_PER_NODE": "4",
+        "PET_NODE_RANK": "0",
+        "PET_MASTER_ADDR": "job-node-0-0.job",
+        "PET_MASTER_PORT": "29500",
+    }
+    assert read({}, environment, held) == Launch(notes=(f"PET_MASTER_PORT=29500 (in the environment): {OWN_STORE}",))
+
+
 def test_a_script_is_made_of_it() -> None:
     launch = read({"max_restarts": "2", "rdzv_id": "job7"}, {}, TWO_BY_FOUR)
     assert launch.script("train.py", ["-x"], beside=True) == Script(
