@@ -12,6 +12,7 @@ import pytest
 from integration.live import Gate, Recorder, client, eventually, pids_of, started
 from monarch_nb.client import events
 from monarch_nb.client import run as run_module
+from monarch_nb.client.bridge import call
 from monarch_nb.client.mesh import Mesh
 from monarch_nb.client.mesh_core import MeshCore
 from monarch_nb.errors import GROUP_ABORTED, RunFailed
@@ -352,3 +353,21 @@ class TestTimeout:
         for thread in threads:
             thread.join(60)
         assert values == [list(range(8))] * 3
+
+
+def test_ranks_that_wait_in_backward_are_freed(fresh_mesh: Mesh) -> None:
+    code = """
+import threading, torch
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+for step in range(3):
+    if step == 2 and rank == 1:
+        threading.Event().wait(600)
+    model(torch.rand(4, 8)).mean().backward()
+"""
+    run, _ = started(fresh_mesh, code)
+    eventually(lambda: [where.collective for where in call(fresh_mesh.core.where([0, 7])).values()] == ["backward"] * 2)
+    fresh_mesh.interrupt()
+    with pytest.raises(RunFailed) as failed:
+        run.result(60)
+    assert {failure.kind for failure in failed.value.failures.values()} == {"interrupted"}
