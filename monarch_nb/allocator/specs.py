@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from monarch_nb.allocator import facts
@@ -37,15 +37,14 @@ def plan_rank(paths: NodePaths, mesh: Mesh, rank: int, incarnation: int, workspa
     )
     job = Job(spec.mesh_id, spec.master_host, spec.master_port, restarts=incarnation)
     place = Place.in_mesh(spec, rank)
-    wanted = _specification(paths, spec, record, place, job, workspace, gpu_indices, spec.environment)
-    return record, wanted
+    seen = _gpus_of(mesh, mesh.ranks)
+    return record, _specification(paths, spec, record, place, job, workspace, seen, spec.environment)
 
 
 def plan_script(paths: NodePaths, mesh: Mesh, run: Run, rank: int, workspace: Path | None) -> Plan:
-    """Return the same of the process that a script has on a rank's slot. It sees the GPUs of all its slots on the node,
-    as torchrun's processes do, which take theirs by LOCAL_RANK."""
+    """Return the same of the process that a script has on a rank's slot."""
     spec, script = mesh.spec, run.submit.run.script
-    gpu_indices = [gpu for each in run.ranks for gpu in mesh.ranks[each].gpu_indices]
+    gpu_indices = _gpus_of(mesh, run.ranks)
     record = state_pb2.RankRecord(
         mesh_id=run.run_id, rank=rank, gpu_indices=gpu_indices, token=new_token(), script_of=spec.mesh_id
     )
@@ -53,6 +52,12 @@ def plan_script(paths: NodePaths, mesh: Mesh, run: Run, rank: int, workspace: Pa
     place = Place.in_script(spec, rank, run.submit.all_ranks)
     added = {**spec.environment, **script.environment}
     return record, _specification(paths, spec, record, place, job, workspace, gpu_indices, added)
+
+
+def _gpus_of(mesh: Mesh, ranks: Iterable[int]) -> list[int]:
+    """Return the GPUs that each process of a world sees on this node: those of all, as with torchrun, whose processes
+    take theirs by LOCAL_RANK."""
+    return [gpu for rank in sorted(ranks) for gpu in mesh.ranks[rank].gpu_indices]
 
 
 def _specification(

@@ -19,6 +19,7 @@ from typing import Any
 from monarch_nb.integrations import lightning
 from monarch_nb.proto.worker_pb2 import RankSpec
 from monarch_nb.worker import identity
+from monarch_nb.worker.imports import after_import
 
 _OOM_SCORE = 300
 """The kernel's out-of-memory killer takes ranks before allocators and Jupyter."""
@@ -44,6 +45,8 @@ def become_rank(spec: RankSpec) -> None:
     _reset_signals(spec.stacks_file)
     _reseed()
     _restore_threads(os.environ)
+    if not spec.for_script:
+        _prefer_own_gpu(os.environ)
     lightning.become_rank()
 
 
@@ -113,6 +116,14 @@ def _reseed() -> None:
         numpy_random.seed()
     if torch := sys.modules.get("torch"):
         torch.default_generator.seed()
+
+
+def _prefer_own_gpu(environment: Mapping[str, str]) -> None:
+    """Let "cuda" be the rank's own GPU, where nobody chooses another. It sees those of all ranks of its node, as
+    torchrun's processes do: what people have written takes its own by LOCAL_RANK."""
+    own = device_name(environment)
+    if own != "cpu":
+        after_import("torch.cuda", lambda cuda: cuda._lazy_call(lambda: cuda.set_device(own)))
 
 
 def _restore_threads(environment: Mapping[str, str]) -> None:

@@ -67,13 +67,14 @@ def test_gpus_of_a_node(gpus: FakeGpus, tmp_path: Path) -> None:
     assert all(0 <= gpu.utilisation <= 1 and gpu.power_limit_w == 700 for gpu in first.readings.gpus)
     assert not second.readings.gpus
     assert first.readings.memory_total_bytes > first.readings.memory_used_bytes > 0
-    assert dev.mesh.run("import os; os.environ['CUDA_VISIBLE_DEVICES']").values == [str(gpu) for gpu in range(8)]
+    seen = dev.mesh.run("import os; os.environ['CUDA_VISIBLE_DEVICES'], str(device)").values
+    assert seen == [("0,1,2,3,4,5,6,7", f"cuda:{rank}") for rank in range(8)], "as torchrun's processes see them"
 
     script = tmp_path / "script.py"
     script.write_text("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
     told = Recorder()
     dev.mesh.select([2, 5]).run_script(str(script), listener=told)
-    assert told.text() == "2,5\n2,5\n", "as torchrun's processes see them"
+    assert told.text() == "2,5\n2,5\n"
     [notice] = [event.text for event in told.of(Notice) if "live ranks hold" in event.text]
     assert re.fullmatch(r"rank 2: live ranks hold [\d.]+ GB of GPU 2, [\d.]+ GB of GPU 5: %mesh restart .*", notice)
 

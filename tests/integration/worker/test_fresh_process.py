@@ -44,6 +44,9 @@ def test_a_leased_gpu_is_the_device_and_nothing_initialises_it(template: Templat
     first, second = template.fork(2, {"CUDA_VISIBLE_DEVICES": "4,6"})
     assert second.ok("str(device)") == "cuda:1"
     assert first.ok("import torch; str(device), torch.cuda.is_initialized()") == ("cuda:0", False)
+    # What torch will call when CUDA is initialised.
+    last = "chosen = []; torch.cuda.set_device = chosen.append; torch.cuda._queued_calls[-1][0](); chosen"
+    assert second.ok(f"import torch; {last}") == ["cuda:1"], "and what a bare 'cuda' means"
 
 
 def test_directory_arguments_and_stdin(rank: RankProcess) -> None:
