@@ -103,9 +103,11 @@ class TestKillTrees:
         """Start a process with a child in its session and one in a session of its own; all sleep."""
         code = (
             "import os, subprocess, sys\n"
-            f"sleep = [sys.executable, '-S', '-c', {SLEEP!r}]\n"
-            "pids = [subprocess.Popen(sleep, start_new_session=new).pid for new in (False, True)]\n"
-            "print(*pids, flush=True)\n" + SLEEP
+            f"sleep = [sys.executable, '-S', '-c', 'print(flush=True); ' + {SLEEP!r}]\n"
+            "start = lambda new: subprocess.Popen(sleep, start_new_session=new, stdout=subprocess.PIPE)\n"
+            "children = [start(new) for new in (False, True)]\n"
+            "[child.stdout.readline() for child in children]  # in the middle of exec they have no environment yet\n"
+            "print(*(child.pid for child in children), flush=True)\n" + SLEEP
         )
         return subprocess.Popen(
             [sys.executable, "-S", "-c", code],
@@ -124,7 +126,8 @@ class TestKillTrees:
         process.communicate()
 
     def alive(self, pids: list[int]) -> list[bool]:
-        return [os.path.exists(f"/proc/{pid}") and processes._stat_fields(pid)[0] not in "ZX" for pid in pids]  # type: ignore[index]
+        states = [(processes._stat_fields(pid) or "X")[0] for pid in pids]
+        return [state not in "ZX" for state in states]
 
     def test_the_session_and_whoever_carries_the_token(self) -> None:
         doomed, other = (self.start(token, new_session=True) for token in ("token-of-rank-1", "token-of-rank-2"))
