@@ -47,6 +47,7 @@ __all__ = [
 _BREAK_WAIT_S = 0.2
 _CLOSE_WAIT_S = 0.1
 _FREE_WAIT_S = 2.0
+_LEAVE_WAIT_S = 1.0
 _SWEEP_S = 0.05
 _LOOPBACK = "127.0.0.1"
 _DESCRIPTORS = 1 << 16
@@ -259,7 +260,7 @@ def _explain_missing_group(text: str) -> ProcessGroupAborted | None:
 def _drop_groups() -> None:
     _state.connections.forget_default()
     if _state.rendezvous is not None:
-        c10d.run_bounded(_state.rendezvous.leave, _SWEEP_S)
+        c10d.run_bounded(_state.rendezvous.leave, _LEAVE_WAIT_S)
     groups = c10d.clear_books()
     _state.dropped.update(groups)
     c10d.release(groups)
@@ -458,6 +459,8 @@ def _wrap_destroy(module: Any) -> Callable[..., None]:
             is_gone = group in _state.dropped
         try:
             if not is_gone:
+                if _state.rendezvous is not None and group in (None, c10d.default_group()):
+                    _state.rendezvous.leave()  # connections end when it is freed, later: peers would keep it till then
                 destroy(group)
         except KeyboardInterrupt:
             _note_interrupt()

@@ -128,11 +128,13 @@ class Rendezvous:
         self._left = None
 
     def leave(self) -> None:
-        """Tell the other ranks of the last group that it is broken: not all of them can see it (NCCL)."""
+        """Tell the other ranks of the last group that it is of no use any more: not all of them can see it (NCCL, and
+        Gloo's until it is freed). Returns when they can know."""
         left, self._left = self._left, None
         if left is not None and self._store is not None:
             with self._hush, contextlib.suppress(RuntimeError):  # its connection is broken
                 self._store[2].set(left, "1")
+                self._store[2].check([left])  # `set` waits for no answer: others are to know it from now on
 
     def was_left(self) -> bool:
         """Return whether another rank has left the last group."""

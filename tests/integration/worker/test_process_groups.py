@@ -257,6 +257,18 @@ def test_groups_broken_while_idle_are_made_again(grouped: ForkedRanks) -> None:
     assert_works(grouped)
 
 
+def test_who_has_destroyed_a_group_tells_the_others(grouped: ForkedRanks) -> None:
+    """Rank 1 was interrupted between the two calls, and nobody sees its connections end: its group is not freed yet."""
+
+    def destroy(space: Space) -> None:
+        space["group"] = dist.group.WORLD
+        dist.destroy_process_group()
+
+    grouped.run(destroy, [1])
+    grouped.run(init)
+    assert_works(grouped)
+
+
 def test_a_rank_whose_peer_was_interrupted_first_gets_a_readable_error(grouped: ForkedRanks) -> None:
     grouped.submit(lambda _: dist.recv(torch.ones(1), 0), [1])
     grouped.submit(lambda _: dist.recv(torch.ones(1), 1), [2, 3])
