@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb import escapes
-from monarch_nb.client.torchrun_flags import FLAGS, Launch, held_by, read
+from monarch_nb.client.torchrun_flags import FLAGS, Launch, held_by, held_in, read
 from monarch_nb.config import DEFAULT_POOL
 from monarch_nb.errors import RunFailed, UsageError
 from monarch_nb.interrupting import at_waits
-from monarch_nb.shape import parse_targets
+from monarch_nb.shape import Extent, parse_targets
 
 if TYPE_CHECKING:
     from monarch_nb.client.mesh import Mesh
@@ -33,6 +33,7 @@ EXAMPLES = (
 ABANDONED_AFTER_S = 60.0
 """What was reserved for a script is given back so long after it when this process was killed."""
 _SHOWN_FLAGS = ("--max-restarts", "--module")
+_RESERVE = "monarch-nb run"
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(*filter(None, [flag.short, flag.name]), help=shown, **takes)
         if (spelling := f"--{flag.name[2:].replace('-', '_')}") != flag.name:
             parser.add_argument(spelling, help=argparse.SUPPRESS, default=argparse.SUPPRESS, **takes)
-    script = "a file as the ranks see it; a word without .py and / in its place is NAME (./train, if it is a file)"
+    script = "a file, from here; a word without .py and / in its place is NAME (./train, if it is a file)"
     parser.add_argument("script", metavar="SCRIPT", help=script)
     parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="the script's own")
     parser.epilog = (
@@ -74,12 +75,14 @@ def run(options: argparse.Namespace) -> int:
     name = take_name(options)
     with _signals_as_ctrl_c() as signals, _held(options, name) as reservation:
         mesh = reservation.mesh.select(parse_targets(options.targets, reservation.mesh.extent))
-        launch = read(vars(options), os.environ, held_by(mesh, "monarch-nb run"))
+        launch = read(vars(options), os.environ, held_by(mesh, _RESERVE))
+        path, directory = _place(options, launch, mesh)
         script = launch.script(
-            _path_there(options, launch, reservation),
+            path,
             options.arguments,
             in_place=options.in_place,
             beside=options.beside,
+            directory=directory,
         )
         for note in launch.notes:
             _say(note)
@@ -114,6 +117,7 @@ def _held(options: argparse.Namespace, name: str | None) -> Iterator[Reservation
             raise UsageError("nothing is held: --nodes 2 --procs 4 reserves ranks for the script's time")
         yield attach(name, pool=options.pool)
         return
+    _check_flags(options)
     pool = None if options.pool == DEFAULT_POOL else options.pool
     reservation = reserve(
         f"run-{uuid.uuid4().hex[:8]}",
@@ -131,14 +135,31 @@ def _held(options: argparse.Namespace, name: str | None) -> Iterator[Reservation
             _say(str(kept))
 
 
-def _path_there(options: argparse.Namespace, launch: Launch, reservation: Reservation) -> str:
-    """Return the script's path from where the ranks are."""
+def _check_flags(options: argparse.Namespace) -> None:
+    """Refuse what contradicts the shape that is asked for, before anything is reserved."""
+    kind = "gpus" if options.gpus else "procs"
+    per_node = options.gpus or options.procs
+    if per_node > 0 and (nodes := options.nodes or 1) > 0:
+        ranks = parse_targets(options.targets, Extent({"hosts": nodes, kind: per_node}))
+        read(vars(options), os.environ, held_in(ranks, per_node, kind, _RESERVE))
+
+
+def _place(options: argparse.Namespace, launch: Launch, mesh: Mesh) -> tuple[str, str]:
+    """Return the script's path, and where it runs: here, as with torchrun, where the nodes see this directory; else,
+    and in the live ranks, where those have started ("")."""
+    from monarch_nb.client.bridge import call
+    from monarch_nb.client.scripts import nodes_see
+
     path: str = options.script
-    there, here = reservation.status(memory=False).directory, os.getcwd()
-    if launch.module or launch.executable or here == there or not os.path.exists(path):
-        return path
+    reservation, here = mesh.reservation, os.getcwd()
+    there = reservation.status(memory=False).directory
+    if here == there:
+        return path, ""
+    if not (options.in_place or reservation.files.copies) and call(nodes_see(mesh, here)):
+        return path, here
     _say(f"it runs in {there}, where the ranks of {reservation.name} work")
-    return os.path.abspath(path) if os.path.isabs(path) else os.path.relpath(path, there)
+    is_file = not (launch.module or launch.executable) and os.path.exists(path)
+    return os.path.abspath(path) if is_file else path, ""
 
 
 def _run(mesh: Mesh, submit: Callable[[RunView], Run], shown: Collection[int] | None) -> int:
@@ -148,15 +169,15 @@ def _run(mesh: Mesh, submit: Callable[[RunView], Run], shown: Collection[int] | 
         view = _terminal_view(mesh.ranks, shown)
         try:
             script = submit(view)
-            wait_for(script, None, view.on_event)
+            interrupts = wait_for(script, None, view.on_event)
         finally:
             view.close()
     script.collected()
-    return exit_status(script)
+    return exit_status(script, is_interrupted=interrupts is not None)
 
 
-def exit_status(run: Run) -> int:
-    """Return the exit status of a script's run: 0, or that of the rank that failed first.
+def exit_status(run: Run, *, is_interrupted: bool = False) -> int:
+    """Return the exit status of a script's run: 0, that of the rank that failed first, or 130 after Ctrl-C.
 
     Raises:
         MonarchNbError: it was not started.
@@ -164,6 +185,8 @@ def exit_status(run: Run) -> int:
     try:
         run.raise_failures()
     except RunFailed:
+        if is_interrupted:  # what was killed since was killed by the next Ctrl-C
+            return _INTERRUPTED
         statuses = dict(zip(run.ranks, run.kept_values, strict=True))
         for result in run.results.values():  # in the order in which they came
             failure = result.failure

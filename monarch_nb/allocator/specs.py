@@ -38,7 +38,8 @@ def plan_rank(paths: NodePaths, mesh: Mesh, rank: int, incarnation: int, workspa
     job = Job(spec.mesh_id, spec.master_host, spec.master_port, restarts=incarnation)
     place = Place.in_mesh(spec, rank)
     seen = _gpus_of(mesh, mesh.ranks)
-    return record, _specification(paths, spec, record, place, job, workspace, seen, spec.environment)
+    start = str(start_directory(spec, workspace))
+    return record, _specification(paths, spec, record, place, job, start, workspace, seen, spec.environment)
 
 
 def plan_script(paths: NodePaths, mesh: Mesh, run: Run, rank: int, workspace: Path | None) -> Plan:
@@ -51,7 +52,8 @@ def plan_script(paths: NodePaths, mesh: Mesh, run: Run, rank: int, workspace: Pa
     job = Job(run.run_id, script.store_host, script.store_port, script.attempt, script.max_restarts)
     place = Place.in_script(spec, rank, run.submit.all_ranks)
     added = {**spec.environment, **script.environment}
-    return record, _specification(paths, spec, record, place, job, workspace, gpu_indices, added)
+    start = script.directory or str(start_directory(spec, workspace))
+    return record, _specification(paths, spec, record, place, job, start, workspace, gpu_indices, added)
 
 
 def _gpus_of(mesh: Mesh, ranks: Iterable[int]) -> list[int]:
@@ -66,6 +68,7 @@ def _specification(
     record: state_pb2.RankRecord,
     place: Place,
     job: Job,
+    start: str,
     workspace: Path | None,
     gpu_indices: Sequence[int],
     added: Mapping[str, str],
@@ -84,7 +87,7 @@ def _specification(
         mesh_id=spec.mesh_id,
         rank=record.rank,
         environment=environment,
-        directory=str(start_directory(spec, workspace)),
+        directory=start,
         workspace=str(workspace or ""),
         socket=str(paths.rank_socket(record.mesh_id, record.rank, record.incarnation)),
         log_directory=str(paths.runs(spec.mesh_id)),

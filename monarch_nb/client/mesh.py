@@ -263,11 +263,11 @@ class Mesh:
         self._check_nodes()
         script = as_in_copies(script, self)
         if script.is_file:
-            call(find_on_nodes(self, script.path))
+            call(find_on_nodes(self, script))
         if script.in_place:
             cell = run_pb2.Cell(code=script.as_cell(), cell_number=cell_number)
             spec = run_pb2.RunSpec(cell=cell, tree=self.reservation.files.tree())
-            return self._start(spec, script.title, listener=listener)
+            return self._start(spec, script.title, "abort", listener)
         run_id = uuid.uuid4().hex
         store = call(host_store(self, run_id))
         run = ScriptRun(self, run_id, script, on_error="abort", cell_number=cell_number, listener=listener)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import difflib
 import os
 import shlex
 import uuid
@@ -31,13 +33,14 @@ class Script:
     """A program and how it is to be run.
 
     Attributes:
-        path: a file, relative to the ranks' directory; with `module` a module's name, with `executable` a command.
+        path: a file, relative to `directory`; with `module` a module's name, with `executable` a command.
         arguments: the program's.
         module: as `python -m`. executable: as torchrun's `--no-python`.
         in_place: in the live ranks, in the namespace of the cells, as IPython's `%run -i`; what it leaves stays.
         beside: do not wait for other scripts on the same ranks, nor let them wait for this one.
         max_restarts: when a rank fails, how often all are started again.
         environment: added to the processes'.
+        directory: where it runs, on nodes that see it; empty for where the live ranks started.
     """
 
     path: str
@@ -48,6 +51,7 @@ class Script:
     beside: bool = False
     max_restarts: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
+    directory: str = ""
 
     @property
     def title(self) -> str:
@@ -58,6 +62,11 @@ class Script:
     def is_file(self) -> bool:
         """Whether `path` is that of a Python file."""
         return not (self.module or self.executable)
+
+    @property
+    def place(self) -> str:
+        """Where nodes look for the file."""
+        return self.path if self.path.startswith("~") else os.path.join(self.directory, self.path)
 
     def as_cell(self) -> str:
         """Return the cell that runs it in place."""
@@ -78,6 +87,7 @@ class Script:
             max_restarts=self.max_restarts,
             environment=self.environment,
             cell_number=cell_number,
+            directory=self.directory,
         )
 
 
@@ -118,24 +128,56 @@ def as_in_copies(script: Script, mesh: Mesh) -> Script:
     return replace(script, path=os.path.relpath(script.path, start_directory(mesh.reservation.spec)))
 
 
-async def find_on_nodes(mesh: Mesh, path: str) -> None:
+async def find_on_nodes(mesh: Mesh, script: Script) -> None:
     """Look for a script on the nodes of a mesh.
 
     Raises:
         UsageError: it is not there, or is a directory, on some of them.
     """
+    path = script.place
 
-    async def problem_on(rank: int) -> str:
+    async def problem_on(rank: int) -> tuple[str, str]:
         connection = mesh.core.connection_of(rank)
         try:
             reply = await list_files(connection, mesh.reservation.id, rank, path)
         except FilesError as error:
-            return str(error)
-        return "" if reply.is_file else f"{connection.name}: {path} is a directory"
+            beside = await _names_in(mesh, rank, os.path.dirname(path))
+            close = difflib.get_close_matches(os.path.basename(path), beside, n=1, cutoff=0.75)
+            told = str(error).removeprefix(f"{connection.name}: ")
+            return told + (f"; did you mean {close[0]}?" if close else ""), connection.name
+        if reply.is_file:
+            return "", connection.name
+        is_package = any(entry.path == b"__main__.py" for entry in reply.entries)
+        name = script.path.removeprefix("./").strip("/").replace("/", ".")
+        hint = f": -m {name} runs it" if is_package else ""
+        return f"{script.path} is a directory{hint}", connection.name
 
-    nodes = mesh.core.by_node(mesh.ranks).values()
-    if problems := list(filter(None, await asyncio.gather(*(problem_on(ranks[0]) for ranks in nodes)))):
-        raise UsageError("; ".join(problems))
+    by_node = mesh.core.by_node(mesh.ranks).values()
+    names: dict[str, list[str]] = {}
+    for problem, name in await asyncio.gather(*(problem_on(ranks[0]) for ranks in by_node)):
+        if problem:
+            names.setdefault(problem, []).append(name)
+    if names:
+        raise UsageError("; ".join(f"{', '.join(nodes)}: {problem}" for problem, nodes in names.items()))
+
+
+async def _names_in(mesh: Mesh, rank: int, directory: str) -> list[str]:
+    with contextlib.suppress(FilesError):
+        reply = await list_files(mesh.core.connection_of(rank), mesh.reservation.id, rank, directory)
+        return [os.fsdecode(entry.path) for entry in reply.entries]
+    return []
+
+
+async def nodes_see(mesh: Mesh, directory: str) -> bool:
+    """Return whether a directory of this computer is there on all nodes of a mesh."""
+    by_node = mesh.core.by_node(mesh.ranks).values()
+    lists = (
+        list_files(mesh.core.connection_of(ranks[0]), mesh.reservation.id, ranks[0], directory) for ranks in by_node
+    )
+    try:
+        return not any(reply.is_file for reply in await asyncio.gather(*lists))
+    except FilesError:
+        return False
 
 
 async def host_store(mesh: Mesh, run_id: str) -> pb.HostStoreReply:

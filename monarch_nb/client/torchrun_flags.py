@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -81,7 +82,15 @@ class Launch:
     shown: frozenset[int] | None = None
     notes: tuple[str, ...] = ()
 
-    def script(self, path: str, arguments: Iterable[str], *, in_place: bool = False, beside: bool = False) -> Script:
+    def script(
+        self,
+        path: str,
+        arguments: Iterable[str],
+        *,
+        in_place: bool = False,
+        beside: bool = False,
+        directory: str = "",
+    ) -> Script:
         """Return the script that is started so."""
         from monarch_nb.client.scripts import Script
 
@@ -94,6 +103,7 @@ class Launch:
             beside=beside,
             max_restarts=self.max_restarts,
             environment=self.environment,
+            directory=directory,
         )
 
     def shown_ranks(self, mesh: Mesh) -> frozenset[int] | None:
@@ -178,9 +188,14 @@ def held_by(mesh: Mesh, reserve: str) -> Held:
     Args:
         reserve: the command that holds another shape.
     """
-    by_node = mesh.core.by_node(mesh.ranks)
     kind = "gpus" if mesh.reservation.gpus else "procs"
-    return Held(len(by_node), max(map(len, by_node.values())), kind, LOOPBACK | {socket.gethostname()}, reserve)
+    return held_in(mesh.ranks, mesh.core.ranks_per_node, kind, reserve)
+
+
+def held_in(ranks: Iterable[int], ranks_per_node: int, kind: str, reserve: str) -> Held:
+    """As `held_by`, for ranks that may not be there yet, of nodes with so many each."""
+    numbers = Counter(rank // ranks_per_node for rank in ranks)
+    return Held(len(numbers), max(numbers.values()), kind, LOOPBACK | {socket.gethostname()}, reserve)
 
 
 def _found(flag: TorchrunFlag, given: Given, environment: Mapping[str, str]) -> tuple[str, str] | None:

@@ -286,8 +286,9 @@ class Script(_message.Message):
     MAX_RESTARTS_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_FIELD_NUMBER: _builtins.int
     CELL_NUMBER_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
     path: _builtins.str
-    """As the user wrote it: a file (relative to the rank's directory), with `module` a module's name, with `executable` a
+    """As the user wrote it: a file (relative to where it is run), with `module` a module's name, with `executable` a
     command.
     """
     module: _builtins.bool
@@ -302,6 +303,8 @@ class Script(_message.Message):
     max_restarts: _builtins.int
     cell_number: _builtins.int
     """as in Cell"""
+    directory: _builtins.str
+    """where it is run; empty: where the live ranks started"""
     @_builtins.property
     def arguments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -322,10 +325,11 @@ class Script(_message.Message):
         max_restarts: _builtins.int = ...,
         environment: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         cell_number: _builtins.int = ...,
+        directory: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attempt", b"attempt", "beside", b"beside", "cell_number", b"cell_number", "environment", b"environment", "executable", b"executable", "max_restarts", b"max_restarts", "module", b"module", "path", b"path", "store_host", b"store_host", "store_port", b"store_port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attempt", b"attempt", "beside", b"beside", "cell_number", b"cell_number", "directory", b"directory", "environment", b"environment", "executable", b"executable", "max_restarts", b"max_restarts", "module", b"module", "path", b"path", "store_host", b"store_host", "store_port", b"store_port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

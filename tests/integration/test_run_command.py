@@ -55,6 +55,7 @@ def test_ranks_are_reserved_for_the_scripts_time(terminal: Terminal) -> None:
     assert "--nproc-per-node auto: 2 CPU ranks on each node" in errors
     status, out, errors = terminal.run(*shape, "hello.py", PET_NNODES="4")
     assert status == 2
+    assert "leasing" not in errors, "nothing is reserved in vain"
     assert "PET_NNODES=4 (in the environment): 2 nodes are held" in errors
     assert "monarch-nb run --nodes 4 --procs 2 holds so many" in errors
     (terminal.directory / "fails.py").write_text("import os, sys\nsys.exit(7 if os.environ['RANK'] == '1' else 0)\n")
@@ -88,7 +89,11 @@ def test_on_what_is_held(terminal: Terminal) -> None:
         (terminal.directory / "part").mkdir()
         (terminal.directory / "part" / "there.py").write_text(HELLO)
         inside = Terminal(terminal.directory / "part")
-        status, out, errors = inside.run("dev", "there.py")
+        assert inside.run("dev", "there.py") == (0, "[0-3] hello [] 4 part\n", ""), "where the terminal is"
+        (terminal.directory / "fails.py").write_text("1 / 0\n")
+        assert "../" not in inside.run("dev", str(terminal.directory / "fails.py"))[1]
+        assert f"there is no {inside.directory}/nope.py" in inside.run("dev", "nope.py")[2]
+        status, out, errors = inside.run("dev", "-i", "there.py")
         assert (status, out) == (0, f"[0-3] hello [] 4 {name}\n")
         assert f"it runs in {terminal.directory}, where the ranks of dev work" in errors
         assert terminal.run("dve", "hello.py")[0] == 1

@@ -164,6 +164,18 @@ class TestWorld:
         assert run.title == f"{script} 1"
         assert mesh.run("left").values == [21] * 8
 
+    def test_in_place_the_others_are_interrupted_when_a_rank_has_failed(self, mesh: Mesh, write: Write) -> None:
+        script = write("""
+            import time
+            kept = rank
+            if rank == 1:
+                raise ValueError("bad batch")
+            time.sleep(600)
+        """)
+        with pytest.raises(RunFailed, match="bad batch"):
+            mesh.run_script(script, in_place=True, timeout_s=TIMEOUT_S)
+        assert mesh.run("kept").values == list(range(8))
+
 
 class TestEnds:
     @pytest.mark.parametrize(

@@ -187,3 +187,4 @@ def test_the_status_of_run_is_that_of_the_rank_that_failed_first(failures: list[
         raise_failures=raise_failures, results=results, ranks=(0, 1, 2), kept_values=[0, 3, None], done=True
     )
     assert exit_status(run) == status  # type: ignore[arg-type]
+    assert exit_status(run, is_interrupted=True) == (130 if failures else 0)  # type: ignore[arg-type]

@@ -171,9 +171,8 @@ def mesh_of(ranks: tuple[int, ...], gpus: int = 0) -> Any:
     by_node: dict[int, list[int]] = {}
     for rank in ranks:
         by_node.setdefault(rank // 4, []).append(rank)
-    return SimpleNamespace(
-        ranks=ranks, core=SimpleNamespace(by_node=lambda _: by_node), reservation=SimpleNamespace(gpus=gpus)
-    )
+    core = SimpleNamespace(by_node=lambda _: by_node, ranks_per_node=4)
+    return SimpleNamespace(ranks=ranks, core=core, reservation=SimpleNamespace(gpus=gpus))
 
 
 def test_what_is_held_is_what_was_chosen() -> None:
