@@ -220,8 +220,13 @@ class RankFailure:
         """What happened, in one line: "failed: ValueError: bad batch (train.py:41)"."""
         what = {"error": "failed: ", "died": "died: "}.get(self.kind, "")
         said = self.message if self.kind == "died" else f"{self.name}: {self.message}".rstrip(": ")
+        return f"{what}{said.partition(chr(10))[0]}{self.place}"
+
+    @property
+    def place(self) -> str:
+        """Where user code raised, to be said behind the message: " (train.py:41)"; "" when that is said or unknown."""
         place = where_besides(self.message, self.where) if self.kind == "error" else ""
-        return f"{what}{said.partition(chr(10))[0]}" + (f" ({place})" if place else "")
+        return f" ({place})" if place else ""
 
 
 def where_besides(message: str, where: str) -> str:
@@ -264,14 +269,13 @@ class RunFailed(MonarchNbError):
     def groups(self) -> list[tuple[list[int], RankFailure]]:
         """Return the failures that are equal but for rank and host, each once, with its ranks.
 
-        Ranks that failed by themselves come first, then those whose peers did; beside them, those that were interrupted
-        need no traceback.
+        Ranks that failed by themselves come first, then those whose peers did, which need no traceback beside them.
         """
         groups: dict[tuple[Any, ...], tuple[list[int], RankFailure]] = {}
-        some_failed = any(failure.kind in ("error", "died") for failure in self.failures.values())
+        has_cause = not all(failure.is_consequence for failure in self.failures.values())
         for rank, failure in sorted(self.failures.items()):
-            told = replace(failure, rendered="") if some_failed and failure.kind == "interrupted" else failure
-            key = (told.kind, told.name, told.message, told.rendered, told.stderr_tail)
+            told = replace(failure, rendered="") if has_cause and failure.is_consequence else failure
+            key = (told.kind, told.name, told.message, told.rendered, told.place, told.stderr_tail)
             groups.setdefault(key, ([], told))[0].append(rank)
         return sorted(groups.values(), key=lambda group: group[1].is_consequence)
 
@@ -286,7 +290,7 @@ class RunFailed(MonarchNbError):
         ranks, failure = group
         hosts = dict.fromkeys(self.failures[rank].host for rank in ranks)
         head = f"\x1b[1m{name_ranks(ranks)}\x1b[0m ({', '.join(hosts)})"  # red is hard to read on dark red
-        cause = (failure.rendered or f"{failure.name}: {failure.message}").rstrip("\n")
+        cause = (failure.rendered or f"{failure.name}: {failure.message}{failure.place}").rstrip("\n")
         return "\n".join([head, cause, *(f"    {line}" for line in failure.stderr_tail)])
 
     def _render_traceback_(self, *_: Any) -> list[str]:

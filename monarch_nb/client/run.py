@@ -468,9 +468,14 @@ class Run:
         """With on_error="abort": a rank has failed, so the others are interrupted, whatever they do."""
         await asyncio.sleep(ABORT_AFTER_S)
         if not self._interrupting and (left := self._left()):
-            text = f"{name_ranks(left)} interrupted: {name_ranks(self._failed_ranks())} failed"
-            self.emit(events.Notice(text, key="abort"))
+            self._say_aborted(left)
             self._send_interrupt()
+
+    def _say_aborted(self, ranks: list[int]) -> None:
+        """Say for whose failure `ranks` are interrupted: not for those of ranks that others took along."""
+        causes = [failure.rank for failure in self.failures if not failure.is_consequence]
+        text = f"{name_ranks(ranks)} interrupted: {name_ranks(causes or self._failed_ranks())} failed"
+        self.emit(events.Notice(text, key="abort"))
 
     def _send_interrupt(self) -> None:
         self._interrupting = True

@@ -265,8 +265,7 @@ class ScriptRun(Run):
         await asyncio.sleep(ABORT_AFTER_S)
         if self._interrupting or attempt != self._attempt or not (left := self._left()):
             return
-        text = f"{name_ranks(left)} interrupted: {name_ranks(self._failed_ranks())} failed"
-        self.emit(events.Notice(text, key="abort"))
+        self._say_aborted(left)
         self._cancel_left()
         await asyncio.sleep(STOP_WAIT_S)
         if attempt == self._attempt and (left := self._left()):

@@ -42,7 +42,8 @@ def explain_exit(error: SystemExit) -> SystemExit:
 
 def explain_status(error: SystemExit, status: int) -> SystemExit:
     """Return the error of a script that ended itself with a status other than 0."""
-    return SystemExit(f"exited with code {status}").with_traceback(error.__traceback__)
+    said = "" if error.code is None or isinstance(error.code, int) else f": {error.code}"
+    return SystemExit(f"exited with code {status}{said}").with_traceback(error.__traceback__)
 
 
 def readable(error: BaseException, *, makes_another: bool = True) -> BaseException:

@@ -222,9 +222,9 @@ class Rank:
         if self._interrupter.begin(active):
             error = self._context.run(self._execute, spec)
         if os.getpid() != self._pid:
-            _leave_forked_child(error)
+            self._context.run(_leave_forked_child, error)
         error = error and _behind_exit(error)
-        status = script.exit_status(error)
+        status = self._context.run(script.exit_status, error)  # it may print, which is the run's
         if isinstance(error, SystemExit):
             error = failures.explain_status(error, status) if status else None
         values.store_value(result, status, self._spec.blob_directory)
@@ -257,7 +257,7 @@ class Rank:
     ) -> None:
         """Report a run whose user code has ended with `error` or well."""
         if os.getpid() != self._pid:
-            _leave_forked_child(error)
+            self._context.run(_leave_forked_child, error)
         self._interrupter.finished()
         try:
             self._fill(error, active, result, output)
@@ -304,6 +304,8 @@ class Rank:
             shown = failures.readable(error, makes_another=not active.is_script)
             only_users = isinstance(shown, ProcessGroupAborted)
         result.failure.CopyFrom(failures.describe(self._shell, self._user_code, shown, only_users=only_users))
+        if isinstance(error, SystemExit) and active.is_script:
+            result.failure.traceback = ""  # it is meant, and has said why: as in Python
         self._shell.remember_error(shown)
         if not active.is_script:  # whose value is its exit status
             _drop_value(result)

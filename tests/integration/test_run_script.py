@@ -182,7 +182,7 @@ class TestEnds:
         ("code", "line"),
         [
             ("sys.exit(3)", "failed: SystemExit: exited with code 3 (SCRIPT:5)"),
-            ("sys.exit('no good')", "failed: SystemExit: exited with code 1 (SCRIPT:5)"),
+            ("sys.exit('no good')", "failed: SystemExit: exited with code 1: no good (SCRIPT:5)"),
             ("raise ValueError('bad batch')", "failed: ValueError: bad batch (SCRIPT:5)"),
             ("os._exit(4)", "died: exited with code 4"),
             ("os.execv('/bin/sh', ['sh', '-c', 'exit 5'])", "died: exited with code 5"),
@@ -200,7 +200,17 @@ class TestEnds:
         assert list(error.failures) == [1]
         assert error.failures[1].line.startswith(line.replace("SCRIPT", os.path.basename(script)))
         assert "monarch_nb/worker" not in error.failures[1].traceback
+        assert bool(error.failures[1].traceback) is ("ValueError" in line), "an exit that is meant has no traceback"
         assert all(info.state == "idle" for info in mesh.status())
+
+    def test_what_it_says_when_it_exits_is_on_stderr(self, mesh: Mesh, write: Write) -> None:
+        script, told = write("import sys; sys.exit('only 3 files')"), Recorder()
+        with pytest.raises(RunFailed):
+            mesh.run_script(script, listener=told)
+        assert told.text(5, stream="stderr") == "only 3 files\n"
+        script, told = write("import os, sys\nif not os.fork(): sys.exit('the child')\nos.wait()"), Recorder()
+        mesh.run_script(script, listener=told)
+        assert told.text(5, stream="stderr") == "the child\n"
 
     @pytest.mark.parametrize(
         "code",

@@ -17,7 +17,7 @@ from monarch_nb.client import run as run_module
 from monarch_nb.client.decoding import signal_name
 from monarch_nb.client.interrupt_report import InterruptReport
 from monarch_nb.client.run import Run
-from monarch_nb.errors import MeshNotFound, PickleError, RunFailed, RunNotFound
+from monarch_nb.errors import MeshNotFound, PickleError, ProcessGroupAborted, RunFailed, RunNotFound
 from monarch_nb.frames import pack_pickle
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -556,6 +556,19 @@ class TestResults:
         assert [("cancel", "run-id") in node.sent for node in harness.nodes] == [interrupted] * 2
         told = [notice.text for notice in harness.of(events.Notice) if notice.key == "abort"]
         assert told == (["ranks 0-6 interrupted: rank 7 failed"] if interrupted else [])
+
+    async def test_ranks_that_others_took_along_are_not_named_as_the_cause(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(run_module, "ABORT_AFTER_S", 0.0)
+        harness = Harness(on_error="abort")
+        harness.finished(
+            0, 1, outcome=run_pb2.OUTCOME_ERROR, failure=run_pb2.Failure(name=ProcessGroupAborted.__name__)
+        )
+        harness.finished(2, outcome=run_pb2.OUTCOME_ERROR)
+        await several_turns()
+        told = [notice.text for notice in harness.of(events.Notice) if notice.key == "abort"]
+        assert told == ["ranks 3-7 interrupted: rank 2 failed"]
 
     async def test_on_error_abort_leaves_a_run_that_is_interrupted_already(
         self, monkeypatch: pytest.MonkeyPatch

@@ -109,6 +109,22 @@ class TestRunFailed:
         assert text.index("ranks 0-2,6") < text.index("the traceback") < text.index("rank 4") < text.index("    b")
         assert "RankDied: killed by signal 9" in text
 
+    def test_beside_a_cause_those_that_it_took_along_are_a_line_each(self) -> None:
+        cause = RankFailure(2, "node0", "error", "KeyError", "'x'", "the cause", "train.py:3")
+        torn = [
+            RankFailure(r, "node0", "error", "ProcessGroupAborted", "a peer died", "torn", f"train.py:{7 + r // 3}")
+            for r in (0, 1, 3)
+        ]
+        assert str(RunFailed(failures=[*torn, cause])).split("\n\n")[1:] == ["rank 2 (node0)\nthe cause"]
+        assert RunFailed(failures=[*torn, cause])._render_traceback_()[3:] == [
+            "\x1b[1mranks 0-1\x1b[0m (node0)",
+            "ProcessGroupAborted: a peer died (train.py:7)",
+            "",
+            "\x1b[1mrank 3\x1b[0m (node0)",
+            "ProcessGroupAborted: a peer died (train.py:8)",
+        ]
+        assert "torn" in str(RunFailed(failures=torn))
+
     def test_it_says_how_dead_ranks_are_started_again(self) -> None:
         dead = [RankFailure(rank, "node0", "died", "RankDied", "killed") for rank in (2, 0, 1)]
         restarted = RankFailure(5, "node1", "died", "RankRestarted", "restarted")
