@@ -25,6 +25,7 @@ Connection = tuple[int, int]
 """A descriptor, and the inode of its socket: the number alone may soon be another file's."""
 
 _DESCRIPTORS = Path("/proc/self/fd")
+_THREADS = Path("/proc/self/task")
 _FLAGS = re.compile(r"^flags:\s*(\d+)", re.MULTILINE)
 _REGISTERED = re.compile(r"^tfd:\s*(\d+).*?\bino:\s*([0-9a-f]+)", re.MULTILINE)
 _HANDSHAKE = struct.Struct("=q")
@@ -85,12 +86,12 @@ def connections_to(endpoints: Collection[Endpoint]) -> list[Connection]:
     return found
 
 
-def shut_down(connections: Collection[Connection]) -> None:
-    """Shut connections down in both directions, so that whoever waits on them is woken."""
+def shut_down(connections: Collection[Connection], how: int = socket.SHUT_RDWR) -> None:
+    """Shut connections down, in both directions or as `how` says, so that whoever waits on them is woken."""
     for descriptor, inode in connections:
         with _borrow(descriptor, inode) as connection, contextlib.suppress(OSError):
             if connection is not None:
-                connection.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(how)
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,16 @@ def traffic(connections: Collection[Connection]) -> Traffic:
                 information = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_AND_RECEIVED.stop)
                 moved += [*queued, information[_ACKED_AND_RECEIVED]]
     return Traffic(queued_bytes, tuple(moved))
+
+
+def gloo_runs() -> bool:
+    """Return whether any of Gloo's threads runs, or would if the machine were less busy."""
+    for thread in os.listdir(_THREADS):
+        with contextlib.suppress(OSError):  # it has ended
+            name, _, fields = (_THREADS / thread / "stat").read_bytes().rpartition(b")")
+            if b"gloo_" in name and fields.split()[0] == b"R":
+                return True
+    return False
 
 
 def knock(loop: GlooLoop, group_size: int) -> None:

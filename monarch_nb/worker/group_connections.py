@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -95,8 +96,14 @@ class GroupConnections:
         return connections.connections_to(self.endpoints) + self._to_peers()
 
     def shut_down(self, *, stores: bool) -> None:
-        """Shut down the connections to peers, also those that they have yet to make, and to `stores`. Takes no lock."""
-        connections.shut_down(self.all() if stores else self._to_peers())
+        """Shut down the connections to peers, also those that they have yet to make, and to `stores`. Takes no lock.
+
+        Gloo learns of an end by reading, and then closes the connection and wakes who waits; but not who is sending.
+        So it can go on to write until it has read all: a write that failed first would leave its sender asleep.
+        """
+        connections.shut_down(self._to_peers(), socket.SHUT_RD)
+        if stores:
+            connections.shut_down(connections.connections_to(self.endpoints))
         connects_late = bool(os.environ.get("TORCH_GLOO_LAZY_INIT"))
         for loop in self._loops():
             if self._is_new(loop) or connects_late:
@@ -109,7 +116,8 @@ class GroupConnections:
     def wait_for_standstill(self) -> None:
         """Wait until nothing moves between this rank and its peers, as when a collective hangs.
 
-        What still moves may end by itself; and Gloo never wakes a thread whose connection ends while it sends.
+        What still moves may end by itself; and Gloo never wakes a thread whose connection ends while it sends. Where
+        the machine is busy nothing may move though a thread of Gloo's is about to send.
         """
         deadline, still_since = time.monotonic() + _MOVING_S, time.monotonic()
         before = None
@@ -117,7 +125,7 @@ class GroupConnections:
             now = connections.traffic(self._to_peers())
             if now != before:
                 still_since = time.monotonic()
-            elif not now.queued_bytes or time.monotonic() - still_since > _STUCK_S:
+            elif not (now.queued_bytes or connections.gloo_runs()) or time.monotonic() - still_since > _STUCK_S:
                 return
             before = now
             time.sleep(_SAMPLE_S)  # the kernel tells nobody that nothing moves

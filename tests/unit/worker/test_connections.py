@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import hashlib
 import os
 import select
 import socket
 import struct
+import threading
 
 from monarch_nb.worker import connections
 
@@ -122,3 +125,33 @@ def test_addresses_are_resolved() -> None:
     assert ("127.0.0.1", 80) in connections.resolve("localhost", 80)
     assert connections.resolve("127.0.0.1", 5) == {("127.0.0.1", 5)}
     assert connections.resolve("no-such-host.invalid", 5) == set()
+
+
+def test_what_no_longer_reads_can_still_write() -> None:
+    """Gloo never wakes a thread whose write failed: it must learn of an end by reading."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        peer, _ = server.accept()
+        with peer:
+            peer.sendall(b"before")
+            inode = os.fstat(client.fileno()).st_ino
+            connections.shut_down([(client.fileno(), inode)], socket.SHUT_RD)
+            client.sendall(b"answer")
+            assert (client.recv(10), client.recv(10), peer.recv(10)) == (b"before", b"", b"answer")
+
+
+def test_a_thread_of_gloos_that_runs() -> None:
+    stop = threading.Event()
+
+    def spin() -> None:
+        ctypes.CDLL(None).prctl(15, b"gloo_tcp_loop", 0, 0, 0)  # PR_SET_NAME
+        while not stop.is_set():
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 20_000)  # without the interpreter's lock
+
+    assert not connections.gloo_runs()
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        assert any(connections.gloo_runs() for _ in range(10_000))
+    finally:
+        stop.set()
+        thread.join()
