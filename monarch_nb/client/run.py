@@ -17,7 +17,7 @@ from monarch_nb.client.interrupt_report import InterruptReport, left_by_kernel, 
 from monarch_nb.client.lone_training import LoneTraining
 from monarch_nb.client.presenting import name_here, served_notebook
 from monarch_nb.client.run_values import RunValues
-from monarch_nb.client.waits import explain_past_waits, explain_waits
+from monarch_nb.client.waits_watch import WaitsWatch
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, ReservationExpired, RunFailed
 from monarch_nb.interrupting import at_waits, kernel_ends
 from monarch_nb.proto import allocator_pb2 as pb
@@ -36,7 +36,6 @@ OnError = Literal["wait", "abort"]
 ALLOCATOR_DOWN = "does not answer; its ranks are as they were: monarch-nb up starts its allocator again"
 STOP_WAIT_S = 4.0
 """How long ranks may take to stop after an interrupt before they are called stuck."""
-WAITS_INTERVAL_S = 3.0
 ABORT_AFTER_S = 0.5
 """How long after a rank has failed the others are interrupted: those that fail likewise do so by then."""
 PROCEED_AFTER_S = 2.0
@@ -83,8 +82,10 @@ class Run:
         self._decoder = OutputDecoder(self._lone_training.add)
         self._submits: dict[int, pb.Submit] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._started_on_first = self._watching_waits = self._is_aborting = False
-        self._waited = ""  # who waited for whom when it was looked at last
+        self._started_on_first = self._is_aborting = False
+        self._waits_watch = WaitsWatch(self.results, self._look, self.emit)
+        self._watching_waits: asyncio.Task[None] | None = None
+        self._waited = ""  # who waited for whom when it was interrupted from here
         self._completing = self._interrupting = self._is_collected = False
         self.is_stuck = False  # ranks did not stop after the last interrupt, although they have had the time to
         self._stop_by_s: float | None = None  # until then ranks that were interrupted have the time to stop
@@ -300,12 +301,14 @@ class Run:
                 quiet=not self._listeners,
             )
         core.connections[first].submit(self, self._submits[first])
+        self._watch_waits()
         if len(self._submits) > 1:
             self._spawn(self._proceed_later())
 
     def follow(self, *, from_shown: bool) -> None:
         """Follow a run that another client submitted."""
         self._started_on_first = True
+        self._watch_waits()
         for connection in self._connections():
             connection.follow(self, self.mesh.id, from_shown=from_shown)
 
@@ -343,6 +346,7 @@ class Run:
                 connection.send(proceed=pb.Proceed(mesh_id=self.mesh.id, run_id=self.id))
 
     def on_output(self, connection: Connection, output: pb.Output) -> None:
+        self._waits_watch.printed = True
         for rank_output in output.ranks:
             for item in rank_output.items:
                 for event in self._decoder.events_of(rank_output.rank, item):
@@ -367,9 +371,8 @@ class Run:
         self._news.set()
         if len(self.results) == len(self.ranks):
             self._complete()
-        elif self.results and not self._watching_waits:
-            self._watching_waits = True
-            self._spawn(self._watch_waits())
+        elif len(self.results) == len(finished.results):
+            self._watch_waits()  # the first ones: who waits is named from now on
         if self._on_error == "abort" and not self._is_aborting and self._failed_ranks():
             self._is_aborting = True
             self._spawn(self._abort_others())
@@ -439,7 +442,8 @@ class Run:
                 self.emit(text)
             self._lone_training.say()
             freed = any(result.outcome == "interrupted" for result in self.results.values())
-            self.emit(events.Notice(self._waited if freed else "", key="waits"))  # what the interrupt was for stays
+            waited = (self._waited or self._waits_watch.past) if freed else ""
+            self.emit(events.Notice(waited, key="waits"))  # what the interrupt was for stays
             for key in (events.QUEUE_NOTICE, "stuck", *(f"link {c.name}" for c in self._connections())):
                 self.emit(events.Notice("", key=key))
             self.emit(events.Finished())
@@ -452,14 +456,16 @@ class Run:
             if self._own_connections:
                 self._spawn(close_all(list(self._own_connections.values())))
 
-    async def _watch_waits(self) -> None:
-        """Some ranks have finished, others go on: say who waits for whom."""
-        while True:
-            await asyncio.sleep(WAITS_INTERVAL_S)
-            where = await self.mesh.core.where(self._left(), self.id)
-            self.emit(events.Notice(explain_waits(self.results, where), key="waits"))
-            if not self._interrupting:
-                self._waited = explain_past_waits(self.results, where)
+    def _watch_waits(self) -> None:
+        """From now on look where the ranks are, soon and then again and again."""
+        if self._watching_waits is not None:
+            self._watching_waits.cancel()
+        self._watching_waits = self._spawn(self._waits_watch.go_on())
+
+    async def _look(self) -> dict[int, run_pb2.Where] | None:
+        if not self._listeners or self._waits_on:
+            return None
+        return await self.mesh.core.where(self._left(), self.id)
 
     def _failed_ranks(self) -> list[int]:
         return [failure.rank for failure in self.failures if failure.kind in ("error", "died")]
@@ -478,6 +484,7 @@ class Run:
         self.emit(events.Notice(text, key="abort"))
 
     def _send_interrupt(self) -> None:
+        self._waited = self._waited or self._waits_watch.past
         self._interrupting = True
         self._cancel_left()
 
@@ -597,11 +604,12 @@ class Run:
         """Let all ranks of the mesh forget the groups that the interrupt broke, but not what a queued run has made."""
         await self.mesh.core.abort_groups("a run was interrupted in a collective", last_run=self.number)
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(_log_failure)
+        return task
 
 
 def _tell(listener: Listener, event: events.Event) -> None:

@@ -1,11 +1,45 @@
-"""Who waits for whom: one sentence for a run whose ranks wait in a collective for others that will not come. Pure."""
+"""Who waits for whom: one sentence for a run whose ranks wait in a collective for others that do not come. Pure."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from monarch_nb.client.events import Result
 from monarch_nb.client.infos import waits_in
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import name_ranks
+
+APART_AFTER_S = 6.0
+"""So long ranks wait in the same places, while others are elsewhere, before it is said that they do."""
+_MAX_PLACES = 4
+
+
+@dataclass
+class Standstill:
+    """Looks at where a run's ranks wait, again and again: what comes and goes while they work is no hang."""
+
+    _places: Mapping[int, str] = field(default_factory=dict)
+    _since_s: float = 0.0
+
+    def lasts_s(self, waiting: Mapping[int, str], now_s: float) -> float:
+        """Return how long the ranks that wait now have waited in these places.
+
+        Args:
+            waiting: ranks and what each waits in.
+            now_s: of any clock that only goes on.
+        """
+        if waiting != self._places:
+            self._places, self._since_s = waiting, now_s
+        return now_s - self._since_s
+
+
+def waiting_in(where: Mapping[int, run_pb2.Where]) -> dict[int, str]:
+    """Return the ranks that wait, and what each waits in."""
+    return {rank: place for rank, at in where.items() if (place := waits_in(at))}
+
+
+def are_apart(waiting: Mapping[int, str], ranks: int) -> bool:
+    """Return whether some of so many ranks wait and others are elsewhere, be it in another collective."""
+    return bool(waiting) and (len(waiting) < ranks or len(set(waiting.values())) > 1)
 
 
 def explain_waits(results: Mapping[int, Result], where: Mapping[int, run_pb2.Where]) -> str:
@@ -13,19 +47,26 @@ def explain_waits(results: Mapping[int, Result], where: Mapping[int, run_pb2.Whe
 
     Example: `ranks 0-6 wait in all_reduce (train.py:41); rank 7 raised KeyError: interrupt to free them`.
     """
-    sentence = _sentence(results, where, "waits", "wait")
+    sentence = _sentence(results, where, "waits", "wait", "is", "are")
     return sentence and f"{sentence}: interrupt (■, or %mesh interrupt) to free them; nothing in memory is lost"
 
 
 def explain_past_waits(results: Mapping[int, Result], where: Mapping[int, run_pb2.Where]) -> str:
     """Return the sentence for those who read it when it is over."""
-    return _sentence(results, where, "waited", "waited")
+    return _sentence(results, where, "waited", "waited", "was", "were")
 
 
-def _sentence(results: Mapping[int, Result], where: Mapping[int, run_pb2.Where], waits: str, wait: str) -> str:
-    waiting = {rank: place for rank, at in where.items() if (place := waits_in(at))}
+def _sentence(results: Mapping[int, Result], where: Mapping[int, run_pb2.Where], *verbs: str) -> str:
+    waits, wait, is_at, are_at = verbs
+    waiting = waiting_in(where)
     gone = {rank: _what_happened(result) for rank, result in sorted(results.items())}
-    return wait_sentence(waiting, gone, waits, wait)
+    elsewhere = {rank: at.line for rank, at in sorted(where.items()) if rank not in waiting and at.line}
+    places = _grouped(elsewhere)
+    if len(places) > _MAX_PLACES:
+        places = {"other lines": list(elsewhere)}
+    at = [f"{name_ranks(ranks)} {is_at if len(ranks) == 1 else are_at} at {place}" for place, ranks in places.items()]
+    sentence = wait_sentence(waiting, gone, waits, wait)
+    return sentence and f"{sentence}{', ' if gone else '; '}{', '.join(at)}" if at else sentence
 
 
 def wait_sentence(waiting: Mapping[int, str], gone: Mapping[int, str], waits: str = "waits", wait: str = "wait") -> str:

@@ -6,12 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from monarch_nb.client.infos import RankInfo, RunInfo
-from monarch_nb.client.waits import wait_sentence
+from monarch_nb.client.waits import APART_AFTER_S, Standstill, wait_sentence
 
 GONE_AFTER_S = 2.0
 """So long ranks wait in the same place, while others have ended the cell, before that is called a hang."""
-APART_AFTER_S = 10.0
-"""So long all ranks wait in the same places, not all in one, before they are said to wait for each other."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +24,8 @@ class Hang:
 class Hangs:
     """Looks at meshes again and again: what comes and goes while ranks work is none."""
 
-    _seen: dict[str, tuple[Mapping[int, str], float]] = field(default_factory=dict)
-    """By run, where its ranks waited, and since when they have waited there."""
+    _seen: dict[str, Standstill] = field(default_factory=dict)
+    """By run."""
 
     def find(self, ranks: Mapping[int, RankInfo], runs: Iterable[RunInfo], now: float) -> Hang | None:
         """Return the hang of the oldest run that does not go on, if any.
@@ -38,18 +36,15 @@ class Hangs:
         for run in runs:
             here = {rank: ranks[rank] for rank in run.ranks if rank in ranks and ranks[rank].run_id == run.run_id}
             waiting = {rank: info.waits_in for rank, info in here.items() if info.waits_in}
-            places, since = self._seen.get(run.run_id, ({}, now))
             if run.done or not waiting:
                 self._seen.pop(run.run_id, None)
                 continue
-            if places != waiting:
-                since = now
-            self._seen[run.run_id] = waiting, since
+            lasts_s = self._seen.setdefault(run.run_id, Standstill()).lasts_s(waiting, now)
             gone = {rank: _fate(rank, run, ranks) for rank in run.finished}
-            if gone and now - since >= GONE_AFTER_S:
+            if gone and lasts_s >= GONE_AFTER_S:
                 return Hang(wait_sentence(waiting, gone), tuple(waiting))
             is_apart = len(set(waiting.values())) > 1 and len(waiting) == len(run.ranks)
-            if is_apart and now - since >= APART_AFTER_S:
+            if is_apart and lasts_s >= APART_AFTER_S:
                 return Hang(f"{wait_sentence(waiting, {})}: for each other, it seems", tuple(waiting))
         return None
 

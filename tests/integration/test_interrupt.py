@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from integration.live import Gate, Recorder, client, eventually, pids_of, started
-from monarch_nb.client import events
+from monarch_nb.client import events, waits_watch
 from monarch_nb.client import run as run_module
 from monarch_nb.client.bridge import call
 from monarch_nb.client.mesh import Mesh
@@ -35,7 +35,8 @@ HANG_IN_C = "sum(range(10 ** 14))  # holds the interpreter and looks at no signa
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a client says or gives up after seconds, it does at once."""
-    monkeypatch.setattr(run_module, "WAITS_INTERVAL_S", 0.1)
+    monkeypatch.setattr(waits_watch, "WAITS_INTERVAL_S", 0.1)
+    monkeypatch.setattr(waits_watch, "APART_AFTER_S", 0.2)
     monkeypatch.setattr(run_module, "ABORT_AFTER_S", 0.1)
 
 
@@ -216,6 +217,27 @@ class TestCollective:
         assert everyone == list(range(8))
         assert failure.message == f"a run was interrupted in a collective; {GROUP_ABORTED}"
         assert "Cell In[13], line 2" in failure.traceback, "a message alone does not say where"
+
+    @pytest.mark.parametrize("elsewhere", ["import time\ntime.sleep(1000)", "dist.barrier()"])
+    def test_who_waits_for_whom_is_said_although_nobody_has_ended(
+        self, fresh_mesh: Mesh, soon: None, elsewhere: str
+    ) -> None:
+        mesh = fresh_mesh
+        mesh.run(f"{TRAIN}\n{INIT}")
+        cell = f"if rank != 3: step()\n{elsewhere}"
+        run, recorder = started(mesh, cell, cell_number=12)
+
+        def said(recorder: Recorder) -> str:
+            texts = [notice.text for notice in recorder.of(events.Notice) if notice.key == "waits" and notice.text]
+            return texts[-1] if texts else ""
+
+        recorder.wait_for(lambda recorder: "ranks 0-2,4-7 wait in all_reduce" in said(recorder))
+        where = "rank 3 waits in barrier (Cell In[12]:3)" if "barrier" in elsewhere else "rank 3 is at Cell In[12]:4"
+        assert where in said(recorder)
+        assert "interrupt (■, or %mesh interrupt)" in said(recorder)
+        run.interrupt()
+        assert run.wait(60)
+        assert "ranks 0-2,4-7 waited in all_reduce" in said(recorder), "a saved notebook still says why"
 
     def test_a_queued_cell_makes_its_group_in_peace(
         self, fresh_mesh: Mesh, gate: Gate, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from monarch_nb.client import events
+from monarch_nb.client import events, waits_watch
 from monarch_nb.client import run as run_module
 from monarch_nb.client.decoding import signal_name
 from monarch_nb.client.interrupt_report import InterruptReport
@@ -534,7 +534,7 @@ class TestResults:
     async def test_who_waited_for_whom_stays_when_they_had_to_be_freed(
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch, outcome: str, stays: str
     ) -> None:
-        monkeypatch.setattr(run_module, "WAITS_INTERVAL_S", 0.0)
+        monkeypatch.setattr(waits_watch, "WAITS_INTERVAL_S", 0.0)
         at = run_pb2.Where(state=run_pb2.Where.STATE_COLLECTIVE, collective="all_reduce")
         harness.core.places = dict.fromkeys(range(7), at)
         harness.finished(7, outcome=run_pb2.OUTCOME_ERROR, failure=run_pb2.Failure(name="KeyError"))

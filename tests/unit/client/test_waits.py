@@ -68,6 +68,16 @@ def test_what_became_of_the_others(result: Result, says: str) -> None:
     assert f"; {says}:" in explain_waits({1: result}, {0: at("recv")})
 
 
+def test_those_that_work_are_said_to_be_where_they_are() -> None:
+    where = {0: at("all_reduce"), 1: at("all_reduce"), 2: at(line="train.py:9"), 3: at(line="train.py:9")}
+    text = "ranks 0-1 wait in all_reduce (train.py:41); ranks 2-3 are at train.py:9: interrupt"
+    assert explain_waits({}, where).startswith(text)
+    past = "ranks 0-1 waited in all_reduce (train.py:41); rank 4 finished the cell, ranks 2-3 were at train.py:9"
+    assert explain_past_waits({4: ok(4)}, where) == past
+    many = {rank: at(line=f"train.py:{rank}") for rank in range(1, 9)}
+    assert "; ranks 1-8 are at other lines: interrupt" in explain_waits({}, {0: at("barrier")} | many)
+
+
 def test_others_are_grouped() -> None:
     results = {rank: failed(rank, "error") for rank in (1, 2)} | {3: failed(3, "died"), 5: failed(5, "error")}
     assert "; ranks 1-2,5 raised KeyError, rank 3 died: interrupt" in explain_waits(results, {0: at("recv")})

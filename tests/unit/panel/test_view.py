@@ -337,9 +337,9 @@ def test_a_hang_says_what_became_of_the_others(
 
 def test_ranks_that_wait_in_different_places_hang_only_when_that_lasts() -> None:
     reply, moved = hanging("all_reduce", "broadcast"), hanging("broadcast", "all_reduce")
-    assert hang_of((0, reply), (9, reply)) is None
-    assert hang_of((0, reply), (9, moved), (18, reply)) is None  # they make progress
-    assert hang_of((0, reply), (10, reply)) == {
+    assert hang_of((0, reply), (5, reply)) is None
+    assert hang_of((0, reply), (5, moved), (10, reply)) is None  # they make progress
+    assert hang_of((0, reply), (6, reply)) == {
         "text": "rank 0 waits in all_reduce (train.py:41), rank 1 waits in broadcast (train.py:57): "
         "for each other, it seems",
         "ranks": "0-1",
