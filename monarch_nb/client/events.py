@@ -63,6 +63,13 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
+class Restart:
+    """All ranks of a script start again: what comes now is the next attempt's. `text` says why."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The last event: every rank has finished."""
 
@@ -72,4 +79,4 @@ QUEUE_NOTICE = "queue"
 TIME_NOTICE = "time"
 """Key of the notice that the reservation ends soon, or has ended."""
 
-Event = Text | Elided | Display | Result | Notice | Finished
+Event = Text | Elided | Display | Result | Notice | Restart | Finished

@@ -244,7 +244,7 @@ class ScriptRun(Run):
         attempt = f"attempt {self._attempt + 2} of {self._script.max_restarts + 1}"
         for text in self._decoder.rest():
             super().emit(text)
-        super().emit(events.Text(failed.rank, "stderr", f"rank {failed.rank} {failed.line}: {attempt}\n"))
+        super().emit(events.Restart(f"rank {failed.rank} {failed.line}: starting all again, {attempt}"))
         super().emit(events.Notice("", key="abort"))
         self._tell_collected()
         for connection in self._connections():

@@ -13,10 +13,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from monarch_nb.client.events import Display, Elided, Event, Finished, Notice, Result, Stream, Text
+from monarch_nb.client.events import Display, Elided, Event, Finished, Notice, Restart, Result, Stream, Text
 from monarch_nb.errors import RankFailure, RunFailed
 from monarch_nb.notebook.placing import Cursor, Places
-from monarch_nb.notebook.rows import DisplayRow, ElidedRow, Position, Row, TextRow, bits, members, order, position_of
+from monarch_nb.notebook.rows import (
+    DisplayRow,
+    ElidedRow,
+    NoteRow,
+    Position,
+    Row,
+    TextRow,
+    bits,
+    members,
+    order,
+    position_of,
+)
 from monarch_nb.notebook.terminal import MAX_LINE_CHARACTERS, CutLine, Screen
 
 HEAD_ROWS, TAIL_ROWS = 200, 800
@@ -119,11 +130,12 @@ class Fold:
                 self.notices.pop(event.key, None)
                 if event.text:
                     self.notices[event.key] = event.text
+            case Restart():
+                self._flush_all()
+                self._bar(event.text)
             case Finished():
                 self.finished = True
-                for rank in self._ranks.values():
-                    self._flush(rank)
-                    self._bring_back(rank)
+                self._flush_all()
                 self._fold_end()
 
     def _rank(self, number: int) -> _Rank:
@@ -206,6 +218,23 @@ class Fold:
             if stream is None or each == stream:
                 for line in screen.flush():
                     self._add_line(rank, each, line)
+
+    def _flush_all(self) -> None:
+        for rank in self._ranks.values():
+            self._flush(rank)
+            self._bring_back(rank)
+
+    def _bar(self, text: str) -> None:
+        """Put a note below all rows: what was printed before it stays above, what comes now stands below."""
+        self._fold_end()
+        last = self._places.last + 1
+        self._insert(NoteRow(self.ranks, (last, 0), self._sequence, None, text))
+        self._places.closed = last
+        for rank in self._ranks.values():
+            rank.flood, rank.following = None, False
+            rank.screens.clear()
+            rank.forget()
+            rank.position = (last, 0)
 
     def _recall(self, rank: _Rank, stream: Stream) -> str | None:
         """Take back the rank's newest row, which it moves up to in order to rewrite it."""

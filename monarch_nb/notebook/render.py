@@ -19,7 +19,7 @@ from monarch_nb import escapes
 from monarch_nb.errors import RankFailure, where_besides
 from monarch_nb.notebook import ansi, mime
 from monarch_nb.notebook.fold import Fold, ResultGroup
-from monarch_nb.notebook.rows import DisplayRow, ElidedRow, Row, TextRow, bits, members
+from monarch_nb.notebook.rows import DisplayRow, ElidedRow, NoteRow, Row, TextRow, bits, members
 from monarch_nb.shape import format_ranks, name_ranks
 
 Group = Literal["rank", "order", "type"]
@@ -200,9 +200,9 @@ def _line(row: Row, before: Row | None, width: int) -> str:
             return _gutter(row, again, width) + _text_markup(row.text)
         case DisplayRow():
             return _gutter(row, False, width) + ansi.to_html(mime.best_text(row.data))
-        case ElidedRow():
+        case ElidedRow() | NoteRow():
             blank = f'<span style="margin-left:-{width + 1}ch">{" " * width} </span>'
-            return f'{blank}<i style="{_QUIET}">{_with_code(html.escape(describe(row)))}</i>'
+            return f'{blank}<i style="{_QUIET}">{_with_code(html.escape(_said(row)))}</i>'
         case _:
             raise TypeError(row)
 
@@ -226,8 +226,8 @@ def _plain_row(row: Row, width: int, clean: Callable[[str], str]) -> str:
             return f"{_label(row.ranks):>{width}} {clean(row.text)}"
         case DisplayRow():
             return _labelled(f"{_label(row.ranks):>{width}}", escapes.strip(mime.plain_text(row.data)))
-        case ElidedRow():
-            return f"{'':>{width}} {describe(row)}"
+        case ElidedRow() | NoteRow():
+            return f"{'':>{width}} {_said(row)}"
         case _:
             raise TypeError(row)
 
@@ -285,7 +285,7 @@ def _newest_of_each(rows: list[Row], costs: list[int], budget_bytes: int) -> lis
     hungry = -1  # all ranks
     for index in range(len(rows) - 1, -1, -1):
         row = rows[index]
-        if isinstance(row, ElidedRow) or not row.ranks & hungry or costs[index] > budget_bytes:
+        if isinstance(row, ElidedRow | NoteRow) or not row.ranks & hungry or costs[index] > budget_bytes:
             continue
         found.append(index)
         budget_bytes -= costs[index]
@@ -323,6 +323,10 @@ def _count(rows: Iterable[Row]) -> ElidedRow:
     for ranks, lines in sets.items():
         count.lines.update(dict.fromkeys(members(ranks), lines))
     return count
+
+
+def _said(row: ElidedRow | NoteRow) -> str:
+    return escapes.strip(row.text) if isinstance(row, NoteRow) else describe(row)
 
 
 def describe(row: ElidedRow) -> str:
@@ -370,7 +374,7 @@ def _short_label(ranks: int) -> str:
 
 def _width(rows: Sequence[Row], ranks: int = 0) -> int:
     """Return the width of the gutter; with `ranks` at least theirs, so that text does not move while output grows."""
-    sets = {row.ranks for row in rows if not isinstance(row, ElidedRow)} | ({ranks} if ranks else set())
+    sets = {row.ranks for row in rows if not isinstance(row, ElidedRow | NoteRow)} | ({ranks} if ranks else set())
     return max((len(_short_label(each)) for each in sets), default=0)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from monarch_nb.client.events import Event, Finished, Notice, Result, Text
+from monarch_nb.client.events import Event, Finished, Notice, Restart, Result, Text
 
 HOLD_S = 0.8
 """So long at most. Ranks that are further apart in time are not taken for being in step."""
@@ -25,7 +25,7 @@ class Held:
         """Hold an event; return what need not be held any longer."""
         if isinstance(event, Notice):
             return [event]
-        if isinstance(event, Finished):
+        if isinstance(event, Restart | Finished):
             return [*self.release(), event]
         self._events.setdefault(event.rank, []).append(event)
         return self.release() if self._is_clear() else []

@@ -53,6 +53,13 @@ class DisplayRow(Row):
 
 
 @dataclass(slots=True, eq=False)
+class NoteRow(Row):
+    """What monarch_nb has to say between what ranks printed."""
+
+    text: str
+
+
+@dataclass(slots=True, eq=False)
 class ElidedRow(Row):
     """What is not shown.
 

@@ -14,6 +14,7 @@ import torch
 from integration.live import TIMEOUT_S, Gate, Recorder, eventually, kill, pids_of
 from leaks import wait_for_end
 from monarch_nb import RunFailed
+from monarch_nb.client import events
 from monarch_nb.client.mesh import Mesh
 from monarch_nb.client.run import Run
 from monarch_nb.errors import UsageError
@@ -437,9 +438,10 @@ class TestRestarts:
         ran(part, script, str(tmp_path / "undisturbed"), "-1")
         told = ran(part, script, str(tmp_path / "killed"), "4", max_restarts=2)
         assert told.text(4) == "attempt 0 of 2 from step 0\nattempt 1 of 2 from step 5\n"
-        [line] = told.text(stream="stderr").splitlines()
-        assert line.startswith("rank 1 died: killed by signal 9 (SIGKILL)")
-        assert line.endswith(": attempt 2 of 3")
+        assert told.text(stream="stderr") == ""
+        [restart] = told.of(events.Restart)
+        assert restart.text.startswith("rank 1 died: killed by signal 9 (SIGKILL)")
+        assert restart.text.endswith(": starting all again, attempt 2 of 3")
         undisturbed, killed = (torch.load(tmp_path / name) for name in ("undisturbed", "killed"))
         assert all(torch.equal(undisturbed[name], killed[name]) for name in undisturbed)
 

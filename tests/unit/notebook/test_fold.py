@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_nb.client.events import Display, Elided, Event, Finished, Notice, Result, Text
+from monarch_nb.client.events import Display, Elided, Event, Finished, Notice, Restart, Result, Text
 from monarch_nb.errors import RankFailure
 from monarch_nb.notebook.fold import Fold
-from monarch_nb.notebook.rows import DisplayRow, ElidedRow, Row, TextRow, members
+from monarch_nb.notebook.rows import DisplayRow, ElidedRow, NoteRow, Row, TextRow, members
 
 _LINES = st.sampled_from(["", "}", "step 1", "step 2", "loss 2.31", "loss 2.35", "a warning", "done", "x" * 2500 + "1"])
 _OUTPUT = st.lists(st.tuples(st.sampled_from(["stdout", "stderr"]), _LINES), max_size=12)
@@ -31,7 +31,7 @@ def _shown(rows: Iterable[Row]) -> list[tuple[str, str]]:
     """Return e.g. ("0,1", "loss 2.31")."""
     shown = []
     for row in rows:
-        text = row.text if isinstance(row, TextRow) else type(row).__name__
+        text = row.text if isinstance(row, TextRow | NoteRow) else type(row).__name__
         shown.append((",".join(map(str, members(row.ranks))), text))
     return shown
 
@@ -503,3 +503,18 @@ def test_a_flood_is_fast() -> None:
         for text in texts:
             fold.add(text)
     assert time.process_time() - started_s < 1.0, "20,000 lines take about 0.1 s"
+
+
+def test_nothing_folds_or_moves_across_a_restart() -> None:
+    first = [Text(0, "stdout", f"step {step}\n") for step in range(9)] + [Text(1, "stdout", "step 0\nstep 1\nopen")]
+    second = [Text(rank, "stdout", "step 0\nstep 1\n") for rank in (1, 0)]
+    shown = _shown(_fold(2, *first, Restart("starting all again"), *second, Finished()).rows())
+    at = shown.index(("0,1", "starting all again"))
+    assert ("1", "open") in shown[:at]
+    assert ("0", "step 8") in shown[:at]
+    assert shown[at + 1 :] == [("0,1", "step 0"), ("0,1", "step 1")]
+
+
+def test_a_terminal_takes_a_restart_at_once() -> None:
+    fold = _fold(2, Text(0, "stdout", "step 0\n"), Restart("starting all again"), Text(1, "stdout", "step 0\n"))
+    assert _shown(fold.take()) == [("0", "step 0"), ("0,1", "starting all again")]
