@@ -212,6 +212,14 @@ class ScriptRun(Run):
 
     # ---- on the background loop ----
 
+    def submit(self, spec: run_pb2.RunSpec) -> None:
+        """As a run's; output is labelled by the mesh's ranks, so it is said which of the script's these are."""
+        count = len(self.ranks)
+        if self.ranks != tuple(range(count)) and not self._attempt:
+            own = "is the script's rank 0" if count == 1 else f"are the script's ranks 0-{count - 1}"
+            self.emit(events.Notice(f"{name_ranks(self.ranks)} of the mesh {own}", key="world"))
+        super().submit(spec)
+
     def emit(self, event: events.Event) -> None:
         """Tell every listener; results only when no other attempt follows."""
         if isinstance(event, events.Result) and self._script.max_restarts:

@@ -292,16 +292,20 @@ class TestQueue:
     ) -> None:
         waits = write(f"print('under way', flush=True)\n{gate.wait}")
         quick = write("print('quick')")
-        first, _ = under_way(mesh, waits)
+        first, first_told = under_way(mesh, waits)
         second_told = Recorder()
         second = mesh.select([0, 4]).submit_script(quick, listener=second_told)
         second_told.wait_for(lambda told: "waits for" in str(told.events))
         assert mesh.run("rank").values == list(range(8))
+        assert "ranks 0,4 of the mesh are the script's ranks 0-1" in str(second_told.events)
+        assert "of the mesh" not in str(first_told.events), "they are the same"
         assert ran(mesh, quick, beside=True).text(0) == "quick\n"
         assert not second.done
         gate.open(8)
         assert first.result(TIMEOUT_S) == [0] * 8
         assert second.result(TIMEOUT_S) == [0, 0]
+        queue = [notice.text for notice in second_told.of(events.Notice) if notice.key == events.QUEUE_NOTICE]
+        assert queue[-1] == ""
 
     def test_an_interrupt_drops_what_waits(self, mesh: Mesh, write: Write, gate: Gate) -> None:
         waits = write(f"print('under way', flush=True)\n{gate.wait}")
