@@ -85,7 +85,9 @@ def test_on_what_is_held(terminal: Terminal) -> None:
     try:
         name = terminal.directory.name
         assert terminal.run("hello.py")[:2] == (0, f"[0-3] hello [] 4 {name}\n")
-        assert terminal.run("dev", "-t", "hosts=1", "hello.py", "dev")[:2] == (0, f"[2-3] hello ['dev'] 2 {name}\n")
+        ranks = "ranks 2-3 of the mesh are the script's ranks 0-1"
+        shown = f"{ranks}\n[2-3] hello ['dev'] 2 {name}\n"
+        assert terminal.run("dev", "-t", "hosts=1", "hello.py", "dev")[:2] == (0, shown)
         (terminal.directory / "part").mkdir()
         (terminal.directory / "part" / "there.py").write_text(HELLO)
         inside = Terminal(terminal.directory / "part")

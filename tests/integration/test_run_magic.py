@@ -37,7 +37,8 @@ def test_a_script_again_and_again(kernel: Kernel, scripts: Path) -> None:
     for flags in ("", "-o codes --nnodes 1:2 --nproc_per_node=2"):
         assert kernel.run(f"%mesh run {flags} train.py --lr 3e-4") == SHOWN, "nothing of the first reaches the second"
     assert kernel.run("codes") == "[0, 0, 0, 0]"
-    assert kernel.run("%mesh run -t hosts=1 train.py") == "[2-3] ['train.py'] 1.0 __main__ train.py False"
+    shown = "[2-3] ['train.py'] 1.0 __main__ train.py False\nranks 2-3 of the mesh are the script's ranks 0-1"
+    assert kernel.run("%mesh run -t hosts=1 train.py") == shown
     assert "True" not in kernel.run("%%mesh\nprint('left' in globals(), mine)")
     assert kernel.run("%mesh run -i train.py --lr 3e-4") == SHOWN
     assert kernel.run("%%mesh\nprint(left, total.item())") == "[0-3] True 6.0"
