@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from monarch_nb.client import events
 
 if TYPE_CHECKING:
-    from monarch_nb.client.mesh_core import MeshCore
+    from monarch_nb.client.run import Run
 
 _QUIET_S = 1.0
 """It is said when no other rank has begun to train for so long, so that the line has their number."""
@@ -18,15 +17,12 @@ _QUIET_S = 1.0
 
 class LoneTraining:
     """What ranks of one run tell of models that they train without a process group. It may be meant: it is said once in
-    the life of a mesh.
-
-    Args:
-        core: the mesh.
-        emit: tells listeners.
+    the life of live ranks, so once for all cells of a mesh, and once for each script.
     """
 
-    def __init__(self, core: MeshCore, emit: Callable[[events.Event], None]) -> None:
-        self._core, self._emit = core, emit
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.has_told_lone_training = False
         self._ranks: defaultdict[str, set[int]] = defaultdict(set)
         self._timer: asyncio.TimerHandle | None = None
 
@@ -42,10 +38,11 @@ class LoneTraining:
         if self._timer is not None:
             self._timer.cancel()
         count = max(map(len, self._ranks.values()), default=0)
-        if count > 1 and not self._core.has_told_lone_training:
-            self._core.has_told_lone_training = True
+        teller = self if self._run.is_script else self._run.mesh.core
+        if count > 1 and not teller.has_told_lone_training:
+            teller.has_told_lone_training = True
             text = (
                 f"{count} ranks each train a model of their own (no process group): "
                 "dist.init_process_group() and DistributedDataParallel make it one"
             )
-            self._emit(events.Notice(text, key="lone training"))
+            self._run.emit(events.Notice(text, key="lone training"))

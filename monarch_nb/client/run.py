@@ -78,7 +78,7 @@ class Run:
         self._lossy: dict[str, list[int]] = {}
         self._refusal: MonarchNbError | None = None
         self._done, self._freed = Flag(), Flag()
-        self._lone_training = LoneTraining(mesh.core, self.emit)
+        self._lone_training = LoneTraining(self)
         self._decoder = OutputDecoder(self._lone_training.add)
         self._submits: dict[int, pb.Submit] = {}
         self._tasks: set[asyncio.Task[None]] = set()

@@ -19,7 +19,7 @@ from monarch_nb.client.connection import SPAWN_TIMEOUT_S
 from monarch_nb.client.fetch import list_files
 from monarch_nb.client.run import ABORT_AFTER_S, STOP_WAIT_S, Run
 from monarch_nb.client.run_values import RunValues
-from monarch_nb.errors import FilesError, MonarchNbError, UsageError
+from monarch_nb.errors import FilesError, MonarchNbError, ProcessGroupAborted, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import counted, name_ranks
@@ -221,8 +221,8 @@ class ScriptRun(Run):
         super().submit(spec)
 
     def emit(self, event: events.Event) -> None:
-        """Tell every listener; results only when no other attempt follows."""
-        if isinstance(event, events.Result) and self._script.max_restarts:
+        """Tell every listener; results only when no other attempt follows, and with what can be said at the end."""
+        if isinstance(event, events.Result) and (self._script.max_restarts or _is_torn(event)):
             self._held.append(event)
         else:
             super().emit(event)
@@ -234,8 +234,18 @@ class ScriptRun(Run):
             self._spawn(self._start_again())
         else:
             for result in self._held:
-                super().emit(result)
+                super().emit(self._explained(result))
             super()._finish()
+
+    def _explained(self, result: events.Result) -> events.Result:
+        """Name the ranks that had come to their end when this one lost its group, unless a failure is the cause."""
+        ended = [rank for rank, other in self.results.items() if other.outcome == "ok"]
+        if _is_torn(result) and ended and all(failure.is_consequence for failure in self.failures):
+            assert result.failure is not None
+            message = f"{result.failure.message}; {name_ranks(ended)} had ended (exit code 0)"
+            result = replace(result, failure=replace(result.failure, message=message, rendered=""))
+            self.results[result.rank] = result
+        return result
 
     async def _start_again(self) -> None:
         """All have ended because one has failed: begin anew, with processes, a store and a number of their own."""
@@ -278,3 +288,8 @@ class ScriptRun(Run):
         await asyncio.sleep(STOP_WAIT_S)
         if attempt == self._attempt and (left := self._left()):
             await self.mesh.core.kill_script(self.id, left)
+
+
+def _is_torn(result: events.Result) -> bool:
+    """Return whether a rank failed because its process group was broken."""
+    return result.failure is not None and result.failure.name == ProcessGroupAborted.__name__

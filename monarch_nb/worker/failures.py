@@ -1,6 +1,11 @@
 """From an exception in user code to the Failure that the notebook shows."""
 
-from monarch_nb.errors import GROUP_ABORTED, ProcessGroupAborted
+import runpy
+from types import CodeType
+
+from IPython.core.magics.execution import ExecutionMagics
+
+from monarch_nb.errors import GROUP_ABORTED, ProcessGroupAborted, UsageError
 from monarch_nb.proto.run_pb2 import Failure
 from monarch_nb.worker import process_groups
 from monarch_nb.worker.shell import RankShell
@@ -9,6 +14,10 @@ from monarch_nb.worker.user_code import UserCode, error_chain
 
 _MESSAGE_CHARACTERS = 20_000
 _TRACEBACK_CHARACTERS = 80_000
+_FINDERS = {ExecutionMagics.run.__code__, runpy._get_module_details.__code__}  # type: ignore[attr-defined]
+"""The code that looks for what `%run` is to run, and raises itself when there is none."""
+_END_OF_INPUT = "EOF when reading a line"
+"""What `input()` says."""
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -47,12 +56,17 @@ def explain_status(error: SystemExit, status: int) -> SystemExit:
 
 
 def readable(error: BaseException, *, makes_another: bool = True) -> BaseException:
-    """Return `error`, or one readable error in place of what breaking a process group caused, raised where that was.
+    """Return `error`, or one readable error in place of what breaking a process group caused, or what `%run` says of a
+    program that it does not find; raised where that was.
 
     Args:
         error: what user code raised.
         makes_another: whether the process can make another group: it goes on.
     """
+    if type(error) in (Exception, ImportError) and _innermost_code(error) in _FINDERS:
+        return UsageError(str(error)).with_traceback(error.__traceback__)
+    if type(error) is EOFError and str(error) == _END_OF_INPUT:
+        error.args = (f"{_END_OF_INPUT}: a rank's stdin is empty",)
     aborted = process_groups.readable(error)
     if aborted is None:
         return error
@@ -60,6 +74,13 @@ def readable(error: BaseException, *, makes_another: bool = True) -> BaseExcepti
         message = str(aborted).removesuffix(f"; {GROUP_ABORTED}")
         aborted = ProcessGroupAborted(message, aborted.collective, aborted.reason)
     return aborted.with_traceback(error.__traceback__)
+
+
+def _innermost_code(error: BaseException) -> CodeType | None:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace and trace.tb_frame.f_code
 
 
 def describe(shell: RankShell, user_code: UserCode, error: BaseException, *, only_users: bool = False) -> Failure:

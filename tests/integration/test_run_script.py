@@ -185,6 +185,7 @@ class TestEnds:
             ("sys.exit(3)", "failed: SystemExit: exited with code 3 (SCRIPT:5)"),
             ("sys.exit('no good')", "failed: SystemExit: exited with code 1: no good (SCRIPT:5)"),
             ("raise ValueError('bad batch')", "failed: ValueError: bad batch (SCRIPT:5)"),
+            ("input()", "failed: EOFError: EOF when reading a line: a rank's stdin is empty (SCRIPT:5)"),
             ("os._exit(4)", "died: exited with code 4"),
             ("os.execv('/bin/sh', ['sh', '-c', 'exit 5'])", "died: exited with code 5"),
             ("os.kill(os.getpid(), signal.SIGTERM)", "died: killed by signal 15 (SIGTERM): asked to end by another "),
@@ -201,7 +202,7 @@ class TestEnds:
         assert list(error.failures) == [1]
         assert error.failures[1].line.startswith(line.replace("SCRIPT", os.path.basename(script)))
         assert "monarch_nb/worker" not in error.failures[1].traceback
-        assert bool(error.failures[1].traceback) is ("ValueError" in line), "an exit that is meant has no traceback"
+        assert bool(error.failures[1].traceback) is ("Error: " in line), "an exit that is meant has no traceback"
         assert all(info.state == "idle" for info in mesh.status())
 
     def test_what_it_says_when_it_exits_is_on_stderr(self, mesh: Mesh, write: Write) -> None:
@@ -272,10 +273,37 @@ class TestEnds:
             rank: "error" if rank == 3 else "interrupted" for rank in range(8)
         }
 
+    @pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)"])
+    def test_a_rank_that_ended_early_is_named_when_the_others_fail_of_it(
+        self, mesh: Mesh, write: Write, end: str
+    ) -> None:
+        script = write(f"""
+            import os, sys
+            import torch
+            import torch.distributed as dist
+            dist.init_process_group("gloo")
+            if dist.get_rank() == 1:
+                {end}
+            dist.all_reduce(torch.ones(1))
+        """)
+        told = Recorder()
+        with pytest.raises(RunFailed) as caught:
+            mesh.run_script(script, listener=told)
+        assert 1 not in caught.value.failures
+        shown = {
+            event.rank: event.failure for event in told.events if isinstance(event, events.Result) and event.failure
+        }
+        assert shown == caught.value.failures
+        torn = [failure for failure in shown.values() if failure.kind == "error"]  # others may have been interrupted
+        assert torn
+        for failure in torn:
+            assert failure.name == "ProcessGroupAborted"
+            assert failure.message.endswith("; rank 1 had ended (exit code 0)")
+
     def test_what_is_not_there_changes_nothing(self, mesh: Mesh, tmp_path: Path) -> None:
         newest = mesh.run("0").number
         for path, said in [
-            (str(tmp_path / "none.py"), "node0: there is no .*none.py; node1: there is no .*none.py"),
+            (str(tmp_path / "none.py"), "node0, node1: there is no .*none.py"),
             (str(tmp_path), "node0: .* is a directory"),
             ("a.ipynb", "a.ipynb is a notebook"),
         ]:

@@ -384,6 +384,20 @@ def test_a_script_that_fails_fails_its_cell(rank: RankProcess) -> None:
     assert rank.ok("5") == 5
 
 
+def test_a_script_that_is_not_there_is_one_clean_error(rank: RankProcess) -> None:
+    package = Path(rank.spec.directory) / "nomain"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    for code, said in {
+        "%run -m nomain": "No module named nomain.__main__; 'nomain' is a package and cannot be directly executed",
+        "%run -m nomain.nope": "'nomain.nope' is not a valid modulename on sys.path",
+        "%run bad.py": "File `'bad.py'` not found.",
+    }.items():
+        failure = rank.run(code).failure
+        assert (failure.name, failure.message) == ("UsageError", said)
+        assert failure.traceback.count("\n") == 0
+
+
 def test_cells_inside_cells(rank: RankProcess) -> None:
     assert rank.ok("get_ipython().run_cell('1/0').success") is False
     assert "ZeroDivisionError" in rank.text("err")

@@ -17,8 +17,9 @@ class Harness:
         self.core: Any = SimpleNamespace(has_told_lone_training=False)
         self.told: list[events.Event] = []
 
-    def run(self) -> LoneTraining:
-        return LoneTraining(self.core, self.told.append)
+    def run(self, *, is_script: bool = False) -> LoneTraining:
+        run: Any = SimpleNamespace(mesh=SimpleNamespace(core=self.core), emit=self.told.append, is_script=is_script)
+        return LoneTraining(run)
 
     @property
     def texts(self) -> list[str]:
@@ -36,6 +37,18 @@ async def test_ranks_with_models_alike_are_told_once_in_the_life_of_a_mesh() -> 
         run.say()
     [text] = harness.texts
     assert text.startswith("3 ranks each train a model of their own (no process group)")
+
+
+async def test_each_script_is_told_whose_processes_are_fresh() -> None:
+    harness = Harness()
+    harness.core.has_told_lone_training = True
+    for _ in range(2):
+        run = harness.run(is_script=True)
+        run.add(0, "a")
+        run.add(1, "a")
+        run.say()
+        run.say()
+    assert len(harness.texts) == 2
 
 
 async def test_models_that_differ_are_meant_to() -> None:
