@@ -304,7 +304,7 @@ class TestEnds:
         newest = mesh.run("0").number
         for path, said in [
             (str(tmp_path / "none.py"), "node0, node1: there is no .*none.py"),
-            (str(tmp_path), "node0: .* is a directory"),
+            (str(tmp_path), "node0, node1: .* is a directory"),
             ("a.ipynb", "a.ipynb is a notebook"),
         ]:
             with pytest.raises(UsageError, match=said):
