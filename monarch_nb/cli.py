@@ -49,14 +49,29 @@ class _Parser(argparse.ArgumentParser):
             commands = [name for action in self._actions for name in action.choices or ()]
             message = f"no command {match[1]!r}{_nearest(match[1], commands)}"
         elif match := re.match(r"unrecognized arguments: (-\S+)", message):
-            flags = [flag for action in self._actions for flag in action.option_strings]
-            message = f"unknown flag {match[1]}{_nearest(match[1], flags)}"
+            flags = {flag: action.help for action in self._actions for flag in action.option_strings}
+            shown = [flag for flag, text in flags.items() if text != argparse.SUPPRESS]
+            message = f"unknown flag {match[1]}{_nearest(match[1], list(flags), shown)}"
         super().error(message)
 
 
-def _nearest(word: str, known: Sequence[str]) -> str:
+def _nearest(word: str, known: Sequence[str], shown: Sequence[str] = ()) -> str:
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
-    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}"
+    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(shown or known)}"
+
+
+_HINTS = (
+    (r": monarch-nb up starts one, and so does %mesh reserve", ": monarch-nb up starts one"),
+    (r": %mesh reserve NAME (--nodes \d+ --procs \d+)", r": monarch-nb run \1 SCRIPT reserves ranks for a script"),
+    (r"%mesh (release|doctor|logs)\b", r"monarch-nb \1"),
+)
+
+
+def _typed_here(text: str) -> str:
+    """Return a message of the client's with what to type in a terminal."""
+    for pattern, words in _HINTS:
+        text = re.sub(pattern, words, text)
+    return text
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -152,9 +167,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = options.run(options)
         sys.stdout.flush()
     except UsageError as error:
-        options.parser.error(str(error))
+        options.parser.error(_typed_here(str(error)))
     except MonarchNbError as error:
-        print(f"monarch-nb: {error}", file=sys.stderr)
+        print(f"monarch-nb: {_typed_here(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nmonarch-nb: interrupted", file=sys.stderr)

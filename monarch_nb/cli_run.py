@@ -96,16 +96,24 @@ def take_name(options: argparse.Namespace) -> str | None:
     if options.module or options.no_python or "/" in word or word.endswith(".py"):
         return None
     if not options.arguments:
-        raise UsageError(f"{word} is the name of a reservation: name the script too, or write ./{word} if it is one")
+        if word in _held_by_me(options.pool):
+            raise UsageError(f"name the script too: monarch-nb run {word} train.py")
+        raise UsageError(f"there is no reservation {word}; a script of that name is ./{word}")
     options.parser.parse_args(options.arguments, namespace=options)
     name: str = word
     return name
 
 
+def _held_by_me(pool: str) -> list[str]:
+    from monarch_nb import list_reservations
+
+    return [info.name for info in list_reservations(pool) if info.held_by_me]
+
+
 @contextmanager
 def _held(options: argparse.Namespace, name: str | None) -> Iterator[Reservation]:
     """Yield what the script runs on; what was reserved for it is given back."""
-    from monarch_nb import attach, list_reservations, reserve
+    from monarch_nb import attach, reserve
 
     shape = {"procs": options.procs, "gpus": options.gpus}
     if name and (options.nodes or any(shape.values())):
@@ -113,8 +121,11 @@ def _held(options: argparse.Namespace, name: str | None) -> Iterator[Reservation
     if not any(shape.values()):
         if options.nodes:
             raise UsageError("say how many ranks per node: --procs N or --gpus N")
-        if not name and not any(info.held_by_me for info in list_reservations(options.pool)):
+        mine = [] if name else _held_by_me(options.pool)
+        if not name and not mine:
             raise UsageError("nothing is held: --nodes 2 --procs 4 reserves ranks for the script's time")
+        if len(mine) > 1:
+            raise UsageError(f"you hold {', '.join(mine)}: say which: monarch-nb run {mine[0]} {options.script}")
         yield attach(name, pool=options.pool)
         return
     _check_flags(options)

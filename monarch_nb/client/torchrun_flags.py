@@ -259,9 +259,10 @@ def _nproc_per_node(said: str, value: str, held: Held) -> str:
     if value in ("auto", "cpu" if held.kind == "procs" else "gpu"):
         return f"{held.ranks} on each node"
     if value in ("cpu", "gpu"):
+        of_node = "cpu" if held.kind == "procs" else "gpu"
         raise UsageError(
-            f"{said}: what is held has {held.ranks} on each node. {held.reserve} --nodes {held.nodes} "
-            f"--{'gpus' if value == 'gpu' else 'procs'} N holds others"
+            f"{said}: what is held has {held.ranks} on each node. Write {of_node}, or leave it out; {held.reserve} "
+            f"--nodes {held.nodes} --{'gpus' if value == 'gpu' else 'procs'} N holds others, where there are some"
         )
     if not value.isdecimal():
         raise UsageError(f"{said}: a whole number, auto, gpu or cpu is meant")
@@ -364,7 +365,10 @@ _NO_COPIES = _refused("no filtered copies of the output are made; the logs have 
 FLAGS = (
     TorchrunFlag("--nnodes", "must be (or, as a range, hold) the number of nodes held", "N|MIN:MAX", _nnodes),
     TorchrunFlag(
-        "--nproc-per-node", "must be the ranks held per node; auto, and gpu or cpu, mean these", "N", _nproc_per_node
+        "--nproc-per-node",
+        "must be the ranks held per node; auto means these, and so does gpu of GPU ranks, cpu of others",
+        "N",
+        _nproc_per_node,
     ),
     TorchrunFlag("--standalone", "confirmed where one node is held", check=_standalone),
     TorchrunFlag("--max-restarts", "after a failure all ranks start again, so often at most", "N", _max_restarts),

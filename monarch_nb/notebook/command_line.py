@@ -18,7 +18,9 @@ from monarch_nb.errors import UsageError
 from monarch_nb.times import seconds_of
 
 Value = str | int | float | bool | tuple[str, ...]
-Source = Literal["", "subcommand", "reservation", "target", "run", "kernel_name", "rank_name", "file"]
+Source = Literal[
+    "", "subcommand", "reservation", "target", "run", "kernel_name", "rank_name", "script", "module", "file"
+]
 Sources = Mapping[Source, Callable[[str], Iterable[str]]]
 """What can be completed: each maps the word typed so far to whole words that may replace it. Files are IPython's."""
 
@@ -468,7 +470,8 @@ def _complete_word(command: Command, words: list[str], fragment: str, sources: S
         return fragment, []
     if rule.raw and "=" in fragment:
         return fragment, None  # the kernel's expression
-    return fragment, _from_source(rule.completes, fragment, sources)
+    is_module = rule.completes == "script" and not {"-m", "--module"}.isdisjoint(words)
+    return fragment, _from_source("module" if is_module else rule.completes, fragment, sources)
 
 
 def _takes_value(command: Command, word: str) -> bool:

@@ -135,7 +135,7 @@ RUN = Command(
         most=None,
         least=1,
         rest=True,
-        completes="file",
+        completes="script",
     ),
     flags=(
         _TARGETS,

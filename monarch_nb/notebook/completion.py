@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -79,6 +81,29 @@ def target_words(extent: Extent, typed: str) -> list[str]:
     return [f"{head}{comma}{word}" for word in (more if comma else first) if word.startswith(last)]
 
 
+def script_files(typed: str) -> list[str]:
+    """Return the directories and Python files whose paths begin with `typed`."""
+    directory, name = os.path.split(typed)
+    try:
+        with os.scandir(os.path.expanduser(directory) or ".") as entries:
+            found = [(entry.name, entry.is_dir()) for entry in entries if entry.name.startswith(name)]
+    except OSError:
+        return []
+    begin = typed.removesuffix(name)
+    shown = [each for each in found if name.startswith(".") or each[0][0] not in "._"]
+    return sorted(
+        f"{begin}{each}/" if is_dir else f"{begin}{each}" for each, is_dir in shown if is_dir or each[-3:] == ".py"
+    )
+
+
+def module_names(typed: str) -> list[str]:
+    """Return the modules in the kernel's directory whose names begin with `typed`."""
+    package, dot, _ = typed.rpartition(".")
+    found = pkgutil.iter_modules([os.path.join(os.getcwd(), *package.split("."))])
+    names = (f"{package}{dot}{each.name}" for each in found)
+    return [name for name in names if name.startswith(typed)]
+
+
 def make_matcher(
     session: Session, mode: MeshMode, namespace: Mapping[str, Any]
 ) -> Callable[[CompletionContext], SimpleMatcherResult]:
@@ -110,6 +135,8 @@ def make_matcher(
         "run": run_numbers,
         "kernel_name": kernel_names,
         "rank_name": rank_names,
+        "script": script_files,
+        "module": module_names,
     }
 
     def candidates(place: InLine | InBody) -> tuple[str, list[str] | None]:

@@ -307,7 +307,8 @@ def _names(runs: Sequence[RunInfo]) -> str:
 def _held_line(names: Sequence[str]) -> str:
     if not names:
         return ""
-    return f"you hold {', '.join(names)}: %mesh attach {names[0]} uses {'it' if len(names) == 1 else names[0]} here"
+    one = f"{names[0]} uses it" if len(names) == 1 else "NAME uses one of them"
+    return f"you hold {', '.join(names)}: %mesh attach {one} here"
 
 
 def _nothing_to_attach(mine: Sequence[ReservationInfo]) -> str:

@@ -100,6 +100,9 @@ def test_on_what_is_held(terminal: Terminal) -> None:
         assert f"it runs in {terminal.directory}, where the ranks of dev work" in errors
         assert terminal.run("dve", "hello.py")[0] == 1
         terminal.run("-i", "hello.py")
+        other = monarch_nb.reserve("other", procs=1, directory=terminal.directory)
+        assert "say which: monarch-nb run dev hello.py" in terminal.run("hello.py")[2]
+        other.release()
         assert dev.mesh.run("sys.argv").failures == []
     finally:
         dev.release()

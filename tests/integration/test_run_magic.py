@@ -87,8 +87,10 @@ def test_it_goes_on_in_the_background(kernel: Kernel, scripts: Path, gate: Gate)
 
 
 REFUSED = [
-    ("nosuch.py", "UsageError", "there is no .*nosuch.py"),
+    ("nosuch.py", "UsageError", "node0, node1: there is no .*nosuch.py"),
+    ("trian.py", "UsageError", "did you mean train.py"),
     (".", "UsageError", "is a directory"),
+    ("program", "UsageError", "node0, node1: program is a directory: -m program runs it"),
     ("a.ipynb", "UsageError", "a.ipynb is a notebook: .*jupyter nbconvert --to script a.ipynb"),
     ("--nnodes 4 train.py", "UsageError", "2 nodes are held"),
     ("--nproc-per-node 8 train.py", "UsageError", r"2 CPU ranks on each node\. .*--nodes 2 --procs 8"),
@@ -105,6 +107,8 @@ REFUSED = [
 def test_what_can_not_be_run_is_explained(kernel: Kernel, scripts: Path) -> None:
     (scripts / "package").mkdir()
     (scripts / "package" / "__init__.py").write_text("")
+    (scripts / "program").mkdir()
+    (scripts / "program" / "__main__.py").write_text("")
     for line, error, said in REFUSED:
         shown = kernel.run(f"%mesh run {line}")
         assert error in shown, line

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from monarch_nb.cli import main, make_parser
+from monarch_nb.cli import _typed_here, main, make_parser
 from monarch_nb.cli_run import exit_status, take_name
 from monarch_nb.client.events import Result
+from monarch_nb.client.pool import not_found
 from monarch_nb.config import HOME_VARIABLE, VERSION
-from monarch_nb.errors import NodeUnreachable, RankFailure, RunFailed
+from monarch_nb.errors import CapacityError, NodeUnreachable, RankFailure, RunFailed
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +47,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["release", "dev", "--all"], "not allowed with"),
         (["run"], "the following arguments are required: SCRIPT, ..."),
         (["run", "train.py"], "nothing is held: --nodes 2 --procs 4 reserves ranks"),
-        (["run", "dev"], "dev is the name of a reservation: name the script too, or write ./dev"),
+        (["run", "dev"], "there is no reservation dev; a script of that name is ./dev"),
         (["run", "dev", "--procs", "2", "train.py"], "dev is held already: leave out --nodes, --procs and --gpus"),
         (["run", "--procs", "2", "dev", "train.py"], "dev is held already"),
         (["run", "--nodes", "2", "train.py"], "say how many ranks per node: --procs N or --gpus N"),
@@ -160,6 +161,17 @@ def test_run_tells_a_name_from_a_script(words: list[str], name: str | None, scri
     options = make_parser().parse_args(["run", *words])
     assert take_name(options) == name
     assert [options.script, *options.arguments] == script
+
+
+def test_an_unknown_flag_of_run_lists_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys, "run", "--noblock", "a.py").count("--") < 15, "ours, not torchrun's"
+
+
+def test_advice_is_what_one_types_in_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "dev", "a.py"]) == 1
+    assert "%mesh" not in capsys.readouterr().err
+    for error in (not_found(None, []), CapacityError("release all that is held (%mesh release NAME): …")):
+        assert "%mesh" not in _typed_here(str(error))
 
 
 def failure(rank: int, kind: str = "error", **facts: int) -> RankFailure:

@@ -47,7 +47,10 @@ CONTRADICTIONS = [
     ({"nnodes": "1"}, "--nnodes 1: 2 nodes are held. Leave it out, or -t hosts=0:1 chooses so many"),
     ({"nproc_per_node": "8"}, "has 4 CPU ranks on each node. Leave it out, or .* --nodes 2 --procs 8 holds so many"),
     ({"nproc_per_node": "2"}, "Leave it out, or -t procs=0:2 chooses so many"),
-    ({"nproc_per_node": "gpu"}, "4 CPU ranks on each node. %mesh reserve dev --replace --nodes 2 --gpus N holds"),
+    (
+        {"nproc_per_node": "gpu"},
+        "4 CPU ranks on each node. Write cpu, or leave it out; %mesh reserve .* --gpus N holds",
+    ),
     ({"standalone": True}, "--standalone means one node, and 2 are held. Leave it out, or -t hosts=0:1 chooses"),
     ({"rdzv_backend": "etcd"}, "--rdzv-backend etcd: the ranks meet at a TCP store"),
     ({"rdzv_endpoint": "other:29500"}, "--rdzv-endpoint other:29500: each script has a store of its own"),

@@ -139,6 +139,7 @@ class FakeMesh:
         self.ranks = tuple(range(extent.size)) if ranks is None else tuple(ranks)
         per_node = extent.size // reservation.nodes
         self.core = SimpleNamespace(
+            ranks_per_node=per_node,
             by_node=lambda ranks: {
                 node: [rank for rank in ranks if rank // per_node == node]
                 for node in {rank // per_node for rank in ranks}

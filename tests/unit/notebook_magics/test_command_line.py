@@ -271,6 +271,8 @@ class TestRest:
 
     def test_tab(self) -> None:
         assert complete(commands.RUN, " --nn", {}) == ("--nn", ["--nnodes"])
-        assert complete(commands.RUN, " --nnodes 2 tr", {}) == ("tr", None), "files are IPython's"
+        files: Sources = {"script": lambda _: ["train.py"], "module": lambda _: ["train"]}
+        assert complete(commands.RUN, " --nnodes 2 tr", files) == ("tr", ["train.py"])
+        assert complete(commands.RUN, " -m tr", files) == ("tr", ["train"])
         assert complete(commands.RUN, " train.py --nn", {}) == ("--nn", None)
         assert complete(commands.RUN, " -t ", {"target": lambda _: ["all"]}) == ("", ["all"])

@@ -1,6 +1,9 @@
 """Tab and Shift+Tab in a shell, against a client made of plain objects (conftest.py)."""
 
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from unit.notebook_magics.fakes import FakeClient, Notebook
 
@@ -54,6 +57,18 @@ def test_tab(held: Notebook, client: FakeClient) -> None:
     assert held.complete("los") == ["losses", "loss_mask"]
     assert client.calls[-1][-1] == 1
     assert "lr" in held.complete("%%local\nl")
+
+
+def test_tab_offers_scripts(held: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("train.py", "notes.txt", "ex/data.py", "ex/data.csv", "ex/__init__.py"):
+        path = tmp_path / "here" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    monkeypatch.chdir(tmp_path / "here")
+    assert held.complete("%mesh run ") == ["%mesh run ex/", "%mesh run train.py"]
+    assert held.complete("%mesh run -i ex/d") == ["%mesh run -i ex/data.py"]
+    assert held.complete("%mesh run -m ex.") == ["%mesh run -m ex.data"]
+    assert held.complete("%mesh run --bes") == ["%mesh run --beside"]
 
 
 def test_tab_without_a_mesh(notebook: Notebook) -> None:
