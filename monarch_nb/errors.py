@@ -172,6 +172,10 @@ class ProcessGroupAborted(MonarchNbError, RuntimeError):
         self.collective, self.reason = collective, reason
 
 
+class MeshMismatch(MonarchNbError, ValueError):
+    """On a rank: what a library was told contradicts the mesh that it runs on."""
+
+
 class RankDead(MonarchNbError):
     """A run was asked for on ranks whose processes have ended."""
 

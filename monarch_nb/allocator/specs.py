@@ -35,7 +35,7 @@ def plan_rank(paths: NodePaths, mesh: Mesh, rank: int, incarnation: int, workspa
     record = state_pb2.RankRecord(
         mesh_id=spec.mesh_id, rank=rank, incarnation=incarnation, gpu_indices=gpu_indices, token=new_token()
     )
-    job = Job(spec.mesh_id, spec.master_host, spec.master_port, restarts=incarnation)
+    job = Job(spec.mesh_id, spec.master_host, spec.master_port)  # the same for all, also for those that were restarted
     place = Place.in_mesh(spec, rank)
     seen = _gpus_of(mesh, mesh.ranks)
     start = str(start_directory(spec, workspace))

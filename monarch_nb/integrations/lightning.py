@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_nb.config import RANK_TOKEN_VARIABLE
+from monarch_nb.errors import MeshMismatch
 from monarch_nb.shape import name_ranks
 
 _slice: Sequence[int] = ()
@@ -69,24 +70,24 @@ class MeshEnvironment:
         """Called with devices × num_nodes when a strategy is made.
 
         Raises:
-            ValueError: the mesh is of another size, or the cell runs on a part of it.
+            MeshMismatch: the mesh is of another size, or the cell runs on a part of it.
         """
         if _slice:
-            raise ValueError(
+            raise MeshMismatch(
                 f"this cell runs on {name_ranks(_slice)}, and Lightning trains on all {self.world_size()} of the mesh: "
                 "run the cell on all, or a script on these (%mesh run -t …)"
             )
         if size != self.world_size():
-            raise ValueError(f"{_held()}, but devices × num_nodes is {size}: {_advice()}")
+            raise MeshMismatch(f"{_held()}, but devices × num_nodes is {size}: {_advice()}")
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """Called when training begins.
 
         Raises:
-            ValueError: the mesh is of another shape.
+            MeshMismatch: the mesh is of another shape.
         """
         if (num_devices, num_nodes) != (_number("LOCAL_WORLD_SIZE"), _nodes()):
-            raise ValueError(f"{_held()}, but devices={num_devices} and num_nodes={num_nodes}: {_advice()}")
+            raise MeshMismatch(f"{_held()}, but devices={num_devices} and num_nodes={num_nodes}: {_advice()}")
 
     def teardown(self) -> None:
         """Nothing was set up: the process group stays, so that the next fit begins at once."""
@@ -128,6 +129,26 @@ def _count_nodes(fabric: Any) -> None:
         init(*bound.args, **bound.kwargs)
 
     fabric.Fabric.__init__ = __init__
+    fabric.Fabric._get_distributed_sampler = staticmethod(_seeded_alike(fabric.Fabric._get_distributed_sampler))
+
+
+def _shuffle_alike(connector: Any) -> None:
+    connector._get_distributed_sampler = _seeded_alike(connector._get_distributed_sampler)
+
+
+def _seeded_alike(make_sampler: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what makes a sampler with rank 0's seed. Ranks that were restarted do not know what `seed_everything` was
+    told in an earlier cell, and would take other ranks' part of the data."""
+
+    @functools.wraps(make_sampler)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        seeds = [int(os.environ.get("PL_GLOBAL_SEED", 0))]
+        dist = sys.modules["torch.distributed"]
+        if dist.is_initialized():
+            dist.broadcast_object_list(seeds)
+        return make_sampler(*args, **{"seed": seeds[0], **kwargs})
+
+    return wrapper
 
 
 PATCHES: dict[str, Callable[[Any], None]] = {
@@ -138,6 +159,7 @@ PATCHES: dict[str, Callable[[Any], None]] = {
         (("lightning.fabric", "lightning_fabric"), "strategies.ddp", _start_nothing),
         (("lightning.fabric", "lightning_fabric"), "fabric", _count_nodes),
         (("lightning.pytorch", "pytorch_lightning"), "trainer.connectors.accelerator_connector", _choose_mesh),
+        (("lightning.pytorch", "pytorch_lightning"), "trainer.connectors.data_connector", _shuffle_alike),
         (("lightning.pytorch", "pytorch_lightning"), "accelerators.cpu", _count_processors),
         (("lightning.pytorch", "pytorch_lightning"), "strategies.ddp", _start_nothing),
     )

@@ -107,6 +107,7 @@ class CellRunner:
         shell = self._shell
         last: LastValue = shell.displayhook  # type: ignore[assignment]
         sys.displayhook = last  # whatever an earlier cell did to it
+        shell.user_ns.pop("__warningregistry__", None)  # each cell warns again
         executed = None
         if transformed.statements is not None and not transformed.may_await and not self._is_extended():
             error = self._execute(transformed.statements, transformed.filename)

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from google.protobuf.message import DecodeError
 
-from monarch_nb.errors import ProcessGroupAborted
+from monarch_nb.errors import MeshMismatch, ProcessGroupAborted
 from monarch_nb.frames import FrameError, FrameSplitter
 from monarch_nb.integrations import lightning
 from monarch_nb.proto.run_pb2 import (
@@ -302,7 +302,7 @@ class Rank:
             shown = failures.explain_exit(error)
         else:
             shown = failures.readable(error, makes_another=not active.is_script)
-            only_users = isinstance(shown, ProcessGroupAborted)
+            only_users = isinstance(shown, (MeshMismatch, ProcessGroupAborted))
         result.failure.CopyFrom(failures.describe(self._shell, self._user_code, shown, only_users=only_users))
         if isinstance(error, SystemExit) and active.is_script:
             result.failure.traceback = ""  # it is meant, and has said why: as in Python

@@ -280,6 +280,8 @@ def make_shell() -> RankShell:
     for name in ("In", "Out"):
         shell.user_ns.pop(name, None)  # always empty, and in the way of completion
     warnings.formatwarning = shell.format_warning
+    for callbacks in shell.events.callbacks.values():
+        callbacks.clear()  # IPython's own: an interrupt that is raised in one of them would be lost
     shell.builtin_trap.__enter__()  # for ever: entering and leaving it was part of every cell
     shell.display_trap.__enter__()
     _warm_up(shell)

@@ -52,7 +52,7 @@ def script(bench: Bench) -> Outcome:
 
 def second_fit(bench: Bench) -> Outcome:
     if find_spec("lightning") is None:
-        raise CannotRun("lightning is not installed here: pip install 'monarch-nb[lightning]'")
+        raise CannotRun("lightning is not installed here: pip install '.[lightning]'")
     text = program("fit.py")
     with bench.reserved(1, RANKS) as reservation:
 

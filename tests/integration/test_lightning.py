@@ -217,6 +217,8 @@ def test_arguments_that_contradict_the_mesh(mesh: Mesh, code: str, says: str) ->
         mesh.run(code)
     assert len(failed.value.failures) == 4
     assert all(says in failure.message for failure in failed.value.failures.values())
+    if says.startswith("this mesh has"):
+        assert "site-packages" not in failed.value.failures[0].traceback, "Lightning's own frames say nothing"
 
 
 def test_a_cell_on_a_part_of_the_mesh(mesh: Mesh) -> None:
@@ -324,6 +326,33 @@ class Waits(Regression):
     mesh.select(1).run(MODEL + code)
     resumed = same(mesh, f"fit_all('killed', ckpt_path={str(tmp_path / 'killed' / 'last.ckpt')!r})")
     assert resumed == pytest.approx(undisturbed, rel=1e-6)  # four addends in another order: DDP orders its buckets anew
+
+
+@pytest.mark.parametrize("trainer", ["L.Trainer(max_epochs=1, **quiet).fit(model, data)", "by_hand()"])
+def test_a_rank_that_was_restarted_takes_its_own_part_of_the_data(mesh: Mesh, trainer: str) -> None:
+    code = """
+from lightning.pytorch.utilities import rank_zero_only
+import logging
+quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+class Seeing(Regression):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+    def training_step(self, batch, index):
+        self.seen += batch.tolist()
+        return self.net(torch.zeros(1, 8)).sum()
+def by_hand():
+    fabric = L.Fabric()
+    fabric.launch()
+    for batch in fabric.setup_dataloaders(data):
+        model.seen += batch.tolist()
+model, data = Seeing(), torch.utils.data.DataLoader(range(16), shuffle=True)
+"""
+    mesh.run("L.seed_everything(3)")
+    mesh.restart([1])  # which knows nothing of the seed
+    mesh.select(1).run(MODEL)
+    seen = mesh.run(f"{code}\n{trainer}\nmodel.seen").values
+    assert sorted(each for part in seen for each in part) == list(range(16))
 
 
 def test_a_script(mesh: Mesh, tmp_path: Path) -> None:

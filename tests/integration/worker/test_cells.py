@@ -332,6 +332,13 @@ def test_a_syntax_error_shows_the_line(rank: RankProcess) -> None:
     assert result.failure.message.endswith("(Cell In[4], line 2)")
 
 
+def test_each_cell_warns_and_nothing_stands_between_it_and_an_interrupt(rank: RankProcess) -> None:
+    for _ in range(2):
+        rank.ok("import warnings; warnings.warn('careful')")
+        assert "careful" in rank.text("err")
+    assert rank.ok("sum(get_ipython().events.callbacks.values(), [])") == [], "what is raised in a callback is lost"
+
+
 @pytest.mark.parametrize("code", ["import warnings\nwarnings.warn('careful')", "x = 1\nx is 1"])
 def test_a_warning_names_the_cell(rank: RankProcess, code: str) -> None:
     rank.ok(code, cell_number=4)
