@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from monarch_nb.errors import (
         CapacityError,
         FilesError,
+        MeshMismatch,
         MeshNotFound,
         MonarchNbError,
         NodeUnreachable,
@@ -59,6 +60,7 @@ __all__ = [
     "FilesError",
     "InterruptReport",
     "Mesh",
+    "MeshMismatch",
     "MeshNotFound",
     "MonarchNbError",
     "NodeUnreachable",

@@ -62,6 +62,10 @@ def fabric(monkeypatch: pytest.MonkeyPatch) -> Any:
         def __init__(self, accelerator: str = "auto", *, devices: str = "auto", num_nodes: int = 1) -> None:
             self.arguments = accelerator, devices, num_nodes
 
+        @staticmethod
+        def _get_distributed_sampler(_: object, **options: Any) -> dict[str, Any]:
+            return options
+
     PATCHES["lightning.fabric.fabric"](SimpleNamespace(Fabric=Fabric))
     return Fabric
 
@@ -72,6 +76,14 @@ def test_fabric_is_on_all_nodes_unless_it_is_told_otherwise(monkeypatch: pytest.
     assert make(num_nodes=1).arguments == ("auto", "auto", 1)
     monkeypatch.setenv("LT_NUM_NODES", "1")
     assert make().arguments == ("auto", "auto", 1)
+
+
+def test_samplers_have_the_seed_that_was_given_or_else_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = fabric(monkeypatch)._get_distributed_sampler
+    monkeypatch.setitem(lightning.sys.modules, "torch.distributed", SimpleNamespace(is_initialized=lambda: False))  # type: ignore[arg-type]
+    monkeypatch.setenv("PL_GLOBAL_SEED", "7")
+    assert sampler("data") == {"seed": 7}
+    assert sampler("data", seed=3, shuffle=True) == {"seed": 3, "shuffle": True}
 
 
 def test_only_rank_0_speaks_where_lightning_was_imported_before_the_fork(monkeypatch: pytest.MonkeyPatch) -> None:
