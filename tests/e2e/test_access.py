@@ -85,6 +85,7 @@ def test_nothing_shuts_anybody_out(
 def test_a_keyboard_is_enough(notebook: NotebookPage, make_gate: Callable[[], Gate]) -> None:
     page, gate = notebook.page, make_gate()
     panel, press = PanelPage(page), page.keyboard.press
+    notebook.open()  # alone in its page: what is opened beside others takes the focus once more, later
 
     def command(label: str) -> None:
         press("Control+Shift+c")

@@ -13,6 +13,7 @@ import pytest
 from nbclient import NotebookClient
 
 import monarch_nb
+from integration.pools import PoolOfMany
 from monarch_nb.provision import Node
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
@@ -68,9 +69,10 @@ def notebooks(shared_pool: list[Node], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="module")
-def develop(isolated_pool: list[Node], tmp_path_factory: pytest.TempPathFactory) -> Executed:
-    """The notebook that edits a package."""
-    return _execute("develop", tmp_path_factory.mktemp("develop"))
+def develop(_isolated: PoolOfMany, tmp_path_factory: pytest.TempPathFactory) -> Executed:
+    """The notebook that edits a package. Its pool is this process's only meanwhile: the next notebook has another."""
+    with _isolated.in_use():
+        return _execute("develop", tmp_path_factory.mktemp("develop"))
 
 
 @pytest.fixture(scope="module")
