@@ -104,7 +104,7 @@ ui: install $(NODE_MODULES)  ## Tests of the panel's TypeScript
 	@$(say) 'Tests of the panel'
 	@$(JLPM) test
 
-itest: install  ## Tests against real allocators and ranks
+itest: install panel  ## Tests against real allocators and ranks
 	@$(say) 'Integration tests'
 	@$(PYTEST) -n 2 tests/integration --ignore $(NOTEBOOKS)
 
