@@ -12,15 +12,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from monarch_nb.client.diagnosis import Diagnosis
-    from monarch_nb.client.environments import PipReport
-    from monarch_nb.client.fetch import FetchReport, FileInfo
-    from monarch_nb.client.infos import EndedReservation, RankInfo, ReservationInfo, RunInfo, StackReport
-    from monarch_nb.client.interrupt_report import InterruptReport
-    from monarch_nb.client.mesh import Mesh
-    from monarch_nb.client.reservation import Reservation, attach, list_ended, list_reservations, reserve
-    from monarch_nb.client.run import Run
-    from monarch_nb.client.sync_report import SyncReport
+    from monarch_nb.client.doctor.diagnosis import Diagnosis
+    from monarch_nb.client.doctor.environments import PipReport
+    from monarch_nb.client.files.fetch import FetchReport, FileInfo
+    from monarch_nb.client.files.sync_report import SyncReport
+    from monarch_nb.client.meshes.mesh import Mesh
+    from monarch_nb.client.pools.infos import EndedReservation, RankInfo, ReservationInfo, RunInfo, StackReport
+    from monarch_nb.client.reservations.reservation import Reservation, attach, list_ended, list_reservations, reserve
+    from monarch_nb.client.runs.interrupt_report import InterruptReport
+    from monarch_nb.client.runs.run import Run
     from monarch_nb.config import VERSION as __version__
     from monarch_nb.errors import (
         CapacityError,
@@ -99,15 +99,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "monarch_nb.client.diagnosis": ("Diagnosis",),
-    "monarch_nb.client.environments": ("PipReport",),
-    "monarch_nb.client.fetch": ("FetchReport", "FileInfo"),
-    "monarch_nb.client.infos": ("EndedReservation", "RankInfo", "ReservationInfo", "RunInfo", "StackReport"),
-    "monarch_nb.client.mesh": ("Mesh",),
-    "monarch_nb.client.reservation": ("Reservation", "attach", "list_ended", "list_reservations", "reserve"),
-    "monarch_nb.client.interrupt_report": ("InterruptReport",),
-    "monarch_nb.client.run": ("Run",),
-    "monarch_nb.client.sync_report": ("SyncReport",),
+    "monarch_nb.client.doctor.diagnosis": ("Diagnosis",),
+    "monarch_nb.client.doctor.environments": ("PipReport",),
+    "monarch_nb.client.files.fetch": ("FetchReport", "FileInfo"),
+    "monarch_nb.client.pools.infos": ("EndedReservation", "RankInfo", "ReservationInfo", "RunInfo", "StackReport"),
+    "monarch_nb.client.meshes.mesh": ("Mesh",),
+    "monarch_nb.client.reservations.reservation": (
+        "Reservation",
+        "attach",
+        "list_ended",
+        "list_reservations",
+        "reserve",
+    ),
+    "monarch_nb.client.runs.interrupt_report": ("InterruptReport",),
+    "monarch_nb.client.runs.run": ("Run",),
+    "monarch_nb.client.files.sync_report": ("SyncReport",),
     "monarch_nb.notebook": ("load_ipython_extension", "unload_ipython_extension"),
     "monarch_nb.shape": ("Extent",),
 }

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
-from monarch_nb import escapes
+from monarch_nb.ground import escapes
+from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 
 
 class MonarchNbError(Exception):
@@ -284,13 +285,9 @@ class RunFailed(MonarchNbError):
         return sorted(groups.values(), key=lambda group: group[1].is_consequence)
 
     def _summary(self) -> str:
-        from monarch_nb.shape import name_ranks
-
         return "; ".join(f"{name_ranks(ranks)}: {f.name}: {f.message}".rstrip(": ") for ranks, f in self.groups())
 
     def _describe(self, group: tuple[list[int], RankFailure]) -> str:
-        from monarch_nb.shape import name_ranks
-
         ranks, failure = group
         hosts = dict.fromkeys(self.failures[rank].host for rank in ranks)
         head = f"\x1b[1m{name_ranks(ranks)}\x1b[0m ({', '.join(hosts)})"  # red is hard to read on dark red
@@ -298,8 +295,6 @@ class RunFailed(MonarchNbError):
         return "\n".join([head, cause, *(f"    {line}" for line in failure.stderr_tail)])
 
     def _render_traceback_(self, *_: Any) -> list[str]:
-        from monarch_nb.shape import format_ranks
-
         lines = "\n\n".join(map(self._describe, self.groups())).splitlines()
         if dead := [rank for rank, failure in self.failures.items() if failure.name == "RankDied"]:
             them = "it" if len(dead) == 1 else "them"

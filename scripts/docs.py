@@ -11,10 +11,10 @@ import re
 import sys
 from pathlib import Path
 
-from monarch_nb.cli import main as monarch_nb
-from monarch_nb.client.torchrun_flags import FLAGS
-from monarch_nb.notebook.command_line import help_text, overview
-from monarch_nb.notebook.commands import CELL, MESH
+from monarch_nb.cli.main import main as monarch_nb
+from monarch_nb.client.runs.torchrun_flags import FLAGS
+from monarch_nb.notebook.syntax.command_line import help_text, overview
+from monarch_nb.notebook.syntax.declarations import CELL, MESH
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _BLOCK = re.compile(r"(<!-- help: (?P<command>.+?) -->\n).*?(<!-- /help -->)", re.DOTALL)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from monarch_nb.allocator.workspace.pending import Pending
-from monarch_nb.allocator.workspace.workspaces import Workspaces
+from monarch_nb.allocator.files.workspace.pending import Pending
+from monarch_nb.allocator.files.workspace.workspaces import Workspaces
 from monarch_nb.config import NodePaths
 from monarch_nb.files.chunks import MAX_CHUNK_BYTES, cut, hash_of, pack
 from monarch_nb.files.tree import difference

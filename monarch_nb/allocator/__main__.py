@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import IO
 
 from monarch_nb import config
-from monarch_nb.allocator import facts, processes
-from monarch_nb.allocator.gpus import discover_gpus
-from monarch_nb.allocator.log_limit import default_limit_bytes
+from monarch_nb.allocator.logs.limit import default_limit_bytes
+from monarch_nb.allocator.readings import facts
+from monarch_nb.allocator.readings.gpus import discover_gpus
+from monarch_nb.allocator.supervision import processes
 from monarch_nb.errors import MonarchNbError, PoolError
 from monarch_nb.sizes import bytes_of
 
@@ -48,8 +49,8 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
     from monarch_nb.allocator.node import Node
-    from monarch_nb.allocator.service import AllocatorService
-    from monarch_nb.allocator.supervisor import ProcessWatch
+    from monarch_nb.allocator.serving.service import AllocatorService
+    from monarch_nb.allocator.supervision.supervisor import ProcessWatch
     from monarch_nb.proto import allocator_pb2_grpc
     from monarch_nb.rpc.channel import make_server
 

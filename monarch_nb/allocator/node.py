@@ -14,28 +14,28 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from monarch_nb import config
-from monarch_nb.allocator import processes
-from monarch_nb.allocator.audience import Audience
-from monarch_nb.allocator.database import Database, rank_key, run_key
-from monarch_nb.allocator.describe import describe_ranks
-from monarch_nb.allocator.expiry import Expiry
-from monarch_nb.allocator.files import NodeFiles
-from monarch_nb.allocator.limits import expired
-from monarch_nb.allocator.log_limit import LogLimit
-from monarch_nb.allocator.log_lines import LogLines
-from monarch_nb.allocator.output import RankFiles, stored_outputs
-from monarch_nb.allocator.readings import Readings
-from monarch_nb.allocator.remember import RunNumbers, read_state
-from monarch_nb.allocator.restarts import Restarts
-from monarch_nb.allocator.runs import Effect, Mesh, RankFinished, Run, RunDropped, StartRun
-from monarch_nb.allocator.scripts import Scripts
-from monarch_nb.allocator.sessions import Session
-from monarch_nb.allocator.specs import Plan, plan_rank, start_directory
-from monarch_nb.allocator.state import NodeState
-from monarch_nb.allocator.stores import Stores
-from monarch_nb.allocator.supervisor import ADOPT_WAIT_S, RankProcess, Supervisor
-from monarch_nb.allocator.watch import DirectoryWatch
-from monarch_nb.allocator.whereabouts import Whereabouts
+from monarch_nb.allocator.files.node_files import NodeFiles
+from monarch_nb.allocator.logs.limit import LogLimit
+from monarch_nb.allocator.logs.output import RankFiles, stored_outputs
+from monarch_nb.allocator.logs.watch import DirectoryWatch
+from monarch_nb.allocator.ranks.restarts import Restarts
+from monarch_nb.allocator.ranks.scripts import Scripts
+from monarch_nb.allocator.ranks.specs import Plan, plan_rank, start_directory
+from monarch_nb.allocator.ranks.stores import Stores
+from monarch_nb.allocator.readings.load import Readings
+from monarch_nb.allocator.readings.whereabouts import Whereabouts
+from monarch_nb.allocator.recovery.database import Database, rank_key, run_key
+from monarch_nb.allocator.recovery.remember import RunNumbers, read_state
+from monarch_nb.allocator.serving.describe import describe_ranks
+from monarch_nb.allocator.serving.read_lines import LogLines
+from monarch_nb.allocator.sessions.audience import Audience
+from monarch_nb.allocator.sessions.expiry import Expiry
+from monarch_nb.allocator.sessions.sessions import Session
+from monarch_nb.allocator.state.limits import expired
+from monarch_nb.allocator.state.runs import Effect, Mesh, RankFinished, Run, RunDropped, StartRun
+from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.allocator.supervision import processes
+from monarch_nb.allocator.supervision.supervisor import ADOPT_WAIT_S, RankProcess, Supervisor
 from monarch_nb.errors import MeshNotFound, MonarchNbError, ReservationNotFound, RunNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, run_pb2, state_pb2

@@ -13,7 +13,7 @@ from typing import Any
 
 from monarch_nb.config import RANK_TOKEN_VARIABLE
 from monarch_nb.errors import MeshMismatch
-from monarch_nb.shape import name_ranks
+from monarch_nb.ground.rank_sets import name_ranks
 
 _slice: Sequence[int] = ()
 """The ranks that the present cell runs on, where these are not all."""

@@ -25,14 +25,14 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     if config.RANK_TOKEN_VARIABLE in os.environ:
         raise UsageError("%load_ext monarch_nb and %mesh belong into the notebook's kernel, not on the ranks")
     import monarch_nb
-    from monarch_nb.client.presenting import serve_notebook
-    from monarch_nb.notebook import inspection
-    from monarch_nb.notebook.completion import make_matcher
+    from monarch_nb.client.meshes.presenting import serve_notebook
+    from monarch_nb.notebook.commands import inspection
+    from monarch_nb.notebook.commands.completion import make_matcher
     from monarch_nb.notebook.magics import MeshMagics
     from monarch_nb.notebook.mode import MeshMode
-    from monarch_nb.notebook.panels import Panels
+    from monarch_nb.notebook.output.tables import calm_line, show
+    from monarch_nb.notebook.panels.panels import Panels
     from monarch_nb.notebook.session import Session, notebook_path
-    from monarch_nb.notebook.tables import calm_line, show
 
     unload_ipython_extension(shell)
     notebook = notebook_path(shell.user_ns, os.environ)

@@ -8,14 +8,14 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class, no_var_expand
 
 from monarch_nb.errors import UsageError
-from monarch_nb.notebook.cell import CellRunner
-from monarch_nb.notebook.files import FileCommands
-from monarch_nb.notebook.following import RunInterrupted
+from monarch_nb.notebook.cells.cell import CellRunner
+from monarch_nb.notebook.cells.following import RunInterrupted
+from monarch_nb.notebook.commands.files import FileCommands
+from monarch_nb.notebook.commands.subcommands import Subcommands
 from monarch_nb.notebook.mode import MeshMode
-from monarch_nb.notebook.panels import Panels
+from monarch_nb.notebook.output.tables import calm_line, show
+from monarch_nb.notebook.panels.panels import Panels
 from monarch_nb.notebook.session import Session
-from monarch_nb.notebook.subcommands import Subcommands
-from monarch_nb.notebook.tables import calm_line, show
 
 _USER_FRAME = 2
 """How far above `mesh` the frame is in which the magic was typed."""

@@ -1,7 +1,7 @@
 """What this kernel holds: its reservation, and how a new kernel of the same notebook finds it again.
 
 A notebook is known by its path. The reservation remembers the notebook that made it; what was attached or detached
-since is remembered as well (see monarch_nb.client.memory).
+since is remembered as well (see monarch_nb.client.pools.memory).
 """
 
 from __future__ import annotations
@@ -12,16 +12,25 @@ from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from monarch_nb.client.memory import Memory, choose, choose_unnamed, forget, memory_of_this_kernel, recall, remember
-from monarch_nb.code_names import run_name
+from monarch_nb.client.pools.memory import (
+    Memory,
+    choose,
+    choose_unnamed,
+    forget,
+    memory_of_this_kernel,
+    recall,
+    remember,
+)
 from monarch_nb.errors import MonarchNbError, ReservationNotFound, RunNotFound, UsageError
-from monarch_nb.shape import counted, format_ranks, parse_targets
+from monarch_nb.ground.code_names import run_name
+from monarch_nb.ground.rank_sets import counted, format_ranks
+from monarch_nb.shape import parse_targets
 
 if TYPE_CHECKING:
-    from monarch_nb.client.infos import EndedReservation, ReservationInfo, RunInfo
-    from monarch_nb.client.mesh import Mesh
-    from monarch_nb.client.reservation import Reservation
-    from monarch_nb.client.run import Run
+    from monarch_nb.client.meshes.mesh import Mesh
+    from monarch_nb.client.pools.infos import EndedReservation, ReservationInfo, RunInfo
+    from monarch_nb.client.reservations.reservation import Reservation
+    from monarch_nb.client.runs.run import Run
 
 T = TypeVar("T")
 REATTACH_TIMEOUT_S = 5.0

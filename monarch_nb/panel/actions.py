@@ -7,13 +7,14 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from monarch_nb.client import pool as pools
-from monarch_nb.client.bridge import call
-from monarch_nb.client.mesh import Mesh
-from monarch_nb.client.pool import HeldReservation, Shape, choose_nodes
-from monarch_nb.client.reservation import Reservation, checked_name, reserve
-from monarch_nb.code_names import run_name
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.pools import pool as pools
+from monarch_nb.client.pools.pool import HeldReservation, Shape, choose_nodes
+from monarch_nb.client.reservations.reservation import Reservation, checked_name, reserve
 from monarch_nb.errors import CapacityError, ReservationNotFound, TargetError, UsageError
+from monarch_nb.ground.code_names import run_name
+from monarch_nb.ground.rank_sets import counted, format_ranks, name_ranks
 from monarch_nb.panel.forms import Form, extend_form, reserve_form, up_form
 from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.jobs import Jobs, Say, Work
@@ -21,7 +22,7 @@ from monarch_nb.panel.live import Live
 from monarch_nb.panel.refusal import Refused
 from monarch_nb.panel.view import Json
 from monarch_nb.provision import provisioner
-from monarch_nb.shape import Extent, counted, format_ranks, name_ranks, parse_targets
+from monarch_nb.shape import Extent, parse_targets
 from monarch_nb.sizes import size
 from monarch_nb.times import duration
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from monarch_nb.client.infos import RankInfo, RunInfo
-from monarch_nb.client.waits import APART_AFTER_S, Standstill, wait_sentence
+from monarch_nb.client.pools.infos import RankInfo, RunInfo
+from monarch_nb.client.runs.waits import APART_AFTER_S, Standstill, wait_sentence
 
 GONE_AFTER_S = 2.0
 """So long ranks wait in the same place, while others have ended the cell, before that is called a hang."""

@@ -9,9 +9,9 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.client.bridge import post
+from monarch_nb.client.connections.bridge import post
 from monarch_nb.errors import MonarchNbError
-from monarch_nb.interrupting import Interrupt, interruptible
+from monarch_nb.ground.interrupting import Interrupt, interruptible
 from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.view import Json
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from monarch_nb.client.log_lines import LogChange, LogLine, LogLines, LogRun, LogWindow, Streams
+from monarch_nb.client.logs.lines import LogChange, LogLine, LogLines, LogRun, LogWindow, Streams
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, RunFailed
+from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 from monarch_nb.panel.folding import OPEN_LINES, Row, RunTable
 from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.view import Json, below
-from monarch_nb.shape import format_ranks, name_ranks
 
 OPEN_WAIT_S = 0.8
 """How long opening a log waits for all of it; more comes afterwards."""

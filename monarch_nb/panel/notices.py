@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.panel.view import Json
-from monarch_nb.shape import name_ranks
 from monarch_nb.times import duration
 
 

@@ -10,9 +10,9 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar, cast
 
-from monarch_nb.client.bridge import background_loop
-from monarch_nb.client.log_lines import LogLines
-from monarch_nb.client.pool import pool_named
+from monarch_nb.client.connections.bridge import background_loop
+from monarch_nb.client.logs.lines import LogLines
+from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.panel.actions import Actions, Place
 from monarch_nb.panel.jobs import Jobs
@@ -257,5 +257,5 @@ def _choice(body: Json, key: str, choices: tuple[T, ...]) -> T:
 
 
 def _in_own_context(work: Any) -> concurrent.futures.Future[Any]:
-    """Start a coroutine on the background loop, in a context of its own (see monarch_nb.client.bridge.post)."""
+    """Start a coroutine on the background loop, in a context of its own (see client.connections.bridge.post)."""
     return contextvars.Context().run(asyncio.run_coroutine_threadsafe, work, background_loop())

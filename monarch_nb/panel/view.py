@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.allocator.limits import Limits, how_it_ended
-from monarch_nb.client.infos import RankInfo, RunInfo, infos_of_node, run_infos
-from monarch_nb.client.memory import Memory, choose
+from monarch_nb.allocator.state.limits import Limits, how_it_ended
+from monarch_nb.client.pools.infos import RankInfo, RunInfo, infos_of_node, run_infos
+from monarch_nb.client.pools.memory import Memory, choose
 from monarch_nb.config import DEFAULT_POOL
+from monarch_nb.ground.rank_sets import format_ranks
 from monarch_nb.panel.hangs import Hangs
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.shape import format_ranks
 
 Json = dict[str, Any]
 

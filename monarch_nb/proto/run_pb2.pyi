@@ -207,7 +207,7 @@ Global___Cell: _TypeAlias = Cell  # noqa: Y015
 
 @_typing.final
 class Push(_message.Message):
-    """Set variables: the blob holds a pickled dict (see monarch_nb.frames: pack_pickle)."""
+    """Set variables: the blob holds a pickled dict (see monarch_nb.ground.frames: pack_pickle)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from monarch_nb import interrupting
-from monarch_nb.allocator.processes import is_alive
+from monarch_nb.allocator.supervision.processes import is_alive
 from monarch_nb.config import PROTOCOL, RANK_TOKEN_VARIABLE, VERSION, NodePaths
 from monarch_nb.errors import NodeUnreachable, PoolError
+from monarch_nb.ground import interrupting
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import state_pb2
 

@@ -26,9 +26,9 @@ from monarch_nb.config import (
     private_directory,
 )
 from monarch_nb.errors import CapacityError, NodeUnreachable, PoolError, UsageError
-from monarch_nb.interrupting import at_waits
+from monarch_nb.ground.interrupting import at_waits
+from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import MOST_NODES, MOST_PROCS, Node, Option, Progress
-from monarch_nb.shape import counted
 from monarch_nb.sizes import bytes_of
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def change_for(nodes: int, procs: int, described: Sequence[pb.DescribeReply], *,
 
 
 def _check_gpus(nodes: int, gpus: int) -> None:
-    from monarch_nb.allocator.gpus import discover_gpus
+    from monarch_nb.allocator.readings.gpus import discover_gpus
 
     if not (found := discover_gpus()):
         raise CapacityError("this machine has no GPU (NVML finds none); --procs N asks for CPU ranks")
@@ -335,7 +335,7 @@ def _write_shape(directory: Path, shape: PoolShape) -> None:
 
 
 def _read_node(directory: Path) -> Node:
-    from monarch_nb.allocator.processes import is_alive
+    from monarch_nb.allocator.supervision.processes import is_alive
     from monarch_nb.proto.state_pb2 import ProcessIdentity
 
     paths = NodePaths(directory)
@@ -450,7 +450,7 @@ def _refuse_if_held(nodes: Iterable[Node]) -> None:
 
 def _end(nodes: Sequence[Node], say: Progress) -> None:
     """End nodes; what ranks wrote into their copies of a notebook's files is kept."""
-    from monarch_nb.allocator.processes import identify
+    from monarch_nb.allocator.supervision.processes import identify
     from monarch_nb.provision.daemons import Watched, shut_down
 
     with ExitStack() as stack:

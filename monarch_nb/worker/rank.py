@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from google.protobuf.message import DecodeError
 
 from monarch_nb.errors import MeshMismatch, ProcessGroupAborted
-from monarch_nb.frames import FrameError, FrameSplitter
+from monarch_nb.ground.frames import FrameError, FrameSplitter
 from monarch_nb.integrations import lightning
 from monarch_nb.proto.run_pb2 import (
     OUTCOME_ERROR,
@@ -34,13 +34,16 @@ from monarch_nb.proto.run_pb2 import (
     RunSpec,
 )
 from monarch_nb.proto.worker_pb2 import RankSpec, ToRank
-from monarch_nb.worker import after_fork, cells, failures, lone_training, process_groups, script, streams, values
-from monarch_nb.worker.control import ControlThread
-from monarch_nb.worker.import_times import ImportTimes
-from monarch_nb.worker.interrupts import PEERS_BREAK_WITHIN_S, ActiveRun, Interrupter
-from monarch_nb.worker.reloading import Reloader
-from monarch_nb.worker.results import Results
-from monarch_nb.worker.shell import RankShell
+from monarch_nb.worker.control.interrupts import PEERS_BREAK_WITHIN_S, ActiveRun, Interrupter
+from monarch_nb.worker.control.thread import ControlThread
+from monarch_nb.worker.forking import after_fork
+from monarch_nb.worker.groups import process_groups
+from monarch_nb.worker.reload.reloading import Reloader
+from monarch_nb.worker.runs import cells, lone_training, script, values
+from monarch_nb.worker.runs.import_times import ImportTimes
+from monarch_nb.worker.runs.results import Results
+from monarch_nb.worker.shell import failures, streams
+from monarch_nb.worker.shell.shell import RankShell
 from monarch_nb.worker.text import encodable
 from monarch_nb.worker.user_code import UserCode
 

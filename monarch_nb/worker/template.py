@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from google.protobuf.message import DecodeError
 
-from monarch_nb.frames import FrameError, FrameSplitter, encode_frame
+from monarch_nb.ground.frames import FrameError, FrameSplitter, encode_frame
 from monarch_nb.proto.worker_pb2 import (
     Forked,
     ForkRanks,
@@ -36,18 +36,13 @@ from monarch_nb.proto.worker_pb2 import (
     TemplateReady,
     ToTemplate,
 )
-from monarch_nb.worker import (
-    huge_pages,
-    identity,
-    lone_training,
-    patches,
-    preload,
-    process_groups,
-    rank,
-    reloading,
-    store,
-)
-from monarch_nb.worker.shell import RankShell, make_shell
+from monarch_nb.worker import rank
+from monarch_nb.worker.forking import huge_pages, identity, preload
+from monarch_nb.worker.groups import process_groups, store
+from monarch_nb.worker.reload import reloading
+from monarch_nb.worker.runs import lone_training
+from monarch_nb.worker.shell import patches
+from monarch_nb.worker.shell.shell import RankShell, make_shell
 
 _SEND_TIMEOUT_S = 5.0
 _FAILURE_REPORT_TIMEOUT_S = 30.0

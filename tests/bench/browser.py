@@ -15,7 +15,7 @@ from unittest import mock
 import psutil
 from playwright.sync_api import Browser, Locator, Page, WebSocket
 
-from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.config import DEFAULT_POOL
 from tests.bench.flood import most_in_a_second
 from tests.bench.harness import RANKS, Bench, Outcome, Row, duration, median

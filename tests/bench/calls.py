@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy
 
-from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.meshes.mesh import Mesh
 from tests.bench.harness import RANKS, Bench, Outcome, Row, Shape, compared, duration, median, seconds
 
 ARRAY_BYTES = 64 << 20

@@ -16,8 +16,8 @@ from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
-from monarch_nb.client.reservation import reserve
-from monarch_nb.client.sync_report import SyncReport
+from monarch_nb.client.files.sync_report import SyncReport
+from monarch_nb.client.reservations.reservation import reserve
 from tests.bench.harness import Bench, CannotRun, Outcome, Row, Shape, compared, duration, median, seconds
 
 FILES = 10_000

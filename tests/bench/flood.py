@@ -15,7 +15,7 @@ import nbformat
 from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
-from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.meshes.mesh import Mesh
 from tests.bench.harness import PROGRAMS, RANKS, Bench, Outcome, Row, median, program
 
 LINES = 200_000

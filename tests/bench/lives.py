@@ -7,9 +7,9 @@ import signal
 import threading
 import time
 
-from monarch_nb.client.events import Event, Text
-from monarch_nb.client.mesh import Mesh
-from monarch_nb.client.reservation import reserve
+from monarch_nb.client.connections.events import Event, Text
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.reservations.reservation import reserve
 from tests.bench.harness import (
     RANKS,
     Bench,

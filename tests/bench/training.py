@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from importlib.util import find_spec
 
-from monarch_nb.client.events import Event, Text
+from monarch_nb.client.connections.events import Event, Text
 from tests.bench.harness import (
     PROGRAMS,
     Bench,

@@ -18,7 +18,7 @@ from e2e.panel import PanelPage
 from gpus import FAKE_NVML, FakeGpus
 from integration.live import Gate
 from leaks import GRACE_S, processes_of, wait_for_end
-from monarch_nb.client.reservation import Reservation
+from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 

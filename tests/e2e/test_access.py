@@ -12,7 +12,7 @@ import monarch_nb
 from e2e.lab import DARK, LIGHT, REPOSITORY, Desk, Lab, NotebookPage
 from e2e.panel import LogPage, PanelPage
 from integration.live import Gate, kill, pids_of, started
-from monarch_nb.client.reservation import Reservation
+from monarch_nb.client.reservations.reservation import Reservation
 
 AXE = REPOSITORY / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
 

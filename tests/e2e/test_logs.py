@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 from e2e.lab import NotebookPage
 from e2e.panel import LogPage, PanelPage
 from integration.live import Gate, started
-from monarch_nb.client.reservation import Reservation
+from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.provision.local import LocalProvisioner
 
 PRINT = """\

@@ -17,7 +17,7 @@ from e2e.lab import WAIT_MS, Lab, NotebookPage
 from e2e.panel import LogPage, PanelPage
 from gpus import FakeGpus
 from integration.live import Gate, kill, pids_of, started
-from monarch_nb.client.reservation import Reservation
+from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 

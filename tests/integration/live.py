@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 import pytest
 
 from leaks import wait_for_end
-from monarch_nb.allocator.processes import identify, is_alive
-from monarch_nb.client import events
-from monarch_nb.client.bridge import call
-from monarch_nb.client.mesh import Mesh
-from monarch_nb.client.pool import pool_named
-from monarch_nb.client.reservation import Reservation, _extend
-from monarch_nb.client.run import Run
+from monarch_nb.allocator.supervision.processes import identify, is_alive
+from monarch_nb.client.connections import events
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.pools.pool import pool_named
+from monarch_nb.client.reservations.reservation import Reservation, _extend
+from monarch_nb.client.runs.run import Run
 
 TIMEOUT_S = 60.0
 """Long enough for any loaded machine: what a test waits for comes, or never."""

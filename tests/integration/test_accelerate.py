@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from integration.live import Recorder
-from monarch_nb.client.mesh import Mesh
-from monarch_nb.client.reservation import reserve
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.reservations.reservation import reserve
 from monarch_nb.errors import RunFailed
 from monarch_nb.provision import Node
 

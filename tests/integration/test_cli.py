@@ -9,7 +9,7 @@ import pytest
 
 import monarch_nb
 from leaks import leaks_of
-from monarch_nb.cli import main
+from monarch_nb.cli.main import main
 from monarch_nb.errors import RunFailed
 from monarch_nb.provision import Node
 
@@ -84,6 +84,6 @@ def test_down_force_ends_what_is_held(pool_home: Path, capsys: pytest.CaptureFix
 
 def test_a_reader_that_leaves_is_no_error(spare_pool: list[Node]) -> None:
     monarch_nb.reserve("dev", procs=1).mesh.run("for i in range(100_000): print('line', i)")
-    command = f"{sys.executable} -m monarch_nb.cli logs dev --raw -n 0 | head -n 1"
+    command = f"{sys.executable} -m monarch_nb.cli.main logs dev --raw -n 0 | head -n 1"
     run = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
     assert (run.stdout, run.stderr, run.returncode) == ("[0] line 0\n", "", 0)

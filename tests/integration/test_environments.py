@@ -11,11 +11,11 @@ import pytest
 
 import monarch_nb
 from integration.live import TIMEOUT_S, Recorder, kill, pids_of
-from monarch_nb.cli import main
-from monarch_nb.client import evidence
-from monarch_nb.client.environments import pip_code
-from monarch_nb.client.mesh import Mesh
-from monarch_nb.client.reservation import Reservation
+from monarch_nb.cli.main import main
+from monarch_nb.client.doctor.environments import pip_code
+from monarch_nb.client.files import evidence
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.errors import RunFailed
 
 

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from integration.live import Gate, Recorder, kill, pids_of, started
-from monarch_nb.client import events
-from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.connections import events
+from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.errors import PickleError, RankDead, RankFailure, RunFailed
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from integration.live import TIMEOUT_S, Gate, kill, lives, open_files, parent_of, pids_of, started
 from leaks import Process, processes_of, wait_for_end
-from monarch_nb.client.mesh import Mesh
-from monarch_nb.client.reservation import Reservation, reserve
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.errors import RunFailed
 from monarch_nb.provision import Node
 

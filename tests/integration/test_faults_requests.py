@@ -17,9 +17,9 @@ import monarch_nb
 from integration.live import TIMEOUT_S, Gate, Recorder, client, lives
 from leaks import processes_of, wait_for_end
 from monarch_nb import config
-from monarch_nb.client.bridge import call
-from monarch_nb.client.connection import Connection
-from monarch_nb.client.reservation import Reservation, attach, list_reservations, reserve
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.reservations.reservation import Reservation, attach, list_reservations, reserve
 from monarch_nb.errors import (
     CapacityError,
     PreloadError,
@@ -295,7 +295,7 @@ class TestInterruptedHalfWay:
     def test_when_it_is_all_but_complete(self, nothing_stays: None) -> None:
         program = (
             "import signal\n"
-            "from monarch_nb.client.pool import Pool\n"
+            "from monarch_nb.client.pools.pool import Pool\n"
             "held = Pool.held\n"
             "async def interrupted(*arguments):\n"
             "    os.kill(os.getpid(), signal.SIGINT)\n"

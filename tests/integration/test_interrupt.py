@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from integration.live import Gate, Recorder, client, eventually, pids_of, started
-from monarch_nb.client import events, waits_watch
-from monarch_nb.client import run as run_module
-from monarch_nb.client.bridge import call
-from monarch_nb.client.mesh import Mesh
-from monarch_nb.client.mesh_core import MeshCore
+from monarch_nb.client.connections import events
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.meshes.core import MeshCore
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.runs import run as run_module
+from monarch_nb.client.runs import waits_watch
 from monarch_nb.errors import GROUP_ABORTED, RunFailed
 
 INIT = "dist.init_process_group('gloo')"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from integration.live import Recorder, pids_of, started
-from monarch_nb.client import events
-from monarch_nb.client.mesh import Mesh
-from monarch_nb.client.reservation import Reservation, reserve
+from monarch_nb.client.connections import events
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.errors import RunFailed
 from monarch_nb.provision import Node
 

@@ -10,11 +10,11 @@ import pytest
 
 from integration.live import Gate, Recorder, eventually, kill, started
 from integration.pools import PoolOfMany
-from monarch_nb.client.bridge import call
-from monarch_nb.client.log_lines import LogLines, LogWindow
-from monarch_nb.client.reservation import Reservation, reserve
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.logs.lines import LogLines, LogWindow
+from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.config import NodePaths
-from monarch_nb.notebook.logs import shown_logs
+from monarch_nb.notebook.commands.logs import shown_logs
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 

@@ -11,15 +11,15 @@ import pytest
 
 from integration.live import TIMEOUT_S, Gate, Recorder, eventually, kill, lives, started
 from leaks import processes_of
-from monarch_nb.client import events
-from monarch_nb.client.bridge import call
-from monarch_nb.client.log_lines import LogChange, LogLines, LogPart, LogWindow
-from monarch_nb.client.mesh import Mesh
-from monarch_nb.client.presenting import serve_notebook
-from monarch_nb.client.reservation import Reservation, reserve
+from monarch_nb.client.connections import events
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.logs.lines import LogChange, LogLines, LogPart, LogWindow
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.meshes.presenting import serve_notebook
+from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.config import home_directory
 from monarch_nb.errors import MeshNotFound, NodeUnreachable, UsageError
-from monarch_nb.notebook.logs import shown_logs
+from monarch_nb.notebook.commands.logs import shown_logs
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 

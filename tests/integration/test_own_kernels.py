@@ -18,7 +18,7 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 
 def test_a_restart_of_the_kernel_leaves_the_ranks_alone(kernel: Kernel, gate: Gate) -> None:
     """Jupyter interrupts a kernel before it tells it to shut down."""
-    patience = "from monarch_nb import interrupting\ninterrupting.SHUTDOWN_NOTICE_S = 60.0"
+    patience = "from monarch_nb.ground import interrupting\ninterrupting.SHUTDOWN_NOTICE_S = 60.0"
     code = f"print('begun')\n{gate.wait}\nprint('not interrupted')\nrank"
     for start in (f"%%mesh\n{code}", "%mesh attach --from-start", "print('joins')\nnext(dev.mesh.running()).join()"):
         kernel.run(patience)

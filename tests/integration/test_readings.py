@@ -11,16 +11,16 @@ import pytest
 
 from gpus import FakeGpus
 from integration.live import Gate, Recorder, eventually, kill, started
-from monarch_nb.cli import main
-from monarch_nb.client.bridge import call
-from monarch_nb.client.events import Notice
-from monarch_nb.client.infos import RankInfo, RunInfo, rank_infos, run_infos
-from monarch_nb.client.mesh import Mesh
-from monarch_nb.client.pool import pool_named
-from monarch_nb.client.reservation import reserve
-from monarch_nb.client.run import Run
+from monarch_nb.cli.main import main
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.connections.events import Notice
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.pools.infos import RankInfo, RunInfo, rank_infos, run_infos
+from monarch_nb.client.pools.pool import pool_named
+from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.runs.run import Run
 from monarch_nb.errors import CapacityError, RunFailed
-from monarch_nb.notebook.tables import status_table
+from monarch_nb.notebook.output.tables import status_table
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner

@@ -13,9 +13,9 @@ import pytest
 
 from integration.live import TIMEOUT_S, Gate, Recorder, client, eventually, kill, parent_of, pids_of, started
 from leaks import wait_for_end
-from monarch_nb.client import events
-from monarch_nb.client.mesh import Mesh
-from monarch_nb.client.reservation import Reservation, attach, list_reservations, reserve
+from monarch_nb.client.connections import events
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.reservations.reservation import Reservation, attach, list_reservations, reserve
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import NodeUnreachable, RunFailed, RunNotFound
 from monarch_nb.provision import Node
@@ -238,7 +238,7 @@ rank"""
 
     def test_an_interrupt_leaves_what_can_not_be_reached(self, mesh: Mesh, gate: Gate) -> None:
         program = (
-            "from monarch_nb.client import events\n"
+            "from monarch_nb.client.connections import events\n"
             "def tell(event):\n"
             "    if isinstance(event, events.Text): print('under way')\n"
             "    if isinstance(event, events.Notice) and 'does not answer' in event.text: print('away', flush=True)\n"

@@ -25,7 +25,7 @@ class Terminal:
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "monarch_nb.cli", "run", *words],
+            [sys.executable, "-m", "monarch_nb.cli.main", "run", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -14,9 +14,9 @@ import torch
 from integration.live import TIMEOUT_S, Gate, Recorder, eventually, kill, pids_of
 from leaks import wait_for_end
 from monarch_nb import RunFailed
-from monarch_nb.client import events
-from monarch_nb.client.mesh import Mesh
-from monarch_nb.client.run import Run
+from monarch_nb.client.connections import events
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.runs.run import Run
 from monarch_nb.errors import UsageError
 
 Write = Callable[[str], str]

@@ -21,7 +21,7 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from gpus import FakeGpus
 from integration.live import TIMEOUT_S, Gate, eventually, kill, started
-from monarch_nb.client.reservation import attach
+from monarch_nb.client.reservations.reservation import attach
 from monarch_nb.provision import MOST_NODES, Node
 
 TOKEN = "a-token"

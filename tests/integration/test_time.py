@@ -13,11 +13,11 @@ import monarch_nb
 from integration.live import TIMEOUT_S, Gate, client, eventually, kill, leave, lives, pids_of, started
 from integration.pools import make_whole
 from leaks import wait_for_end
-from monarch_nb.cli import main
-from monarch_nb.client import events
-from monarch_nb.client.bridge import call
-from monarch_nb.client.pool import pool_named
-from monarch_nb.client.reservation import Reservation, attach, list_ended, list_reservations, reserve
+from monarch_nb.cli.main import main
+from monarch_nb.client.connections import events
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.pools.pool import pool_named
+from monarch_nb.client.reservations.reservation import Reservation, attach, list_ended, list_reservations, reserve
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import ReservationExpired, UsageError
 from monarch_nb.provision import Node

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from integration.live import Recorder
-from monarch_nb.client import events
-from monarch_nb.client.mesh import Mesh
+from monarch_nb.client.connections import events
+from monarch_nb.client.meshes.mesh import Mesh
 
 TRAIN = """
 import torch

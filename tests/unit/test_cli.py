@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from monarch_nb.cli import _typed_here, main, make_parser
-from monarch_nb.cli_run import exit_status, take_name
-from monarch_nb.client.events import Result
-from monarch_nb.client.pool import not_found
+from monarch_nb.cli.main import _typed_here, main, make_parser
+from monarch_nb.cli.run import exit_status, take_name
+from monarch_nb.client.connections.events import Result
+from monarch_nb.client.pools.pool import not_found
 from monarch_nb.config import HOME_VARIABLE, VERSION
 from monarch_nb.errors import CapacityError, NodeUnreachable, RankFailure, RunFailed
 

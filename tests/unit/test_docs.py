@@ -11,9 +11,9 @@ from types import ModuleType
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
-from monarch_nb.cli import make_parser
-from monarch_nb.notebook.command_line import parse
-from monarch_nb.notebook.commands import CELL, MESH
+from monarch_nb.cli.main import make_parser
+from monarch_nb.notebook.syntax.command_line import parse
+from monarch_nb.notebook.syntax.declarations import CELL, MESH
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

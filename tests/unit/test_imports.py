@@ -14,13 +14,13 @@ def modules_after(code: str) -> set[str]:
     return set(run.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["monarch_nb", "monarch_nb.cli", "monarch_nb.provision.local"])
+@pytest.mark.parametrize("module", ["monarch_nb", "monarch_nb.cli.main", "monarch_nb.provision.local"])
 def test_importing_is_light(module: str) -> None:
     assert not modules_after(f"import {module}") & set(HEAVY)
 
 
 def test_the_allocator_never_sees_torch() -> None:
-    loaded = modules_after("import monarch_nb.allocator.__main__, monarch_nb.allocator.service")
+    loaded = modules_after("import monarch_nb.allocator.__main__, monarch_nb.allocator.serving.service")
     assert not loaded & {"torch", "IPython", "numpy"}
 
 

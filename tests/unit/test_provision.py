@@ -10,7 +10,7 @@ import pytest
 
 from monarch_nb.config import HOME_VARIABLE, LOG_LIMIT_VARIABLE, RANK_TOKEN_VARIABLE, NodePaths
 from monarch_nb.errors import CapacityError, PoolError, UsageError
-from monarch_nb.interrupting import Interrupt, interruptible
+from monarch_nb.ground.interrupting import Interrupt, interruptible
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Node, daemons, local, provisioner
 from monarch_nb.provision.daemons import Starting, daemon_environment, wait_for_lines
@@ -141,7 +141,7 @@ class TestRoom:
         assert list(home.iterdir()) == []
 
     def test_gpus_that_this_machine_lacks_start_nothing(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("monarch_nb.allocator.gpus.discover_gpus", list)
+        monkeypatch.setattr("monarch_nb.allocator.readings.gpus.discover_gpus", list)
         with pytest.raises(CapacityError, match="has no GPU"), LocalProvisioner().room(1, 0, 1):
             pass
         assert list(home.iterdir()) == []
@@ -277,7 +277,7 @@ def test_an_allocator_that_removes_files_has_the_time_for_it(monkeypatch: pytest
             pass
 
     names = {1: "works", 2: "hangs"}
-    monkeypatch.setattr("monarch_nb.allocator.processes.identify", lambda pid: names[pid])
+    monkeypatch.setattr("monarch_nb.allocator.supervision.processes.identify", lambda pid: names[pid])
     monkeypatch.setattr(daemons, "Watched", Process)
     monkeypatch.setattr(daemons, "shut_down", lambda address: address == "works")
     said: list[str] = []

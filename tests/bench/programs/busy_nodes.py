@@ -8,7 +8,7 @@ import time
 
 import grpc
 
-from monarch_nb.allocator.processes import identify
+from monarch_nb.allocator.supervision.processes import identify
 from monarch_nb.config import PROTOCOL, NodePaths, pool_directory, private_directory
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import allocator_pb2_grpc as service

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from monarch_nb.client.reservation import Reservation
+from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.config import NodePaths
 from monarch_nb.provision.local import LocalProvisioner
 

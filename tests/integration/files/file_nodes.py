@@ -9,10 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from monarch_nb.allocator.files import NodeFiles
-from monarch_nb.allocator.service import AllocatorService
-from monarch_nb.client.connection import Connection
-from monarch_nb.client.transfer import Sender, Transfer
+from monarch_nb.allocator.files.node_files import NodeFiles
+from monarch_nb.allocator.serving.service import AllocatorService
+from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.files.transfer import Sender, Transfer
 from monarch_nb.config import NodePaths
 from monarch_nb.files.chunks import Buffer, cut, hash_of
 from monarch_nb.files.tree import chunk_hashes

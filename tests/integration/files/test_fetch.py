@@ -9,9 +9,9 @@ import pytest
 
 from integration.files.copies import copies, module, names_in
 from integration.live import TIMEOUT_S
-from monarch_nb.client.bridge import call
-from monarch_nb.client.fetch import FetchReport
-from monarch_nb.client.reservation import Reservation, reserve
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.files.fetch import FetchReport
+from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import FilesError, MonarchNbError
 from monarch_nb.proto import files_pb2 as pb

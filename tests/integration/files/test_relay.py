@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from integration.files.file_nodes import Content, FileNode, file_nodes, missing_chunks, send
-from monarch_nb.allocator.relay import split
+from monarch_nb.allocator.files.relay import split
 from monarch_nb.errors import FilesError, NodeUnreachable
 from monarch_nb.proto import files_pb2 as pb
 

@@ -11,8 +11,8 @@ import pytest
 from integration.files.copies import assert_same, copies, module, names_in
 from integration.live import Recorder, client, eventually
 from monarch_nb.client.files.local_tree import Report
-from monarch_nb.client.reservation import Reservation, reserve
-from monarch_nb.client.sync_report import SyncReport
+from monarch_nb.client.files.sync_report import SyncReport
+from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import ReservationConflict, RunFailed, UsageError
 from monarch_nb.provision import Node

@@ -16,7 +16,7 @@ from typing import Any
 import cloudpickle
 
 from integration.live import TIMEOUT_S
-from monarch_nb.worker import process_groups, store
+from monarch_nb.worker.groups import process_groups, store
 
 _fork = multiprocessing.get_context("fork")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from integration.live import Gate
 from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, connect, run_all
-from monarch_nb.frames import receive_frame, send_frame
+from monarch_nb.ground.frames import receive_frame, send_frame
 from monarch_nb.proto.run_pb2 import OUTCOME_OK, Where
 from monarch_nb.proto.worker_pb2 import FromRank, Hello, ToRank
 

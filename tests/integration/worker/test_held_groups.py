@@ -20,7 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from integration.worker.forked_ranks import ForkedRanks
-from monarch_nb.worker import process_groups
+from monarch_nb.worker.groups import process_groups
 
 Space = dict[str, Any]
 

@@ -603,14 +603,15 @@ def test_the_store_keeps_no_descriptor_of_its_parent() -> None:
 
 
 def test_importing_imports_no_torch() -> None:
-    code = "import sys, monarch_nb.worker.process_groups, monarch_nb.worker.store; assert 'torch' not in sys.modules"
+    imported = "monarch_nb.worker.groups.process_groups, monarch_nb.worker.groups.store"
+    code = f"import sys, {imported}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_torch_is_patched_when_it_is_imported_later() -> None:
     code = """
 import sys
-from monarch_nb.worker import process_groups
+from monarch_nb.worker.groups import process_groups
 process_groups.install()
 assert not process_groups.in_use()
 import torch

@@ -14,7 +14,7 @@ import pytest
 
 from integration.live import Gate, open_files
 from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, connect
-from monarch_nb.frames import receive_frame
+from monarch_nb.ground.frames import receive_frame
 from monarch_nb.proto.worker_pb2 import ForkRanks, FromTemplate, ToTemplate
 
 MakeTemplate = Callable[..., TemplateProcess]

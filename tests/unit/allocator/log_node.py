@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from monarch_nb.allocator.runs import Mesh, Run
-from monarch_nb.allocator.sessions import Session
-from monarch_nb.allocator.watch import DirectoryWatch
+from monarch_nb.allocator.logs.watch import DirectoryWatch
+from monarch_nb.allocator.sessions.sessions import Session
+from monarch_nb.allocator.state.runs import Mesh, Run
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import MeshNotFound
 from monarch_nb.proto import allocator_pb2 as pb

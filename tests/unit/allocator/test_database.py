@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.allocator.database import Database
+from monarch_nb.allocator.recovery.database import Database
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import state_pb2
 

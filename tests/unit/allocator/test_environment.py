@@ -2,7 +2,7 @@
 
 import pytest
 
-from monarch_nb.allocator.environment import Job, Place, rank_environment
+from monarch_nb.allocator.ranks.environment import Job, Place, rank_environment
 from monarch_nb.config import RANK_TOKEN_VARIABLE, SHARED_VARIABLE
 from monarch_nb.proto import allocator_pb2 as pb
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gpus import FAKE_NVML, FakeGpus
-from monarch_nb.allocator import gpus as readers
-from monarch_nb.allocator.gpus import GpuReader, discover_gpus
+from monarch_nb.allocator.readings import gpus as readers
+from monarch_nb.allocator.readings.gpus import GpuReader, discover_gpus
 from monarch_nb.proto import allocator_pb2 as pb
 
 

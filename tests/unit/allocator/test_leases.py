@@ -2,7 +2,7 @@
 
 import pytest
 
-from monarch_nb.allocator.state import NodeState
+from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.errors import (
     CapacityError,
     MeshNotFound,

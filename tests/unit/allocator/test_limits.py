@@ -2,8 +2,8 @@
 
 import pytest
 
-from monarch_nb.allocator.limits import LOOK_EVERY_S, Limits
-from monarch_nb.allocator.state import MAX_ENDED, NodeState
+from monarch_nb.allocator.state.limits import LOOK_EVERY_S, Limits
+from monarch_nb.allocator.state.state import MAX_ENDED, NodeState
 from monarch_nb.errors import ReservationExpired
 from monarch_nb.proto import allocator_pb2 as pb
 

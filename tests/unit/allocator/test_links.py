@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.allocator import links
-from monarch_nb.allocator.links import RankLink
+from monarch_nb.allocator.supervision import links
+from monarch_nb.allocator.supervision.links import RankLink
 from monarch_nb.errors import SpawnError
-from monarch_nb.frames import encode_frame, read_frame
+from monarch_nb.ground.frames import encode_frame, read_frame
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
 

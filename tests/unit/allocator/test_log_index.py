@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.allocator import log_index
-from monarch_nb.allocator.log_index import Line, RankIndex, digests
-from monarch_nb.allocator.output import Dropped, RankFiles
-from monarch_nb.frames import encode_frame
+from monarch_nb.allocator.logs import index
+from monarch_nb.allocator.logs.index import Line, RankIndex, digests
+from monarch_nb.allocator.logs.output import Dropped, RankFiles
+from monarch_nb.ground.frames import encode_frame
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
@@ -67,10 +67,10 @@ def writer(tmp_path: Path) -> Writer:
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every boundary is met often."""
-    monkeypatch.setattr(log_index, "BLOCK_BYTES", 16)
-    monkeypatch.setattr(log_index, "_STEP_BYTES", 40)
-    monkeypatch.setattr(log_index, "_BATCH_BYTES", 100)
-    monkeypatch.setattr(log_index, "_MARKS_BYTES", 50)
+    monkeypatch.setattr(index, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(index, "_STEP_BYTES", 40)
+    monkeypatch.setattr(index, "_BATCH_BYTES", 100)
+    monkeypatch.setattr(index, "_MARKS_BYTES", 50)
 
 
 @pytest.mark.parametrize("seed", range(20))

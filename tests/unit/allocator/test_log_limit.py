@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.allocator import log_limit
-from monarch_nb.allocator.log_limit import LogLimit, StoredFile, StoredOutput, choose, default_limit_bytes
-from monarch_nb.allocator.output import RankFiles
+from monarch_nb.allocator.logs import limit
+from monarch_nb.allocator.logs.limit import LogLimit, StoredFile, StoredOutput, choose, default_limit_bytes
+from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.config import LOG_LIMIT_VARIABLE
 from monarch_nb.errors import UsageError
-from monarch_nb.frames import encode_frame
+from monarch_nb.ground.frames import encode_frame
 from monarch_nb.proto import run_pb2
 
 MB = 10**6
@@ -45,7 +45,7 @@ class TestChoosing:
         assert chosen(outputs, 50) == {(1, 0): 0, (2, 0): 20, (2, 2): 20}
 
     def test_the_newest_of_what_goes_on_stays(self) -> None:
-        assert [kept for _, kept in choose([stored(1, 9, finished=False)], 1)] == [log_limit.NEWEST_BYTES]
+        assert [kept for _, kept in choose([stored(1, 9, finished=False)], 1)] == [limit.NEWEST_BYTES]
 
 
 class TestSweeping:
@@ -128,7 +128,7 @@ class TestSweeping:
         self.write(runs, 1, LINE * 20_000)
         note, punched = RankFiles.note_dropped, []
 
-        def full_until_punched(files: RankFiles, dropped: log_limit.Dropped) -> None:
+        def full_until_punched(files: RankFiles, dropped: limit.Dropped) -> None:
             if files.path("out").stat().st_blocks * 512 > MB:
                 punched.append(False)
                 raise OSError(28, "No space left on device")
@@ -144,7 +144,7 @@ class TestSweeping:
         def refuse(*_: object, **__: object) -> None:
             raise OSError(95, "its file system makes no holes in files")
 
-        monkeypatch.setattr(log_limit, "_punch", refuse)
+        monkeypatch.setattr(limit, "_punch", refuse)
         with pytest.raises(OSError, match="makes no holes"):
             self.sweep(runs, MB)
         assert files.dropped().out == 0

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.allocator import log_lines
-from monarch_nb.allocator.log_index import RankIndex
-from monarch_nb.allocator.log_lines import LogLines
-from monarch_nb.allocator.search import Lines
+from monarch_nb.allocator.logs.index import RankIndex
+from monarch_nb.allocator.logs.search import Lines
+from monarch_nb.allocator.serving import read_lines
+from monarch_nb.allocator.serving.read_lines import LogLines
 from monarch_nb.errors import MeshNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -151,12 +151,12 @@ class TestWatch:
                     lines += 100
                     await asyncio.sleep(0.001)
                 assert 0 < coming.result().parts[0].stdout_lines <= lines
-        assert loop.time() - began_s > 4 * log_lines.FLOOD_INTERVAL_S
+        assert loop.time() - began_s > 4 * read_lines.FLOOD_INTERVAL_S
 
     async def test_a_huge_log_is_told_as_it_is_counted(
         self, node: FakeNode, log: LogLines, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(log_lines, "FLOOD_INTERVAL_S", 0.0)
+        monkeypatch.setattr(read_lines, "FLOOD_INTERVAL_S", 0.0)
         for rank in (0, 1):
             node.write(1, rank, b"a\n")
         changes = [change async for change in watch(log)]
@@ -190,7 +190,7 @@ class TestWatch:
         node.write(2, 0, b"b\n")
         await read(log, (1, 0, 0, 1), (2, 0, 0, 1))
         known = log._indices["m"]
-        known[1, 0].used_s -= 2 * log_lines.KEPT_S
+        known[1, 0].used_s -= 2 * read_lines.KEPT_S
         log._forget()
         assert list(known) == [(2, 0)]
         node.state.meshes.clear()
@@ -223,7 +223,7 @@ class TestRead:
     async def test_what_does_not_fit_in_a_reply_is_asked_for_again(
         self, node: FakeNode, log: LogLines, monkeypatch: pytest.MonkeyPatch, digests: bool
     ) -> None:
-        monkeypatch.setattr(log_lines, "_REPLY_BYTES", 2000)
+        monkeypatch.setattr(read_lines, "_REPLY_BYTES", 2000)
         node.write(1, 0, b"".join(b"%d\n" % number for number in range(400)))
         node.write(1, 1, b"x" * 5000 + b"\nlast\n")
         wanted = [pb.LogWindow(number=1, rank=0, count=400), pb.LogWindow(number=1, rank=1, count=2)]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.allocator import logs
-from monarch_nb.allocator.output import Dropped, RankFiles
+from monarch_nb.allocator.logs.output import Dropped, RankFiles
+from monarch_nb.allocator.serving import read_logs
 from monarch_nb.errors import MeshNotFound
-from monarch_nb.frames import encode_frame
+from monarch_nb.ground.frames import encode_frame
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from unit.allocator.log_node import FakeNode
@@ -32,7 +32,7 @@ async def node(tmp_path: Path) -> AsyncIterator[FakeNode]:
 async def read(node: Any, **request: Any) -> list[Line]:
     return [
         (record.number, record.rank, record.text.decode(errors="backslashreplace"))
-        async for batch in logs.read_logs(node, pb.ReadLogsRequest(mesh_id="m", **request))
+        async for batch in read_logs.read_logs(node, pb.ReadLogsRequest(mesh_id="m", **request))
         for record in batch.records
     ]
 
@@ -52,7 +52,7 @@ async def test_by_run_then_by_rank(node: FakeNode) -> None:
 async def test_lines_are_whole_whatever_they_hold(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch, text: str, piece_bytes: int
 ) -> None:
-    monkeypatch.setattr(logs, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(read_logs, "_PIECE_BYTES", piece_bytes)
     node.write(1, 0, text.encode())
     expected = [line + "\n" for line in text.split("\n")[:-1]] + ([text.split("\n")[-1]] if text[-1] != "\n" else [])
     for lines in (0, 100):
@@ -63,7 +63,7 @@ async def test_lines_are_whole_whatever_they_hold(
 
 
 async def test_a_very_long_line_comes_in_pieces(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_PIECE_BYTES", 10)
+    monkeypatch.setattr(read_logs, "_PIECE_BYTES", 10)
     node.write(1, 0, b"x" * 95 + b"\nend\n")
     found = [line for _, _, line in await read(node)]
     assert "".join(found) == "x" * 95 + "\nend\n"
@@ -76,7 +76,7 @@ async def test_both_streams_in_the_order_of_writing(node: FakeNode) -> None:
     node.write(1, 0, b"two\n", "err")
     node.write(1, 0, encode_frame(run_pb2.Mark(stdout_bytes=4, stderr_bytes=4).SerializeToString()), "marks")
     node.write(1, 0, b"three\n")
-    batches = [batch async for batch in logs.read_logs(node, pb.ReadLogsRequest(mesh_id="m"))]  # type: ignore[arg-type]
+    batches = [batch async for batch in read_logs.read_logs(node, pb.ReadLogsRequest(mesh_id="m"))]  # type: ignore[arg-type]
     records = [(record.stderr, record.text) for batch in batches for record in batch.records]
     assert records == [(False, b"one\n"), (True, b"two\n"), (False, b"three\n")]
     assert [line for _, _, line in await read(node, last_lines=2)] == ["two\n", "three\n"]
@@ -173,7 +173,7 @@ class TestFollow:
 
     async def follow(self, node: Any, **options: Any) -> AsyncGenerator[list[Line], None]:
         request = pb.ReadLogsRequest(mesh_id="m", follow=True, **options)
-        async with contextlib.aclosing(logs.read_logs(node, request)) as batches:
+        async with contextlib.aclosing(read_logs.read_logs(node, request)) as batches:
             async for batch in batches:
                 yield [(record.number, record.rank, record.text.decode()) for record in batch.records]
 
@@ -212,10 +212,10 @@ class TestDropped:
             assert await read(node, last_lines=lines) == [(1, 0, self.SAID), (1, 1, self.SAID), (2, 0, "next\n")]
 
     async def test_while_somebody_reads(self, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(logs, "_PIECE_BYTES", 100)
+        monkeypatch.setattr(read_logs, "_PIECE_BYTES", 100)
         node.write(1, 0, b"line 0000\n" * 100)
         text = ""
-        async for batch in logs.read_logs(node, pb.ReadLogsRequest(mesh_id="m")):  # type: ignore[arg-type]
+        async for batch in read_logs.read_logs(node, pb.ReadLogsRequest(mesh_id="m")):  # type: ignore[arg-type]
             if not text:
                 self.drop(node, 1, 0, 900)
             text += "".join(record.text.decode() for record in batch.records)

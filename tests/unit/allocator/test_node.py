@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 
 from monarch_nb import config
-from monarch_nb.allocator import expiry, processes
-from monarch_nb.allocator.control import interrupt
-from monarch_nb.allocator.files import SMALL_CHANGE_ENTRIES
+from monarch_nb.allocator.files.node_files import SMALL_CHANGE_ENTRIES
+from monarch_nb.allocator.files.workspace.pending import Pending
 from monarch_nb.allocator.node import Node
-from monarch_nb.allocator.remember import read_state
-from monarch_nb.allocator.sessions import Session
-from monarch_nb.allocator.state import NodeState
-from monarch_nb.allocator.supervisor import RankProcess
-from monarch_nb.allocator.workspace.pending import Pending
+from monarch_nb.allocator.recovery.remember import read_state
+from monarch_nb.allocator.serving.control import interrupt
+from monarch_nb.allocator.sessions import expiry
+from monarch_nb.allocator.sessions.sessions import Session
+from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.allocator.supervision import processes
+from monarch_nb.allocator.supervision.supervisor import RankProcess
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import MonarchNbError, ReservationExpired, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from leaks import wait_for_end
-from monarch_nb.allocator import processes
+from monarch_nb.allocator.supervision import processes
 from monarch_nb.config import RANK_TOKEN_VARIABLE
 from monarch_nb.proto import state_pb2
 
@@ -82,7 +82,7 @@ class TestReap:
     def test_orphans_but_nobody_that_somebody_waits_for(self) -> None:
         program = """\
 import os, subprocess
-from monarch_nb.allocator import processes
+from monarch_nb.allocator.supervision import processes
 processes.become_subreaper()
 own = subprocess.Popen("exit 3", shell=True)
 watched = subprocess.Popen("exit 4", shell=True, start_new_session=True)

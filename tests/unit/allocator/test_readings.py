@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.allocator import readings
-from monarch_nb.allocator.readings import NodeReading, ProcessReader, Readings
+from monarch_nb.allocator.readings import load
+from monarch_nb.allocator.readings.load import NodeReading, ProcessReader, Readings
 from monarch_nb.proto import allocator_pb2 as pb
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -24,8 +24,8 @@ class Machine:
         self.exact: dict[int, int] = {}
         self.measured: list[int] = []
         self.measuring_takes_s = 0.0
-        monkeypatch.setattr(readings.time, "monotonic", lambda: self.now_s)
-        monkeypatch.setattr(readings, "proportional_memory_bytes", self._measure)
+        monkeypatch.setattr(load.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(load, "proportional_memory_bytes", self._measure)
         self.machine(busy=0, idle=0)
 
     def _measure(self, pid: int) -> int:
@@ -90,7 +90,7 @@ def test_memory_is_measured_now_and_then_and_estimated_in_between(machine: Machi
     machine.process(7, ticks=1, pages=25, shared=20)
     assert reader.read([7]).ranks[7].memory_bytes == 0, "never less than nothing"
     assert machine.measured == [7]
-    machine.now_s += readings.EXACT_INTERVAL_S
+    machine.now_s += load.EXACT_INTERVAL_S
     assert reader.read([7]).ranks[7].memory_bytes == 30_000
     assert machine.measured == [7, 7]
 
@@ -123,7 +123,7 @@ async def test_one_reading_for_all_who_ask_within_a_second(monkeypatch: pytest.M
     told = await asyncio.gather(node.read([1]), node.read([1]), node.read([2]))
     assert [reading.node.cpu for reading in told] == [1, 1, 1]
     assert (await node.read([1])).node.cpu == 1
-    monkeypatch.setattr(readings, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(load, "INTERVAL_S", 0.0)
     assert (await node.read([3])).node.cpu == 2
     assert asked == [(1,), (3,)]
 

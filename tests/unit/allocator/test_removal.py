@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import pytest
 
-from monarch_nb.allocator import removal
-from monarch_nb.allocator.removal import Removal
+from monarch_nb.allocator.files import removal
+from monarch_nb.allocator.files.removal import Removal
 
 
 @pytest.fixture

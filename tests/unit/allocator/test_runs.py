@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from monarch_nb.allocator.runs import MAX_FINISHED_RUNS, Effect, Mesh, RankFinished, Run, RunDropped, StartRun
-from monarch_nb.allocator.state import NodeState
+from monarch_nb.allocator.state.runs import MAX_FINISHED_RUNS, Effect, Mesh, RankFinished, Run, RunDropped, StartRun
+from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.errors import MeshNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2

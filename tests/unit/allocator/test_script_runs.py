@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from monarch_nb.allocator.environment import Place
-from monarch_nb.allocator.runs import Effect, Mesh, RankFinished, Run, StartRun
-from monarch_nb.allocator.state import NodeState
+from monarch_nb.allocator.ranks.environment import Place
+from monarch_nb.allocator.state.runs import Effect, Mesh, RankFinished, Run, StartRun
+from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 

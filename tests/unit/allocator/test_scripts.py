@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.allocator import scripts
-from monarch_nb.allocator.scripts import Scripts
-from monarch_nb.allocator.state import NodeState
-from monarch_nb.allocator.supervisor import RankProcess
+from monarch_nb.allocator.ranks import scripts
+from monarch_nb.allocator.ranks.scripts import Scripts
+from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.allocator.supervision.supervisor import RankProcess
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.allocator import search_worker
-from monarch_nb.allocator.search_worker import answer, matcher, matching
+from monarch_nb.allocator.logs import search_worker
+from monarch_nb.allocator.logs.search_worker import answer, matcher, matching
 
 TEXT = "loss 2.31\nLoss 2.30\n\n\x1b[31mlo\x1b[0mss 2.29\nÜbung \udcff\n10%\r100%\n".encode(errors="surrogateescape")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.allocator import sessions
-from monarch_nb.allocator.sessions import MAX_FOLLOWED, Follower, Session
-from monarch_nb.allocator.watch import DirectoryWatch
+from monarch_nb.allocator.logs.watch import DirectoryWatch
+from monarch_nb.allocator.sessions import sessions
+from monarch_nb.allocator.sessions.sessions import MAX_FOLLOWED, Follower, Session
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 

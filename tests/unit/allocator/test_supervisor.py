@@ -8,10 +8,10 @@ import subprocess
 from pathlib import Path
 
 from leaks import wait_for_end
-from monarch_nb.allocator import processes
-from monarch_nb.allocator.supervisor import ProcessWatch, Supervisor
+from monarch_nb.allocator.supervision import processes
+from monarch_nb.allocator.supervision.supervisor import ProcessWatch, Supervisor
 from monarch_nb.config import NodePaths
-from monarch_nb.frames import encode_frame
+from monarch_nb.ground.frames import encode_frame
 from monarch_nb.proto import state_pb2
 from monarch_nb.proto import worker_pb2 as wire
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.allocator.tokens import MAX_TOKEN_BYTES, handle
+from monarch_nb.allocator.files.tokens import MAX_TOKEN_BYTES, handle
 from monarch_nb.errors import UsageError
 from monarch_nb.proto.files_pb2 import SeeTokenRequest
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.allocator import whereabouts
-from monarch_nb.allocator.state import NodeState
-from monarch_nb.allocator.supervisor import RankProcess
-from monarch_nb.allocator.whereabouts import Whereabouts
+from monarch_nb.allocator.readings import whereabouts
+from monarch_nb.allocator.readings.whereabouts import Whereabouts
+from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.allocator.supervision.supervisor import RankProcess
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire

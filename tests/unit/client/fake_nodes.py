@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.allocator.files import NodeFiles
-from monarch_nb.allocator.state import Lease
-from monarch_nb.client.connection import Connection
+from monarch_nb.allocator.files.node_files import NodeFiles
+from monarch_nb.allocator.state.state import Lease
+from monarch_nb.client.connections.connection import Connection
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable
 from monarch_nb.files.chunks import unpack

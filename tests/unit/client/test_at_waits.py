@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from monarch_nb import interrupting
-from monarch_nb.client import bridge
-from monarch_nb.client.bridge import Flag
-from monarch_nb.interrupting import anywhere, at_waits, kernel_ends
+from monarch_nb.client.connections import bridge
+from monarch_nb.client.connections.bridge import Flag
+from monarch_nb.ground import interrupting
+from monarch_nb.ground.interrupting import anywhere, at_waits, kernel_ends
 from unit.pressing import Press
 
 
@@ -162,7 +162,7 @@ def test_a_press_at_any_moment_before_a_wait_ends_it(monkeypatch: pytest.MonkeyP
     step, came = 0, True
     while came:
         step += 1
-        pressed, slept = Press(step, ("interrupting.py", "bridge.py", "contextlib.py", "threading.py")), []
+        pressed, slept = Press(step, ("ground/interrupting.py", "bridge.py", "contextlib.py", "threading.py")), []
 
         class Sleeper:
             def acquire(self, timeout: float | None = None) -> bool:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client import bridge
-from monarch_nb.client.bridge import Flag, background_loop, call
+from monarch_nb.client.connections import bridge
+from monarch_nb.client.connections.bridge import Flag, background_loop, call
 from monarch_nb.errors import UsageError
 
 
@@ -113,7 +113,7 @@ def test_what_was_complete_before_ctrl_c_is_undone() -> None:
 def test_a_forked_child_has_a_loop_of_its_own() -> None:
     program = (
         "import asyncio, os\n"
-        "from monarch_nb.client.bridge import call\n"
+        "from monarch_nb.client.connections.bridge import call\n"
         "async def pid(): return os.getpid()\n"
         "assert call(pid()) == os.getpid()\n"
         "child = os.fork()\n"

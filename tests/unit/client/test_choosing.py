@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.pool import (
+from monarch_nb.client.pools.pool import (
     HeldReservation,
     Shape,
     choose_nodes,
@@ -14,7 +14,7 @@ from monarch_nb.client.pool import (
     not_whole,
     working_directory,
 )
-from monarch_nb.client.reservation import reserve
+from monarch_nb.client.reservations.reservation import reserve
 from monarch_nb.errors import CapacityError, NodeUnreachable, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 
@@ -96,7 +96,9 @@ class TestArguments:
     @pytest.fixture(autouse=True)
     def nothing_is_touched(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("MONARCH_NB_HOME", str(tmp_path / "never-made"))
-        monkeypatch.setattr("monarch_nb.client.reservation.provisioner", lambda: pytest.fail("started a pool"))
+        monkeypatch.setattr(
+            "monarch_nb.client.reservations.reservation.provisioner", lambda: pytest.fail("started a pool")
+        )
 
     @pytest.mark.parametrize("option", ["nodes", "procs", "gpus"])
     @pytest.mark.parametrize("value", [0, -1, "2", "many", 1.0, 2.5, True])
@@ -126,7 +128,7 @@ def held(name: str = "dev", owner: str = "me", nodes: int = 2, answering: int = 
 class TestWhatIsHeld:
     @pytest.fixture(autouse=True)
     def me(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("monarch_nb.client.pool.current_owner", lambda: "me")
+        monkeypatch.setattr("monarch_nb.client.pools.pool.current_owner", lambda: "me")
 
     def test_complete(self) -> None:
         assert held().complete

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client import connection as connections
-from monarch_nb.client import pool as pools
-from monarch_nb.client.connection import LINK_PATIENCE_S, Connection, answers
+from monarch_nb.client.connections import connection as connections
+from monarch_nb.client.connections.connection import LINK_PATIENCE_S, Connection, answers
+from monarch_nb.client.pools import pool as pools
 from monarch_nb.errors import (
     CapacityError,
     MeshNotFound,
@@ -332,7 +332,7 @@ class TestBreaks:
     async def test_what_was_collected_travels_with_the_next_message(
         self, node: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("monarch_nb.client.connection.COLLECT_DELAY_S", 1000)
+        monkeypatch.setattr("monarch_nb.client.connections.connection.COLLECT_DELAY_S", 1000)
         listener = Listener()
         connection.submit(listener, submit())
         await node.next("submit")
@@ -347,7 +347,7 @@ class TestSession:
     async def test_a_run_that_goes_on_is_followed_however_many_come_after_it(
         self, node: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("monarch_nb.client.connection.MAX_FOLLOWED", 2)
+        monkeypatch.setattr("monarch_nb.client.connections.connection.MAX_FOLLOWED", 2)
         long = Listener("long")
         connection.submit(long, submit("long"))
         await node.next("submit")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.diagnosis import Diagnosis, Difference, NodeReport, diagnose, name_nodes
+from monarch_nb.client.doctor.diagnosis import Diagnosis, Difference, NodeReport, diagnose, name_nodes
 from monarch_nb.worker.environment_report import Environment
 
 GIB = 1 << 30

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from monarch_nb.client.doctor import _ahead_s, canonical, imported_packages, requirements
+from monarch_nb.client.doctor.doctor import _ahead_s, canonical, imported_packages, requirements
 
 
 def test_what_is_imported_without_what_runs_the_notebook() -> None:

@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.allocator import tokens
-from monarch_nb.client.environments import NodeEnvironment, PipReport, distinct_environments, may_change, pip_code
+from monarch_nb.allocator.files import tokens
+from monarch_nb.client.doctor.environments import (
+    NodeEnvironment,
+    PipReport,
+    distinct_environments,
+    may_change,
+    pip_code,
+)
 from monarch_nb.proto import files_pb2
 
 

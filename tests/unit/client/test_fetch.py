@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.allocator.files import NodeFiles
-from monarch_nb.client.fetch import FetchReport, expand, fetch, file_info, is_below
+from monarch_nb.allocator.files.node_files import NodeFiles
+from monarch_nb.client.files.fetch import FetchReport, expand, fetch, file_info, is_below
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable
 from monarch_nb.proto import files_pb2 as pb
@@ -79,18 +79,18 @@ async def test_what_can_not_be_replaced_is_named(
 async def test_what_vanishes_while_it_is_listed_is_left_out(
     tmp_path: Path, there: Path, node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from monarch_nb.allocator import files
+    from monarch_nb.allocator.files import node_files
 
     for name in ("kept", "temporary"):
         (there / name).write_text("1")
-    entry = files._entry
+    entry = node_files._entry
 
     def vanishes(path: bytes, at: bytes, facts: Any) -> pb.TreeEntry:
         if path == b"temporary":
             raise FileNotFoundError
         return entry(path, at, facts)
 
-    monkeypatch.setattr(files, "_entry", vanishes)
+    monkeypatch.setattr(node_files, "_entry", vanishes)
     report = await bring(node, ".", tmp_path / "here")
     assert report.files == 1
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client import log_lines
-from monarch_nb.client.log_lines import LogChange, LogLine, LogLines, LogPart, LogRun, LogWindow
+from monarch_nb.client.logs import lines
+from monarch_nb.client.logs.lines import LogChange, LogLine, LogLines, LogPart, LogRun, LogWindow
 from monarch_nb.errors import MeshNotFound, MonarchNbError, NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
 
@@ -64,7 +64,7 @@ class Node:
 
 @pytest.fixture
 async def nodes(monkeypatch: pytest.MonkeyPatch) -> list[Node]:
-    monkeypatch.setattr(log_lines, "RETRY_S", 0.0)
+    monkeypatch.setattr(lines, "RETRY_S", 0.0)
     return [Node("node0"), Node("node1")]
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client import events, lone_training
-from monarch_nb.client.lone_training import LoneTraining
+from monarch_nb.client.connections import events
+from monarch_nb.client.runs import lone_training
+from monarch_nb.client.runs.lone_training import LoneTraining
 
 
 class Harness:

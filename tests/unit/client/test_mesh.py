@@ -7,13 +7,21 @@ from typing import Any, cast
 
 import pytest
 
-from monarch_nb.client.infos import RankInfo, ReservationInfo, RunInfo, StackReport, infos_of_node, run_infos, waits_in
-from monarch_nb.client.mesh import Mesh, _title
-from monarch_nb.client.mesh_core import MeshCore
-from monarch_nb.client.packing import pack_variables
-from monarch_nb.client.reservation import Reservation
-from monarch_nb.code_names import run_names
+from monarch_nb.client.meshes.core import MeshCore
+from monarch_nb.client.meshes.mesh import Mesh, _title
+from monarch_nb.client.pools.infos import (
+    RankInfo,
+    ReservationInfo,
+    RunInfo,
+    StackReport,
+    infos_of_node,
+    run_infos,
+    waits_in,
+)
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.runs.packing import pack_variables
 from monarch_nb.errors import PickleError, TargetError
+from monarch_nb.ground.code_names import run_names
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import Extent

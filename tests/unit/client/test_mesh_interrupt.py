@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.interrupt_report import InterruptReport
-from monarch_nb.client.mesh_interrupt import interrupt_mesh
+from monarch_nb.client.meshes.interrupt import interrupt_mesh
+from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.errors import MeshNotFound, NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client import reservation as module
-from monarch_nb.client.reservation import Reservation, reserve
+from monarch_nb.client.reservations import reservation as module
+from monarch_nb.client.reservations.reservation import Reservation, reserve
 
 
 def test_a_released_reservation_watches_no_files(monkeypatch: pytest.MonkeyPatch) -> None:

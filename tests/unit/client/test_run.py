@@ -12,13 +12,14 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from monarch_nb.client import events, waits_watch
-from monarch_nb.client import run as run_module
-from monarch_nb.client.decoding import signal_name
-from monarch_nb.client.interrupt_report import InterruptReport
-from monarch_nb.client.run import Run
+from monarch_nb.client.connections import events
+from monarch_nb.client.connections.decoding import signal_name
+from monarch_nb.client.runs import run as run_module
+from monarch_nb.client.runs import waits_watch
+from monarch_nb.client.runs.interrupt_report import InterruptReport
+from monarch_nb.client.runs.run import Run
 from monarch_nb.errors import MeshNotFound, PickleError, ProcessGroupAborted, RunFailed, RunNotFound
-from monarch_nb.frames import pack_pickle
+from monarch_nb.ground.frames import pack_pickle
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
@@ -150,7 +151,7 @@ class TestSubmit:
         harness.start()
         harness.queued()
         harness.run.on_link(harness.nodes[1], up=False)
-        monkeypatch.setattr("monarch_nb.client.run.PROCEED_AFTER_S", 0.0)
+        monkeypatch.setattr("monarch_nb.client.runs.run.PROCEED_AFTER_S", 0.0)
         harness.run.on_link(harness.nodes[1], up=True)
         for _ in range(5):
             await asyncio.sleep(0)

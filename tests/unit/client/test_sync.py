@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client import sync
+from monarch_nb.client.files import sync
 from monarch_nb.client.files.local_tree import FileChanged, LocalTree, Refreshed
-from monarch_nb.client.sync import SyncedFiles
-from monarch_nb.client.sync_report import Given
+from monarch_nb.client.files.sync import SyncedFiles
+from monarch_nb.client.files.sync_report import Given
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable, UsageError
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.rpc.status import error_to_json
@@ -410,7 +410,7 @@ def files_of(project: Path, *nodes: Any) -> SyncedFiles:
 
 
 def _interrupted_at_the_end(work: Any) -> Any:
-    from monarch_nb.client.bridge import call
+    from monarch_nb.client.connections.bridge import call
 
     call(work)
     raise KeyboardInterrupt

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
-from monarch_nb.client.transfer import Sender, Transfer
+from monarch_nb.client.files.transfer import Sender, Transfer
 from monarch_nb.errors import FilesError, NodeUnreachable
 from monarch_nb.files.chunks import hash_of
 from monarch_nb.proto import files_pb2 as pb

@@ -2,8 +2,8 @@
 
 import pytest
 
-from monarch_nb.client.events import Result
-from monarch_nb.client.waits import explain_past_waits, explain_waits
+from monarch_nb.client.connections.events import Result
+from monarch_nb.client.runs.waits import explain_past_waits, explain_waits
 from monarch_nb.errors import RankFailure
 from monarch_nb.proto import run_pb2
 

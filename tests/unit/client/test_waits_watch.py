@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from monarch_nb.client.events import Event, Notice
-from monarch_nb.client.waits_watch import WaitsWatch
+from monarch_nb.client.connections.events import Event, Notice
+from monarch_nb.client.runs.waits_watch import WaitsWatch
 from monarch_nb.proto import run_pb2
 
 INTERVAL_S = 3.0

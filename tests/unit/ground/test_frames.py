@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_nb.frames import (
+from monarch_nb.ground.frames import (
     MAX_FRAME_BYTES,
     FrameError,
     FrameSplitter,

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from monarch_nb.client.bridge import call
-from monarch_nb.interrupting import Interrupt, current, interruptible
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.ground.interrupting import Interrupt, current, interruptible
 
 
 def test_it_interrupts_once() -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from monarch_nb import pickling
-from monarch_nb.frames import pack_pickle, unpack_pickle
+from monarch_nb.ground import pickling
+from monarch_nb.ground.frames import pack_pickle, unpack_pickle
 
 SIZE = 300
 

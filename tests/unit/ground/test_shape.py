@@ -5,7 +5,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from monarch_nb.errors import TargetError
-from monarch_nb.shape import Extent, format_ranks, name_ranks, parse_targets
+from monarch_nb.ground.rank_sets import format_ranks, name_ranks
+from monarch_nb.shape import Extent, parse_targets
 
 EXTENT = Extent({"hosts": 2, "procs": 4})
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_nb import escapes
-from monarch_nb.notebook import ansi
+from monarch_nb.ground import escapes
+from monarch_nb.notebook.output import ansi
 
 _SOME_CODES = st.sampled_from(
     ["\x1b[31m", "\x1b[0m", "\x1b[1;38;5;208m", "\x1b[2K", "\x1b[A", "\x1b]0;t\x07", "\x1b", "\x07"]

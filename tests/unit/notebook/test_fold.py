@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_nb.client.events import Display, Elided, Event, Finished, Notice, Restart, Result, Text
+from monarch_nb.client.connections.events import Display, Elided, Event, Finished, Notice, Restart, Result, Text
 from monarch_nb.errors import RankFailure
-from monarch_nb.notebook.fold import Fold
-from monarch_nb.notebook.rows import DisplayRow, ElidedRow, NoteRow, Row, TextRow, members
+from monarch_nb.notebook.output.fold import Fold
+from monarch_nb.notebook.output.rows import DisplayRow, ElidedRow, NoteRow, Row, TextRow, members
 
 _LINES = st.sampled_from(["", "}", "step 1", "step 2", "loss 2.31", "loss 2.35", "a warning", "done", "x" * 2500 + "1"])
 _OUTPUT = st.lists(st.tuples(st.sampled_from(["stdout", "stderr"]), _LINES), max_size=12)
@@ -414,7 +414,7 @@ def test_the_end_of_a_flood_keeps_every_line_and_each_ranks_order(parts: list[tu
     fold, printed = Fold(range(4)), {rank: list[str]() for rank in range(4)}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"HEAD_ROWS": 3, "TAIL_ROWS": 8, "_SLACK_ROWS": 4, "_LAST_ROWS_OF_ALL": 12}.items():
-            patch.setattr(f"monarch_nb.notebook.fold.{name}", value)
+            patch.setattr(f"monarch_nb.notebook.output.fold.{name}", value)
         for now_s, (rank, count, digit, counts) in enumerate(parts):
             lines = [f"line {len(printed[rank]) + n if counts else digit}" for n in range(count)]
             printed[rank] += lines

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_nb.client.events import Display, Elided, Event, Notice, Result, Text
+from monarch_nb.client.connections.events import Display, Elided, Event, Notice, Result, Text
 from monarch_nb.errors import RankFailure
-from monarch_nb.notebook.fold import Fold
-from monarch_nb.notebook.render import plain_lines, render
+from monarch_nb.notebook.output.fold import Fold
+from monarch_nb.notebook.output.render import plain_lines, render
 
 _PICTURE = {"image/png": "aWNvbg==\n", "text/plain": "<Figure size 640x480 with 1 Axes>"}
 

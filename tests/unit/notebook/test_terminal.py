@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tqdm import tqdm
 
-from monarch_nb.notebook.terminal import MAX_LINE_CHARACTERS, CutLine, Screen
+from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS, CutLine, Screen
 
 
 class _Log:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.events import QUEUE_NOTICE, Display, Elided, Finished, Notice, Result, Text
+from monarch_nb.client.connections.events import QUEUE_NOTICE, Display, Elided, Finished, Notice, Result, Text
 from monarch_nb.errors import RankFailure
-from monarch_nb.notebook.view import RunView
+from monarch_nb.notebook.output.view import RunView
 
 
 class _Cell:

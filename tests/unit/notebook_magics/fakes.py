@@ -12,18 +12,18 @@ from IPython.core.completer import provisionalcompleter
 from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
-from monarch_nb.client.diagnosis import Diagnosis, Difference
-from monarch_nb.client.environments import NodeEnvironment, PipReport
-from monarch_nb.client.events import Event, Finished, Result, Text
-from monarch_nb.client.infos import EndedReservation, RankInfo, RunInfo, StackReport
-from monarch_nb.client.interrupt_report import InterruptReport
-from monarch_nb.client.logs import LogRecord
-from monarch_nb.client.pool import KeptFiles
-from monarch_nb.client.presenting import served_notebook
-from monarch_nb.client.scripts import Script
-from monarch_nb.client.sync_report import Differences, Pending, SyncReport
-from monarch_nb.code_names import run_name
+from monarch_nb.client.connections.events import Event, Finished, Result, Text
+from monarch_nb.client.doctor.diagnosis import Diagnosis, Difference
+from monarch_nb.client.doctor.environments import NodeEnvironment, PipReport
+from monarch_nb.client.files.sync_report import Differences, Pending, SyncReport
+from monarch_nb.client.logs.records import LogRecord
+from monarch_nb.client.meshes.presenting import served_notebook
+from monarch_nb.client.pools.infos import EndedReservation, RankInfo, RunInfo, StackReport
+from monarch_nb.client.pools.pool import KeptFiles
+from monarch_nb.client.runs.interrupt_report import InterruptReport
+from monarch_nb.client.runs.scripts import Script
 from monarch_nb.errors import PickleError, RankFailure, ReservationNotFound, RunFailed, RunNotFound
+from monarch_nb.ground.code_names import run_name
 from monarch_nb.shape import Extent
 
 

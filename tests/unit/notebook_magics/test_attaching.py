@@ -8,7 +8,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.errors import NodeUnreachable, RankFailure, RunFailed
 from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
-from monarch_nb.notebook.following import RunInterrupted
+from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.session import Session, _held_line
 from unit.notebook_magics.fakes import FakeClient, Notebook, hello, nothing
 

@@ -5,8 +5,8 @@ import doctest
 import pytest
 
 from monarch_nb.errors import UsageError
-from monarch_nb.notebook import command_line, commands
-from monarch_nb.notebook.command_line import (
+from monarch_nb.notebook.syntax import command_line, declarations
+from monarch_nb.notebook.syntax.command_line import (
     Command,
     Sources,
     complete,
@@ -50,24 +50,24 @@ def test_split_words(line: str, words: list[str]) -> None:
 
 
 def test_flags_are_read_in_every_spelling() -> None:
-    parsed = parse(commands.CELL, "-t 0,2-3 --noblock --out=loss --group-outputs type --no-stream --timeout 1.5")
+    parsed = parse(declarations.CELL, "-t 0,2-3 --noblock --out=loss --group-outputs type --no-stream --timeout 1.5")
     assert parsed.text("targets") == "0,2-3"
     assert parsed.switch("noblock")
     assert parsed.text("out") == "loss"
     assert parsed.text("group_outputs") == "type"
     assert parsed.switch("stream", default=True) is False
     assert parsed.seconds("timeout") == 1.5
-    assert parse(commands.CELL, "--stream").switch("stream") is True
-    assert parse(commands.CELL, "").switch("stream", default=True) is True
+    assert parse(declarations.CELL, "--stream").switch("stream") is True
+    assert parse(declarations.CELL, "").switch("stream", default=True) is True
 
 
 @pytest.mark.parametrize("targets", ["-1", "::2", "4:", "hosts=0,procs=0:2", "[0, 1]", "'0, 2'"])
 def test_targets_are_values_even_when_they_look_odd(targets: str) -> None:
-    assert parse(commands.CELL, f"-t {targets}").text("targets") == targets.strip("'")
+    assert parse(declarations.CELL, f"-t {targets}").text("targets") == targets.strip("'")
 
 
 def test_repeated_flags_are_kept_in_order() -> None:
-    parsed = parse(commands.RESERVE, "dev --nodes 2 --procs 4 --env A=1 --env 'B=x y' --env HOME --preload numpy")
+    parsed = parse(declarations.RESERVE, "dev --nodes 2 --procs 4 --env A=1 --env 'B=x y' --env HOME --preload numpy")
     assert parsed.word == "dev"
     assert (parsed.count("nodes"), parsed.count("procs"), parsed.count("gpus")) == (2, 4, None)
     assert parsed.many("env") == ("A=1", "B=x y", "HOME")
@@ -76,45 +76,45 @@ def test_repeated_flags_are_kept_in_order() -> None:
 
 
 def test_expressions_stay_as_written() -> None:
-    parsed = parse(commands.PULL, "{k: v[-1] for k, v in d.items()} -o last")
+    parsed = parse(declarations.PULL, "{k: v[-1] for k, v in d.items()} -o last")
     assert parsed.word == "{k: v[-1] for k, v in d.items()}"
     assert parsed.text("out") == "last"
-    assert parse(commands.PULL, "a['x y'] - 1").word == "a['x y'] - 1"
-    assert parse(commands.PUSH, "x name='a b' f=g(1, 2)").words == ("x", "name='a b'", "f=g(1, 2)")
+    assert parse(declarations.PULL, "a['x y'] - 1").word == "a['x y'] - 1"
+    assert parse(declarations.PUSH, "x name='a b' f=g(1, 2)").words == ("x", "name='a b'", "f=g(1, 2)")
 
 
 @pytest.mark.parametrize(
     ("command", "line", "message"),
     [
-        (commands.RESERVE, "--node 2", "%mesh reserve has no flag --node: did you mean --nodes?"),
-        (commands.RESERVE, "--gpu=2", "did you mean --gpus?"),
-        (commands.RESERVE, "--zzz", "%mesh reserve has no flag --zzz; it has --nodes, --gpus"),
-        (commands.DETACH, "--zzz", "%mesh detach has no flag --zzz"),
-        (commands.RESERVE, "--nodes 0", "--nodes is at least 1, not 0"),
-        (commands.RESERVE, "--nodes -3", "--nodes is at least 1, not -3"),
-        (commands.RESERVE, "--nodes two", "--nodes is a whole number of at least 1, not 'two'"),
-        (commands.RESERVE, "--nodes 1.5", "not '1.5'"),
-        (commands.RESERVE, "--nodes ²", "not '²'"),
-        (commands.RESERVE, "--nodes", "--nodes needs a value: --nodes N"),
-        (commands.RESERVE, "--nodes --procs 4", "--nodes needs a value: --nodes N"),
-        (commands.RESERVE, "--nodes 1 --nodes 2", "--nodes is given twice"),
-        (commands.RESERVE, "--replace=yes", "--replace takes no value"),
-        (commands.RESERVE, "a b", "%mesh reserve takes one NAME, not 2: a b"),
-        (commands.RESERVE, "'dev", "a quote ' is never closed"),
-        (commands.RESERVE, "--pool ''", "--pool needs a value"),
-        (commands.LOGS, "-n -1", "--lines is at least 0, not -1"),
-        (commands.STATUS, "x", "%mesh status takes no 'x'"),
-        (commands.PULL, "", "%mesh pull needs EXPRESSION"),
-        (commands.CELL, "--timeout soon", "--timeout is a number of seconds above 0, not 'soon'"),
-        (commands.CELL, "--timeout 0", "not '0'"),
-        (commands.CELL, "--timeout nan", "not 'nan'"),
+        (declarations.RESERVE, "--node 2", "%mesh reserve has no flag --node: did you mean --nodes?"),
+        (declarations.RESERVE, "--gpu=2", "did you mean --gpus?"),
+        (declarations.RESERVE, "--zzz", "%mesh reserve has no flag --zzz; it has --nodes, --gpus"),
+        (declarations.DETACH, "--zzz", "%mesh detach has no flag --zzz"),
+        (declarations.RESERVE, "--nodes 0", "--nodes is at least 1, not 0"),
+        (declarations.RESERVE, "--nodes -3", "--nodes is at least 1, not -3"),
+        (declarations.RESERVE, "--nodes two", "--nodes is a whole number of at least 1, not 'two'"),
+        (declarations.RESERVE, "--nodes 1.5", "not '1.5'"),
+        (declarations.RESERVE, "--nodes ²", "not '²'"),
+        (declarations.RESERVE, "--nodes", "--nodes needs a value: --nodes N"),
+        (declarations.RESERVE, "--nodes --procs 4", "--nodes needs a value: --nodes N"),
+        (declarations.RESERVE, "--nodes 1 --nodes 2", "--nodes is given twice"),
+        (declarations.RESERVE, "--replace=yes", "--replace takes no value"),
+        (declarations.RESERVE, "a b", "%mesh reserve takes one NAME, not 2: a b"),
+        (declarations.RESERVE, "'dev", "a quote ' is never closed"),
+        (declarations.RESERVE, "--pool ''", "--pool needs a value"),
+        (declarations.LOGS, "-n -1", "--lines is at least 0, not -1"),
+        (declarations.STATUS, "x", "%mesh status takes no 'x'"),
+        (declarations.PULL, "", "%mesh pull needs EXPRESSION"),
+        (declarations.CELL, "--timeout soon", "--timeout is a number of seconds above 0, not 'soon'"),
+        (declarations.CELL, "--timeout 0", "not '0'"),
+        (declarations.CELL, "--timeout nan", "not 'nan'"),
         (
-            commands.CELL,
+            declarations.CELL,
             "--group-outputs ranks",
             "--group-outputs is order, rank or type, not 'ranks': did you mean rank?",
         ),
-        (commands.CELL, "--on-error stop", "--on-error is wait or abort, not 'stop'"),
-        (commands.CELL, "0", "%%mesh takes no '0'"),
+        (declarations.CELL, "--on-error stop", "--on-error is wait or abort, not 'stop'"),
+        (declarations.CELL, "0", "%%mesh takes no '0'"),
     ],
 )
 def test_bad_lines_get_one_clear_message(command: Command, line: str, message: str) -> None:
@@ -130,46 +130,47 @@ def test_bad_lines_get_one_clear_message(command: Command, line: str, message: s
 )
 def test_an_unknown_subcommand_suggests_the_nearest(word: str, nearest: str) -> None:
     with pytest.raises(UsageError, match=f"no subcommand '{word}': did you mean {nearest}"):
-        commands.MESH.find(word)
+        declarations.MESH.find(word)
 
 
 def test_a_word_like_nothing_suggests_nothing() -> None:
     for word in ("xyzzy", "down", "kill", "show", "reload"):
         with pytest.raises(UsageError, match=rf"no subcommand '{word}'\. %mesh help lists all"):
-            commands.MESH.find(word)
+            declarations.MESH.find(word)
 
 
 def test_what_is_another_programs_is_left_to_it() -> None:
     line = "install -U 'torch>=2' --index-url https://x/y#z --help -t dir"
     words = ("install", "-U", "torch>=2", "--index-url", "https://x/y#z", "--help", "-t", "dir")
-    assert parse(commands.PIP, line).words == words
-    assert not wants_help(commands.PIP, line)
-    assert wants_help(commands.PIP, "--help")
+    assert parse(declarations.PIP, line).words == words
+    assert not wants_help(declarations.PIP, line)
+    assert wants_help(declarations.PIP, "--help")
     with pytest.raises(UsageError, match=r"%mesh pip needs ARGUMENTS"):
-        parse(commands.PIP, "")
+        parse(declarations.PIP, "")
 
 
 def test_durations_have_units() -> None:
-    parsed = parse(commands.RESERVE, "dev --procs 4 --time 1h30m --idle=90m")
+    parsed = parse(declarations.RESERVE, "dev --procs 4 --time 1h30m --idle=90m")
     assert (parsed.seconds("time"), parsed.seconds("idle")) == (5400.0, 5400.0)
     with pytest.raises(UsageError, match=r"^--time is a time such as 90m, 8h, .*, not '8'$"):
-        parse(commands.RESERVE, "dev --procs 4 --time 8")
+        parse(declarations.RESERVE, "dev --procs 4 --time 8")
 
 
 def test_what_comes_later_is_not_offered() -> None:
-    offered = {command.name for command in commands.MESH.commands}
+    offered = {command.name for command in declarations.MESH.commands}
     assert not offered & {"debug"}
 
 
 def test_help_names_everything_and_is_aligned() -> None:
-    text = overview(commands.MESH)
-    for command in commands.MESH.commands:
+    text = overview(declarations.MESH)
+    for command in declarations.MESH.commands:
         assert f"  {command.name}" in text
         assert command.summary in text
         for flag in command.flags:
             assert flag.hidden or flag.name in help_text(command)
     widths = [
-        len(line) for line in "\n".join([text, *map(help_text, [*commands.MESH.commands, commands.CELL])]).splitlines()
+        len(line)
+        for line in "\n".join([text, *map(help_text, [*declarations.MESH.commands, declarations.CELL])]).splitlines()
     ]
     assert max(widths) <= 110
 
@@ -177,7 +178,7 @@ def test_help_names_everything_and_is_aligned() -> None:
 @pytest.mark.parametrize(
     ("text", "fragment", "offered"),
     [
-        ("", "", " ".join([*(command.name for command in commands.MESH.commands), "--help"])),
+        ("", "", " ".join([*(command.name for command in declarations.MESH.commands), "--help"])),
         ("re", "re", "reserve release restart"),
         ("reserve --no", "--no", "--nodes"),
         ("reserve --nodes 2 --no", "--no", ""),
@@ -198,7 +199,7 @@ def test_help_names_everything_and_is_aligned() -> None:
     ],
 )
 def test_completion_of_the_line(text: str, fragment: str, offered: str) -> None:
-    assert complete(commands.MESH, text, names("dev", "main")) == (fragment, offered.split())
+    assert complete(declarations.MESH, text, names("dev", "main")) == (fragment, offered.split())
 
 
 @pytest.mark.parametrize(
@@ -206,15 +207,15 @@ def test_completion_of_the_line(text: str, fragment: str, offered: str) -> None:
     ["reserve --files ", "reserve --shared=/da", "sync --add ", "fetch x --to ", "push lr=ba", "pip install -r "],
 )
 def test_files_and_expressions_are_completed_by_ipython(text: str) -> None:
-    assert complete(commands.MESH, text, names("dev", "main"))[1] is None
+    assert complete(declarations.MESH, text, names("dev", "main"))[1] is None
 
 
 def test_completion_of_the_cell_line() -> None:
-    assert complete(commands.CELL, "--group-outputs ", {}) == ("", ["order", "rank", "type"])
-    assert complete(commands.CELL, "--on-error=w", {}) == ("w", ["wait"])
-    assert complete(commands.CELL, "-t 0 --no", {}) == ("--no", ["--noblock", "--no-stream", "--no-sync"])
-    assert "--targets" not in (complete(commands.CELL, "-t 0 --", {})[1] or [])
-    assert complete(commands.CELL, "-o l", {"kernel_name": lambda _: ["losses"]}) == ("l", ["losses"])
+    assert complete(declarations.CELL, "--group-outputs ", {}) == ("", ["order", "rank", "type"])
+    assert complete(declarations.CELL, "--on-error=w", {}) == ("w", ["wait"])
+    assert complete(declarations.CELL, "-t 0 --no", {}) == ("--no", ["--noblock", "--no-stream", "--no-sync"])
+    assert "--targets" not in (complete(declarations.CELL, "-t 0 --", {})[1] or [])
+    assert complete(declarations.CELL, "-o l", {"kernel_name": lambda _: ["losses"]}) == ("l", ["losses"])
 
 
 class TestRest:
@@ -237,10 +238,10 @@ class TestRest:
     )
     def test_what_follows_the_name_is_the_programs(self, line: str, words: list[str]) -> None:
         """As torchrun's parser does: what argparse gives for these lines was looked at."""
-        assert list(parse(commands.RUN, line).words) == words
+        assert list(parse(declarations.RUN, line).words) == words
 
     def test_flags_before_the_name_are_ours(self) -> None:
-        parsed = parse(commands.RUN, "-t 0-3 -a --nproc_per_node 4 --max-restarts=2 -m pkg.train -a")
+        parsed = parse(declarations.RUN, "-t 0-3 -a --nproc_per_node 4 --max-restarts=2 -m pkg.train -a")
         assert parsed.text("targets") == "0-3"
         assert parsed.switch("noblock")
         assert parsed.switch("module")
@@ -261,18 +262,18 @@ class TestRest:
     )
     def test_what_can_not_be_read(self, line: str, said: str) -> None:
         with pytest.raises(UsageError, match=said):
-            parse(commands.RUN, line)
+            parse(declarations.RUN, line)
 
     def test_help_is_asked_before_the_name(self) -> None:
-        assert wants_help(commands.RUN, "--nnodes 2 --help train.py")
-        assert wants_help(commands.RUN, "-h")
-        assert not wants_help(commands.RUN, "--nnodes 2 train.py --help")
-        assert not wants_help(commands.RUN, "-m pkg -h")
+        assert wants_help(declarations.RUN, "--nnodes 2 --help train.py")
+        assert wants_help(declarations.RUN, "-h")
+        assert not wants_help(declarations.RUN, "--nnodes 2 train.py --help")
+        assert not wants_help(declarations.RUN, "-m pkg -h")
 
     def test_tab(self) -> None:
-        assert complete(commands.RUN, " --nn", {}) == ("--nn", ["--nnodes"])
+        assert complete(declarations.RUN, " --nn", {}) == ("--nn", ["--nnodes"])
         files: Sources = {"script": lambda _: ["train.py"], "module": lambda _: ["train"]}
-        assert complete(commands.RUN, " --nnodes 2 tr", files) == ("tr", ["train.py"])
-        assert complete(commands.RUN, " -m tr", files) == ("tr", ["train"])
-        assert complete(commands.RUN, " train.py --nn", {}) == ("--nn", None)
-        assert complete(commands.RUN, " -t ", {"target": lambda _: ["all"]}) == ("", ["all"])
+        assert complete(declarations.RUN, " --nnodes 2 tr", files) == ("tr", ["train.py"])
+        assert complete(declarations.RUN, " -m tr", files) == ("tr", ["train"])
+        assert complete(declarations.RUN, " train.py --nn", {}) == ("--nn", None)
+        assert complete(declarations.RUN, " -t ", {"target": lambda _: ["all"]}) == ("", ["all"])

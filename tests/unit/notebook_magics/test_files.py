@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.fetch import FetchReport, FileInfo
+from monarch_nb.client.files.fetch import FetchReport, FileInfo
 from monarch_nb.client.files.local_tree import Report
-from monarch_nb.client.sync_report import Differences, Given, Pending, SyncReport
+from monarch_nb.client.files.sync_report import Differences, Given, Pending, SyncReport
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable, RunFailed
-from monarch_nb.notebook import files as notebook_files
-from monarch_nb.notebook.files import bar, dry_run, left_out, sent_lines
-from monarch_nb.notebook.following import RunInterrupted
+from monarch_nb.notebook.cells.following import RunInterrupted
+from monarch_nb.notebook.commands import files as notebook_files
+from monarch_nb.notebook.commands.files import bar, dry_run, left_out, sent_lines
 from monarch_nb.proto import files_pb2 as pb
 from unit.notebook_magics.fakes import FakeClient, FakeFiles, Notebook, hello
 

@@ -3,10 +3,10 @@
 from functools import partial
 from typing import Any
 
-from monarch_nb import interrupting
-from monarch_nb.client.interrupt_report import InterruptReport
+from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.errors import RankFailure, RunFailed
-from monarch_nb.notebook.following import RunInterrupted
+from monarch_nb.ground import interrupting
+from monarch_nb.notebook.cells.following import RunInterrupted
 from unit.notebook_magics.fakes import FakeClient, FakeRun, Notebook, nothing
 from unit.pressing import Press
 
@@ -74,7 +74,7 @@ def test_an_interrupt_at_any_moment_of_a_cell_reaches_its_run(held: Notebook, cl
     step, pressed = 0, Press(1)
     while step == 0 or pressed.came:
         step += 1
-        pressed = Press(step, ("notebook/cell.py", "notebook/following.py"))
+        pressed = Press(step, ("notebook/cells/cell.py", "notebook/cells/following.py"))
         cell = partial(held.shell.run_cell_magic, "mesh", "-o kept", "train()")
         interrupt = pressed.during(cell)
         assert (interrupt is not None) == pressed.came, f"lost at step {step}"

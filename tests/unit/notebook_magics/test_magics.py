@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.events import Text
-from monarch_nb.client.infos import EndedReservation
-from monarch_nb.client.interrupt_report import InterruptReport
-from monarch_nb.client.pool import KeptFiles
-from monarch_nb.client.presenting import panel_of
+from monarch_nb.client.connections.events import Text
+from monarch_nb.client.meshes.presenting import panel_of
+from monarch_nb.client.pools.infos import EndedReservation
+from monarch_nb.client.pools.pool import KeptFiles
+from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.config import RANK_TOKEN_VARIABLE
 from monarch_nb.errors import NodeUnreachable, PickleError, RankFailure, RunFailed, TargetError, UsageError
 from monarch_nb.notebook import load_ipython_extension
-from monarch_nb.notebook.cell import KernelCellFailed
-from monarch_nb.notebook.following import RunInterrupted, RunTimeout
+from monarch_nb.notebook.cells.cell import KernelCellFailed
+from monarch_nb.notebook.cells.following import RunInterrupted, RunTimeout
 from unit.notebook_magics.fakes import FakeClient, FakeMesh, FakeReservation, FakeRun, Notebook, hello, nothing
 
 # ---- holding ----

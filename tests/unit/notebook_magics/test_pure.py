@@ -9,17 +9,17 @@ from typing import Any, ClassVar
 import pytest
 
 from monarch_nb import config
-from monarch_nb.client.infos import RankInfo, RunInfo
-from monarch_nb.client.logs import LogRecord
-from monarch_nb.client.memory import Memory, choose, choose_unnamed, recall, remember
+from monarch_nb.client.logs.records import LogRecord
+from monarch_nb.client.pools.infos import RankInfo, RunInfo
+from monarch_nb.client.pools.memory import Memory, choose, choose_unnamed, recall, remember
 from monarch_nb.errors import RankFailure, UsageError
-from monarch_nb.notebook.commands import CELL, MESH
-from monarch_nb.notebook.completion import InBody, InLine, locate, target_words
-from monarch_nb.notebook.logs import Endings, folded_lines
+from monarch_nb.notebook.commands.completion import InBody, InLine, locate, target_words
+from monarch_nb.notebook.commands.logs import Endings, folded_lines
+from monarch_nb.notebook.commands.subcommands import push_items, read_environment
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
+from monarch_nb.notebook.output.tables import stacks_view, status_table, table
 from monarch_nb.notebook.session import bounded, notebook_path
-from monarch_nb.notebook.subcommands import push_items, read_environment
-from monarch_nb.notebook.tables import stacks_view, status_table, table
+from monarch_nb.notebook.syntax.declarations import CELL, MESH
 from monarch_nb.shape import Extent
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from monarch_nb.client.events import Text
-from monarch_nb.client.scripts import Script
+from monarch_nb.client.connections.events import Text
+from monarch_nb.client.runs.scripts import Script
 from monarch_nb.errors import RankFailure, RunFailed, UsageError
 from unit.notebook_magics.fakes import FakeClient, FakeRun, Notebook, hello, nothing
 

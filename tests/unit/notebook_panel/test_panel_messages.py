@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.bridge import call
+from monarch_nb.client.connections.bridge import call
 from monarch_nb.errors import MonarchNbError, UsageError
-from monarch_nb.notebook import panel_messages
-from monarch_nb.notebook.panel_messages import PanelMessages
-from monarch_nb.notebook.panels import _view
+from monarch_nb.notebook.panels.messages import PanelMessages
+from monarch_nb.notebook.panels.panels import _view
 from monarch_nb.panel.view import Json
 
 WAIT_S = 10.0
@@ -111,7 +110,7 @@ def settle() -> None:
 def test_a_view_is_told_that_the_kernel_lives_while_it_is_seen(
     messages: PanelMessages, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(panel_messages, "ALIVE_S", 0.01)
+    monkeypatch.setattr("monarch_nb.notebook.panels.messages.ALIVE_S", 0.01)
     look(messages, "v")
     heard.wait_for(lambda said: said.count({"alive": True}) > 1)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.pool import HeldReservation
+from monarch_nb.client.pools.pool import HeldReservation
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.panel import actions, live, requests
 from monarch_nb.panel.requests import Panel

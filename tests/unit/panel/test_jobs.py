@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.bridge import call
+from monarch_nb.client.connections.bridge import call
 from monarch_nb.errors import CapacityError
 from monarch_nb.panel.jobs import MAX_KEPT, Jobs, Say
 from monarch_nb.panel.view import Json

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch_nb.client.bridge import call
+from monarch_nb.client.connections.bridge import call
 from monarch_nb.panel import live as live_module
 from monarch_nb.panel.live import Live, Subscription
 from monarch_nb.panel.requests import Panel

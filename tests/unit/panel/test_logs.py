@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.log_lines import LogChange, LogLine, LogPart, LogRun, LogWindow
+from monarch_nb.client.logs.lines import LogChange, LogLine, LogPart, LogRun, LogWindow
 from monarch_nb.errors import MeshNotFound, MonarchNbError, NodeUnreachable, RankFailure, UsageError
 from monarch_nb.panel import logs as logs_module
 from monarch_nb.panel.logs import Log, LogRequest, Logs

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.log_lines import LogLines
+from monarch_nb.client.logs.lines import LogLines
 from monarch_nb.errors import CapacityError, NodeUnreachable
 from monarch_nb.panel import actions
 from monarch_nb.panel.logs import Logs

@@ -10,7 +10,7 @@ import pytest
 from tornado.httpclient import HTTPClientError
 from tornado.websocket import WebSocketClientConnection
 
-from monarch_nb.client.bridge import post
+from monarch_nb.client.connections.bridge import post
 from monarch_nb.server.handlers import run_on
 from unit.panel.fake_pool import FakePool
 from unit.panel.replies import hold

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.worker import collectives
+from monarch_nb.worker.groups import collectives
 
 TORCH = "/site-packages/torch"
 C10D = f"{TORCH}/distributed/distributed_c10d.py"

@@ -4,9 +4,9 @@ import linecache
 
 import pytest
 
-from monarch_nb.code_names import code_label, code_name
-from monarch_nb.worker import compiler as compiler_module
-from monarch_nb.worker.compiler import BoundedCompiler
+from monarch_nb.ground.code_names import code_label, code_name
+from monarch_nb.worker.shell import compiler as compiler_module
+from monarch_nb.worker.shell.compiler import BoundedCompiler
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 
-from monarch_nb.worker import connections
+from monarch_nb.worker.groups import connections
 
 FDINFO = """pos:\t0
 flags:\t02

@@ -3,7 +3,7 @@
 import socket
 from typing import Any
 
-from monarch_nb.worker.control import ControlThread
+from monarch_nb.worker.control.thread import ControlThread
 
 
 def test_runs_that_print_one_after_the_other_do_not_put_flushing_off() -> None:

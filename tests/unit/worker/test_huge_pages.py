@@ -12,7 +12,7 @@ import pytest
 _PROGRAM = """
 import mmap
 from pathlib import Path
-from monarch_nb.worker import huge_pages
+from monarch_nb.worker.forking import huge_pages
 
 def huge_bytes():
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()

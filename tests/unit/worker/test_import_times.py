@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.worker import import_times
-from monarch_nb.worker.import_times import ImportTimes
+from monarch_nb.worker.runs import import_times
+from monarch_nb.worker.runs.import_times import ImportTimes
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.worker import live_update
+from monarch_nb.worker.reload import live_update
 
 Edit = Callable[[str], live_update.Reloaded]
 

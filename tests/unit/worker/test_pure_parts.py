@@ -17,17 +17,20 @@ from typing import Any
 import numpy
 import pytest
 
-from monarch_nb import escapes, frames
-from monarch_nb.frames import FrameError, FrameSplitter, pack_pickle, unpack_pickle
+from monarch_nb.ground import escapes, frames
+from monarch_nb.ground.frames import FrameError, FrameSplitter, pack_pickle, unpack_pickle
 from monarch_nb.proto.run_pb2 import Display, Mark, RankResult
 from monarch_nb.proto.worker_pb2 import FromRank
-from monarch_nb.worker import after_fork, connections, preload, process_groups, results, stacks, values
-from monarch_nb.worker.completion import complete
-from monarch_nb.worker.inspection import describe
-from monarch_nb.worker.interrupts import thread_state
-from monarch_nb.worker.results import Results, send_all
-from monarch_nb.worker.shell import clean_data
-from monarch_nb.worker.streams import RunOutput
+from monarch_nb.worker.control import stacks
+from monarch_nb.worker.control.completion import complete
+from monarch_nb.worker.control.inspection import describe
+from monarch_nb.worker.control.interrupts import thread_state
+from monarch_nb.worker.forking import after_fork, preload
+from monarch_nb.worker.groups import connections, process_groups
+from monarch_nb.worker.runs import results, values
+from monarch_nb.worker.runs.results import Results, send_all
+from monarch_nb.worker.shell.shell import clean_data
+from monarch_nb.worker.shell.streams import RunOutput
 from monarch_nb.worker.text import encodable
 from monarch_nb.worker.user_code import UserCode, awaited_frames, cut_middle, outwards
 

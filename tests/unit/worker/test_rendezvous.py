@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from monarch_nb.worker.rendezvous import agree, missing_ranks
+from monarch_nb.worker.groups.rendezvous import agree, missing_ranks
 
 WAIT_S = 10.0
 

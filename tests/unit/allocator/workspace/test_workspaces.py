@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.allocator.workspace import journal
-from monarch_nb.allocator.workspace.workspaces import Workspaces
+from monarch_nb.allocator.files.workspace import journal
+from monarch_nb.allocator.files.workspace.workspaces import Workspaces
 from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError
 from monarch_nb.files.chunks import hash_of, pack
 from monarch_nb.proto.files_pb2 import TreeApplied, TreeChange, TreeEntry

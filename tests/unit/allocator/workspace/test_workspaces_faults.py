@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.allocator.workspace import journal as journal_module
+from monarch_nb.allocator.files.workspace import journal as journal_module
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.files.chunks import pack
 from syncing import Client, Made, directory, file, link, node_paths, open_workspaces

@@ -1,0 +1,266 @@
+"""Reading what a run wrote: a rank's stdout, stderr and marks files as one ordered sequence, from any position.
+
+The files are the truth; nothing is kept in memory. A flood is elided in what a follower is sent, never in the files.
+
+What is too old and too much is dropped (monarch_nb.allocator.logs.limit): it becomes a hole at the beginning of its
+file, so that every position stays what it is, and RANK.dropped says how far the hole goes. Holes read as zeros.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from monarch_nb.config import run_file
+from monarch_nb.ground.frames import FrameError, split_frames
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+from monarch_nb.sizes import size
+
+FLOOD_BYTES = 64 << 10
+"""More than this in one stream of one rank between two looks is a flood: its middle is not forwarded."""
+KEPT_BYTES = 12 << 10
+"""Of a flood, this much of its beginning and of its end is forwarded."""
+_COUNT_CHUNK_BYTES = 1 << 20
+_MAX_DISPLAYS = 20
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What is gone of a rank's output: everything before these offsets, and what the limit was."""
+
+    out: int = 0
+    err: int = 0
+    marks: int = 0
+    limit_bytes: int = 0
+
+    def before(self, kind: str) -> int:
+        """Return where what is left of a file begins: a line, or a mark."""
+        return {"out": self.out, "err": self.err, "marks": self.marks}[kind]
+
+    def line(self, size_bytes: int) -> bytes:
+        """Return what is shown in place of so much of it."""
+        return f"… {size(size_bytes)} of earlier lines dropped (limit {size(self.limit_bytes)})".encode()
+
+
+@dataclass(frozen=True)
+class RankFiles:
+    """The three files of one rank and output (RunSpec.output)."""
+
+    runs: Path
+    output: int
+    rank: int
+
+    def path(self, kind: str) -> Path:
+        return run_file(self.runs, self.output, self.rank, kind)
+
+    def size_bytes(self, kind: str) -> int:
+        try:
+            return self.path(kind).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def end(self) -> run_pb2.Cursor:
+        """Return the position after everything written so far. The marks come last: no text is ahead of its mark."""
+        return run_pb2.Cursor(
+            stdout_bytes=self.size_bytes("out"),
+            stderr_bytes=self.size_bytes("err"),
+            marks_bytes=self.size_bytes("marks"),
+        )
+
+    def note_run(self, number: int) -> None:
+        """Note which run wrote here, when it is not the one that the files were made for: the node forgets runs."""
+        with contextlib.suppress(OSError):  # a full disk: the log has the output's number
+            self.path("run").write_text(str(number))
+
+    def run_number(self, known: Mapping[tuple[int, int], int]) -> int:
+        """Return the number of the run that wrote here.
+
+        Args:
+            known: by output and rank, of the runs that the node remembers.
+        """
+        try:
+            return int(self.path("run").read_text())
+        except (OSError, ValueError):
+            return known.get((self.output, self.rank), self.output)
+
+    def dropped(self) -> Dropped:
+        """Return what is gone."""
+        try:
+            return Dropped(**json.loads(self.path("dropped").read_text()))
+        except FileNotFoundError:
+            return Dropped()
+
+    def note_dropped(self, dropped: Dropped) -> None:
+        """Note what is (about to be) gone, in one step."""
+        partial = self.path("dropping")
+        partial.write_text(json.dumps(asdict(dropped)))
+        partial.replace(self.path("dropped"))
+
+    def past_dropped(self, since: run_pb2.Cursor) -> tuple[run_pb2.Cursor, bytes]:
+        """Return where to go on after `since`, and the line to show for what is gone in between, if anything is."""
+        dropped = self.dropped()
+        cursor = run_pb2.Cursor(
+            stdout_bytes=max(since.stdout_bytes, dropped.out),
+            stderr_bytes=max(since.stderr_bytes, dropped.err),
+            marks_bytes=max(since.marks_bytes, dropped.marks),
+        )
+        gone = cursor.stdout_bytes - since.stdout_bytes + cursor.stderr_bytes - since.stderr_bytes
+        return cursor, dropped.line(gone) if gone else b""
+
+    def read(self, kind: str, start: int, end: int) -> bytes:
+        """Return a part of a file; what was dropped of it reads as zeros."""
+        if end <= start:
+            return b""
+        with self.path(kind).open("rb") as file:
+            file.seek(start)
+            return file.read(end - start)
+
+    def read_since(self, cursor: run_pb2.Cursor) -> pb.RankOutput | None:
+        """Return what was written after `cursor`, in order, a flood elided; None when there is nothing."""
+        marks, end = self._news(cursor)
+        if _at_or_before(end, cursor):
+            return None
+        flood = max(end.stdout_bytes - cursor.stdout_bytes, end.stderr_bytes - cursor.stderr_bytes) > FLOOD_BYTES
+        if flood:
+            marks = [mark for mark in marks if mark.HasField("display")][-_MAX_DISPLAYS:]
+        output = pb.RankOutput(rank=self.rank, cursor=end)
+        position = run_pb2.Cursor()
+        position.CopyFrom(cursor)
+        for mark in marks:
+            if not flood:
+                self._add_text(output, position, mark.stdout_bytes, mark.stderr_bytes)
+            if mark.HasField("display"):
+                output.items.add(display=mark.display)
+        self._add_text(output, position, end.stdout_bytes, end.stderr_bytes)
+        return output
+
+    def _news(self, cursor: run_pb2.Cursor, most_bytes: int = 0) -> tuple[list[run_pb2.Mark], run_pb2.Cursor]:
+        """Return the marks after `cursor`, and the position after them and all text; or some of them, and the position
+        of the last."""
+        end = self.end()
+        unread = end.marks_bytes - cursor.marks_bytes
+        limit = min(unread, most_bytes or unread)
+        while True:
+            data = self.read("marks", cursor.marks_bytes, cursor.marks_bytes + limit)
+            if data[:4] == bytes(4) and self.dropped().marks > cursor.marks_bytes:
+                return self._news(self.past_dropped(cursor)[0], most_bytes)
+            marks, marks_bytes = _parse_marks(data)
+            if marks or limit == unread:
+                break
+            limit = min(unread, 4 * limit)  # a display is bigger, or the rest can not be read
+        if limit < unread:
+            end.stdout_bytes, end.stderr_bytes = cursor.stdout_bytes, cursor.stderr_bytes
+        if marks:  # what a mark knows was written before it
+            end.stdout_bytes = max(end.stdout_bytes, marks[-1].stdout_bytes)
+            end.stderr_bytes = max(end.stderr_bytes, marks[-1].stderr_bytes)
+        end.marks_bytes = cursor.marks_bytes + marks_bytes
+        return marks, end
+
+    def segments(
+        self, since: run_pb2.Cursor, most_marks_bytes: int = 0
+    ) -> tuple[list[tuple[str, int, int]], run_pb2.Cursor]:
+        """Return the text after `since` as (kind, start, end) pieces in the order in which they were written, and the
+        position after them.
+
+        Args:
+            most_marks_bytes: read no more (about) of the marks at once; what comes after them is not returned.
+        """
+        marks, end = self._news(since, most_marks_bytes)
+        pieces: list[tuple[str, int, int]] = []
+        stdout_bytes, stderr_bytes = since.stdout_bytes, since.stderr_bytes
+        last = run_pb2.Mark(stdout_bytes=end.stdout_bytes, stderr_bytes=end.stderr_bytes)
+        for mark in (*marks, last):
+            if mark.stdout_bytes > stdout_bytes:
+                pieces.append(("out", stdout_bytes, mark.stdout_bytes))
+                stdout_bytes = mark.stdout_bytes
+            if mark.stderr_bytes > stderr_bytes:
+                pieces.append(("err", stderr_bytes, mark.stderr_bytes))
+                stderr_bytes = mark.stderr_bytes
+        return pieces, end
+
+    def _add_text(self, output: pb.RankOutput, position: run_pb2.Cursor, stdout_end: int, stderr_end: int) -> None:
+        if stdout_end > position.stdout_bytes:
+            self._add_stream(output, "out", position.stdout_bytes, stdout_end)
+            position.stdout_bytes = stdout_end
+        if stderr_end > position.stderr_bytes:
+            self._add_stream(output, "err", position.stderr_bytes, stderr_end)
+            position.stderr_bytes = stderr_end
+
+    def _add_stream(self, output: pb.RankOutput, kind: str, start: int, end: int) -> None:
+        def add(text: bytes) -> None:
+            if text and kind == "out":
+                output.items.add(stdout=text)
+            elif text:
+                output.items.add(stderr=text)
+
+        first = self.read(kind, start, min(end, start + FLOOD_BYTES))
+        if b"\0" in first and (left := self.dropped().before(kind)) > start:
+            add(self.dropped().line(min(end, left) - start) + b"\n")
+            if left < end:
+                self._add_stream(output, kind, left, end)
+            return
+        if end - start <= FLOOD_BYTES:
+            add(first)
+            return
+        head = first[:KEPT_BYTES]
+        head = head[: head.rfind(b"\n") + 1] or head
+        tail = self.read(kind, end - KEPT_BYTES, end)
+        tail = tail[tail.find(b"\n") + 1 :] if b"\n" in tail[:-1] else tail
+        skipped_start, skipped_end = start + len(head), end - len(tail)
+        add(head)
+        output.items.add(
+            elided=pb.Elided(
+                stderr=kind == "err",
+                lines=self._count_lines(kind, skipped_start, skipped_end),
+                size_bytes=skipped_end - skipped_start,
+            )
+        )
+        add(tail)
+
+    def _count_lines(self, kind: str, start: int, end: int) -> int:
+        lines = 0
+        with self.path(kind).open("rb", buffering=0) as file:
+            file.seek(start)
+            while start < end and (chunk := file.read(min(_COUNT_CHUNK_BYTES, end - start))):
+                lines += chunk.count(b"\n")
+                start += len(chunk)
+        return lines
+
+    def tail_lines(self, kind: str, window_bytes: int = 16 << 10) -> list[str]:
+        """Return the last lines of a stream."""
+        end = self.size_bytes(kind)
+        left = self.read(kind, max(0, end - window_bytes), end).rpartition(b"\0")[2]
+        return left.decode(errors="replace").splitlines()
+
+
+def _at_or_before(end: run_pb2.Cursor, cursor: run_pb2.Cursor) -> bool:
+    return (
+        end.stdout_bytes <= cursor.stdout_bytes
+        and end.stderr_bytes <= cursor.stderr_bytes
+        and end.marks_bytes <= cursor.marks_bytes
+    )
+
+
+def _parse_marks(data: bytes) -> tuple[list[run_pb2.Mark], int]:
+    """Return the whole marks at the beginning of `data` and their size."""
+    marks, size_bytes = [], 0
+    try:
+        for frame in split_frames(data):
+            marks.append(run_pb2.Mark.FromString(frame))
+            size_bytes += len(frame) + 4
+    except (FrameError, DecodeError):  # a torn file (disk full): what follows can not be read
+        return marks, size_bytes if marks else len(data)
+    return marks, size_bytes
+
+
+def stored_outputs(runs: Path) -> list[int]:
+    """Return the numbers of the outputs that have files, oldest first."""
+    try:
+        return sorted(int(entry.name) for entry in os.scandir(runs) if entry.name.isdigit())
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,97 @@
+"""What a rank is to be: the record of it, and what its template is told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from monarch_nb.allocator.ranks.environment import Job, Place, rank_environment
+from monarch_nb.allocator.readings import facts
+from monarch_nb.allocator.state.runs import Mesh, Run
+from monarch_nb.allocator.supervision.supervisor import new_token
+from monarch_nb.config import NodePaths
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import state_pb2
+from monarch_nb.proto import worker_pb2 as wire
+
+
+def start_directory(spec: pb.SpawnRequest, workspace: Path | None) -> Path:
+    """Return where a mesh's ranks start: in their copy of the notebook's directory, if they have one."""
+    return Path(spec.directory) if workspace is None else workspace / spec.directory
+
+
+Plan = tuple[state_pb2.RankRecord, wire.RankSpec]
+
+
+def plan_rank(paths: NodePaths, mesh: Mesh, rank: int, incarnation: int, workspace: Path | None) -> Plan:
+    """Return the record and the specification of a rank's process.
+
+    Args:
+        incarnation: how often the rank was restarted.
+        workspace: the node's copy of the notebook's files, when it does not see the files themselves.
+    """
+    spec, gpu_indices = mesh.spec, mesh.ranks[rank].gpu_indices
+    record = state_pb2.RankRecord(
+        mesh_id=spec.mesh_id, rank=rank, incarnation=incarnation, gpu_indices=gpu_indices, token=new_token()
+    )
+    job = Job(spec.mesh_id, spec.master_host, spec.master_port)  # the same for all, also for those that were restarted
+    place = Place.in_mesh(spec, rank)
+    seen = _gpus_of(mesh, mesh.ranks)
+    start = str(start_directory(spec, workspace))
+    return record, _specification(paths, spec, record, place, job, start, workspace, seen, spec.environment)
+
+
+def plan_script(paths: NodePaths, mesh: Mesh, run: Run, rank: int, workspace: Path | None) -> Plan:
+    """Return the same of the process that a script has on a rank's slot."""
+    spec, script = mesh.spec, run.submit.run.script
+    gpu_indices = _gpus_of(mesh, run.ranks)
+    record = state_pb2.RankRecord(
+        mesh_id=run.run_id, rank=rank, gpu_indices=gpu_indices, token=new_token(), script_of=spec.mesh_id
+    )
+    job = Job(run.run_id, script.store_host, script.store_port, script.attempt, script.max_restarts)
+    place = Place.in_script(spec, rank, run.submit.all_ranks)
+    added = {**spec.environment, **script.environment}
+    start = script.directory or str(start_directory(spec, workspace))
+    return record, _specification(paths, spec, record, place, job, start, workspace, gpu_indices, added)
+
+
+def _gpus_of(mesh: Mesh, ranks: Iterable[int]) -> list[int]:
+    """Return the GPUs that each process of a world sees on this node: those of all, as with torchrun, whose processes
+    take theirs by LOCAL_RANK."""
+    return [gpu for rank in sorted(ranks) for gpu in mesh.ranks[rank].gpu_indices]
+
+
+def _specification(
+    paths: NodePaths,
+    spec: pb.SpawnRequest,
+    record: state_pb2.RankRecord,
+    place: Place,
+    job: Job,
+    start: str,
+    workspace: Path | None,
+    gpu_indices: Sequence[int],
+    added: Mapping[str, str],
+) -> wire.RankSpec:
+    script = record.mesh_id if record.script_of else ""
+    environment = rank_environment(
+        os.environ,
+        place,
+        job,
+        gpu_indices=gpu_indices,
+        token=record.token,
+        cpu_count=facts.cpu_slots(),
+        added=added,
+    )
+    return wire.RankSpec(
+        mesh_id=spec.mesh_id,
+        rank=record.rank,
+        environment=environment,
+        directory=start,
+        workspace=str(workspace or ""),
+        socket=str(paths.rank_socket(record.mesh_id, record.rank, record.incarnation)),
+        log_directory=str(paths.runs(spec.mesh_id)),
+        blob_directory=str(paths.blobs(spec.mesh_id)),
+        stacks_file=str(paths.stacks(spec.mesh_id, record.rank, script)),
+        for_script=bool(script),
+    )

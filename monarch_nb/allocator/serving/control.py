@@ -1,0 +1,125 @@
+"""Asking and telling ranks: requests passed to their control threads, which answer while the main thread is stuck."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from monarch_nb.allocator.state.runs import Mesh
+from monarch_nb.allocator.supervision.supervisor import RankProcess
+from monarch_nb.errors import UsageError
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import worker_pb2 as wire
+
+if TYPE_CHECKING:
+    from monarch_nb.allocator.node import Node
+
+STACK_WAIT_S = 1.0
+
+
+def interrupt(node: Node, run_id: str) -> None:
+    """Drop a run where it has not begun, and interrupt it where it runs."""
+    node.apply(node.state.cancel(run_id))
+    for process in node.supervisor.ranks.values():
+        mesh = node.state.meshes.get(process.mesh_id)
+        if mesh is not None and mesh.ranks[process.rank].running == run_id:
+            process.link.tell(wire.ControlRequest(interrupt=wire.InterruptRun(run_id=run_id)))
+    node.scripts.interrupt(run_id)
+
+
+def drop(node: Node, request: pb.DropRequest) -> pb.DropReply:
+    """Drop runs where they have not begun."""
+    begun, effects = node.state.drop(request.mesh_id, request.run_ids)
+    node.apply(effects)
+    return pb.DropReply(begun=begun)
+
+
+async def control_ranks(node: Node, request: pb.ControlRanksRequest) -> list[pb.RankReply]:
+    """Pass a request to the control threads of ranks; those that do not answer in time are told apart."""
+    mesh = node.state.mesh(request.mesh_id)
+    if request.WhichOneof("message") == "kill" and request.run_id:
+        killed = node.scripts.kill(request.run_id, request.ranks)
+        return [pb.RankReply(rank=process.rank, answered=True) for process in killed]
+    if request.WhichOneof("message") == "kill":
+        doomed = [p for rank in request.ranks if (p := node.supervisor.ranks.get((request.mesh_id, rank)))]
+        node.supervisor.kill(doomed)
+        return [pb.RankReply(rank=process.rank, answered=True) for process in doomed]
+    ranks = [rank for rank in request.ranks if rank in mesh.ranks]
+    return list(await asyncio.gather(*(_control_rank(node, request, mesh, rank) for rank in ranks)))
+
+
+def _who(node: Node, request: pb.ControlRanksRequest, mesh: Mesh, rank: int) -> RankProcess | None:
+    """Return the process that a question is about: where a live rank does nothing, it is about the script there."""
+    known = node.supervisor.ranks
+    if request.WhichOneof("message") in ("where", "stack"):
+        if process := known.get((request.run_id, rank)):
+            return process
+        if not mesh.ranks[rank].running and (process := node.scripts.at_work(mesh, rank)):
+            return process
+    return known.get((request.mesh_id, rank))
+
+
+async def _control_rank(node: Node, request: pb.ControlRanksRequest, mesh: Mesh, rank: int) -> pb.RankReply:
+    process = _who(node, request, mesh, rank)
+    if process is None:
+        return pb.RankReply(rank=rank)
+    timeout_s = request.timeout_s or 5.0
+    if request.WhichOneof("message") == "stack":
+        timeout_s = min(timeout_s, STACK_WAIT_S)
+    reply = await process.link.control(_rank_request(request), timeout_s)
+    if reply is None and request.WhichOneof("message") == "stack":
+        stack = await _stack_from_outside(node, process)
+        return pb.RankReply(rank=rank, answered=bool(stack), stack=stack)
+    if reply is None:
+        return pb.RankReply(rank=rank)
+    return pb.RankReply(
+        rank=rank,
+        answered=True,
+        where=reply.where,
+        stack=reply.stack,
+        completions=reply.completions,
+        completion_start=reply.completion_start,
+        inspection=reply.inspection,
+    )
+
+
+async def _stack_from_outside(node: Node, process: RankProcess) -> str:
+    """C code holds the GIL: faulthandler's signal handler writes the stack without it. What has no such handler would
+    die of the signal: a process that is just beginning, or another program by now (os.execv)."""
+    path = node.supervisor.stacks(process)
+    if not (process.link.is_open and path.exists()):
+        return ""
+    path.write_bytes(b"")
+    written = asyncio.Event()
+    node.watch.arm(path.parent, written.set)
+    os.kill(process.record.process.pid, signal.SIGUSR2)
+    try:
+        await asyncio.wait_for(written.wait(), STACK_WAIT_S)
+    except TimeoutError:
+        return ""
+    size_bytes = -1
+    try:
+        while size_bytes != (size_bytes := path.stat().st_size):  # it writes line by line, within microseconds
+            await asyncio.sleep(0.01)
+        return path.read_text(errors="replace")
+    except FileNotFoundError:  # the process has ended
+        return ""
+
+
+def _rank_request(request: pb.ControlRanksRequest) -> wire.ControlRequest:
+    match request.WhichOneof("message"):
+        case "where":
+            return wire.ControlRequest(where=wire.GetWhere())
+        case "stack":
+            return wire.ControlRequest(stack=wire.GetStack())
+        case "complete":
+            complete = wire.GetCompletions(code=request.complete.code, cursor=request.complete.cursor)
+            return wire.ControlRequest(complete=complete)
+        case "inspect":
+            return wire.ControlRequest(inspect=request.inspect)
+        case "abort_groups":
+            abort = wire.AbortGroups(reason=request.abort_groups, last_run=request.last_run)
+            return wire.ControlRequest(abort_groups=abort)
+    raise UsageError("an empty control request")

@@ -1,0 +1,177 @@
+"""`ReadLogs`: every line that ranks wrote, run after run, from the files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TYPE_CHECKING
+
+from monarch_nb.allocator.logs.output import RankFiles, stored_outputs
+from monarch_nb.allocator.sessions.sessions import OUTPUT_INTERVAL_S, UNWATCHED_INTERVAL_S, Session
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+
+if TYPE_CHECKING:
+    from monarch_nb.allocator.node import Node
+
+_PIECE_BYTES = 256 << 10
+_FOLLOWED_OUTPUTS = 16
+"""The newest: what older runs may still write is not worth a watch each."""
+
+
+async def read_logs(node: Node, request: pb.ReadLogsRequest) -> AsyncGenerator[pb.LogRecords, None]:
+    """Yield what ranks wrote: by run, then by rank, whole lines, stdout and stderr interleaved as they were written.
+
+    With `last_lines` only the newest lines of each rank. With `follow`, then what they go on to write, as it comes.
+    """
+    shown: dict[RankFiles, run_pb2.Cursor] = {}
+    if request.last_lines:
+        if records := _newest_records(_written(node, request), request.last_lines, shown):
+            yield pb.LogRecords(records=records)
+    else:
+        for number, files in _written(node, request):
+            async for batch in _records_since(files, number, shown):
+                yield batch
+    if request.follow:
+        async with contextlib.aclosing(_follow(node, request, shown)) as coming:
+            async for batch in coming:
+                yield batch
+
+
+def _written(node: Node, request: pb.ReadLogsRequest) -> list[tuple[int, RankFiles]]:
+    """Return the files that are asked for, each with the number of its run, in order."""
+    mesh = node.state.mesh(request.mesh_id)
+    ranks = [rank for rank in sorted(mesh.ranks) if not request.ranks or rank in request.ranks]
+    runs = node.paths.runs(request.mesh_id)
+    # Of the runs that share an output only a rank's newest can have written to it there.
+    known = {(run.output, rank): run.number for run in mesh.runs.values() for rank in run.ranks}
+    stored = [RankFiles(runs, output, rank) for output in stored_outputs(runs) for rank in ranks]
+    numbered = sorted(((files.run_number(known), files) for files in stored), key=lambda pair: (pair[0], pair[1].rank))
+    return [(number, files) for number, files in numbered if request.number in (0, number)]
+
+
+class _Wake(Session):
+    """A session that wants nothing but to wake who waits for a change: of files, or of runs that clients hear of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changed = asyncio.Event()
+
+    def send(self, **_: object) -> None:
+        self.changed.set()
+
+
+async def _follow(
+    node: Node, request: pb.ReadLogsRequest, shown: dict[RankFiles, run_pb2.Cursor]
+) -> AsyncGenerator[pb.LogRecords, None]:
+    mesh, runs = node.state.mesh(request.mesh_id), node.paths.runs(request.mesh_id)
+    followed = next((run for run in mesh.runs.values() if run.number == request.number), None)
+    wake = _Wake()
+    wake.run_ids |= {followed.run_id} if followed else set()
+    node.sessions.add(wake)
+    try:
+        while True:
+            is_last = request.number != 0 and (followed is None or followed.finished)
+            wake.changed.clear()
+            newest = stored_outputs(runs)[-_FOLLOWED_OUTPUTS:]
+            for directory in (runs, *(runs / str(output) for output in newest)):
+                node.watch.arm(directory, wake.changed.set)
+            for number, files in _written(node, request):
+                if files.output in newest:
+                    async for batch in _records_since(files, number, shown):
+                        yield batch
+            if is_last:
+                return
+            with contextlib.suppress(TimeoutError):  # no change of a file tells that the mesh was released
+                async with asyncio.timeout(UNWATCHED_INTERVAL_S):
+                    await wake.changed.wait()
+            await asyncio.sleep(OUTPUT_INTERVAL_S)  # what comes at a time goes in one message
+    finally:
+        node.watch.disarm(wake.changed.set)
+        node.sessions.discard(wake)
+
+
+def _newest_records(
+    written: list[tuple[int, RankFiles]], lines: int, shown: dict[RankFiles, run_pb2.Cursor]
+) -> list[pb.LogRecord]:
+    """Return the newest lines of each rank, and note in `shown` that what was written before is not wanted."""
+    newest: list[pb.LogRecord] = []
+    for rank in sorted({files.rank for _, files in written}):
+        records: list[pb.LogRecord] = []
+        for number, files in reversed([one for one in written if one[1].rank == rank]):
+            if len(records) < lines:
+                records = [*_last_records(files, number, lines, shown), *records][-lines:]
+            else:
+                shown[files] = files.end()
+        newest += records
+    return sorted(newest, key=lambda record: record.number)
+
+
+def _last_records(
+    files: RankFiles, number: int, lines: int, shown: dict[RankFiles, run_pb2.Cursor]
+) -> list[pb.LogRecord]:
+    """Return the newest lines of a run."""
+    since, dropped = files.past_dropped(run_pb2.Cursor())
+    pieces, shown[files] = files.segments(since)
+    records: list[pb.LogRecord] = []
+    for kind, start, end in reversed(pieces):
+        window = 64 << 10
+        while True:
+            data = files.read(kind, max(start, end - window), end)
+            if data.count(b"\n") > lines or end - window <= start:
+                break
+            window *= 4
+        found = re.findall(rb"[^\n]*\n|[^\n]+", data)[-(lines - len(records)) :]
+        records = [*(_record(files.rank, number, kind, line) for line in found), *records]
+        if len(records) >= lines:
+            return records
+    if dropped:
+        records.insert(0, _record(files.rank, number, "out", dropped + b"\n"))
+    return records
+
+
+async def _records_since(
+    files: RankFiles, number: int, shown: dict[RankFiles, run_pb2.Cursor]
+) -> AsyncIterator[pb.LogRecords]:
+    """Yield what was written since it was read the last time, and note in `shown` up to where."""
+    since, dropped = files.past_dropped(shown.get(files) or run_pb2.Cursor())
+    pieces, shown[files] = files.segments(since)
+    if dropped:
+        yield pb.LogRecords(records=[_record(files.rank, number, "out", dropped + b"\n")])
+    for kind, start, end in pieces:
+        pending = b""
+        while start < end:
+            data = await asyncio.to_thread(files.read, kind, start, min(end, start + _PIECE_BYTES))
+            if b"\0" in data and (left := files.dropped().before(kind)) > start:  # since this began
+                gone = files.dropped().line(min(left, end) - start)
+                yield pb.LogRecords(records=[_record(files.rank, number, kind, gone + b"\n")])
+                start, pending = left, b""
+                continue
+            if not data:
+                break
+            start += len(data)
+            whole, newline, rest = (pending + data).rpartition(b"\n")
+            if newline:
+                records = [_record(files.rank, number, kind, line + b"\n") for line in whole.split(b"\n")]
+                yield pb.LogRecords(records=records)
+            pending = rest
+            if len(pending) > 4 * _PIECE_BYTES:  # a very long line travels in pieces
+                cut = _last_character(pending)
+                yield pb.LogRecords(records=[_record(files.rank, number, kind, pending[:cut])])
+                pending = pending[cut:]
+        if pending:
+            yield pb.LogRecords(records=[_record(files.rank, number, kind, pending)])
+
+
+def _last_character(data: bytes) -> int:
+    """Return where the last UTF-8 character of `data` begins."""
+    start = len(data) - 1
+    while start > len(data) - 4 and data[start] & 0xC0 == 0x80:
+        start -= 1
+    return start
+
+
+def _record(rank: int, number: int, kind: str, text: bytes) -> pb.LogRecord:
+    return pb.LogRecord(rank=rank, stderr=kind == "err", number=number, text=text)

@@ -1,0 +1,290 @@
+"""The gRPC service: thin. Each method unpacks a request, calls the node, and packs the reply."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from monarch_nb import config
+from monarch_nb.allocator.files import tokens
+from monarch_nb.allocator.node import Node
+from monarch_nb.allocator.serving.control import control_ranks, drop, interrupt
+from monarch_nb.allocator.serving.describe import describe_environment, describe_node, describe_status
+from monarch_nb.allocator.serving.read_logs import read_logs
+from monarch_nb.allocator.sessions.sessions import Session as ClientSession
+from monarch_nb.errors import MonarchNbError, UsageError, VersionMismatch
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import allocator_pb2_grpc as service
+from monarch_nb.proto import files_pb2
+from monarch_nb.rpc.status import error_to_json, refuse
+
+_Method = Callable[[Any, Any, Any], Awaitable[Any]]
+
+
+def _translated(method: _Method) -> _Method:
+    """Let a method raise the errors of monarch_nb."""
+
+    @functools.wraps(method)
+    async def translated(self: Any, request: Any, context: Any) -> Any:
+        try:
+            return await method(self, request, context)
+        except MonarchNbError as error:
+            await refuse(context, error)
+        except OSError as error:  # a full disk, no more processes, …
+            await refuse(context, MonarchNbError(f"{self._node.node_id}: {error}"))
+
+    return translated
+
+
+class AllocatorService(service.AllocatorServicer):
+    """One node's service. A call that a client abandons still runs to its end: half a spawn would leak ranks."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    @_translated
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
+        check_protocol(request.protocol, request.client_version)
+        await self._node.look_at_gpus()
+        return describe_node(self._node)
+
+    @_translated
+    async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
+        await self._node.look_at_gpus()
+        return pb.ReserveReply(gpu_indices=self._node.reserve(request))
+
+    @_translated
+    async def Confirm(self, request: pb.ConfirmRequest, context: Any) -> pb.ConfirmReply:
+        self._node.confirm(request)
+        return pb.ConfirmReply()
+
+    @_translated
+    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:
+        ended = await _whole(self._node.release(request.reservation_id, request.why))
+        reply = pb.ReleaseReply(ranks_ended=ended)
+        if kept := self._node.files.kept.get(request.reservation_id):
+            reply.kept.directory, reply.kept.files = str(kept.directory), kept.files
+            reply.kept.size_bytes = kept.size_bytes
+        return reply
+
+    @_translated
+    async def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.ExtendReply:
+        self._node.expiry.extend(request.reservation_id, request.time_s)
+        return pb.ExtendReply()
+
+    @_translated
+    async def Idle(self, request: pb.IdleRequest, context: Any) -> pb.IdleReply:
+        return pb.IdleReply(idle_for_s=self._node.expiry.idle_for_s(request.reservation_id))
+
+    @_translated
+    async def HostStore(self, request: pb.HostStoreRequest, context: Any) -> pb.HostStoreReply:
+        host, port = await _whole(self._node.stores.host(request))
+        return pb.HostStoreReply(host=host, port=port)
+
+    @_translated
+    async def Spawn(self, request: pb.SpawnRequest, context: Any) -> pb.SpawnReply:
+        return pb.SpawnReply(ranks=await _whole(self._node.spawn(request)))
+
+    @_translated
+    async def Restart(self, request: pb.RestartRequest, context: Any) -> pb.RestartReply:
+        return pb.RestartReply(ranks=await _whole(self._node.restarts.restart(request.mesh_id, request.ranks)))
+
+    @_translated
+    async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
+        return await describe_status(
+            self._node, memory=request.memory, readings=request.readings, past_runs=request.past_runs
+        )
+
+    @_translated
+    async def Control(self, request: pb.ControlRanksRequest, context: Any) -> pb.ControlRanksReply:
+        return pb.ControlRanksReply(replies=await control_ranks(self._node, request))
+
+    @_translated
+    async def Drop(self, request: pb.DropRequest, context: Any) -> pb.DropReply:
+        return drop(self._node, request)
+
+    async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
+        """Read requests and write batches of events until either side ends."""
+        session = ClientSession()
+        self._node.sessions.add(session)
+        writer = asyncio.create_task(self._write_events(session, context))
+        try:
+            async for request in request_iterator:
+                self._handle(session, request)
+        finally:
+            writer.cancel()
+            self._node.sessions.discard(session)
+            for reservation_id in list(session.attached):
+                self._node.expiry.detach(session, reservation_id)
+            session.close()
+
+    async def _write_events(self, session: ClientSession, context: Any) -> None:
+        with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
+            while True:
+                await context.write(await session.batches())
+
+    def _handle(self, session: ClientSession, request: pb.SessionRequest) -> None:
+        kind = request.WhichOneof("message")
+        message: Any = getattr(request, kind) if kind else None
+        self._node.collected(request.collected)
+        run_id = message.run.run_id if kind == "submit" else getattr(message, "run_id", "")
+        try:
+            match kind:
+                case "open":
+                    check_protocol(message.protocol, message.client_id)
+                    opened = pb.Opened(protocol=config.PROTOCOL, version=config.VERSION, token=self._node.token)
+                    session.send(opened=opened)
+                case "submit":
+                    session.run_ids.add(run_id)
+                    self._node.submit(session, message)
+                case "follow":
+                    session.run_ids.add(run_id)
+                    self._node.follow(session, message)
+                case "cancel":
+                    interrupt(self._node, run_id)
+                case "shown":
+                    self._node.shown(message)
+                case "unfollow":
+                    session.unfollow(run_id)
+                case "proceed":
+                    self._node.apply(self._node.state.proceed(message.mesh_id, message.run_id))
+                case "attach":
+                    self._node.expiry.attach(session, message.reservation_id)
+                case "detach":
+                    self._node.expiry.detach(session, message.reservation_id)
+        except MonarchNbError as error:
+            session.send(refused=pb.Refused(run_id=run_id, error_json=error_to_json(error)))
+
+    async def ReadLogs(self, request: pb.ReadLogsRequest, context: Any) -> AsyncIterator[pb.LogRecords]:
+        try:
+            async with contextlib.aclosing(read_logs(self._node, request)) as coming:
+                async for records in coming:
+                    yield records
+        except MonarchNbError as error:
+            await refuse(context, error)
+
+    async def WatchLog(self, request: pb.WatchLogRequest, context: Any) -> AsyncIterator[pb.LogChange]:
+        try:
+            async with contextlib.aclosing(self._node.log_lines.watch(request)) as changes:
+                async for change in changes:
+                    yield change
+        except MonarchNbError as error:
+            await refuse(context, error)
+
+    @_translated
+    async def ReadLines(self, request: pb.ReadLinesRequest, context: Any) -> pb.ReadLinesReply:
+        return await self._node.log_lines.read(request)
+
+    @_translated
+    async def SearchLog(self, request: pb.SearchLogRequest, context: Any) -> pb.SearchLogReply:
+        return await self._node.log_lines.search(request)
+
+    @_translated
+    async def PutBlob(self, request_iterator: Any, context: Any) -> pb.PutBlobReply:
+        size_bytes, file, path = 0, None, None
+        try:
+            async for chunk in request_iterator:
+                if file is None:
+                    path = self._node.blob_path(chunk.mesh_id, chunk.blob)
+                    file = path.open("wb")
+                file.write(chunk.data)
+                size_bytes += len(chunk.data)
+        except BaseException as error:  # also when the client goes away: half a blob is of no use
+            if path is not None:
+                path.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise MonarchNbError(f"{self._node.node_id} can not store {path}: {error.strerror}") from error
+            raise
+        finally:
+            if file is not None:
+                file.close()
+        return pb.PutBlobReply(size_bytes=size_bytes)
+
+    async def ReadBlob(self, request: pb.ReadBlobRequest, context: Any) -> AsyncIterator[pb.BlobChunk]:
+        try:
+            path = self._node.blob_path(request.mesh_id, request.blob)
+            with path.open("rb") as file:
+                while data := file.read(config.CHUNK_BYTES):
+                    yield pb.BlobChunk(data=data)
+        except FileNotFoundError:
+            await refuse(context, MonarchNbError("the value is not kept any more"))
+        except MonarchNbError as error:
+            await refuse(context, error)
+
+    # ---- files ----
+
+    @_translated
+    async def SyncTree(self, request: files_pb2.SyncTreeRequest, context: Any) -> files_pb2.SyncTreeReply:
+        self._node.state.lease(request.reservation_id)
+        gone = asyncio.Event()
+        work = asyncio.ensure_future(self._node.files.sync(request, gone))
+        try:
+            return await asyncio.shield(work)
+        finally:
+            gone.set()
+
+    @_translated
+    async def PutChunks(self, request_iterator: Any, context: Any) -> files_pb2.PutChunksReply:
+        return await self._node.files.put_chunks(request_iterator)
+
+    @_translated
+    async def ChangeFiles(self, request: files_pb2.ChangeFilesRequest, context: Any) -> files_pb2.ChangeFilesReply:
+        return files_pb2.ChangeFilesReply(files=self._node.change_files(request))
+
+    @_translated
+    async def Workspace(self, request: files_pb2.WorkspaceRequest, context: Any) -> files_pb2.WorkspaceReply:
+        self._node.state.lease(request.reservation_id)
+        status = self._node.files.workspaces.status
+        return await asyncio.to_thread(status, request.reservation_id, look=request.look, coming=request.coming)
+
+    @_translated
+    async def ListFiles(self, request: files_pb2.ListFilesRequest, context: Any) -> files_pb2.ListFilesReply:
+        directory = self._node.rank_directory(request.reservation_id, request.rank)
+        return await asyncio.to_thread(self._node.files.list, directory, request)
+
+    async def ReadFile(self, request: files_pb2.ReadFileRequest, context: Any) -> AsyncIterator[files_pb2.FilePiece]:
+        try:
+            async for piece in self._node.files.read(request.path):
+                yield piece
+        except MonarchNbError as error:
+            await refuse(context, error)
+
+    @_translated
+    async def SeeToken(self, request: files_pb2.SeeTokenRequest, context: Any) -> files_pb2.SeeTokenReply:
+        why_not = await asyncio.to_thread(tokens.handle, request, shares_nothing=self._node.isolated)
+        return files_pb2.SeeTokenReply(seen=not why_not, why_not=why_not)
+
+    @_translated
+    async def DescribeEnvironment(
+        self, request: files_pb2.DescribeEnvironmentRequest, context: Any
+    ) -> files_pb2.DescribeEnvironmentReply:
+        return await describe_environment(self._node, request)
+
+    @_translated
+    async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownReply:
+        if self._node.state.leases and not request.force:
+            held = ", ".join(sorted(lease.request.name for lease in self._node.state.leases.values()))
+            raise UsageError(f"reservations are held: {held}; release them first, or use --force")
+        self._node.shutdown.set()
+        return pb.ShutdownReply()
+
+
+async def _whole(work: Any) -> Any:
+    """Run to the end even if the client goes away."""
+    return await asyncio.shield(asyncio.ensure_future(work))
+
+
+def check_protocol(protocol: int, client: str) -> None:
+    """Raise VersionMismatch unless the client speaks our protocol."""
+    if protocol != config.PROTOCOL:
+        raise VersionMismatch(
+            f"the notebook's monarch_nb speaks protocol {protocol}, this node's (version {config.VERSION}) protocol "
+            f"{config.PROTOCOL}: install the same version on both and restart the older one",
+            client=f"{client} (protocol {protocol})",
+            node=f"{config.VERSION} (protocol {config.PROTOCOL})",
+        )

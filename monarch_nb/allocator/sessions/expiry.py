@@ -1,0 +1,219 @@
+"""Reservations that end by themselves: unconfirmed, out of time, or used by nobody.
+
+Each node keeps the time limit by itself: all nodes count from the same confirmation. That nobody uses a reservation
+is decided by its first node, to which every client is attached and where every run gets its number. It asks the other
+nodes, which may run what a client has left, and tells them when it is so. A node that does not answer may run
+something: then nothing is released.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from monarch_nb import config
+from monarch_nb.allocator.state.limits import how_it_ended
+from monarch_nb.allocator.supervision.processes import seconds_since_boot
+from monarch_nb.errors import MonarchNbError, ReservationNotFound
+from monarch_nb.ground.rank_sets import counted
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import files_pb2
+
+if TYPE_CHECKING:
+    from monarch_nb.allocator.node import Node
+    from monarch_nb.allocator.sessions.sessions import Session
+
+_log = logging.getLogger(__name__)
+
+PEER_TIMEOUT_S = 10.0
+
+
+class Expiry:
+    """Looks after the ends of a node's reservations: one timer each."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._saved_s: dict[str, float] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
+
+    def resume(self) -> None:
+        """Go on with what the allocator before this one held, now that its processes are known."""
+        for reservation_id in list(self._node.state.leases):
+            self.watch(reservation_id)
+
+    def close(self) -> None:
+        """Look no more."""
+        for timer in self._timers.values():
+            timer.cancel()
+        for asking in self._asking.values():
+            asking.cancel()
+
+    def forget(self, reservation_id: str) -> None:
+        """The reservation is being released."""
+        if timer := self._timers.pop(reservation_id, None):
+            timer.cancel()
+        self._saved_s.pop(reservation_id, None)
+
+    def watch(self, reservation_id: str) -> None:
+        """Look at a reservation when it may have to end."""
+        if timer := self._timers.pop(reservation_id, None):
+            timer.cancel()
+        lease = self._node.state.leases.get(reservation_id)
+        if lease is None or reservation_id in self._node.releases:
+            return
+        in_s: float | None = config.PROVISIONAL_LEASE_S
+        if lease.confirmed:
+            in_s = lease.limits.look_in_s(seconds_since_boot(), busy=self.is_busy(reservation_id))
+        if in_s is not None:
+            loop = asyncio.get_running_loop()
+            self._timers[reservation_id] = loop.call_later(in_s, self._look, reservation_id)
+
+    @contextlib.contextmanager
+    def held_up(self, reservation_id: str) -> Iterator[None]:
+        """A provisional lease does not expire while its ranks are being started: preloads may need minutes."""
+        lease = self._node.state.leases.get(reservation_id)
+        if lease is not None and not lease.confirmed:
+            self.forget(reservation_id)
+        try:
+            yield
+        finally:
+            self.watch(reservation_id)
+
+    # ---- who uses it ----
+
+    def is_busy(self, reservation_id: str) -> bool:
+        """Whether a client of this node is attached, or a cell runs here."""
+        attached = any(reservation_id in session.attached for session in self._node.sessions)
+        return attached or self._node.state.is_running(reservation_id)
+
+    def used(self, reservation_id: str) -> None:
+        """The reservation is used just now."""
+        if lease := self._node.state.leases.get(reservation_id):
+            lease.limits.used_s = seconds_since_boot()
+
+    def idle_for_s(self, reservation_id: str) -> float:
+        """Return how long nobody has used a reservation here.
+
+        Raises:
+            ReservationNotFound: it is not held here.
+        """
+        lease = self._node.state.lease(reservation_id)
+        return 0.0 if self.is_busy(reservation_id) else seconds_since_boot() - lease.limits.used_s
+
+    def attach(self, session: Session, reservation_id: str) -> None:
+        """A client uses a reservation; it is told what others say of its files, and when the time is nearly up."""
+        self.used(reservation_id)
+        session.attached.add(reservation_id)
+        if lease := self._node.state.leases.get(reservation_id):
+            if lease.files.revision:
+                session.send(files_changed=pb.FilesChanged(reservation_id=reservation_id, files=lease.files))
+            if lease.limits.is_nearly_up(seconds_since_boot()):
+                session.send(time_left=self._time_left(reservation_id))
+        elif ended := self._node.state.ended.get(reservation_id):
+            session.send(time_left=pb.TimeLeft(reservation_id=reservation_id, ended=ended))
+
+    def detach(self, session: Session, reservation_id: str) -> None:
+        """A client uses a reservation no longer."""
+        session.attached.discard(reservation_id)
+        self.used(reservation_id)
+
+    # ---- the end ----
+
+    def extend(self, reservation_id: str, time_s: float) -> None:
+        """Set the time limit; clients that were warned are told.
+
+        Raises:
+            ReservationNotFound: it is not held here.
+        """
+        limits = self._node.state.lease(reservation_id).limits
+        was_warned = limits.warned
+        limits.extend(time_s, seconds_since_boot())
+        self._node.save_lease(reservation_id)
+        self.watch(reservation_id)
+        if was_warned:
+            self._tell(reservation_id, self._time_left(reservation_id))
+
+    def end(self, reservation_id: str, why: str) -> pb.Ended:
+        """A reservation ends by itself: clients learn it before their runs are refused."""
+        request = self._node.state.leases[reservation_id].request
+        ended = self._node.state.end(reservation_id, why, time.time())
+        slots = counted(request.gpus or request.procs, "gpu" if request.gpus else "proc")
+        _log.warning("%s (%s, held by %s)", how_it_ended(ended), slots, ended.owner)
+        self._tell(reservation_id, pb.TimeLeft(reservation_id=reservation_id, ended=ended))
+        return ended
+
+    def _look(self, reservation_id: str) -> None:
+        del self._timers[reservation_id]
+        lease, now_s = self._node.state.leases[reservation_id], seconds_since_boot()
+        if not lease.confirmed:
+            self._node.start_release(reservation_id)
+            return
+        limits, busy = lease.limits, self.is_busy(reservation_id)
+        if limits.time_left_s(now_s) == 0:
+            self._node.start_release(reservation_id, limits.time_is_up)
+            return
+        if limits.is_nearly_up(now_s) and not limits.warned:
+            limits.warned = True
+            self._tell(reservation_id, self._time_left(reservation_id))
+        if busy:
+            limits.used_s = now_s
+        if limits.used_s != self._saved_s.get(reservation_id):
+            self._saved_s[reservation_id] = limits.used_s
+            self._node.save_lease(reservation_id)
+        is_idle = limits.idle_left_s(now_s, busy=busy) == 0 and lease.request.node_rank == 0
+        if is_idle and reservation_id not in self._asking:
+            task = self._asking[reservation_id] = asyncio.create_task(self._end_idle(reservation_id))
+            task.add_done_callback(lambda _: self._asking.pop(reservation_id))
+        self.watch(reservation_id)
+
+    async def _end_idle(self, reservation_id: str) -> None:
+        """Release a reservation on all its nodes, if nobody uses it there either."""
+        lease = self._node.state.leases[reservation_id]
+        others = lease.nodes[1:]
+        request = pb.IdleRequest(reservation_id=reservation_id)
+        replies = await asyncio.gather(*(self._idle_for_s(peer, request) for peer in others))
+        if silent := [peer.node_id for peer, idle_for_s in zip(others, replies, strict=True) if idle_for_s is None]:
+            away = ", ".join(silent)
+            _log.info("%s is idle here, but %s may run a cell and does not answer", lease.request.name, away)
+            return
+        now_s, limits = seconds_since_boot(), lease.limits
+        limits.used_s = max([limits.used_s, *(now_s - idle_for_s for idle_for_s in replies if idle_for_s is not None)])
+        busy = self.is_busy(reservation_id)  # somebody may have come meanwhile
+        if reservation_id not in self._node.state.leases or limits.idle_left_s(now_s, busy=busy) != 0:
+            return
+        why = limits.was_idle
+        self._node.start_release(reservation_id, why)  # before the others: from now on no run gets a number
+        release = pb.ReleaseRequest(reservation_id=reservation_id, why=why)
+        calls = (self._node.files.relay.call(peer, "Release", release, PEER_TIMEOUT_S) for peer in others)
+        for peer, reply in zip(others, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+            if isinstance(reply, BaseException):
+                _log.warning("%s could not be released on %s: %s", lease.request.name, peer.node_id, reply)
+
+    async def _idle_for_s(self, peer: files_pb2.Peer, request: pb.IdleRequest) -> float | None:
+        """Return how long nobody has used it there, None when that is not known."""
+        try:
+            reply: pb.IdleReply = await self._node.files.relay.call(peer, "Idle", request, PEER_TIMEOUT_S)
+        except ReservationNotFound:
+            return float("inf")
+        except MonarchNbError:
+            return None
+        return reply.idle_for_s
+
+    def _time_left(self, reservation_id: str) -> pb.TimeLeft:
+        limits, now_s = self._node.state.leases[reservation_id].limits, seconds_since_boot()
+        return pb.TimeLeft(
+            reservation_id=reservation_id,
+            time_s=limits.time_s,
+            left_s=limits.time_left_s(now_s) or 0.0,
+            nearly_up=limits.is_nearly_up(now_s),
+        )
+
+    def _tell(self, reservation_id: str, message: pb.TimeLeft) -> None:
+        for session in self._node.sessions:
+            if reservation_id in session.attached:
+                session.send(time_left=message)

@@ -1,0 +1,197 @@
+"""Client sessions: who follows which run, and what they are sent, in batches and at a bounded rate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+from monarch_nb.allocator.logs.output import RankFiles
+from monarch_nb.allocator.logs.watch import DirectoryWatch
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+
+OUTPUT_INTERVAL_S = 0.04
+FLOOD_INTERVAL_S = 0.1
+UNWATCHED_INTERVAL_S = 1.0
+MAX_UNSENT_BYTES = 8 << 20
+BATCH_S = 0.05
+"""How long an event that nobody waits for may wait for others: a message costs more than what is in it."""
+MAX_FOLLOWED = 64
+
+
+class Session:
+    """One client's stream of events."""
+
+    def __init__(self) -> None:
+        self._events: list[pb.SessionEvent] = []
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._unsent_bytes = 0
+        self.followers: dict[str, Follower] = {}
+        self.run_ids: set[str] = set()
+        """Runs whose results this client wants."""
+        self.attached: set[str] = set()
+        """Reservations that this client uses, by id."""
+
+    def send(self, *, urgent: bool = True, **event: object) -> None:
+        """Queue an event; one that is not urgent may wait a little for others."""
+        packed = pb.SessionEvent(**event)  # type: ignore[arg-type]
+        self._events.append(packed)
+        self._unsent_bytes += packed.ByteSize()
+        if urgent:
+            self._wake.set()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(BATCH_S, self._wake.set)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the client does not read (it is stopped, or its network is slow): output stays in its files."""
+        return self._unsent_bytes > MAX_UNSENT_BYTES
+
+    async def batches(self) -> pb.SessionEvents:
+        """Wait for the next batch of events."""
+        await self._wake.wait()
+        self._wake.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        batch = pb.SessionEvents(events=self._events)
+        self._events, self._unsent_bytes = [], 0
+        return batch
+
+    def follow(self, follower: Follower) -> None:
+        """Begin to send a run's output; the oldest finished run is followed no longer when there are many."""
+        if old := self.followers.pop(follower.run_id, None):
+            old.close()
+        self.followers[follower.run_id] = follower
+        if len(self.followers) > MAX_FOLLOWED:
+            for run_id, other in self.followers.items():
+                if other.finished:
+                    self.unfollow(run_id)
+                    break
+
+    def unfollow(self, run_id: str) -> None:
+        if follower := self.followers.pop(run_id, None):
+            follower.close()
+
+    def leave(self, directory: Path, ranks: Iterable[int]) -> None:
+        """Read these ranks' files there no longer: a newer run writes to them."""
+        for follower in list(self.followers.values()):
+            if follower.directory == directory:
+                follower.leave(ranks)
+                if not follower.cursors:
+                    self.unfollow(follower.run_id)
+
+    def forget(self, run_id: str) -> None:
+        """The run is known no longer."""
+        self.unfollow(run_id)
+        self.run_ids.discard(run_id)
+
+    def close(self) -> None:
+        for follower in self.followers.values():
+            follower.close()
+        self.followers.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class Follower:
+    """Sends a run's output to one session: at once when it was quiet, else at a bounded rate.
+
+    Args:
+        cursors: where to begin, by rank; updated as output is sent.
+        output, runs: number of the run's output, and the mesh's directory of them.
+        is_new: the run has not begun, so there is nothing to read yet.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        watch: DirectoryWatch,
+        run_id: str,
+        output: int,
+        runs: Path,
+        cursors: dict[int, run_pb2.Cursor],
+        *,
+        is_new: bool = False,
+    ) -> None:
+        self.session, self.run_id, self.cursors = session, run_id, cursors
+        self.finished = False
+        self.directory = runs / str(output)
+        self._watch = watch
+        self._files = {rank: RankFiles(runs, output, rank) for rank in cursors}
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._last_pump_s = 0.0
+        self._interval_s = OUTPUT_INTERVAL_S
+        self._closed = False
+        if not (is_new and self._watch_for_more()):
+            self.pump()
+
+    def _on_change(self) -> None:
+        if self._closed or self._timer is not None:
+            return
+        delay_s = self._last_pump_s + self._interval_s - self._loop.time()
+        if delay_s <= 0:
+            self.pump()
+        else:
+            self._timer = self._loop.call_later(delay_s, self.pump)
+
+    def pump(self) -> None:
+        """Send everything written since the last time and wait for more."""
+        if self._closed:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        watched = self._watch_for_more()  # before reading: what comes later is noticed
+        if self.session.is_behind:
+            self._timer = self._loop.call_later(FLOOD_INTERVAL_S, self.pump)
+            return
+        self._send(self._files)
+        self._last_pump_s = self._loop.time()
+        if not watched and not self.finished:  # no directory (a full disk), or no watches left
+            self._timer = self._loop.call_later(UNWATCHED_INTERVAL_S, self.pump)
+
+    def _watch_for_more(self) -> bool:
+        return self._watch.arm(self.directory, self._on_change)
+
+    def leave(self, ranks: Iterable[int]) -> None:
+        """Read these ranks' files no longer: a newer run writes to them."""
+        for rank in ranks:
+            self._files.pop(rank, None)
+            self.cursors.pop(rank, None)
+
+    def pump_rank(self, result: run_pb2.RankResult) -> None:
+        """Send the rest of a rank that has finished, unless there is none."""
+        end, cursor = result.end, self.cursors.get(result.rank)
+        if cursor is not None and (
+            end.stdout_bytes > cursor.stdout_bytes
+            or end.stderr_bytes > cursor.stderr_bytes
+            or end.marks_bytes > cursor.marks_bytes
+        ):
+            self._send([result.rank])
+
+    def _send(self, ranks: Iterable[int]) -> None:
+        outputs = []
+        for rank in ranks:
+            try:
+                output = self._files[rank].read_since(self.cursors[rank])
+            except OSError as error:
+                output = pb.RankOutput(rank=rank, cursor=self._files[rank].end())
+                output.items.add(notice=f"the log can not be read: {error}")
+            if output is not None:
+                self.cursors[rank] = output.cursor
+                if output.items:
+                    outputs.append(output)
+        flood = any(item.HasField("elided") for output in outputs for item in output.items)
+        self._interval_s = FLOOD_INTERVAL_S if flood else OUTPUT_INTERVAL_S
+        if outputs:
+            self.session.send(output=pb.Output(run_id=self.run_id, ranks=outputs))
+
+    def close(self) -> None:
+        self._closed = True
+        self._watch.disarm(self._on_change)
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,389 @@
+"""What an allocator knows and decides: leases, meshes, ranks and the order of runs. Pure: no I/O, no clock.
+
+Each method is a stimulus. It changes the state, or raises without changing it, and returns what is to be done as a list
+of effects, which the node carries out (monarch_nb.allocator.node).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from monarch_nb.allocator.state.limits import Limits, expired
+from monarch_nb.allocator.state.runs import Effect, Mesh, RankSlot, Run, failure_of, name_of
+from monarch_nb.config import RESTARTED
+from monarch_nb.errors import (
+    CapacityError,
+    MeshNotFound,
+    ReservationConflict,
+    ReservationNotFound,
+    UsageError,
+)
+from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import files_pb2, run_pb2
+
+MAX_ENDED = 50
+
+
+@dataclass
+class Lease:
+    """A reservation's part of this node. `nodes` are all of the reservation, by node rank, when it is confirmed."""
+
+    request: pb.ReserveRequest
+    gpu_indices: list[int]
+    confirmed: bool = False
+    limits: Limits = field(default_factory=Limits)
+    nodes: list[files_pb2.Peer] = field(default_factory=list)
+    files: files_pb2.ReservationFiles = field(default_factory=files_pb2.ReservationFiles)
+
+    def change_files(self, change: files_pb2.ChangeFilesRequest) -> files_pb2.ReservationFiles:
+        """Do what a client says of the reservation's files."""
+        files = self.files
+        added = [tree for tree in files.added if tree.name not in (change.add.name, change.remove)]
+        if change.HasField("add"):
+            added.append(change.add)
+        reload = change.reload if change.HasField("reload") else files.reload if files.HasField("reload") else None
+        self.files = files_pb2.ReservationFiles(
+            added=added, reload=reload, revision=files.revision + 1, changed_by=change.client
+        )
+        return self.files
+
+
+class NodeState:
+    """Everything an allocator must not forget.
+
+    Args:
+        procs: CPU slots of the node.
+        gpus: indices of its GPUs.
+    """
+
+    def __init__(self, procs: int, gpus: Iterable[int] = ()) -> None:
+        self.procs = procs
+        self.gpus = list(gpus)
+        self.gpu_troubles: dict[int, str] = {}
+        """Why GPUs can not be used: they are not leased."""
+        self.leases: dict[str, Lease] = {}
+        self.meshes: dict[str, Mesh] = {}
+        self.ended: dict[str, pb.Ended] = {}
+        """Reservations that no person released, by id, oldest first."""
+
+    # ---- leases ----
+
+    @property
+    def procs_free(self) -> int:
+        return self.procs - sum(lease.request.procs for lease in self.leases.values())
+
+    @property
+    def gpus_free(self) -> list[int]:
+        taken = {index for lease in self.leases.values() for index in lease.gpu_indices}
+        return [index for index in self.gpus if index not in taken and index not in self.gpu_troubles]
+
+    def reserve(self, request: pb.ReserveRequest) -> Lease:
+        """Lease slots; asking again for the same reservation returns its lease.
+
+        Raises:
+            UsageError: neither procs nor gpus, or both.
+            ReservationConflict: the owner's name is taken by another reservation.
+            CapacityError: not enough is free; the message says who holds the rest.
+        """
+        if lease := self.leases.get(request.reservation_id):
+            return lease
+        if bool(request.procs) == bool(request.gpus):
+            raise UsageError("ask for --procs N (CPU ranks) or --gpus N, per node, not both")
+        for lease in self.leases.values():
+            if (lease.request.name, lease.request.owner) == (request.name, request.owner):
+                raise ReservationConflict(f"the name {request.name!r} is already held; release it or choose another")
+        if request.procs > self.procs_free:
+            raise CapacityError(self._shortage(request.procs, self.procs_free, self.procs, "procs"))
+        if request.gpus > len(self.gpus_free):
+            raise CapacityError(self._shortage(request.gpus, len(self.gpus_free), len(self.gpus), "gpus"))
+        limits = Limits(request.time_s, request.idle_s)
+        lease = Lease(request, self.gpus_free[: request.gpus], limits=limits)
+        self.leases[request.reservation_id] = lease
+        return lease
+
+    def _shortage(self, wanted: int, free: int, total: int, kind: str) -> str:
+        if not total:
+            return f"this node has no {kind.upper().rstrip('S')}s"
+        held = [
+            f"{lease.request.name} ({lease.request.owner}) holds {count}"
+            for lease in self.leases.values()
+            if (count := getattr(lease.request, kind))
+        ]
+        reasons = [", ".join(held), *(self.gpu_troubles.values() if kind == "gpus" else ())]
+        return "; ".join(filter(None, [f"{wanted} {kind} per node asked for, {free} of {total} free", *reasons]))
+
+    def confirm(self, reservation_id: str, nodes: Iterable[files_pb2.Peer] = (), now_s: float = 0.0) -> None:
+        """Keep a provisional lease; its limits count from now on."""
+        lease = self.lease(reservation_id)
+        lease.confirmed, lease.nodes = True, list(nodes)
+        lease.limits.confirm(now_s)
+
+    def lease(self, reservation_id: str) -> Lease:
+        """Return a lease, or raise ReservationNotFound (ReservationExpired when no person released it)."""
+        if lease := self.leases.get(reservation_id):
+            return lease
+        if ended := self.ended.get(reservation_id):
+            raise expired(ended)
+        raise ReservationNotFound("the reservation is not held here (released, or never confirmed); reserve again")
+
+    def release(self, reservation_id: str) -> list[str]:
+        """Give a lease back; return the ids of its meshes, which are gone from the state."""
+        self.leases.pop(reservation_id, None)
+        gone = [mesh_id for mesh_id, mesh in self.meshes.items() if mesh.spec.reservation_id == reservation_id]
+        for mesh_id in gone:
+            del self.meshes[mesh_id]
+        return gone
+
+    def is_running(self, reservation_id: str) -> bool:
+        """Whether a cell or script runs on a rank of a reservation."""
+        return any(
+            slot.running or slot.scripts
+            for mesh in self.meshes.values()
+            if mesh.spec.reservation_id == reservation_id
+            for slot in mesh.ranks.values()
+        )
+
+    def end(self, reservation_id: str, why: str, now: float) -> pb.Ended:
+        """Remember that a reservation is about to end by itself, and why. The oldest such memories go."""
+        request = self.leases[reservation_id].request
+        ended = self.ended[reservation_id] = pb.Ended(
+            reservation_id=reservation_id,
+            name=request.name,
+            owner=request.owner,
+            ended_at=now,
+            why=why,
+            mesh_ids=[mesh.spec.mesh_id for mesh in self.meshes.values() if mesh.spec.reservation_id == reservation_id],
+        )
+        while len(self.ended) > MAX_ENDED:
+            del self.ended[next(iter(self.ended))]
+        return ended
+
+    # ---- meshes ----
+
+    def mesh(self, mesh_id: str) -> Mesh:
+        """Return a mesh, or raise MeshNotFound (ReservationExpired when its reservation ended by itself)."""
+        if mesh := self.meshes.get(mesh_id):
+            return mesh
+        for ended in self.ended.values():
+            if mesh_id in ended.mesh_ids:
+                raise expired(ended)
+        raise MeshNotFound("the mesh does not exist here any more (released?); reserve again")
+
+    def add_mesh(self, spec: pb.SpawnRequest) -> Mesh:
+        """Add a mesh to a lease; its ranks become ready one by one.
+
+        Raises:
+            ReservationNotFound: no such lease.
+            CapacityError: more ranks than slots.
+        """
+        lease = self.lease(spec.reservation_id)
+        slots = lease.request.gpus or lease.request.procs
+        if spec.ranks > slots:
+            raise CapacityError(f"{spec.ranks} ranks do not fit in {slots} slots of {lease.request.name}")
+        mesh = self.meshes[spec.mesh_id] = Mesh(spec)
+        for local_rank in range(spec.ranks):
+            gpus = [lease.gpu_indices[local_rank]] if lease.gpu_indices else []
+            mesh.ranks[spec.first_rank + local_rank] = RankSlot(gpus)
+        return mesh
+
+    # ---- runs ----
+
+    def submit(self, submit: pb.Submit, now: float) -> tuple[pb.Queued, list[Effect]]:
+        """Queue a run; the same run id again changes nothing. One that has a number keeps it: the allocator before this
+        one had no time to write it down.
+
+        Returns:
+            What the client needs to submit it to the other nodes, and the effects.
+
+        Raises:
+            MeshNotFound: no such mesh.
+            UsageError: a rank that is not on this node.
+        """
+        mesh = self.mesh(submit.mesh_id)
+        run_id = submit.run.run_id
+        if known := mesh.runs.get(run_id):
+            return self.queued(mesh, known), []
+        if unknown := [rank for rank in submit.ranks if rank not in mesh.ranks]:
+            raise UsageError(f"{name_ranks(unknown)} not on this node")
+        previous: dict[int, int] = {}
+        if submit.give_number and not submit.run.number:
+            submit.run.number = mesh.last_number + 1
+            previous = dict(mesh.previous)
+            per_node = max(1, mesh.spec.ranks)
+            mesh.previous.update({rank // per_node: submit.run.number for rank in submit.all_ranks})
+        mesh.last_number = max(mesh.last_number, submit.run.number)
+        if not submit.run.output:
+            is_script = submit.run.HasField("script")
+            submit.run.output = submit.run.number if is_script else self._choose_output(mesh, submit)
+        run = Run(submit, now)
+        run.previous = previous
+        slots = mesh.ranks
+        run.started.update(rank for rank in run.ranks if run_id in (slots[rank].running, *slots[rank].scripts))
+        queued = self.queued(mesh, run)
+        mesh.add_run(run)
+        dropped = mesh.drop(run) if run_id in mesh.dropped_early else []
+        return queued, [*dropped, *mesh.bury(), *mesh.advance(), *mesh.trim()]
+
+    def _choose_output(self, mesh: Mesh, submit: pb.Submit) -> int:
+        """Return an output that the last runs on all these ranks left untouched, else a new one."""
+        untouched = {mesh.ranks[rank].untouched for rank in submit.ranks}
+        for rank in submit.ranks:
+            mesh.ranks[rank].untouched = 0
+        return untouched.pop() or submit.run.number if len(untouched) == 1 else submit.run.number
+
+    def queued(self, mesh: Mesh, run: Run) -> pb.Queued:
+        """Return what a client is told of a run; other notebooks are named, because they number their cells alike."""
+        ahead = [name_of(other, beside=run) for other in mesh.ahead_of(run)]
+        run.is_told_to_wait = bool(ahead)
+        return pb.Queued(run_id=run.run_id, number=run.number, output=run.output, previous=run.previous, ahead=ahead)
+
+    def begun(self, mesh_id: str, run_id: str, now: float) -> bool:
+        """A run begins on a rank. Return whether clients are to be told that it waits no more."""
+        run = self.meshes[mesh_id].runs[run_id]
+        run.started_at = run.started_at or now
+        if run.waits or not run.is_told_to_wait:
+            return False
+        run.is_told_to_wait = False
+        return True
+
+    def proceed(self, mesh_id: str, run_id: str) -> list[Effect]:
+        """Let a run, and those before it, begin although a run before them never arrived (its client died half-way)."""
+        mesh = self.mesh(mesh_id)
+        if run := mesh.runs.get(run_id):
+            for queued in mesh.queue:
+                if queued.number <= run.number:
+                    queued.submit.after = 0
+        return mesh.advance()
+
+    def result(self, mesh_id: str, result: run_pb2.RankResult) -> list[Effect]:
+        """A rank's live process finished a run."""
+        mesh = self.meshes.get(mesh_id)
+        slot = mesh.ranks.get(result.rank) if mesh else None
+        if mesh is None or slot is None:
+            return []
+        slot.failure = failure_of(result)
+        if slot.running == result.run_id:
+            slot.running = ""
+        run = mesh.runs.get(result.run_id)
+        if run is None or result.rank in run.results or result.rank not in run.ranks:
+            return mesh.advance()
+        is_last = not any(result.rank in queued.ranks for queued in mesh.queue if queued is not run)
+        slot.untouched = run.output if result.untouched and is_last else 0
+        return [*mesh.finish(run, result), *([] if is_last else mesh.advance())]
+
+    def rank_ready(self, mesh_id: str, rank: int) -> list[Effect]:
+        """A rank's process is up (again) and waits for runs."""
+        mesh = self.mesh(mesh_id)
+        slot = mesh.ranks[rank]
+        slot.ready, slot.death, slot.running, slot.untouched, slot.failure = True, None, "", 0, None
+        return mesh.advance()
+
+    def rank_adopted(self, mesh_id: str, rank: int, running: str, done: Sequence[str]) -> list[Effect]:
+        """A living rank was connected to again, most often by a restarted allocator; its kept results are given to
+        `result` before this.
+
+        Args:
+            running: the run that goes on there. done: those that it has finished, oldest first.
+        """
+        mesh = self.mesh(mesh_id)
+        slot = mesh.ranks[rank]
+        slot.ready, slot.running = True, running
+        newest = mesh.runs.get(done[-1]) if done else None
+        if newest and rank in newest.results:
+            slot.failure = failure_of(newest.results[rank])
+        for run in mesh.runs.values():
+            if run.is_script:
+                continue
+            if rank in run.ranks and run.run_id == running:
+                run.started.add(rank)
+            elif rank in run.started and rank not in run.results and run.run_id not in done:
+                run.started.discard(rank)
+        return mesh.advance()
+
+    def rank_died(self, mesh_id: str, rank: int, death: run_pb2.Death) -> list[Effect]:
+        """A rank's process ended: so do its runs, running and queued."""
+        mesh = self.meshes.get(mesh_id)
+        if mesh is None or rank not in mesh.ranks:
+            return []
+        slot = mesh.ranks[rank]
+        slot.death, slot.ready, slot.running = death, False, ""
+        return [*mesh.bury(), *mesh.advance()]
+
+    def rank_restarting(self, mesh_id: str, rank: int) -> list[Effect]:
+        """A rank is about to be replaced: what it runs or has queued ends."""
+        effects = self.rank_died(mesh_id, rank, run_pb2.Death(likely_cause=RESTARTED))
+        self.mesh(mesh_id).ranks[rank].death = None
+        return effects
+
+    # ---- scripts ----
+
+    def script_result(self, mesh_id: str, result: run_pb2.RankResult) -> list[Effect]:
+        """A script has come to this on a rank. Its process may still be there."""
+        mesh = self.meshes.get(mesh_id)
+        run = mesh.runs.get(result.run_id) if mesh else None
+        if mesh is None or run is None or result.rank in run.results:
+            return []
+        return mesh.finish(run, result)
+
+    def script_ended(self, mesh_id: str, rank: int, run_id: str) -> list[Effect]:
+        """The process of a script is gone: the next script has the rank's slot."""
+        mesh = self.meshes.get(mesh_id)
+        if mesh is None:
+            return []
+        mesh.ranks[rank].scripts.discard(run_id)
+        return mesh.advance()
+
+    def scripts_known(self, processes: Iterable[tuple[str, int, str]]) -> list[Effect]:
+        """A restarted allocator knows these processes of scripts, each by mesh, rank and run. A run that was to have
+        begun on other ranks begins there now.
+        """
+        for mesh_id, rank, run_id in processes:
+            if mesh_id in self.meshes:
+                self.meshes[mesh_id].ranks[rank].scripts.add(run_id)
+        effects = []
+        for mesh in self.meshes.values():
+            for run in mesh.queue:
+                if run.is_script:
+                    here = {rank for rank in run.started if run.run_id in mesh.ranks[rank].scripts}
+                    run.started = here | run.results.keys()
+            effects += mesh.advance()
+        return effects
+
+    # ---- dropping ----
+
+    def cancel(self, run_id: str) -> list[Effect]:
+        """Drop a run on ranks where it has not begun."""
+        effects: list[Effect] = []
+        for mesh in self.meshes.values():
+            if run := mesh.runs.get(run_id):
+                effects += [*mesh.drop(run), *mesh.advance()]
+        return effects
+
+    def drop(self, mesh_id: str, run_ids: Sequence[str]) -> tuple[list[str], list[Effect]]:
+        """Drop runs on ranks where they have not begun, also those that have not reached this node yet.
+
+        Returns:
+            Which of them have begun on some rank here, and the effects.
+        """
+        mesh = self.mesh(mesh_id)
+        effects: list[Effect] = []
+        begun = []
+        for run_id in run_ids:
+            run = mesh.runs.get(run_id)
+            if run is None:
+                mesh.drop_early(run_id)
+                continue
+            effects += mesh.drop(run)
+            if run.started:
+                begun.append(run_id)
+        return begun, [*effects, *mesh.advance()]  # only now: none of them begins because another is gone
+
+    def collected(self, run_id: str) -> str:
+        """The client has the results. Returns the mesh's id, empty when the run is unknown."""
+        for mesh_id, mesh in self.meshes.items():
+            if run := mesh.runs.get(run_id):
+                run.collected = True
+                return mesh_id
+        return ""

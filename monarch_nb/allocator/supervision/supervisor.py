@@ -1,0 +1,471 @@
+"""The processes of one node: templates, ranks and stores. Starts, adopts, watches and ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import uuid
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import monarch_nb
+from monarch_nb.allocator.ranks.environment import python_identity
+from monarch_nb.allocator.supervision import processes
+from monarch_nb.allocator.supervision.links import RankLink, TemplateLink
+from monarch_nb.config import NodePaths
+from monarch_nb.errors import PreloadError, SpawnError
+from monarch_nb.proto import run_pb2, state_pb2
+from monarch_nb.proto import worker_pb2 as wire
+
+EXIT_STATUS_WAIT_S = 1.0
+GRACEFUL_EXIT_S = 2.0
+READY_WAIT_S = 60.0
+ADOPT_WAIT_S = 3.0
+"""A restarted allocator serves after this time, also when a rank or template is too busy to say hello so soon."""
+TEMPLATE_WAIT_S = 300.0
+
+_TEMPLATE_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",  # else numpy starts threads, and a process with threads can not fork safely
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # the same for pyarrow
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch.cuda.is_available() without initialising CUDA
+}
+
+
+@dataclass(eq=False)
+class RankProcess:
+    """A living rank, or the process of a script beside it: then `mesh_id` is the run's id.
+
+    Attributes:
+        ending: ends it for good, once that has begun.
+    """
+
+    mesh_id: str
+    rank: int
+    record: state_pb2.RankRecord
+    link: RankLink
+    watch: ProcessWatch
+    oom_kills_before: int
+    killed_by_us: bool = False
+    is_interrupted: bool = False
+    ending: asyncio.Task[None] | None = None
+
+    @property
+    def home_id(self) -> str:
+        """The id of the mesh that it belongs to, also of a script's process."""
+        return self.record.script_of or self.mesh_id
+
+
+class ProcessWatch:
+    """Learns of a process's end from its pidfd, within a millisecond.
+
+    Attributes:
+        ended: set when the process is gone.
+    """
+
+    watched: ClassVar[set[int]] = set()
+    """The pids whose exit statuses somebody wants."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.watched.add(pid)
+        self.ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        try:
+            self._fd: int | None = os.pidfd_open(pid)
+            self._loop.add_reader(self._fd, self._on_end)
+        except ProcessLookupError:
+            self._fd = None
+            self.ended.set()
+
+    def _on_end(self) -> None:
+        assert self._fd is not None
+        self._loop.remove_reader(self._fd)
+        self.ended.set()
+
+    def kill(self) -> None:
+        """SIGKILL this process, and no other that has its pid by now."""
+        if self._fd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+
+    def exit_status(self) -> int | None:
+        """Return the wait status when the kernel still tells it to us, who may not be the parent."""
+        status = processes.reap(self.pid)
+        if status is None and self._fd is not None:
+            status = processes.exit_status_of(self._fd)
+        return status
+
+    def close(self) -> None:
+        self.watched.discard(self.pid)
+        if self._fd is not None:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = None
+
+
+class Supervisor:
+    """Owner of all processes of a node.
+
+    Args:
+        on_result: called with (mesh id, result) when a rank finished a run.
+        on_hello: called with (process, what it says of itself) when a rank of `ranks` was connected to (again).
+        on_death: called with (process, wait status) when a rank ended and was not asked to; None: status unknown.
+        on_store_death: called with the mesh id when its store ended and was not asked to.
+        save_template: called with a TemplateRecord to be remembered, or with (key, None) to be forgotten.
+    """
+
+    def __init__(
+        self,
+        paths: NodePaths,
+        on_result: Callable[[RankProcess, run_pb2.RankResult], None],
+        on_hello: Callable[[RankProcess, wire.RankHello], None],
+        on_death: Callable[[RankProcess, int | None], None],
+        on_store_death: Callable[[str], None],
+        save_template: Callable[[str, state_pb2.TemplateRecord | None], None],
+    ) -> None:
+        self.paths = paths
+        self._on_store_death = on_store_death
+        self._on_result, self._on_hello, self._on_death = on_result, on_hello, on_death
+        self._save_template = save_template
+        self._templates: dict[str, asyncio.Task[TemplateLink]] = {}
+        self._template_watches: dict[str, ProcessWatch] = {}
+        self._exits: dict[int, int] = {}
+        self._exit_waiters: dict[int, asyncio.Future[int]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.ranks: dict[tuple[str, int], RankProcess] = {}
+        self.leaving: set[RankProcess] = set()
+        """Those that are to end, or are ending: their successors may be in `ranks` already."""
+        self.stores: dict[str, ProcessWatch] = {}
+
+    # ---- templates ----
+
+    async def template(self, python: str, preload: Sequence[str]) -> TemplateLink:
+        """Return the warm template of (python, preload), started if need be.
+
+        Raises:
+            PreloadError: a preload failed; the next call tries again.
+            SpawnError: it did not start; the message ends with its log.
+        """
+        key = template_key(python, preload)
+        task = self._templates.get(key)
+        if task is None or (task.done() and (task.cancelled() or task.exception() or not task.result().alive)):
+            task = asyncio.create_task(self._start_template(key, python, preload))
+            self._templates[key] = task
+        return await asyncio.shield(task)
+
+    async def _start_template(self, key: str, python: str, preload: Sequence[str]) -> TemplateLink:
+        path = self.paths.template_socket(key)
+        path.unlink(missing_ok=True)
+        environment = python_environment() | _TEMPLATE_ENVIRONMENT
+        arguments = [argument for module in preload for argument in ("--preload", module)]
+        with socket.socket(socket.AF_UNIX) as listener, self.paths.template_log(key).open("ab") as log:
+            listener.bind(str(path))
+            listener.listen()
+            try:
+                process = subprocess.Popen(  # noqa: ASYNC220 (a pidfd watches it, not asyncio)
+                    [python, "-m", "monarch_nb.worker.template", "--listen-fd", str(listener.fileno()), *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    pass_fds=[listener.fileno()],
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise SpawnError(f"can not run {python}: {error}") from error
+        watch = self._watch_template(key, process.pid)
+        record = state_pb2.TemplateRecord(key=key, python=python, preload=preload)
+        record.process.CopyFrom(processes.identify(process.pid))
+        self._save_template(key, record)
+        link = TemplateLink(path, self._note_exit)
+        try:
+            ready = asyncio.create_task(link.connect())
+            ended = asyncio.create_task(watch.ended.wait())
+            await asyncio.wait({ready, ended}, timeout=TEMPLATE_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            if not ready.done():
+                await asyncio.wait({ready}, timeout=EXIT_STATUS_WAIT_S)
+            if not ready.done():
+                ready.cancel()
+                watch.kill()  # nobody would know of it when the next one is started
+                raise SpawnError(self._template_failure(key, python))
+            ready.result()
+        except PreloadError:
+            raise
+        except (SpawnError, OSError) as error:
+            raise SpawnError(self._template_failure(key, python)) from error
+        return link
+
+    def _template_failure(self, key: str, python: str) -> str:
+        log = self.paths.template_log(key)
+        text = log.read_text(errors="replace").strip() if log.exists() else ""
+        last = "\n".join(text.splitlines()[-15:])
+        return f"the template process of {python} did not start; the end of {log}:\n{last}"
+
+    def _watch_template(self, key: str, pid: int) -> ProcessWatch:
+        watch = self._template_watches[key] = ProcessWatch(pid)
+        self._spawn_task(self._forget_template(key, watch))
+        return watch
+
+    async def _forget_template(self, key: str, watch: ProcessWatch) -> None:
+        await watch.ended.wait()
+        processes.reap(watch.pid)
+        watch.close()
+        if self._template_watches.get(key) is watch:
+            del self._template_watches[key]
+            self._save_template(key, None)
+
+    async def adopt_template(self, record: state_pb2.TemplateRecord, known: Container[int]) -> None:
+        """Connect to a template that outlived the allocator before us.
+
+        Args:
+            known: the pids of ranks and stores. An allocator that was killed when it had forked more of them, and had
+                not noted them yet, has left them to nobody: they end.
+        """
+        if not processes.is_alive(record.process):
+            self._save_template(record.key, None)
+            return
+        self._watch_template(record.key, record.process.pid)
+        link = TemplateLink(self.paths.template_socket(record.key), self._note_exit)
+
+        async def adopted() -> TemplateLink:
+            ready = await link.connect()
+            _end_unknown(pid for pid in ready.children if pid not in known)
+            return link
+
+        task = asyncio.create_task(adopted())
+        self._templates[record.key] = task
+        await asyncio.wait({task}, timeout=ADOPT_WAIT_S)
+
+    def _note_exit(self, pid: int, wait_status: int) -> None:
+        self._exits[pid] = wait_status
+        if (waiter := self._exit_waiters.pop(pid, None)) and not waiter.done():
+            waiter.set_result(wait_status)
+
+    # ---- ranks ----
+
+    async def fork_ranks(
+        self, template: TemplateLink, planned: list[tuple[state_pb2.RankRecord, wire.RankSpec]]
+    ) -> list[RankProcess]:
+        """Fork ranks as planned and wait until each is ready.
+
+        Raises:
+            SpawnError: some did not get ready; none of them is left.
+        """
+        pids = await template.fork_ranks([spec for _, spec in planned])
+        oom_kills_before = processes.oom_kills()
+        ranks: list[RankProcess] = []
+        for (record, _), pid in zip(planned, pids, strict=True):
+            with contextlib.suppress(ProcessLookupError):
+                record.process.CopyFrom(processes.identify(pid))
+            ranks.append(self._make_rank(record, pid, oom_kills_before))
+        try:
+            async with asyncio.timeout(READY_WAIT_S):
+                await asyncio.gather(*(rank.link.connect() for rank in ranks))
+        except (SpawnError, TimeoutError) as error:
+            await self.end(ranks, patience_s=0.0)
+            raise SpawnError(f"ranks did not get ready: {str(error) or 'no answer'}") from error
+        for rank in ranks:
+            self._supervise(rank)
+        return ranks
+
+    def _make_rank(self, record: state_pb2.RankRecord, pid: int, oom_kills_before: int) -> RankProcess:
+        mesh_id = record.mesh_id
+        path = self.paths.rank_socket(mesh_id, record.rank, record.incarnation)
+
+        def on_hello(hello: wire.RankHello) -> None:
+            if self.ranks.get((mesh_id, rank.rank)) is rank:  # else it is being started or ended
+                self._on_hello(rank, hello)
+
+        def on_result(result: run_pb2.RankResult) -> None:
+            if rank not in self.leaving:  # else its successor answers for that rank
+                self._on_result(rank, result)
+
+        link = RankLink(path, on_result, on_hello)
+        rank = RankProcess(mesh_id, record.rank, record, link, ProcessWatch(pid), oom_kills_before)
+        return rank
+
+    async def adopt_rank(self, record: state_pb2.RankRecord) -> None:
+        """Connect to a rank that outlived the allocator before us; one that is gone is reported as dead.
+
+        It takes as long as C code of the user's holds the interpreter: the rank's memory is worth any wait.
+        """
+        rank = self._make_rank(record, record.process.pid, processes.oom_kills())
+        if not processes.is_alive(record.process):
+            self._on_death(rank, await self._exit_status(rank.watch))
+            rank.watch.close()
+            return
+        self._supervise(rank)
+        try:
+            await rank.link.connect()
+        except SpawnError:  # it does not listen any more
+            self.kill([rank])
+
+    def _supervise(self, rank: RankProcess) -> None:
+        self.ranks[rank.mesh_id, rank.rank] = rank
+        self._spawn_task(self._await_death(rank))
+
+    async def _await_death(self, rank: RankProcess) -> None:
+        await rank.watch.ended.wait()
+        key = (rank.mesh_id, rank.rank)
+        if self.ranks.get(key) is not rank:
+            return  # replaced or released: `end` looks after it
+        del self.ranks[key]
+        status = await self._exit_status(rank.watch)
+        rank.link.close()
+        rank.watch.close()
+        processes.kill_trees([(rank.record.process, rank.record.token)])
+        self._socket(rank).unlink(missing_ok=True)
+        if key not in self.ranks:  # else it was replaced meanwhile
+            self._on_death(rank, status)
+
+    async def _exit_status(self, watch: ProcessWatch) -> int | None:
+        """The template tells; if it is dead we are the parent; else ask the kernel; else it is unknown."""
+        pid = watch.pid
+        if pid not in self._exits and (status := watch.exit_status()) is not None:
+            return status
+        if pid not in self._exits:
+            waiter = self._exit_waiters[pid] = asyncio.get_running_loop().create_future()
+            await asyncio.wait({waiter}, timeout=EXIT_STATUS_WAIT_S)
+            self._exit_waiters.pop(pid, None)
+        status = self._exits.pop(pid, None)
+        for task in self._templates.values():
+            if task.done() and not task.cancelled() and not task.exception():
+                task.result().forget([pid])
+        return watch.exit_status() if status is None else status
+
+    def kill(self, ranks: Iterable[RankProcess]) -> None:
+        """SIGKILL ranks with all that they started. Their deaths are reported as ever."""
+        doomed = list(ranks)
+        for rank in doomed:
+            rank.killed_by_us = True
+        if doomed:
+            processes.kill_trees([(rank.record.process, rank.record.token) for rank in doomed])
+
+    def retire(self, ranks: Iterable[RankProcess]) -> None:
+        """Make room in `ranks` for the successors of those that are to end. From now on no death is reported."""
+        for rank in ranks:
+            if self.ranks.get((rank.mesh_id, rank.rank)) is rank:
+                del self.ranks[rank.mesh_id, rank.rank]
+            self.leaving.add(rank)
+
+    async def end(self, ranks: Iterable[RankProcess], *, patience_s: float = GRACEFUL_EXIT_S) -> None:
+        """End ranks for good: ask the idle ones, then SIGKILL every tree. No death is reported, and whoever is ending
+        already is only waited for."""
+        doomed = list(ranks)
+        if remaining := [rank for rank in doomed if rank.ending is None]:
+            self.retire(remaining)
+            ending = asyncio.create_task(self._end(remaining, patience_s))
+            for rank in remaining:
+                rank.ending = ending
+        await asyncio.gather(*(asyncio.shield(ending) for ending in {rank.ending for rank in doomed} if ending))
+
+    async def _end(self, doomed: list[RankProcess], patience_s: float) -> None:
+        await asyncio.gather(*(self._end_gently(rank, patience_s) for rank in doomed))
+        self.kill(doomed)
+        for rank in doomed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(rank.watch.ended.wait(), GRACEFUL_EXIT_S)
+            await self._exit_status(rank.watch)
+            rank.link.close()
+            rank.watch.close()
+            self._socket(rank).unlink(missing_ok=True)
+            self.leaving.discard(rank)
+
+    def stacks(self, rank: RankProcess) -> Path:
+        """Return the file to which faulthandler writes where a rank is."""
+        return self.paths.stacks(rank.home_id, rank.rank, rank.mesh_id if rank.record.script_of else "")
+
+    def _socket(self, rank: RankProcess) -> Path:
+        return self.paths.rank_socket(rank.mesh_id, rank.rank, rank.record.incarnation)
+
+    async def _end_gently(self, rank: RankProcess, patience_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                if await rank.link.control(wire.ControlRequest(exit=wire.ExitRank()), patience_s):
+                    await rank.watch.ended.wait()
+
+    # ---- stores ----
+
+    async def fork_store(self, mesh_id: str, template: TemplateLink, host: str, port: int = 0) -> tuple[int, int]:
+        """Fork a mesh's store; return its pid and port."""
+        pid, port = await template.fork_store(host, port, dict(os.environ))
+        self.watch_store(mesh_id, pid)
+        return pid, port
+
+    def watch_store(self, mesh_id: str, pid: int) -> None:
+        """Look after a store until `end_store`; its death is reported."""
+        watch = self.stores[mesh_id] = ProcessWatch(pid)
+        self._spawn_task(self._await_store_death(mesh_id, watch))
+
+    async def _await_store_death(self, mesh_id: str, watch: ProcessWatch) -> None:
+        await watch.ended.wait()
+        if self.stores.get(mesh_id) is watch:
+            del self.stores[mesh_id]
+            await self._exit_status(watch)
+            watch.close()
+            self._on_store_death(mesh_id)
+
+    async def end_store(self, mesh_id: str) -> None:
+        """End a mesh's store."""
+        if watch := self.stores.pop(mesh_id, None):
+            watch.kill()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(watch.ended.wait(), GRACEFUL_EXIT_S)
+            await self._exit_status(watch)
+            watch.close()
+
+    # ---- the end ----
+
+    async def close(self, *, end_processes: bool) -> None:
+        """Let go of everything; with `end_processes` end it as well."""
+        if end_processes:
+            await self.end([*self.ranks.values(), *self.leaving], patience_s=1.0)
+            for mesh_id in list(self.stores):
+                await self.end_store(mesh_id)
+            for watch in list(self._template_watches.values()):
+                watch.kill()  # it holds nothing worth saving
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(watch.ended.wait(), GRACEFUL_EXIT_S)
+            shutil.rmtree(self.paths.sockets, ignore_errors=True)
+        for task in [*self._tasks, *self._templates.values()]:
+            task.cancel()
+
+    def _spawn_task(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _end_unknown(pids: Iterable[int]) -> None:
+    unknown = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            unknown.append((processes.identify(pid), ""))
+    if unknown:
+        processes.kill_trees(unknown)
+
+
+def template_key(python: str, preload: Sequence[str]) -> str:
+    """Return the short name of a template: one per python and preload list."""
+    return hashlib.sha256("\0".join([*python_identity(python), *preload]).encode()).hexdigest()[:8]
+
+
+def python_environment() -> dict[str, str]:
+    """Return the environment in which any python finds this monarch_nb."""
+    source = str(Path(monarch_nb.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def new_token() -> str:
+    """Return a token for a rank's environment, by which its descendants are found."""
+    return uuid.uuid4().hex

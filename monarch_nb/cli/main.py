@@ -1,0 +1,447 @@
+"""`monarch-nb`: the local pool and what is held, from a terminal. Every command can be repeated."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from monarch_nb.cli import run as run_command
+from monarch_nb.config import DEFAULT_POOL, PROTOCOL, VERSION
+from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, UsageError
+from monarch_nb.times import duration, seconds_of
+
+if TYPE_CHECKING:
+    from monarch_nb.client.logs.records import LogRecord
+    from monarch_nb.client.pools.infos import ReservationInfo
+    from monarch_nb.provision import Node
+
+_EXAMPLES = """\
+examples:
+  monarch-nb up --nodes 2 --procs 4     a pool of this machine: 2 nodes with 4 CPU ranks each
+  monarch-nb status                     its nodes, what is held, and by whom
+  monarch-nb run dev train.py           a script that exists, as torchrun would
+  monarch-nb logs dev -t 0 -n 20        the last 20 lines of rank 0
+  monarch-nb release dev                end the ranks of a reservation
+  monarch-nb down                       end the pool
+"""
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Room for the longest command, whose indentation argparse forgets to count."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
+        self._action_max_length = len("    allocator")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that suggests the nearest command or flag."""
+
+    def error(self, message: str) -> NoReturn:
+        if match := re.match(r"argument COMMAND: invalid choice: '(.*?)'", message):
+            commands = [name for action in self._actions for name in action.choices or ()]
+            message = f"no command {match[1]!r}{_nearest(match[1], commands)}"
+        elif match := re.match(r"unrecognized arguments: (-\S+)", message):
+            flags = {flag: action.help for action in self._actions for flag in action.option_strings}
+            shown = [flag for flag, text in flags.items() if text != argparse.SUPPRESS]
+            message = f"unknown flag {match[1]}{_nearest(match[1], list(flags), shown)}"
+        super().error(message)
+
+
+def _nearest(word: str, known: Sequence[str], shown: Sequence[str] = ()) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
+    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(shown or known)}"
+
+
+_HINTS = (
+    (r": monarch-nb up starts one, and so does %mesh reserve", ": monarch-nb up starts one"),
+    (r": %mesh reserve NAME (--nodes \d+ --procs \d+)", r": monarch-nb run \1 SCRIPT reserves ranks for a script"),
+    (r"%mesh (release|doctor|logs)\b", r"monarch-nb \1"),
+)
+
+
+def _typed_here(text: str) -> str:
+    """Return a message of the client's with what to type in a terminal."""
+    for pattern, words in _HINTS:
+        text = re.sub(pattern, words, text)
+    return text
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    parser = _Parser(
+        "monarch-nb",
+        description="The local pool and what is held, from a terminal. Every command can be repeated.",
+        epilog=_EXAMPLES,
+        formatter_class=_Formatter,
+    )
+    parser.add_argument("--version", action="version", version=_version_line())
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str, *examples: str) -> _Parser:
+        added: _Parser = commands.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog="\n".join(["examples:", *(f"  monarch-nb {example}" for example in examples)]) if examples else None,
+            formatter_class=_Formatter,
+            allow_abbrev=False,
+        )
+        added.set_defaults(run=run, parser=added)
+        if name not in ("allocator", "version"):
+            added.add_argument("--pool", default=DEFAULT_POOL, help="name of the pool (default: %(default)s)")
+        return added
+
+    up = command("up", _up, "start the local pool", "up --nodes 2 --procs 4", "up --nodes 4")
+    up.add_argument("--nodes", type=int, metavar="N", help="how many (default: those that there are, else 1)")
+    up.add_argument("--procs", type=int, metavar="N", help="CPU ranks that fit on each node (default: one per core)")
+    up.add_argument("--isolate", action="store_true", help="nodes share no files, as nodes of other machines do not")
+    up.add_argument("--gpus", choices=["all", "none"], help="whether node0 offers this machine's GPUs (default: all)")
+
+    kept = "how much of what ranks print each node keeps, as in 20GB (the default, at most); 0: everything"
+    up.add_argument("--log-limit", metavar="SIZE", help=kept)
+
+    status = command("status", _status, "show the nodes and what is held", "status", "status --json | jq .reservations")
+    status.add_argument("--json", action="store_true", help="for programs")
+
+    held = command("list", _list, "show what is held, one line each", "list", "list --json | jq .[].name")
+    held.add_argument("--json", action="store_true", help="for programs")
+
+    run_script = command("run", run_command.run, run_command.SUMMARY, *run_command.EXAMPLES)
+    run_command.add_arguments(run_script)
+
+    logs = command("logs", _logs, "show what ranks printed", "logs dev -t 0,2-3 -n 20", "logs dev --follow")
+    logs.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
+    logs.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
+    lines = "the last N lines of each rank (50 when not said; 0: all)"
+    logs.add_argument("-n", "--lines", type=int, metavar="N", help=lines)
+    run = "only run number N; if it failed, with the traceback"
+    logs.add_argument("--run", type=int, metavar="N", dest="number", help=run)
+    logs.add_argument(
+        "-f", "--follow", action="store_true", help="go on with what comes, until Ctrl-C or the end of --run"
+    )
+    logs.add_argument("--raw", action="store_true", help="lines of every rank by themselves, not equal ones once")
+
+    doctor = command("doctor", _doctor, "compare this environment with every node's", "doctor dev")
+    doctor.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
+
+    release = command(
+        "release", _release, "end the ranks of a reservation and give its slots back", "release dev", "release --all"
+    )
+    which = release.add_mutually_exclusive_group()
+    which.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
+    which.add_argument("--all", action="store_true", help="everything that you hold")
+
+    extend = command("extend", _extend, "hold a reservation for longer: add to its time limit", "extend dev 2h")
+    extend.add_argument("name", metavar="NAME", help="the reservation")
+    extend.add_argument(
+        "time", nargs="?", metavar="TIME", help="how much longer: 30m, 2h, 1h30m; without it, say what is left"
+    )
+
+    down = command("down", _down, "end the local pool and remove its files", "down", "down --force")
+    down.add_argument("--force", action="store_true", help="also when reservations are held")
+
+    command("allocator", _allocator, "run one node in the foreground")
+    command("version", _version, "print the version")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status: 0, 1 for errors, 2 for wrong usage, 130 for Ctrl-C."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["allocator"]:
+        from monarch_nb.allocator.__main__ import main as allocator_main
+
+        return allocator_main(words[1:])
+    options, unknown = make_parser().parse_known_args(words)
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    try:
+        status: int = options.run(options)
+        sys.stdout.flush()
+    except UsageError as error:
+        options.parser.error(_typed_here(str(error)))
+    except MonarchNbError as error:
+        print(f"monarch-nb: {_typed_here(str(error))}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nmonarch-nb: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output (head, less) has enough; without this, Python complains at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _up(options: argparse.Namespace) -> int:
+    from monarch_nb.provision import provisioner
+
+    nodes = provisioner("local").up(
+        options.nodes,
+        options.procs,
+        options.gpus,
+        isolate=options.isolate,
+        log_limit=options.log_limit,
+        pool=options.pool,
+        progress=_say,
+    )
+    print(f"the pool {options.pool!r} is up: {', '.join(node.node_id for node in nodes)}")
+    return 0
+
+
+def _down(options: argparse.Namespace) -> int:
+    from monarch_nb.provision import provisioner
+
+    count = provisioner("local").down(options.force, pool=options.pool, progress=_say)
+    print(f"the pool {options.pool!r} is down" if count else f"no pool {options.pool!r} is up")
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    from monarch_nb import list_reservations
+    from monarch_nb.provision import provisioner
+
+    nodes = provisioner("local").nodes(pool=options.pool)
+    _check_named_pool(options.pool)
+    described = [_describe(node) for node in nodes]
+    reservations = list_reservations(options.pool, memory=options.json)
+    if options.json:
+        held = [asdict(reservation) for reservation in reservations]
+        _print_json({"pool": options.pool, "nodes": described, "reservations": held})
+        return 0
+    if not nodes:
+        print(f"no pool {options.pool!r} is up (monarch-nb up starts one)")
+        return 0
+    rows = [
+        (node["node"], node["state"], node["pid"], _used(node["procs_free"], node["procs"]), _gpus(node))
+        for node in described
+    ]
+    _print_table(("node", "state", "pid", "procs used", "GPUs used"), rows)
+    for note in _gpu_notes(described):
+        print(note)
+    print()
+    free = max((node["procs_free"] or 0 for node in described), default=0)
+    _print_reservations(reservations, str(min(free, 4)) if free else "N")
+    return 0
+
+
+def _describe(node: Node) -> dict[str, Any]:
+    """Return what `status --json` tells of a node."""
+    from monarch_nb.provision.daemons import describe
+
+    told: dict[str, Any] = {"node": node.node_id, "address": node.address, "pid": node.pid, "state": "serves"}
+    told |= dict.fromkeys(("hostname", "procs", "procs_free", "gpus", "gpus_free", "gpus_held"))
+    if not node.alive:
+        return told | {"state": "died (monarch-nb up starts it again)"}
+    try:
+        reply = describe(node.address, timeout_s=5.0)
+    except MonarchNbError as error:
+        return told | {"state": str(error)}
+    if not reply.template_ready:
+        told["state"] = "warming up"
+    elif reply.template_error:
+        told["state"] = f"can not start ranks: {reply.template_error.splitlines()[-1]}"
+    gpus = [
+        {"index": gpu.index, "name": gpu.name, "memory_bytes": gpu.memory_bytes, "trouble": gpu.trouble}
+        for gpu in reply.gpus
+    ]
+    facts = {"hostname": reply.hostname, "procs": reply.procs, "procs_free": reply.procs_free}
+    held = sum(holder.gpus for holder in reply.holders)
+    return told | facts | {"gpus": gpus, "gpus_free": reply.gpus_free, "gpus_held": held}
+
+
+def _list(options: argparse.Namespace) -> int:
+    from monarch_nb import list_reservations
+
+    _check_named_pool(options.pool)
+    reservations = list_reservations(options.pool, memory=options.json)
+    if options.json:
+        _print_json([asdict(reservation) for reservation in reservations])
+    else:
+        _print_reservations(reservations)
+    return 0
+
+
+def _check_named_pool(pool: str) -> None:
+    """No pool at all is nothing to show; one that somebody names is meant to be there."""
+    from monarch_nb.provision import provisioner
+
+    if pool != DEFAULT_POOL and not provisioner("local").nodes(pool=pool):
+        raise PoolError(f"no pool {pool!r} is up (monarch-nb up --pool {pool} starts one)")
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, default=str))
+
+
+def _logs(options: argparse.Namespace) -> int:
+    from monarch_nb import attach
+    from monarch_nb.notebook.commands.logs import LOG_LINES, nothing_line, shown_logs
+    from monarch_nb.shape import parse_targets
+
+    for flag, number, least in (("-n", options.lines, 0), ("--run", options.number, 1)):
+        if number is not None and number < least:
+            raise UsageError(f"{flag} must be at least {least}, not {number}")
+    mesh = attach(options.name, pool=options.pool).mesh
+    mesh = mesh.select(parse_targets(options.targets, mesh.extent))
+    if options.raw:
+        lines = LOG_LINES if options.lines is None else options.lines
+        shown = _raw_lines(mesh.log_batches(lines=lines or None, run=options.number, follow=options.follow))
+    else:
+        shown = shown_logs(mesh, options.lines, options.number, follow=options.follow)
+    line = ""
+    for line in shown:
+        print(line, flush=options.follow)
+    if not line:
+        _say(nothing_line(mesh, options.number))
+    return 0
+
+
+def _raw_lines(batches: Iterable[Iterable[LogRecord]]) -> Iterator[str]:
+    parts: list[LogRecord] = []  # very long lines come in pieces
+    for record in (record for batch in batches for record in batch):
+        if parts and (parts[0].rank, parts[0].stream) != (record.rank, record.stream):
+            yield _raw_line(parts)
+            parts = []
+        parts.append(record)
+        if record.text.endswith("\n"):
+            yield _raw_line(parts)
+            parts = []
+    if parts:
+        yield _raw_line(parts)
+
+
+def _raw_line(parts: Sequence[LogRecord]) -> str:
+    return f"[{parts[0].rank}] {''.join(part.text for part in parts).removesuffix(chr(10))}"
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from monarch_nb import attach
+
+    diagnosis = attach(options.name, pool=options.pool).doctor()
+    print(diagnosis)
+    return 0 if diagnosis.healthy else 1
+
+
+def _release(options: argparse.Namespace) -> int:
+    from monarch_nb import attach, list_reservations
+
+    mine = {info.name: info for info in list_reservations(options.pool) if info.held_by_me}
+    chosen = list(mine) if options.all else _chosen(options.name, list(mine))
+    failed = 0
+    for name in chosen:
+        try:
+            kept = attach(name, pool=options.pool).release()
+        except MonarchNbError as error:
+            print(f"monarch-nb: {error}", file=sys.stderr)
+            failed = 1
+        else:
+            print("\n".join([f"released {name} ({mine[name].shape})", *map(str, kept)]))
+    if not chosen:
+        print("nothing is held")
+    return failed
+
+
+def _extend(options: argparse.Namespace) -> int:
+    from monarch_nb import attach, list_reservations
+
+    by_s = seconds_of(options.time, "TIME") if options.time else 0.0
+    reservation = attach(options.name, pool=options.pool)
+    if by_s:
+        print(f"{options.name}: {duration(by_s)} more, {duration(reservation.extend(by_s))} left")
+        return 0
+    (info,) = (info for info in list_reservations(options.pool) if info.reservation_id == reservation.id)
+    if info.time_left_s is None:
+        print(f"{options.name} has no time limit: it is held until it is released")
+    else:
+        print(f"{options.name}: {info.left} left; monarch-nb extend {options.name} 2h adds two hours")
+    return 0
+
+
+def _chosen(name: str | None, mine: list[str]) -> list[str]:
+    if name is None and len(mine) > 1:
+        raise UsageError(f"you hold {', '.join(mine)}: name one, or --all")
+    if name is not None and name not in mine:
+        raise ReservationNotFound(f"no reservation {name!r}; you hold {', '.join(mine) or 'none'}")
+    return mine if name is None else [name]
+
+
+def _allocator(options: argparse.Namespace) -> int:
+    raise AssertionError("main() hands this command to monarch_nb.allocator")
+
+
+def _version(options: argparse.Namespace) -> int:
+    print(_version_line())
+    return 0
+
+
+def _version_line() -> str:
+    return f"monarch-nb {VERSION} (protocol {PROTOCOL})"
+
+
+def _print_reservations(reservations: Sequence[ReservationInfo], procs: str = "N") -> None:
+    """Print what is held; if nothing is, how to reserve so many `procs`."""
+    if not reservations:
+        print(f"nothing is held (%mesh reserve NAME --nodes 1 --procs {procs} in a notebook)")
+        return
+    rows = [
+        (info.name, info.owner, info.shape, info.alive_of_all, _running(info), info.left, info.notebook)
+        for info in reservations
+    ]
+    _print_table(("reservation", "owner", "shape", "ranks alive", "running", "time left", "notebook"), rows)
+
+
+def _running(info: ReservationInfo) -> str:
+    from monarch_nb.ground.rank_sets import format_ranks
+
+    running = [rank.rank for rank in info.ranks if rank.run_id]
+    return f"ranks {format_ranks(running)}" if running else "idle"
+
+
+def _used(free: int | None, total: int | None) -> str:
+    return "" if free is None or total is None else f"{total - free} of {total}"
+
+
+def _gpus(node: dict[str, Any]) -> str:
+    return f"{node['gpus_held']} of {len(node['gpus'])}" if node["gpus"] else ""
+
+
+def _gpu_notes(nodes: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yield what is wrong with GPUs."""
+    for node in nodes:
+        if lost := [gpu["trouble"] for gpu in node["gpus"] or () if gpu["trouble"]]:
+            yield f"{node['node']}: {node['gpus_free']} of {len(node['gpus'])} GPUs free; {'; '.join(lost)}"
+
+
+def _print_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print columns; those that are empty in every row are left out."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    kept = [column for column in range(len(headers)) if any(row[column] for row in rows)]
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for column in kept:
+        table.add_column(headers[column], overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(row[column] or "")) for column in kept))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

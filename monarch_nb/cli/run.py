@@ -1,0 +1,246 @@
+"""`monarch-nb run`: a script on ranks that are held, or on some that are reserved for its time, from a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.client.runs.torchrun_flags import FLAGS, Launch, held_by, held_in, read
+from monarch_nb.config import DEFAULT_POOL
+from monarch_nb.errors import RunFailed, UsageError
+from monarch_nb.ground import escapes
+from monarch_nb.ground.interrupting import at_waits
+from monarch_nb.shape import Extent, parse_targets
+
+if TYPE_CHECKING:
+    from monarch_nb.client.meshes.mesh import Mesh
+    from monarch_nb.client.reservations.reservation import Reservation
+    from monarch_nb.client.runs.run import Run
+    from monarch_nb.notebook.output.view import RunView
+
+SUMMARY = "run a script on ranks, as torchrun does, but warm"
+EXAMPLES = (
+    "run dev train.py --lr 3e-4",
+    "run --nodes 2 --procs 4 train.py --lr 3e-4",
+    "run dev -t hosts=0 -m scripts.base_train -- --depth=4",
+)
+ABANDONED_AFTER_S = 60.0
+"""What was reserved for a script is given back so long after it when this process was killed."""
+_SHOWN_FLAGS = ("--max-restarts", "--module")
+_RESERVE = "monarch-nb run"
+_INTERRUPTED = 128 + signal.SIGINT
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `monarch-nb run` takes."""
+    parser.usage = "monarch-nb run [NAME | [--nodes N] --procs N | --gpus N] [options] SCRIPT ..."
+    parser.description = (
+        "Run a script on ranks as torchrun does, but warm: in fresh processes that have torch imported.\n"
+        "NAME is a reservation (default: the only one you hold); with --procs or --gpus, ranks are reserved for\n"
+        "the script's time. The exit status is the script's: 0, or that of the rank that failed first (1 for an\n"
+        "exception, 128 + N for signal N)."
+    )
+    parser.add_argument("--nodes", type=int, metavar="N", help="reserve so many nodes (1 when not said)")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--procs", type=int, metavar="N", help="reserve so many CPU ranks per node")
+    kind.add_argument("--gpus", type=int, metavar="N", help="reserve so many GPUs per node, with a rank each")
+    parser.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
+    in_place = "in the live ranks' own namespace: what it leaves stays for cells"
+    parser.add_argument("-i", "--in-place", action="store_true", help=in_place)
+    beside = "do not wait for other scripts on these ranks"
+    parser.add_argument("--beside", action="store_true", help=beside)
+    for flag in FLAGS:
+        shown = flag.help if flag.name in _SHOWN_FLAGS else argparse.SUPPRESS
+        takes: dict[str, Any] = {"metavar": flag.value} if flag.value else {"action": "store_true"}
+        parser.add_argument(*filter(None, [flag.short, flag.name]), help=shown, **takes)
+        if (spelling := f"--{flag.name[2:].replace('-', '_')}") != flag.name:
+            parser.add_argument(spelling, help=argparse.SUPPRESS, default=argparse.SUPPRESS, **takes)
+    script = "a file, from here; a word without .py and / in its place is NAME (./train, if it is a file)"
+    parser.add_argument("script", metavar="SCRIPT", help=script)
+    parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="the script's own")
+    parser.epilog = (
+        "torchrun's other flags (--nnodes, --nproc-per-node, --standalone, ...; not -t, which is --targets) and PET_*\n"
+        f"variables are checked against what is held: docs/scripts.md has a table.\n\n{parser.epilog}"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the script; return its exit status."""
+    name = take_name(options)
+    with _signals_as_ctrl_c() as signals, _held(options, name) as reservation:
+        mesh = reservation.mesh.select(parse_targets(options.targets, reservation.mesh.extent))
+        launch = read(vars(options), os.environ, held_by(mesh, _RESERVE))
+        path, directory = _place(options, launch, mesh)
+        script = launch.script(
+            path,
+            options.arguments,
+            in_place=options.in_place,
+            beside=options.beside,
+            directory=directory,
+        )
+        for note in launch.notes:
+            _say(note)
+        status = _run(mesh, lambda view: mesh.start_script(script, listener=view.on_event), launch.shown_ranks(mesh))
+    return 128 + signals[0] if signals and status == _INTERRUPTED else status
+
+
+def take_name(options: argparse.Namespace) -> str | None:
+    """Return the NAME that stands before the script; read what stands after it."""
+    word = options.script
+    if options.module or options.no_python or "/" in word or word.endswith(".py"):
+        return None
+    if not options.arguments:
+        if word in _held_by_me(options.pool):
+            raise UsageError(f"name the script too: monarch-nb run {word} train.py")
+        raise UsageError(f"there is no reservation {word}; a script of that name is ./{word}")
+    options.parser.parse_args(options.arguments, namespace=options)
+    name: str = word
+    return name
+
+
+def _held_by_me(pool: str) -> list[str]:
+    from monarch_nb import list_reservations
+
+    return [info.name for info in list_reservations(pool) if info.held_by_me]
+
+
+@contextmanager
+def _held(options: argparse.Namespace, name: str | None) -> Iterator[Reservation]:
+    """Yield what the script runs on; what was reserved for it is given back."""
+    from monarch_nb import attach, reserve
+
+    shape = {"procs": options.procs, "gpus": options.gpus}
+    if name and (options.nodes or any(shape.values())):
+        raise UsageError(f"{name} is held already: leave out --nodes, --procs and --gpus, or leave out {name}")
+    if not any(shape.values()):
+        if options.nodes:
+            raise UsageError("say how many ranks per node: --procs N or --gpus N")
+        mine = [] if name else _held_by_me(options.pool)
+        if not name and not mine:
+            raise UsageError("nothing is held: --nodes 2 --procs 4 reserves ranks for the script's time")
+        if len(mine) > 1:
+            raise UsageError(f"you hold {', '.join(mine)}: say which: monarch-nb run {mine[0]} {options.script}")
+        yield attach(name, pool=options.pool)
+        return
+    _check_flags(options)
+    pool = None if options.pool == DEFAULT_POOL else options.pool
+    reservation = reserve(
+        f"run-{uuid.uuid4().hex[:8]}",
+        nodes=options.nodes or 1,
+        pool=pool,
+        directory=os.getcwd(),
+        idle=ABANDONED_AFTER_S,
+        progress=_say,
+        **shape,
+    )
+    try:
+        yield reservation
+    finally:
+        for kept in reservation.release():
+            _say(str(kept))
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+    """Refuse what contradicts the shape that is asked for, before anything is reserved."""
+    kind = "gpus" if options.gpus else "procs"
+    per_node = options.gpus or options.procs
+    if per_node > 0 and (nodes := options.nodes or 1) > 0:
+        ranks = parse_targets(options.targets, Extent({"hosts": nodes, kind: per_node}))
+        read(vars(options), os.environ, held_in(ranks, per_node, kind, _RESERVE))
+
+
+def _place(options: argparse.Namespace, launch: Launch, mesh: Mesh) -> tuple[str, str]:
+    """Return the script's path, and where it runs: here, as with torchrun, where the nodes see this directory; else,
+    and in the live ranks, where those have started ("")."""
+    from monarch_nb.client.connections.bridge import call
+    from monarch_nb.client.runs.scripts import nodes_see
+
+    path: str = options.script
+    reservation, here = mesh.reservation, os.getcwd()
+    there = reservation.status(memory=False).directory
+    if here == there:
+        return path, ""
+    if not (options.in_place or reservation.files.copies) and call(nodes_see(mesh, here)):
+        return path, here
+    _say(f"it runs in {there}, where the ranks of {reservation.name} work")
+    is_file = not (launch.module or launch.executable) and os.path.exists(path)
+    return os.path.abspath(path) if is_file else path, ""
+
+
+def _run(mesh: Mesh, submit: Callable[[RunView], Run], shown: Collection[int] | None) -> int:
+    from monarch_nb.notebook.cells.following import wait_for
+
+    with at_waits():  # from here on Ctrl-C is for the ranks
+        view = _terminal_view(mesh.ranks, shown)
+        try:
+            script = submit(view)
+            interrupts = wait_for(script, None, view.on_event)
+        finally:
+            view.close()
+    script.collected()
+    return exit_status(script, is_interrupted=interrupts is not None)
+
+
+def exit_status(run: Run, *, is_interrupted: bool = False) -> int:
+    """Return the exit status of a script's run: 0, that of the rank that failed first, or 130 after Ctrl-C.
+
+    Raises:
+        MonarchNbError: it was not started.
+    """
+    try:
+        run.raise_failures()
+    except RunFailed:
+        if is_interrupted:  # what was killed since was killed by the next Ctrl-C
+            return _INTERRUPTED
+        statuses = dict(zip(run.ranks, run.kept_values, strict=True))
+        for result in run.results.values():  # in the order in which they came
+            failure = result.failure
+            if failure is not None and failure.kind in ("error", "died"):
+                return 128 + failure.signal if failure.signal else failure.exit_code or statuses[failure.rank] or 1
+        return _INTERRUPTED
+    return 0 if run.done else _INTERRUPTED
+
+
+def _terminal_view(ranks: Sequence[int], shown: Collection[int] | None) -> RunView:
+    from monarch_nb.client.connections.bridge import background_loop
+    from monarch_nb.notebook.output.view import RunView
+
+    colours = sys.stdout.isatty()
+
+    def publish(bundle: dict[str, str], update: bool) -> None:
+        text = bundle["text/plain"] if colours else escapes.strip(bundle["text/plain"])
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+    def call_later(delay_s: float, callback: Callable[[], None]) -> None:
+        loop = background_loop()
+        loop.call_soon_threadsafe(loop.call_later, delay_s, callback)
+
+    return RunView(ranks, publish, call_later, show_failures=True, terminal=True, shown=shown)
+
+
+@contextmanager
+def _signals_as_ctrl_c() -> Iterator[list[int]]:
+    """Let a terminal that closes, and kill, end the script as Ctrl-C does; yield the signals that came."""
+    came: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        came.append(number)
+        signal.raise_signal(signal.SIGINT)
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

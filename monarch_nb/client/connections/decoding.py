@@ -1,0 +1,139 @@
+"""From what allocators send to what people get: events of runs, failures and deaths of ranks. No I/O."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import signal
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from monarch_nb.client.connections import events
+from monarch_nb.config import RESTARTED
+from monarch_nb.errors import RankFailure
+from monarch_nb.proto import allocator_pb2, run_pb2
+
+_OUTCOMES: dict[int, Literal["ok", "error", "interrupted", "died", "cancelled"]] = {
+    run_pb2.OUTCOME_OK: "ok",
+    run_pb2.OUTCOME_ERROR: "error",
+    run_pb2.OUTCOME_INTERRUPTED: "interrupted",
+    run_pb2.OUTCOME_DIED: "died",
+    run_pb2.OUTCOME_CANCELLED: "cancelled",
+}
+
+
+class OutputDecoder:
+    """Turns what ranks wrote, which comes in pieces of bytes, into events.
+
+    Args:
+        on_lone_training: gets a rank that trains a model without any process group, and what is equal for models alike.
+    """
+
+    def __init__(self, on_lone_training: Callable[[int, str], None]) -> None:
+        self._on_lone_training = on_lone_training
+        self._decoders: dict[tuple[int, events.Stream], codecs.IncrementalDecoder] = {}
+
+    def events_of(self, rank: int, item: allocator_pb2.OutputItem) -> Iterator[events.Event]:
+        """Yield what listeners are told of a piece of a rank's output."""
+        match item.WhichOneof("item"):
+            case "stdout":
+                yield self._text(rank, "stdout", item.stdout)
+            case "stderr":
+                yield self._text(rank, "stderr", item.stderr)
+            case "elided":
+                stream: events.Stream = "stderr" if item.elided.stderr else "stdout"
+                yield from self._rest_of(rank, stream)
+                yield events.Elided(rank, stream, item.elided.lines, item.elided.size_bytes)
+            case "display" if item.display.kind == run_pb2.Display.KIND_TRAINS_ALONE:
+                self._on_lone_training(rank, json.loads(item.display.content_json))
+            case "display":
+                yield _display_event(rank, item.display)
+            case "notice":
+                yield events.Notice(f"rank {rank}: {item.notice}", key=f"rank{rank}")
+
+    def rest(self) -> Iterator[events.Text]:
+        """Yield the beginnings of characters whose ends do not come."""
+        for rank, stream in list(self._decoders):
+            yield from self._rest_of(rank, stream)
+
+    def _text(self, rank: int, stream: events.Stream, data: bytes) -> events.Text:
+        key = (rank, stream)
+        if key not in self._decoders:
+            self._decoders[key] = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        return events.Text(rank, stream, self._decoders[key].decode(data))
+
+    def _rest_of(self, rank: int, stream: events.Stream) -> Iterator[events.Text]:
+        decoder = self._decoders.pop((rank, stream), None)
+        if decoder is not None and (text := decoder.decode(b"", final=True)):
+            yield events.Text(rank, stream, text)
+
+
+def _display_event(rank: int, display: run_pb2.Display) -> events.Display:
+    content = json.loads(display.content_json or "{}")
+    kinds: dict[int, Literal["show", "update", "clear"]] = {
+        run_pb2.Display.KIND_UPDATE: "update",
+        run_pb2.Display.KIND_CLEAR: "clear",
+    }
+    kind = kinds.get(display.kind, "show")
+    if kind == "clear":
+        return events.Display(rank, kind, content)
+    display_id = content.get("transient", {}).get("display_id")
+    return events.Display(rank, kind, content.get("data", {}), content.get("metadata", {}), display_id)
+
+
+def result_event(packed: run_pb2.RankResult, host: str, *, of_script: bool = False) -> events.Result:
+    """Return what listeners are told of a rank that finished; `host` is its node's name."""
+    outcome = _OUTCOMES.get(packed.outcome, "error")
+    content = json.loads(packed.bundle_json) if packed.bundle_json else {}
+    return events.Result(
+        rank=packed.rank,
+        outcome=outcome,
+        duration_s=packed.duration_s,
+        bundle=content.get("data", {}),
+        metadata=content.get("metadata", {}),
+        failure=None if outcome == "ok" else _failure(packed, outcome, host, of_script),
+        group_aborted=packed.group_aborted,
+        may_print_later=not (packed.untouched or of_script) and outcome not in ("died", "cancelled"),
+    )
+
+
+def _failure(packed: run_pb2.RankResult, outcome: str, host: str, of_script: bool) -> RankFailure:
+    if outcome == "died":
+        return _death_failure(packed.rank, packed.death, host, of_script)
+    if outcome == "cancelled":
+        return RankFailure(packed.rank, host, outcome, "Cancelled", "dropped before it began on this rank")
+    failure = packed.failure
+    return RankFailure(packed.rank, host, outcome, failure.name, failure.message, failure.traceback, failure.where)
+
+
+def signal_name(number: int) -> str:
+    """Return "SIGKILL"; real-time signals have no names of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+
+
+def describe_death(death: run_pb2.Death) -> str:
+    """Return how a rank ended and the likely cause, in one line."""
+    if death.HasField("signal"):
+        how = f"killed by signal {death.signal} ({signal_name(death.signal)})"
+    elif death.HasField("exit_code"):
+        how = f"exited with code {death.exit_code}"
+    else:
+        how = ""
+    return ": ".join(filter(None, [how, death.likely_cause])) or "ended"
+
+
+def _death_failure(rank: int, death: run_pb2.Death, host: str, of_script: bool) -> RankFailure:
+    name = "RankRestarted" if death.likely_cause == RESTARTED else "ProcessEnded" if of_script else "RankDied"
+    return RankFailure(
+        rank,
+        host,
+        "died",
+        name,
+        describe_death(death),
+        exit_code=death.exit_code if death.HasField("exit_code") else None,
+        signal=death.signal if death.HasField("signal") else None,
+        stderr_tail=tuple(death.stderr_tail),
+    )

@@ -1,0 +1,58 @@
+"""Interrupting all that a mesh does, whoever submitted it.
+
+What waits is dropped on every node before what runs is interrupted on any: no rank becomes free before, so nothing of
+what waits ever begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.connections.connection import GAP_S, answers
+from monarch_nb.client.runs.interrupt_report import InterruptReport
+from monarch_nb.client.runs.run import STOP_WAIT_S, Run
+from monarch_nb.errors import NodeUnreachable
+from monarch_nb.proto import allocator_pb2 as pb
+
+if TYPE_CHECKING:
+    from monarch_nb.client.meshes.core import MeshCore
+    from monarch_nb.client.meshes.mesh import Mesh
+
+
+def interrupt_mesh(mesh: Mesh, *, kill_stuck: bool) -> InterruptReport:
+    """Drop the runs on these ranks that wait, and interrupt those that have begun.
+
+    Args:
+        kill_stuck: kill and restart the ranks that did not stop at the interrupt before this one.
+    """
+    runs = list(mesh.running())
+    begun = call(_drop_waiting(mesh.core, runs)) if runs else set()
+    dropped = [run for run in runs if run.id not in begun]
+    for run in dropped:
+        run.cancel()  # for nodes that do not answer: when they are there again
+    reports = [(run, run.interrupt(kill_stuck=kill_stuck and run.is_stuck)) for run in runs if run.id in begun]
+    for run in dropped:
+        run.wait_freed(STOP_WAIT_S)
+    mesh.core.stuck = [run for run in runs if run.is_stuck]
+    # By now each knows its number.
+    return InterruptReport.of({run.name: report for run, report in reports}, dropped=[run.name for run in dropped])
+
+
+async def _drop_waiting(core: MeshCore, runs: Sequence[Run]) -> set[str]:
+    """Drop runs on every node where they have not begun; return those that have begun on some rank.
+
+    A run that is begun on one node and waits on another counts as begun, and so does one of which no node that answers
+    has a part: interrupting it says why it can not be reached.
+    """
+    request = pb.DropRequest(mesh_id=core.mesh_id, run_ids=[run.id for run in runs])
+    replies = await answers({node: node.unary("Drop", request, GAP_S) for node in core.connections.values()})
+    begun: set[str] = set()
+    for reply in replies.values():
+        if isinstance(reply, pb.DropReply):
+            begun.update(reply.begun)
+        elif not isinstance(reply, NodeUnreachable):
+            raise reply
+    there = {node for node, connection in core.connections.items() if isinstance(replies[connection], pb.DropReply)}
+    return begun | {run.id for run in runs if there.isdisjoint(core.by_node(run.ranks))}

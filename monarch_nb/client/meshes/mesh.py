@@ -1,0 +1,573 @@
+"""Meshes: named sets of live ranks, and parts of them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.client.connections.bridge import call, post
+from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.logs.records import LogRecord, follow_logs, read_logs
+from monarch_nb.client.meshes.core import MeshCore
+from monarch_nb.client.meshes.interrupt import interrupt_mesh
+from monarch_nb.client.meshes.presenting import panel_of
+from monarch_nb.client.pools.infos import RankInfo, RunInfo, StackReport, infos_of_node, run_infos
+from monarch_nb.client.runs.interrupt_report import InterruptReport
+from monarch_nb.client.runs.packing import pack_variables
+from monarch_nb.client.runs.run import ALLOCATOR_DOWN, Listener, OnError, Run
+from monarch_nb.client.runs.scripts import (
+    Script,
+    ScriptRun,
+    as_in_copies,
+    check_ranks,
+    check_script,
+    find_on_nodes,
+    host_store,
+)
+from monarch_nb.errors import (
+    RankDead,
+    RankUnresponsive,
+    RunNotFound,
+    TargetError,
+)
+from monarch_nb.ground.interrupting import at_waits
+from monarch_nb.ground.rank_sets import format_ranks, name_ranks
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+from monarch_nb.shape import Extent
+
+if TYPE_CHECKING:
+    from monarch_nb.client.reservations.reservation import Reservation
+
+TITLE_CHARACTERS = 60
+
+
+class Mesh:
+    """A named set of live ranks, or a part of one.
+
+    Attributes:
+        id, name: of the mesh.
+        extent: its labelled shape, e.g. `{"hosts": 2, "procs": 4}`, also for a part of it.
+        ranks: those that this object stands for.
+        reservation: what it belongs to.
+    """
+
+    def __init__(
+        self,
+        mesh_id: str,
+        name: str,
+        extent: Extent,
+        reservation: Reservation,
+        connections: dict[int, Connection],
+        dead: Mapping[int, str] | None = None,
+        ranks: Iterable[int] | None = None,
+    ) -> None:
+        self.id, self.name, self.extent, self.reservation = mesh_id, name, extent, reservation
+        self.ranks = tuple(range(extent.size)) if ranks is None else tuple(ranks)
+        ranks_per_node = extent.size // extent["hosts"]
+        self.core = MeshCore.get(mesh_id, connections, ranks_per_node)
+        if dead is not None:
+            self.core.dead = dict(dead)
+
+    def __repr__(self) -> str:
+        part = "" if len(self.ranks) == self.extent.size else f", {name_ranks(self.ranks)}"
+        return f"<Mesh {self.reservation.name}/{self.name}: {self.extent}{part}>"
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def panel(self) -> Any:
+        """Return its live panel, for the output of a notebook's cell: ranks, what they run, logs, restart, release.
+
+        Raises:
+            UsageError: this is no notebook, or one without the extension.
+        """
+        return panel_of(self)
+
+    # ---- parts ----
+
+    def slice(self, **dimensions: int | slice) -> Mesh:
+        """Return the part with the given coordinates, e.g. `mesh.slice(hosts=0, procs=slice(0, 2))`."""
+        return self.select(self.extent.ranks(**dimensions))
+
+    def select(self, ranks: int | Iterable[int]) -> Mesh:
+        """Return the part of exactly these ranks (or this one).
+
+        Raises:
+            TargetError: a rank that is not in this mesh, or none at all.
+        """
+        chosen = (ranks,) if isinstance(ranks, int) else tuple(sorted(set(ranks)))
+        if missing := [rank for rank in chosen if rank not in self.ranks]:
+            raise TargetError(f"{name_ranks(missing)} not in {self!r}")
+        if not chosen:
+            raise TargetError("no rank chosen")
+        return Mesh(self.id, self.name, self.extent, self.reservation, self.core.connections, ranks=chosen)
+
+    # ---- runs ----
+
+    def run(
+        self,
+        code: str,
+        *,
+        timeout_s: float | None = None,
+        on_error: OnError = "wait",
+        cell_number: int = 0,
+        want_value: bool = True,
+        sync: bool = True,
+        listener: Listener | None = None,
+    ) -> Run:
+        """Run code on the ranks and wait until all have finished. Ctrl-C interrupts the ranks and keeps their memory.
+
+        Args:
+            timeout_s: give up waiting after this time; the run goes on.
+            on_error: "abort" interrupts the other ranks, whatever they do, half a second after one has failed.
+            cell_number: shown in tracebacks as `Cell In[…]`; without one it is `Run …`, the run's number.
+            want_value: bring the last expression's values back.
+            sync: first bring files that changed to nodes that have copies of them.
+            listener: called with the run's events on a background thread.
+
+        Returns:
+            The finished run; `run.values` is a list by rank.
+
+        Raises:
+            RunFailed: it failed on some ranks.
+            RankDead: a rank of this mesh is dead.
+            NodeUnreachable: a node of it does not answer.
+            TimeoutError: it goes on after `timeout_s`.
+            FilesError: a node could not take the files that changed.
+
+        Example:
+            >>> mesh.run("x = rank * 2\\nx").values  # doctest: +SKIP
+            [0, 2, 4, 6]
+        """
+        if sync:
+            self._sync()
+        with at_waits():  # who presses Ctrl-C from here on interrupts the ranks
+            run = self.submit(
+                code, on_error=on_error, cell_number=cell_number, want_value=want_value, sync=False, listener=listener
+            )
+            is_done = run.join(timeout_s)
+        return _ended(run, is_done, timeout_s)
+
+    def submit(
+        self,
+        code: str,
+        *,
+        on_error: OnError = "wait",
+        cell_number: int = 0,
+        want_value: bool = True,
+        sync: bool = True,
+        listener: Listener | None = None,
+    ) -> Run:
+        """As `run`, but return at once."""
+        if sync:
+            self._sync()
+        cell = run_pb2.Cell(code=code, cell_number=cell_number, want_value=want_value)
+        ranks = self.ranks if len(self.ranks) < self.extent.size else ()
+        spec = run_pb2.RunSpec(cell=cell, ranks=ranks, tree=self.reservation.files.tree())
+        return self._start(spec, _title(code), on_error, listener)
+
+    # ---- scripts ----
+
+    def run_script(
+        self,
+        path: str,
+        *arguments: str,
+        module: bool = False,
+        executable: bool = False,
+        in_place: bool = False,
+        beside: bool = False,
+        max_restarts: int = 0,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        sync: bool = True,
+        listener: Listener | None = None,
+    ) -> Run:
+        """Run a program on the ranks as torchrun would, and wait until all have finished. Ctrl-C interrupts it.
+
+        Each rank of it is a process of its own, forked for it beside the live rank and ended with it, children too. So
+        nothing of one script reaches the next, or the live ranks; a dead live rank does not matter. It runs as
+        `__main__`, in torchrun's environment: the ranks of this object are its world.
+
+        Args:
+            path: a file, relative to the ranks' directory; with `module` a module's name, with `executable` a command.
+            arguments: the program's.
+            module: run a module, as `python -m`. executable: run a command that is no Python file.
+            in_place: run it in the live ranks, in the namespace of the cells; what it leaves stays.
+            beside: do not wait for other scripts on the same ranks, nor let them wait for this one.
+            max_restarts: when a rank fails, how often all are started again, with TORCHELASTIC_RESTART_COUNT set. Only
+                while this process lives.
+            environment: added to the processes'.
+            timeout_s: give up waiting after this time; it goes on.
+            sync: first bring files that changed to nodes that have copies of them.
+            listener: called with the run's events on a background thread.
+
+        Returns:
+            The finished run; `run.values` are the exit statuses by rank: 0. Those of a run that failed are
+            `run.kept_values`, None for processes that were killed.
+
+        Raises:
+            UsageError: there is no such script on the nodes, or what was said makes no sense; nothing has begun.
+            RunFailed: a rank raised, exited with another code than 0, or was killed. The others were ended then.
+            NodeUnreachable, TimeoutError, FilesError: as `run`.
+
+        Example:
+            >>> mesh.run_script("train.py", "--lr", "3e-4").values  # doctest: +SKIP
+            [0, 0, 0, 0]
+        """
+        script = Script(
+            path, arguments, module, executable, in_place, beside, max_restarts, environment=environment or {}
+        )
+        if sync:
+            self._sync(alive=in_place)
+        with at_waits():
+            run = self.start_script(script, sync=False, listener=listener)
+            is_done = run.join(timeout_s)
+        return _ended(run, is_done, timeout_s)
+
+    def submit_script(
+        self,
+        path: str,
+        *arguments: str,
+        module: bool = False,
+        executable: bool = False,
+        in_place: bool = False,
+        beside: bool = False,
+        max_restarts: int = 0,
+        environment: Mapping[str, str] | None = None,
+        sync: bool = True,
+        listener: Listener | None = None,
+    ) -> Run:
+        """As `run_script`, but return at once. With `max_restarts` the run stands for all attempts."""
+        script = Script(
+            path, arguments, module, executable, in_place, beside, max_restarts, environment=environment or {}
+        )
+        return self.start_script(script, sync=sync, listener=listener)
+
+    def start_script(
+        self,
+        script: Script,
+        *,
+        cell_number: int = 0,
+        sync: bool = True,
+        listener: Listener | None = None,
+    ) -> Run:
+        """As `submit_script`, with the script in one piece and the number of the cell that it is run by."""
+        check_script(script)
+        if not script.in_place:
+            check_ranks(self)
+        if sync:
+            self._sync(alive=script.in_place)
+        self._check_nodes()
+        script = as_in_copies(script, self)
+        if script.is_file:
+            call(find_on_nodes(self, script))
+        if script.in_place:
+            cell = run_pb2.Cell(code=script.as_cell(), cell_number=cell_number)
+            spec = run_pb2.RunSpec(cell=cell, tree=self.reservation.files.tree())
+            return self._start(spec, script.title, "abort", listener)
+        run_id = uuid.uuid4().hex
+        store = call(host_store(self, run_id))
+        run = ScriptRun(self, run_id, script, on_error="abort", cell_number=cell_number, listener=listener)
+        self.core.runs[run_id] = run
+        post(run.submit, run.spec(store))
+        return run
+
+    def _sync(self, *, alive: bool = True) -> None:
+        files = self.reservation.files
+        if files.copies:
+            if alive:
+                self._check_alive()
+            else:
+                self._check_nodes()
+            files.sync(self.core.by_node(self.ranks))
+
+    def _start(
+        self, spec: run_pb2.RunSpec, title: str, on_error: OnError = "wait", listener: Listener | None = None
+    ) -> Run:
+        self._check_alive()
+        spec.run_id = uuid.uuid4().hex
+        run = self.core.runs[spec.run_id] = Run(
+            self,
+            spec.run_id,
+            self.ranks,
+            title,
+            on_error=on_error,
+            cell_number=spec.cell.cell_number,
+            listener=listener,
+        )
+        post(run.submit, spec)
+        return run
+
+    def _check_nodes(self) -> None:
+        connections = (self.core.connections.get(node) for node in self.core.nodes_for(self.ranks))
+        if not all(connection is not None and connection.up for connection in connections):
+            call(self.core.check_nodes(self.ranks))
+
+    def _check_alive(self) -> None:
+        self._check_nodes()
+        if not any(rank in self.core.dead for rank in self.ranks):
+            return
+        call(self.core.status())  # somebody else may have restarted it
+        dead = [rank for rank in self.ranks if rank in self.core.dead]
+        if not dead:
+            return
+        alive = [rank for rank in self.ranks if rank not in self.core.dead]
+        them, are = ("it", "is") if len(dead) == 1 else ("them", "are")
+        others = f", or leave {them} out: -t {format_ranks(alive)}" if alive else ""
+        raise RankDead(
+            f"{name_ranks(dead)} {are} dead ({self.core.dead[dead[0]]}): %mesh restart -t {format_ranks(dead)} starts "
+            f"{them} again{others}",
+            dead,
+        )
+
+    def push(self, variables: Mapping[str, Any]) -> None:
+        """Set variables on every rank; one copy per node travels, and large arrays are shared by its ranks.
+
+        Raises:
+            PickleError: a value can not be pickled; the message names it.
+            RunFailed: it could not be unpickled on some ranks.
+        """
+        self._check_alive()
+        pieces = pack_variables(dict(variables))
+        blob = uuid.uuid4().hex
+        call(self._put(blob, pieces))
+        spec = run_pb2.RunSpec(push=run_pb2.Push(blob=blob))
+        self._finish_quietly(spec, f"push {', '.join(variables)}")
+
+    async def _put(self, blob: str, pieces: list[bytes | memoryview]) -> None:
+        nodes = [self.core.connection_of(ranks[0]) for ranks in self.core.by_node(self.ranks).values()]
+        await asyncio.gather(*(node.put_blob(self.id, blob, pieces) for node in nodes))
+
+    def pull(self, expression: str) -> list[Any]:
+        """Return the value of an expression (a variable's name, say) on every rank, by rank.
+
+        Raises:
+            RunFailed: it can not be evaluated on some ranks; the error's `run.values` has the others.
+            PickleError: a value can not be pickled; the message names it, and `run.kept_values` has the others.
+        """
+        spec = run_pb2.RunSpec(pull=run_pb2.Pull(expression=expression))
+        return self._finish_quietly(spec, f"pull {expression}")
+
+    def _finish_quietly(self, spec: run_pb2.RunSpec, title: str) -> list[Any]:
+        with at_waits():
+            run = self._start(spec, title)
+            run.join()
+        return run.result()
+
+    def interrupt(self, kill_stuck: bool = False) -> InterruptReport:
+        """Interrupt what runs on these ranks, whoever submitted it, and drop what waits for them without starting it.
+        Nothing in memory is lost; what is submitted from now on is not touched.
+
+        Args:
+            kill_stuck: kill and restart the ranks that did not stop at the interrupt before this one.
+        """
+        return interrupt_mesh(self, kill_stuck=kill_stuck)
+
+    def running(self) -> Iterator[Run]:
+        """Yield the runs that go on on these ranks or wait for them, whoever submitted them."""
+        under_way = self.core.under_way()
+        told = [info for info in self.runs() if not info.done]
+        runs = [self.core.runs.get(info.run_id) or self._follow(info) for info in told if self._touches(info)]
+        yield from runs
+        yield from (run for run in under_way if self._touches(run) and not run.done and run not in runs)
+
+    def _touches(self, run: Run | RunInfo) -> bool:
+        return not set(run.ranks).isdisjoint(self.ranks)
+
+    def runs(self) -> list[RunInfo]:
+        """Return the runs that are unfinished or whose results nobody has collected, oldest first."""
+        return [info for info in self._run_infos() if not (info.done and info.collected)]
+
+    def past_runs(self, tracebacks_of: int = 0) -> list[RunInfo]:
+        """Return the newest few hundred runs, also those that are over, oldest first, each with what failed.
+
+        Args:
+            tracebacks_of: the number of the run whose failures come with their tracebacks.
+        """
+        return self._run_infos(pb.PastRuns(mesh_id=self.id, tracebacks_of=tracebacks_of))
+
+    def _run_infos(self, past_runs: pb.PastRuns | None = None) -> list[RunInfo]:
+        told = call(self.core.status(past_runs=past_runs))
+        return run_infos((connection.name, mesh) for connection, mesh in told)
+
+    def attach_run(self, run_id: str, *, from_start: bool = False, listener: Listener | None = None) -> Run:
+        """Follow a run that another client submitted; one that this process follows already is returned as it is.
+
+        Args:
+            from_start: send all its output again, not only what no client has shown; also that of a run which is over
+                and was shown to its end.
+            listener: called with the run's events on a background thread.
+
+        Raises:
+            RunNotFound: there is no such run.
+        """
+        found = [info for info in (self.past_runs() if from_start else self.runs()) if info.run_id == run_id]
+        if not found:
+            raise RunNotFound(f"no run {run_id} is {'remembered' if from_start else 'going on or uncollected'}")
+        info = found[0]
+        known = self.core.runs.get(run_id)
+        if known is not None and not from_start:
+            if listener is not None:
+                known.add_listener(listener)
+            return known
+        return self._follow(info, from_start=from_start, listener=listener, own_connections=known is not None)
+
+    def _follow(
+        self,
+        info: RunInfo,
+        *,
+        from_start: bool = False,
+        listener: Listener | None = None,
+        own_connections: bool = False,
+    ) -> Run:
+        run = Run(
+            self,
+            info.run_id,
+            info.ranks,
+            info.title,
+            cell_number=info.cell_number,
+            listener=listener,
+            own_connections=own_connections,
+        )
+        self.core.runs.setdefault(info.run_id, run)
+        run.number, run.submitted_at, run.notebook = info.number, info.submitted_at, info.notebook
+        run.is_script = info.is_script
+        run.finished_before = frozenset(info.finished)
+        follow = lambda: run.follow(from_shown=not from_start)  # noqa: E731
+        post(follow)
+        return run
+
+    # ---- ranks ----
+
+    def restart(self, ranks: int | Iterable[int] | None = None) -> None:
+        """Replace ranks (all of this object's by default) by fresh ones under the same coordinates.
+
+        Their variables and imports are lost. The others keep theirs; their process groups are aborted, so that an
+        `init_process_group()` by all forms a new one. Returns when the new ranks are ready.
+        """
+        chosen = self.ranks if ranks is None else self.select(ranks).ranks
+        call(self.core.restart(chosen))
+
+    def status(self) -> list[RankInfo]:
+        """Return what the allocators know of the ranks."""
+        told = call(self.core.status(memory=True))
+        infos = {info.rank: info for connection, mesh in told for info in infos_of_node(connection.name, mesh)}
+        return [infos.get(rank) or self._unreachable(rank) for rank in self.ranks]
+
+    def _unreachable(self, rank: int) -> RankInfo:
+        host = self.core.connection_of(rank).name
+        return RankInfo(rank, host, 0, "unreachable")
+
+    def where(self) -> dict[int, run_pb2.Where]:
+        """Return where each rank's main thread is; ranks that do not answer are missing."""
+        return call(self.core.where(self.ranks))
+
+    def stacks(self) -> StackReport:
+        """Return every rank's Python stack, also while C code holds the interpreter; equal ones together."""
+        replies = call(self.core.control(self.ranks, stack=True))
+        groups: dict[str, list[int]] = {}
+        for rank in self.ranks:
+            reply = replies.get(rank)
+            groups.setdefault(reply.stack if reply else self._why_silent(rank), []).append(rank)
+        return StackReport([(tuple(ranks), stack) for stack, ranks in groups.items()])
+
+    def _why_silent(self, rank: int) -> str:
+        """Return why a rank said nothing, if that is its node's fault."""
+        node = self.core.connections.get(rank // self.core.ranks_per_node)
+        return "" if node is None or node.up else f"{node.name} {ALLOCATOR_DOWN}"
+
+    def complete(self, code: str, cursor: int, rank: int | None = None) -> tuple[list[str], int]:
+        """Return completions of live names on a rank, and where in the code the completed word begins."""
+        alive = [one for one in self.ranks if one not in self.core.dead]
+        if not alive:
+            return [], cursor
+        chosen = alive[0] if rank is None else rank
+        completion = pb.Completion(code=code, cursor=cursor)
+        reply = call(self.core.control([chosen], timeout_s=1.0, complete=completion)).get(chosen)
+        if reply is None:
+            raise RankUnresponsive(f"rank {chosen} does not answer", [chosen])
+        return list(reply.completions), reply.completion_start
+
+    def inspect(self, name: str) -> tuple[str, int]:
+        """Return what the first rank that lives knows of a live name (with dots), and that rank: the name's signature,
+        documentation and type; empty when there is no such name there."""
+        alive = [rank for rank in self.ranks if rank not in self.core.dead]
+        if not alive:
+            return "", self.ranks[0]
+        reply = call(self.core.control(alive[:1], timeout_s=1.0, inspect=name)).get(alive[0])
+        if reply is None:
+            raise RankUnresponsive(f"rank {alive[0]} does not answer", alive[:1])
+        return reply.inspection, alive[0]
+
+    def logs(
+        self,
+        ranks: int | Iterable[int] | None = None,
+        lines: int | None = None,
+        run: Run | RunInfo | int | None = None,
+        *,
+        follow: bool = False,
+    ) -> Iterator[LogRecord]:
+        """Yield what the ranks wrote, from their files: all of it, run after run.
+
+        Args:
+            ranks: only these.
+            lines: only the newest lines of each.
+            run: only that run (or its number).
+            follow: go on with what they write, as it comes: until Ctrl-C, or until `run` has finished.
+
+        Raises:
+            RunNotFound: there was no run of that number.
+        """
+        batches = self.log_batches(ranks, lines, run, follow=follow)
+        return itertools.chain.from_iterable(batches)
+
+    def log_batches(
+        self,
+        ranks: int | Iterable[int] | None = None,
+        lines: int | None = None,
+        run: Run | RunInfo | int | None = None,
+        *,
+        follow: bool = False,
+    ) -> Iterator[Iterable[LogRecord]]:
+        """As `logs`, but yield together what can be folded together: everything, or what came at a time."""
+        chosen = self.ranks if ranks is None else self.select(ranks).ranks
+        number = run if isinstance(run, int) else run.number if run is not None else 0
+        request = pb.ReadLogsRequest(mesh_id=self.id, number=number, last_lines=lines or 0, follow=follow)
+        requests = []
+        for on_node in self.core.by_node(chosen).values():
+            of_node = pb.ReadLogsRequest(ranks=on_node)
+            of_node.MergeFrom(request)
+            requests.append((self.core.connection_of(on_node[0]), of_node))
+        batches = follow_logs(requests) if follow else iter([read_logs(requests)])
+        return self._checked(batches, run) if isinstance(run, int) else batches
+
+    def _checked(self, batches: Iterator[Iterable[LogRecord]], number: int) -> Iterator[Iterable[LogRecord]]:
+        """Yield a run's records, or raise RunNotFound if there was no such run."""
+        any_came = False
+        for batch in batches:
+            records = iter(batch)
+            for first in records:
+                any_came = True
+                yield itertools.chain([first], records)
+        if not any_came and number > max(mesh.last_number for _, mesh in call(self.core.status())):
+            newest = max((record.run for record in self.logs(lines=1)), default=0)
+            there = f"the newest that printed is run {newest}" if newest else "nothing was printed yet"
+            raise RunNotFound(f"there is no run {number}; {there}")
+
+
+def _ended(run: Run, is_done: bool, timeout_s: float | None) -> Run:
+    if not is_done:
+        raise run.timed_out(timeout_s or 0)
+    run.collected()
+    run.raise_failures()
+    return run
+
+
+def _title(code: str) -> str:
+    lines = [line.strip() for line in code.splitlines() if line.strip() and not line.strip().startswith("#")]
+    first = lines[0] if lines else ""
+    return first if len(first) <= TITLE_CHARACTERS else first[: TITLE_CHARACTERS - 1] + "…"

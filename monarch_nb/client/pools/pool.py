@@ -1,0 +1,515 @@
+"""A pool as a client sees it: the allocators that answer, what they hold, how a reservation is taken and given back.
+
+Everything here runs on the background loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import getpass
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from monarch_nb import config
+from monarch_nb.allocator.state.limits import expired
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection, answers
+from monarch_nb.client.files.evidence import check_shared, nodes_seeing
+from monarch_nb.client.files.project import holds_home
+from monarch_nb.errors import (
+    CapacityError,
+    MonarchNbError,
+    NodeUnreachable,
+    PoolError,
+    ReservationNotFound,
+    VersionMismatch,
+)
+from monarch_nb.ground.rank_sets import counted
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import files_pb2
+from monarch_nb.provision import Node, provisioner
+from monarch_nb.sizes import size
+
+STATUS_TIMEOUT_S = 15.0
+FLUSH_AT_EXIT_S = 10.0
+"""How long a process that ends waits for nodes to take in its last runs; Ctrl-C ends that sooner."""
+Progress = Callable[[str], None]
+
+
+def current_owner() -> str:
+    """Return who we are to the allocators."""
+    return getpass.getuser()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is asked for: nodes, and CPU ranks (`procs`) or GPUs per node."""
+
+    nodes: int
+    procs: int
+    gpus: int
+
+    @property
+    def per_node(self) -> int:
+        return self.gpus or self.procs
+
+    @property
+    def kind(self) -> str:
+        return "gpu" if self.gpus else "proc"
+
+    def __str__(self) -> str:
+        return f"{counted(self.nodes, 'node')} × {counted(self.per_node, self.kind)}"
+
+
+@dataclass(frozen=True)
+class SpawnOptions:
+    """How ranks are started.
+
+    Attributes:
+        directory: where, on this computer.
+        root: of the project whose files ranks work with; "" for none.
+        reload: modules that changed, before each run.
+    """
+
+    directory: str
+    root: str = ""
+    reload: bool = True
+    python: str = ""
+    preload: tuple[str, ...] = config.DEFAULT_PRELOAD
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def below_root(self) -> str:
+        """Where ranks start in a copy of the project."""
+        return os.path.relpath(self.directory, self.root) if self.root else "."
+
+    @property
+    def shared(self) -> str:
+        """The storage that all nodes are to see, or an empty text."""
+        return self.environment.get(config.SHARED_VARIABLE, "")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Whose a reservation is to be, and how long: seconds, 0 for no limit."""
+
+    notebook: str = ""
+    time_s: float = 0.0
+    idle_s: float = 0.0
+
+
+@dataclass
+class HeldReservation:
+    """A reservation put together from its nodes' answers.
+
+    Attributes:
+        nodes: (connection, what it said) by node rank; nodes that do not answer are missing.
+    """
+
+    reservation_id: str
+    nodes: dict[int, tuple[Connection, pb.ReservationStatus]]
+
+    @property
+    def facts(self) -> pb.ReservationStatus:
+        return next(iter(self.nodes.values()))[1]
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.facts.nodes, self.facts.procs, self.facts.gpus)
+
+    @property
+    def complete(self) -> bool:
+        """Every node answers and has spawned its part of the main mesh."""
+        return not self.missing and all(status.meshes for _, status in self.nodes.values())
+
+    @property
+    def missing(self) -> int:
+        """How many of its nodes do not answer."""
+        return self.facts.nodes - len(self.nodes)
+
+
+@dataclass(frozen=True)
+class KeptFiles:
+    """What ranks wrote into a node's copy of the notebook's files, which was removed; as text a line that says it.
+
+    Attributes:
+        directory: where it is now, on the node.
+    """
+
+    node: str
+    directory: str
+    files: int
+    size_bytes: int
+
+    def __str__(self) -> str:
+        count = f"{self.files:,} file{'' if self.files == 1 else 's'}"
+        return f"kept {count}, {size(self.size_bytes)}, that ranks wrote on {self.node}: {self.directory}"
+
+
+@dataclass
+class Released:
+    """What became of a release: why nodes did not answer, and what ranks wrote."""
+
+    failed: list[MonarchNbError] = field(default_factory=list)
+    kept: list[KeptFiles] = field(default_factory=list)
+
+
+class Pool:
+    """The allocators of one pool."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.connections: dict[str, Connection] = {}
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a node lives."""
+        return bool(self._living_nodes())
+
+    def revive(self, say: Progress) -> None:
+        """Start the allocators again that died; they adopt their ranks.
+
+        Raises:
+            PoolError: one did not start.
+        """
+        if not all(node.alive for node in provisioner().nodes(pool=self.name)):
+            provisioner().up(pool=self.name, progress=say)
+
+    def _living_nodes(self) -> list[Node]:
+        return [node for node in provisioner().nodes(pool=self.name) if node.alive]
+
+    def discover(self) -> list[Connection]:
+        """Return the connections to the nodes that live."""
+        return [self.connection_to(node) for node in self._living_nodes()]
+
+    def connection_to(self, node: Node) -> Connection:
+        """Return the one connection to a node."""
+        connection = self.connections.get(node.node_id)
+        if connection is None or connection.address != node.address:
+            connection = self.connections[node.node_id] = Connection(node.node_id, node.address)
+        return connection
+
+    async def ask(self, *, memory: bool = False, readings: bool = False) -> list[tuple[Connection, pb.StatusReply]]:
+        """Return what every living node says.
+
+        Args:
+            memory: of every rank, which takes some milliseconds each.
+            readings: how busy nodes, GPUs and ranks are, where these are, and their memory (estimated).
+
+        Raises:
+            PoolError: the pool has no living node.
+        """
+        connections = self.discover()
+        if not connections:
+            raise PoolError(f"no pool {self.name!r} is up: monarch-nb up starts one, and so does %mesh reserve")
+        request = pb.StatusRequest(memory=memory, readings=readings)
+        calls = {connection: connection.unary("Status", request, STATUS_TIMEOUT_S) for connection in connections}
+        answered = []
+        for connection, reply in (await answers(calls)).items():
+            if isinstance(reply, NodeUnreachable):
+                continue
+            if isinstance(reply, BaseException):
+                raise reply
+            _check_protocol(connection, reply.node)
+            answered.append((connection, reply))
+        if not answered:
+            names = ", ".join(connection.name for connection in connections)
+            raise NodeUnreachable(f"no node of the pool {self.name!r} answers ({names}); monarch-nb status says more")
+        return answered
+
+    async def reservations(self, *, memory: bool = False, readings: bool = False) -> list[HeldReservation]:
+        """Return every reservation that the living nodes hold, oldest first. Arguments as of `ask`."""
+        held: dict[str, HeldReservation] = {}
+        for connection, reply in await self.ask(memory=memory, readings=readings):
+            for status in reply.reservations:
+                one = held.setdefault(status.reservation_id, HeldReservation(status.reservation_id, {}))
+                one.nodes[status.node_rank] = (connection, status)
+        return sorted(held.values(), key=lambda one: one.facts.created_at)
+
+    async def find(self, name: str, owner: str) -> HeldReservation | None:
+        """Return the owner's reservation of that name."""
+        for held in await self.reservations():
+            if (held.facts.name, held.facts.owner) == (name, owner):
+                return held
+        return None
+
+    async def held(self, reservation_id: str, name: str, *, memory: bool = False) -> HeldReservation:
+        """Return what the living nodes hold of a reservation. `memory` as of `ask`.
+
+        Raises:
+            ReservationNotFound: it was released; the message says what is held, or why it ended.
+        """
+        held = await self.reservations(memory=memory)
+        for one in held:
+            if one.reservation_id == reservation_id:
+                return one
+        raise not_found(name, held, [one for one in await self.ended() if one.reservation_id == reservation_id])
+
+    async def ended(self) -> list[pb.Ended]:
+        """Return the owner's reservations that ended by themselves, as far as they are remembered, oldest first."""
+        replies = [reply for _, reply in await self.ask()]
+        ended = {one.reservation_id: one for reply in replies for one in reply.ended if one.owner == current_owner()}
+        return sorted(ended.values(), key=lambda one: one.ended_at)
+
+    async def reserve(
+        self, name: str, shape: Shape, options: SpawnOptions, terms: Terms, say: Progress
+    ) -> HeldReservation:
+        """Lease slots on enough nodes and spawn the main mesh.
+
+        Interrupted or failed, it gives everything back.
+
+        Raises:
+            CapacityError: not enough is free; the message says what is and who holds the rest.
+            SharedStorageError: a node does not see the shared storage.
+            SpawnError: ranks could not be started.
+        """
+        answers = await self.ask()
+        chosen = choose_nodes(shape, [reply.node for _, reply in answers])
+        connections = [answers[index][0] for index in chosen]
+        if options.shared:
+            await check_shared(connections, options.shared)
+        reservation_id = uuid.uuid4().hex
+        requests = [
+            pb.ReserveRequest(
+                reservation_id=reservation_id,
+                name=name,
+                owner=current_owner(),
+                procs=shape.procs,
+                gpus=shape.gpus,
+                node_rank=node_rank,
+                nodes=shape.nodes,
+                notebook=terms.notebook,
+                created_at=time.time(),
+                time_s=terms.time_s,
+                idle_s=terms.idle_s,
+            )
+            for node_rank in range(shape.nodes)
+        ]
+        try:
+            say(f"leasing {shape}")
+            await _all(c.unary("Reserve", r) for c, r in zip(connections, requests, strict=True))
+            seen = await nodes_seeing(connections, options.directory)
+            if not all(seen) and options.root and holds_home(Path(options.root)):
+                options = replace(options, root="")  # never copied whole
+            say(f"starting {shape.nodes * shape.per_node} ranks")
+            await spawn_mesh(connections, reservation_id, "main", shape, options, seen)
+            nodes = [files_pb2.Peer(node_id=each.name, address=each.address) for each in connections]
+            confirm = pb.ConfirmRequest(reservation_id=reservation_id, nodes=nodes)
+            await _all(connection.unary("Confirm", confirm) for connection in connections)
+            return await self.held(reservation_id, name)
+        except BaseException:
+            await asyncio.shield(release(connections, reservation_id))
+            raise
+
+    async def shutdown(self, *, force: bool) -> None:
+        """End every node."""
+        request = pb.ShutdownRequest(force=force)
+        await _all(connection.unary("Shutdown", request) for connection in self.discover())
+
+
+def _check_protocol(connection: Connection, node: pb.DescribeReply) -> None:
+    if node.protocol != config.PROTOCOL:
+        raise VersionMismatch(
+            f"{connection.name} runs monarch_nb {node.version} (protocol {node.protocol}), this is {config.VERSION} "
+            f"(protocol {config.PROTOCOL}): install the same version on both and restart the older one",
+            client=config.VERSION,
+            node=node.version,
+        )
+
+
+def choose_nodes(shape: Shape, nodes: list[pb.DescribeReply]) -> list[int]:
+    """Return the indices of the nodes to use: the first that have enough free.
+
+    Raises:
+        CapacityError: there are too few; the message says what is free and who holds the rest.
+    """
+    free = [node.gpus_free if shape.gpus else node.procs_free for node in nodes]
+    total = [len(node.gpus) if shape.gpus else node.procs for node in nodes]
+    if shape.gpus and not any(total):
+        raise CapacityError(
+            f"{counted(shape.gpus, 'GPU')} per node asked for, but no node of this pool has a GPU; "
+            "--procs N asks for CPU ranks"
+        )
+    fitting = [index for index, count in enumerate(free) if count >= shape.per_node]
+    if len(fitting) >= shape.nodes:
+        return fitting[: shape.nodes]
+    fit = f"only {len(fitting)} of {counted(len(nodes), 'node')} can take {counted(shape.per_node, shape.kind)}"
+    lines = [f"{shape} asked for, but {fit}:"]
+    for node, count, most in zip(nodes, free, total, strict=True):
+        held = "".join(f"; {_holds(holder)}" for holder in node.holders)
+        lost = "".join(f"; {gpu.trouble}" for gpu in node.gpus if gpu.trouble and shape.gpus)
+        lines.append(f"  {node.node_id}: {count} of {counted(most, shape.kind)} free{held}{lost}")
+    usable = [len([gpu for gpu in node.gpus if not gpu.trouble]) if shape.gpus else node.procs for node in nodes]
+    able = len([count for count in usable if count >= shape.per_node])
+    lines.append(_what_helps(shape, able, len(nodes), missing=shape.nodes - len(fitting)))
+    raise CapacityError("\n".join(lines))
+
+
+def _what_helps(shape: Shape, able: int, nodes: int, missing: int) -> str:
+    """Return what to do when nodes are missing. Of all nodes some were able to take their part if nobody held them.
+
+    All nodes of a local pool have the same slots, and its first one has all GPUs.
+    """
+    if able >= shape.nodes:
+        return "release what you no longer need (%mesh release NAME), or ask for less"
+    if shape.gpus:
+        have = "node of this pool has" if able == 1 else "nodes of this pool have"
+        return f"ask for less: {able} {have} {counted(shape.per_node, 'GPU')} that can be used"
+    if able:
+        return f"monarch-nb up --nodes {nodes + missing} adds nodes to a local pool"
+    return "release all that is held (%mesh release NAME): a local pool that holds nothing takes the shape asked for"
+
+
+def _holds(holder: pb.Holder) -> str:
+    slots = counted(holder.gpus or holder.procs, "gpu" if holder.gpus else "proc")
+    return f"{holder.reservation} ({holder.owner}) holds {slots}"
+
+
+async def spawn_mesh(
+    connections: list[Connection],
+    reservation_id: str,
+    name: str,
+    shape: Shape,
+    options: SpawnOptions,
+    seen: Sequence[bool],
+) -> str:
+    """Host a mesh's store on the first node and fork its ranks on all; return the mesh's id.
+
+    Args:
+        seen: which nodes see the directory in which ranks are to start; on others they start in a copy of it.
+    """
+    mesh_id = uuid.uuid4().hex
+    store_request = pb.HostStoreRequest(
+        reservation_id=reservation_id, mesh_id=mesh_id, python=options.python, preload=options.preload
+    )
+    store: pb.HostStoreReply = await connections[0].unary("HostStore", store_request, SPAWN_TIMEOUT_S)
+    requests = [
+        pb.SpawnRequest(
+            reservation_id=reservation_id,
+            mesh_id=mesh_id,
+            name=name,
+            first_rank=node_rank * shape.per_node,
+            ranks=shape.per_node,
+            world_size=shape.nodes * shape.per_node,
+            node_rank=node_rank,
+            master_host=store.host,
+            master_port=store.port,
+            directory=options.directory if sees else options.below_root,
+            in_workspace=not sees,
+            root=options.root,
+            reload=options.reload,
+            python=options.python,
+            preload=options.preload,
+            environment=options.environment,
+            extent=[pb.Axis(name="hosts", size=shape.nodes), pb.Axis(name=f"{shape.kind}s", size=shape.per_node)],
+        )
+        for node_rank, sees in zip(range(shape.nodes), seen, strict=True)
+    ]
+    await _all(c.unary("Spawn", r, SPAWN_TIMEOUT_S) for c, r in zip(connections, requests, strict=True))
+    return mesh_id
+
+
+async def release(connections: Iterable[Connection], reservation_id: str) -> Released:
+    """Give a reservation back on every node that answers."""
+    request = pb.ReleaseRequest(reservation_id=reservation_id)
+    nodes = list(connections)
+    released = Released()
+    replies = await asyncio.gather(*(node.unary("Release", request) for node in nodes), return_exceptions=True)
+    for node, reply in zip(nodes, replies, strict=True):
+        if isinstance(reply, MonarchNbError):
+            released.failed.append(reply)
+        elif isinstance(reply, BaseException):
+            raise reply
+        elif reply.HasField("kept"):
+            kept = reply.kept
+            released.kept.append(KeptFiles(node.name, kept.directory, kept.files, kept.size_bytes))
+    return released
+
+
+async def _all(calls: Iterable[object]) -> None:
+    """Wait for every call, also when one fails; then raise the first failure."""
+    tasks = [asyncio.ensure_future(call) for call in calls]  # type: ignore[call-overload]
+    try:
+        await asyncio.wait(tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    for task in tasks:
+        task.result()
+
+
+_pools: dict[str, Pool] = {}
+
+
+def _flush_at_exit() -> None:
+    connections = [connection for pool in _pools.values() for connection in pool.connections.values()]
+    try:
+        call(_flush(connections), FLUSH_AT_EXIT_S)
+    except (TimeoutError, KeyboardInterrupt):
+        if late := ", ".join(connection.name for connection in connections if connection.is_submitting):
+            sys.stderr.write(f"monarch_nb: the last runs may be lost on {late}: no answer before the end\n")
+
+
+async def _flush(connections: Iterable[Connection]) -> None:
+    await asyncio.gather(*(connection.flush() for connection in connections))
+
+
+def pool_named(name: str | None) -> Pool:
+    """Return this process's one Pool object of that name."""
+    chosen = name or config.DEFAULT_POOL
+    if not _pools:
+        atexit.register(_flush_at_exit)
+    return _pools.setdefault(chosen, Pool(chosen))
+
+
+def not_found(name: str | None, held: Sequence[HeldReservation], ended: Sequence[pb.Ended] = ()) -> ReservationNotFound:
+    """Return the error that lists what there is, and says why that of this name is gone."""
+    if gone := [one for one in ended if one.name == name]:
+        return expired(gone[-1])
+    mine = [f"{one.facts.name} ({one.shape})" for one in held if one.facts.owner == current_owner()]
+    what = f"no reservation {name!r}" if name else "nothing to attach to"
+    there = f"you hold {', '.join(mine)}" if mine else "you hold none: %mesh reserve NAME --nodes 1 --procs 4"
+    return ReservationNotFound(f"{what}; {there}")
+
+
+def not_whole(held: HeldReservation) -> MonarchNbError:
+    """Return the error that says why a reservation can not be used."""
+    name, facts = held.facts.name, held.facts
+    if held.missing:
+        return NodeUnreachable(f"{name!r} is held, but {held.missing} of its {facts.nodes} nodes do not answer")
+    return ReservationNotFound(
+        f"{name!r} is not ready: another process is just reserving it, or died half-way (then it is given back within "
+        f"{config.PROVISIONAL_LEASE_S:g} s)"
+    )
+
+
+def environment_option(chosen: Mapping[str, str | None] | None) -> dict[str, str]:
+    """Return what `--env NAME[=VALUE]` adds: a name without a value takes the client's."""
+    environment = {}
+    for name, value in (chosen or {}).items():
+        text = os.environ.get(name) if value is None else value
+        if text is not None:
+            environment[name] = text
+    return environment
+
+
+def shared_option(directory: str | os.PathLike[str] | None) -> dict[str, str]:
+    """Return what `--shared DIR` adds to the ranks' environment; a relative one is this process's."""
+    return {} if directory is None else {config.SHARED_VARIABLE: str(Path(directory).expanduser().absolute())}
+
+
+def working_directory(directory: str | os.PathLike[str] | None, notebook: str | None) -> str:
+    """Return where ranks start: as asked, else the notebook's directory, else the current one."""
+    if directory is not None:
+        return str(Path(directory).expanduser().absolute())
+    with contextlib.suppress(OSError):
+        if notebook and Path(notebook).is_file():
+            return str(Path(notebook).absolute().parent)
+    return os.getcwd()

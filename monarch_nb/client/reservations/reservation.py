@@ -1,0 +1,497 @@
+"""Reservations: taken once, found again by any later process, released by name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from monarch_nb import config
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.files.fetch import FetchReport, FileInfo, fetch_matching, file_info, list_files
+from monarch_nb.client.files.fetch import Progress as FetchProgress
+from monarch_nb.client.files.project import find_root, read_settings
+from monarch_nb.client.files.sync import Progress as SyncProgress
+from monarch_nb.client.files.sync import SyncedFiles
+from monarch_nb.client.files.sync_report import SyncReport
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.meshes.presenting import panel_of
+from monarch_nb.client.pools import pool as pools
+from monarch_nb.client.pools.conflicts import Asked, check_same, shared_storage
+from monarch_nb.client.pools.infos import (
+    EndedReservation,
+    ReservationInfo,
+    ended_reservation,
+    rank_infos,
+    reservation_info,
+)
+from monarch_nb.client.pools.pool import (
+    HeldReservation,
+    KeptFiles,
+    Pool,
+    Progress,
+    Shape,
+    SpawnOptions,
+    Terms,
+    current_owner,
+    pool_named,
+)
+from monarch_nb.client.reservations.attachment import Attachment, TimeListener
+from monarch_nb.errors import CapacityError, NodeUnreachable, UsageError
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.provision import provisioner
+from monarch_nb.shape import Extent
+from monarch_nb.times import Duration, seconds_of
+
+if TYPE_CHECKING:
+    from monarch_nb.client.doctor.diagnosis import Diagnosis
+    from monarch_nb.client.doctor.environments import PipReport
+
+DEFAULT_NAME = "main"
+T = TypeVar("T")
+
+
+class Reservation:
+    """What a user holds: nodes, slots on each, and a main mesh of ranks that live until `release()`.
+
+    Attributes:
+        pool: name of the pool that it is in.
+        shared: the storage that all its nodes see, `$MONARCH_NB_SHARED` in the ranks; empty when none was named.
+        spec: what its ranks were started with, as the first node that answers has it.
+
+    Example:
+        >>> dev = monarch_nb.reserve("dev", nodes=2, procs=4)  # doctest: +SKIP
+        >>> dev.mesh.run("rank * 2").values  # doctest: +SKIP
+        [0, 2, 4, 6, 8, 10, 12, 14]
+    """
+
+    def __init__(self, pool: Pool, held: HeldReservation) -> None:
+        facts = held.facts
+        self._pool, self.pool = pool, pool.name
+        self.id, self.name, self.owner, self.notebook = facts.reservation_id, facts.name, facts.owner, facts.notebook
+        self.nodes, self.procs, self.gpus = facts.nodes, facts.procs, facts.gpus
+        self._connections = {rank: connection for rank, (connection, _) in held.nodes.items()}
+        status = next(mesh for mesh in facts.meshes if mesh.name == "main")
+        self.shared = shared_storage(held)
+        extent = Extent({axis.name: axis.size for axis in status.spec.extent})
+        self.spec = status.spec
+        dead = {
+            info.rank: info.death
+            for info in rank_infos(held, status.mesh_id)
+            if info.state == "dead" and info.death is not None
+        }
+        self.mesh = Mesh(status.mesh_id, "main", extent, self, self._connections, dead)
+        self.files = _synced_files(held)
+        record = self.files.record
+        self._attachment = Attachment(self._connections[0], self.id, self.name, self.mesh.core, record)
+        self._detach = weakref.finalize(self, self._attachment.close)
+        self._detach.atexit = False  # the session ends with the process
+
+    def __repr__(self) -> str:
+        return f"<Reservation {self.name}: {Shape(self.nodes, self.procs, self.gpus)}>"
+
+    def status(self, *, memory: bool = True) -> ReservationInfo:
+        """Return what its nodes say now.
+
+        Args:
+            memory: measure that of every rank too, which takes some milliseconds each.
+
+        Raises:
+            ReservationNotFound: it was released.
+        """
+        held = call(self._pool.held(self.id, self.name, memory=memory))
+        return reservation_info(held)
+
+    def extend(self, time: Duration, /) -> float:
+        """Add to its time limit, as if it had been reserved for longer; return how many seconds are left now.
+
+        Args:
+            time: "2h", "1h30m", a timedelta or seconds.
+
+        Raises:
+            UsageError: it has no time limit.
+            NodeUnreachable: a node does not answer: nothing is changed, for all must agree.
+            ReservationNotFound: it was released.
+        """
+        return call(_extend(self._pool, self.id, self.name, seconds_of(time, "time")))
+
+    def add_time_listener(self, listener: TimeListener) -> None:
+        """Call `listener` on a background thread with one line when the time is nearly up and when it was; with an
+        empty text when the line before does not hold any more (somebody extended the time)."""
+        self._attachment.add_listener(listener)
+
+    def panel(self) -> Any:
+        """Return its live panel, for the output of a notebook's cell: ranks, what they run, logs, restart, release.
+
+        Raises:
+            UsageError: this is no notebook, or one without the extension.
+        """
+        return panel_of(self)
+
+    def detach(self) -> None:
+        """Use it no longer from this process, as far as its idle limit is concerned; it is held on."""
+        self._detach()
+
+    def sync(self, *, overwrite: bool = False, progress: SyncProgress | None = None) -> SyncReport:
+        """Bring files that changed to the nodes that have copies of them; `Mesh.run` does so by itself.
+
+        Args:
+            overwrite: also files that ranks wrote or changed.
+            progress: told what is done, how many bytes of it, and of how many.
+
+        Raises:
+            FilesError: a node could not take them; it has what it had.
+        """
+        return self.files.sync(overwrite=overwrite, progress=progress or _nothing)
+
+    def list_files(self, path: str = ".", *, rank: int = 0) -> list[FileInfo]:
+        """Return what lies at `path` on a rank's node; relative paths start in the rank's directory.
+
+        Raises:
+            FilesError: there is nothing, or it can not be read.
+        """
+        connection = self.mesh.core.connection_of(rank)
+        return [file_info(entry) for entry in call(list_files(connection, self.id, rank, path)).entries]
+
+    def fetch(
+        self,
+        path: str,
+        *,
+        rank: int = 0,
+        to: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        progress: FetchProgress | None = None,
+    ) -> FetchReport:
+        """Bring a file or directory from a rank's node to this computer.
+
+        Args:
+            path: on the node; relative ones start in the rank's directory. Or a pattern, as "checkpoints/*.pt": all
+                that match, with `to` into that directory.
+            to: where it is to be here; by default a relative path is the same here, below the current directory, and
+                an absolute one gets its last name there. With a slash at its end, or for a file the name of a
+                directory that exists: into that directory.
+            overwrite: also files that exist here and differ.
+            progress: called while content arrives.
+
+        Raises:
+            FilesError: it does not exist, or would replace something else.
+
+        Example:
+            >>> dev.fetch("checkpoints/last.pt", rank=4).path  # doctest: +SKIP
+            PosixPath('/home/me/project/checkpoints/last.pt')
+        """
+        connection = self.mesh.core.connection_of(rank)
+        here = None if to is None else os.path.expanduser(to)
+        say = progress or _nothing
+        return call(fetch_matching(connection, self.id, rank, path, to=here, overwrite=overwrite, progress=say))
+
+    def doctor(self) -> Diagnosis:
+        """Compare this process with every node: Python, torch, CUDA, the packages that are imported here, clocks,
+        disks, limits and shared storage. `print` it, or read its `differences`."""
+        from monarch_nb.client.doctor.doctor import examine
+
+        copied = {connection.name for connection in self.files.connections.values()}
+        return examine(
+            f"{self.name}: {Shape(self.nodes, self.procs, self.gpus)}",
+            [self._connections[rank] for rank in sorted(self._connections)],
+            python=self.spec.python,
+            shared=self.shared,
+            directory=self.files.root or ("" if copied else self.spec.directory),
+            copied=copied,
+        )
+
+    def pip(self, *arguments: str, run: Callable[[Mesh, str], object] | None = None) -> PipReport:
+        """Run pip in the environment of all nodes: once in each that differs from the others', on one rank of it.
+
+        Modules that ranks have imported already stay as they are until these are restarted.
+
+        Args:
+            arguments: pip's, as in `pip("install", "einops")`.
+            run: runs code on a mesh to the end; by default `Mesh.run`.
+
+        Raises:
+            RunFailed: it failed somewhere; the output of the run says why.
+            RankDead: no rank of some node lives.
+        """
+        from monarch_nb.client.doctor.environments import pip
+
+        return pip(self.mesh, self._connections, self.spec.python, arguments, run or Mesh.run)
+
+    def release(self) -> list[KeptFiles]:
+        """End its ranks and give its slots back; return what these wrote into copies of files, and where it is kept.
+
+        Nothing is asked; releasing twice is fine.
+
+        Raises:
+            NodeUnreachable: a node did not answer: its ranks go on. The others' have ended.
+        """
+        released = call(pools.release(self._connections.values(), self.id))
+        self.files.close()
+        exist = {node.node_id for node in provisioner().nodes(pool=self._pool.name)}
+        for error in released.failed:
+            if not isinstance(error, NodeUnreachable) or error.node in exist:
+                raise error
+        return released.kept
+
+
+def _synced_files(held: HeldReservation) -> SyncedFiles:
+    meshes = {
+        node: (connection, mesh.spec)
+        for node, (connection, status) in held.nodes.items()
+        for mesh in status.meshes
+        if mesh.name == "main"
+    }
+    _, spec = next(iter(meshes.values()))
+    copies = {node: connection for node, (connection, one) in meshes.items() if one.in_workspace}
+    seeing = {node: connection for node, (connection, _) in meshes.items() if node not in copies}
+    said = held.nodes[0][1].files
+    return SyncedFiles.get(held.reservation_id, copies, seeing, root=spec.root, reload=spec.reload, said=said)
+
+
+async def _extend(pool: Pool, reservation_id: str, name: str, by_s: float) -> float:
+    held = await pool.held(reservation_id, name)
+    statuses = [status for _, status in held.nodes.values()]
+    limit_s = max(status.time_s for status in statuses)
+    if not limit_s:
+        raise UsageError(f"{name} has no time limit: it is held until it is released")
+    if held.missing:
+        raise pools.not_whole(held)
+    request = pb.ExtendRequest(reservation_id=reservation_id, time_s=limit_s + by_s)
+    await asyncio.gather(*(connection.unary("Extend", request) for connection, _ in held.nodes.values()))
+    return min(status.time_left_s + limit_s - status.time_s for status in statuses) + by_s
+
+
+def reserve(
+    name: str | None = None,
+    /,
+    *,
+    nodes: int = 1,
+    procs: int | None = None,
+    gpus: int | None = None,
+    pool: str | None = None,
+    python: str | None = None,
+    env: Mapping[str, str | None] | None = None,
+    preload: Sequence[str] | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    files: str | os.PathLike[str] | bool = True,
+    reload: bool | None = None,
+    shared: str | os.PathLike[str] | None = None,
+    time: Duration | None = None,
+    idle: Duration | None = None,
+    replace: bool = False,
+    notebook: str | None = None,
+    progress: Progress | None = None,
+) -> Reservation:
+    """Reserve nodes and start a rank in every slot; the same call again returns the same live reservation.
+
+    Starts a local pool when none is up. One that started by itself gets the nodes that are missing; one that holds
+    nothing takes the shape that is asked for.
+
+    Args:
+        name: how it is found again.
+        nodes: number of nodes.
+        procs: CPU ranks per node. gpus: GPUs per node, one rank each. Exactly one of them.
+        pool: name of the pool.
+        python: the ranks' python; by default this one.
+        env: variables to add to the ranks' environment; None takes this process's value.
+        preload: modules that ranks have imported already; by default torch.
+        directory: where ranks start; by default the notebook's directory, else the current one.
+        files: the directory whose files ranks work with, and where they start when the notebook is not in it; True for
+            the project that `directory` is in, False for none. A home directory is never copied: nodes that do not
+            see it have no files then.
+        reload: whether ranks reload modules that changed before each run; by default as the project says, else True.
+            Of a reservation that is held already it changes that, for all its kernels.
+        shared: storage that all nodes see, for data sets and checkpoints: `$MONARCH_NB_SHARED` in the ranks.
+        time: how long it is held ("8h", a timedelta, seconds): then it is released, also while a cell runs, as Slurm
+            does. By default until it is released. A reservation that is held already keeps its limits.
+        idle: how long it is held while no cell runs and no client is attached.
+        replace: release a reservation of the same name first.
+        notebook: path of the notebook that holds it, which finds it again.
+        progress: told what is being done.
+
+    Raises:
+        UsageError: arguments that make no sense.
+        CapacityError: the pool has not that much, or not that much free.
+        ReservationConflict: the name is held with another shape, or with another `python`, `env`, `preload`,
+            `directory`, `files` or `shared` than asked for; what is not said is as it is held.
+        SharedStorageError: a node does not see `shared`; nothing is reserved.
+        SpawnError: ranks could not be started (a broken preload: PreloadError).
+        NodeUnreachable: it is held, and a node of it does not answer.
+    """
+    name = checked_name(name or DEFAULT_NAME)
+    shape = _checked_shape(nodes, procs, gpus)
+    terms = Terms(notebook or "", _limit(time, "time"), _limit(idle, "idle"))
+    say = progress or _silent
+    chosen = pool_named(pool)
+    start = pools.working_directory(directory, notebook)
+    root, reloads = _project(start, files, reload)
+    if root and not Path(start).is_relative_to(root):
+        if directory is not None:
+            raise UsageError(f"ranks are to start in {start}, which is not below {root}")
+        start = root
+    options = SpawnOptions(
+        directory=start,
+        root=root,
+        reload=reloads,
+        python=python or sys.executable,
+        preload=config.DEFAULT_PRELOAD if preload is None else tuple(preload),
+        environment=pools.environment_option(env) | pools.shared_option(shared),
+    )
+    asked = Asked(
+        shape,
+        python=python,
+        environment=env,
+        preload=preload,
+        directory=None if directory is None else start,
+        files=None if files is True else root,
+        shared=options.shared if shared is not None else None,
+    )
+    chosen.revive(say)
+    held, is_new = _with_room(
+        chosen,
+        shape,
+        say,
+        lambda: call(_reserve(chosen, name, asked, options, terms, replace, say), undo=_give_back),
+    )
+    try:
+        reservation = Reservation(chosen, held)
+        if reload is not None:
+            reservation.files.record.set_reload(reload)
+    except BaseException:
+        call(_give_back((held, is_new)))
+        raise
+    return reservation
+
+
+def _project(start: str, files: str | os.PathLike[str] | bool, reload: bool | None) -> tuple[str, bool]:
+    """Return the directory whose files ranks work with ("" for none), and whether they reload what changed."""
+    if not os.path.isdir(start):
+        raise UsageError(f"there is no directory {start} for ranks to start in")
+    settings = read_settings(find_root(Path(start)) if isinstance(files, bool) else Path(files).expanduser().absolute())
+    if not settings.root.is_dir():
+        raise UsageError(f"--files {settings.root}: there is no such directory")
+    return str(settings.root) if files is not False else "", settings.reload if reload is None else reload
+
+
+async def _reserve(
+    pool: Pool,
+    name: str,
+    asked: Asked,
+    options: SpawnOptions,
+    terms: Terms,
+    replace: bool,
+    say: Progress,
+) -> tuple[HeldReservation, bool]:
+    """Return the reservation of that name, and whether it is a new one."""
+    held = await pool.find(name, current_owner())
+    if held is not None:
+        if not replace:
+            check_same(held, asked)
+            if held.complete:
+                return held, False
+            if held.missing:
+                raise pools.not_whole(held)
+        if held.complete or replace:
+            say(f"releasing {name}")
+        released = await pools.release([connection for connection, _ in held.nodes.values()], held.reservation_id)
+        for kept in released.kept:
+            say(str(kept))
+    return await pool.reserve(name, asked.shape, options, terms, say), True
+
+
+async def _give_back(reserved: tuple[HeldReservation, bool]) -> None:
+    """Release what was reserved for somebody who has pressed Ctrl-C."""
+    held, is_new = reserved
+    if is_new:
+        await pools.release([connection for connection, _ in held.nodes.values()], held.reservation_id)
+
+
+def _with_room(pool: Pool, shape: Shape, say: Progress, take: Callable[[], T]) -> T:
+    """Take what is free; else let the pool start, or make room, as far as that takes nothing from anybody."""
+    with provisioner().steady(pool=pool.name, progress=say), contextlib.suppress(CapacityError):
+        if pool.is_up:
+            return take()
+    with provisioner().room(shape.nodes, shape.procs, shape.gpus, pool=pool.name, progress=say):
+        return take()
+
+
+def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str | None = None) -> Reservation:
+    """Return a living reservation: by name, else the notebook's, else the only one.
+
+    Allocators of the pool that died are started again: they adopt their ranks.
+
+    Raises:
+        ReservationNotFound: there is none, or several; the message lists them.
+        NodeUnreachable: a node of it does not answer.
+        PoolError: no pool is up.
+    """
+    chosen = pool_named(pool)
+    chosen.revive(_silent)
+    held = call(chosen.reservations())
+    mine = [one for one in held if one.facts.owner == current_owner()]
+    if name:
+        matching = [one for one in mine if one.facts.name == name]
+    else:
+        matching = [one for one in mine if notebook and one.facts.notebook == notebook]
+    if not matching and not name and len(mine) == 1:
+        matching = mine
+    if not matching:
+        raise pools.not_found(name, held, call(chosen.ended()))
+    if not matching[-1].complete:
+        raise pools.not_whole(matching[-1])
+    return Reservation(chosen, matching[-1])
+
+
+def list_reservations(pool: str | None = None, *, memory: bool = False) -> list[ReservationInfo]:
+    """Return every reservation in the pool, oldest first; an empty list when no pool is up.
+
+    Args:
+        memory: measure that of every rank too, which takes some milliseconds each.
+    """
+    chosen = pool_named(pool)
+    if not chosen.is_up:
+        return []
+    return [reservation_info(held) for held in call(chosen.reservations(memory=memory))]
+
+
+def list_ended(pool: str | None = None) -> list[EndedReservation]:
+    """Return the reservations of yours that were released by themselves, as far as nodes remember, oldest first."""
+    chosen = pool_named(pool)
+    if not chosen.is_up:
+        return []
+    return [ended_reservation(one) for one in call(chosen.ended())]
+
+
+def _limit(given: Duration | None, what: str) -> float:
+    return 0.0 if given is None else seconds_of(given, what)
+
+
+def checked_name(name: str) -> str:
+    """Return the name, or raise UsageError when it is none for a reservation."""
+    if name.startswith("-"):
+        raise UsageError(f"{name!r} is no name for a reservation: what begins with a - is a flag")
+    if not name or len(name) > 64 or any(each in "/\\\0" or each.isspace() for each in name):
+        raise UsageError(f"{name!r} is no name for a reservation: at most 64 characters, no spaces or slashes")
+    return name
+
+
+def _checked_shape(nodes: int, procs: int | None, gpus: int | None) -> Shape:
+    for option, value in (("nodes", nodes), ("procs", procs), ("gpus", gpus)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise UsageError(f"{option} must be a whole number of at least 1, not {value!r}")
+    if (procs is None) == (gpus is None):
+        raise UsageError("ask for procs=N (CPU ranks) or gpus=N, per node: exactly one of them")
+    return Shape(nodes, procs or 0, gpus or 0)
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def _nothing(*_: object) -> None:
+    pass

@@ -1,0 +1,145 @@
+"""What an interrupt of a run did, and how that is told. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from monarch_nb.ground.rank_sets import name_ranks
+
+if TYPE_CHECKING:
+    from monarch_nb.proto import run_pb2
+
+MAX_NAMED = 10
+"""Of dropped runs, in the text."""
+
+
+@dataclass(frozen=True)
+class InterruptReport:
+    """What an interrupt did.
+
+    Attributes:
+        stopped: ranks that are free now.
+        free: ranks that had finished before.
+        unbegun: ranks on which it waited for its turn: it will not begin there.
+        ahead: what goes on on those, which was before it.
+        stuck: ranks that did not stop in a few seconds, and the line where each hangs.
+        unreachable: ranks that go on as they were, and the node of each, which does not answer.
+        aborted: ranks whose process group had to be aborted; the whole mesh needs `init_process_group()` again.
+        restarted: ranks that were killed, and started again unless it was a script.
+        is_script: its ranks are processes of its own.
+        runs: of a whole mesh: the runs that were interrupted, and the ranks of each that are free now.
+        dropped: of a whole mesh: the runs that waited, none of which has begun or will.
+    """
+
+    stopped: tuple[int, ...] = ()
+    free: tuple[int, ...] = ()
+    unbegun: tuple[int, ...] = ()
+    ahead: tuple[str, ...] = ()
+    stuck: dict[int, str] = field(default_factory=dict)
+    unreachable: dict[int, str] = field(default_factory=dict)
+    aborted: tuple[int, ...] = ()
+    restarted: tuple[int, ...] = ()
+    runs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    is_script: bool = False
+
+    @classmethod
+    def of(cls, reports: Mapping[str, InterruptReport], dropped: Iterable[str] = ()) -> InterruptReport:
+        """Return what the interrupts of several runs, by name, did together, besides dropping others."""
+        all_of = reports.values()
+        return cls(
+            stopped=tuple(sorted({rank for report in all_of for rank in report.stopped})),
+            free=tuple(sorted({rank for report in all_of for rank in report.free})),
+            stuck={rank: line for report in all_of for rank, line in report.stuck.items()},
+            unreachable={rank: node for report in all_of for rank, node in report.unreachable.items()},
+            aborted=tuple(sorted({rank for report in all_of for rank in report.aborted})),
+            restarted=tuple(sorted({rank for report in all_of for rank in report.restarted})),
+            runs={name: report.stopped for name, report in reports.items() if report.stopped},
+            dropped=tuple(dropped),
+            is_script=bool(reports) and all(report.is_script for report in all_of),
+        )
+
+    def then(self, later: InterruptReport) -> InterruptReport:
+        """Return what this interrupt of a run and another one after it did."""
+        return replace(
+            later,
+            stopped=tuple(sorted({*self.stopped, *later.stopped} - {*later.restarted})),
+            free=self.free,
+            unbegun=tuple(sorted({*self.unbegun, *later.unbegun})),
+            ahead=later.ahead or self.ahead,
+            aborted=tuple(sorted({*self.aborted, *later.aborted})),
+            restarted=tuple(sorted({*self.restarted, *later.restarted})),
+        )
+
+    def as_of(self, finished: Iterable[int]) -> InterruptReport:
+        """Return what it says now that these ranks have finished."""
+        left = (self.stuck.keys() | self.unreachable.keys()) - set(finished)
+        return replace(
+            self,
+            stopped=tuple(sorted({*self.stopped, *finished} - {*self.free, *self.unbegun, *self.restarted})),
+            stuck={rank: line for rank, line in self.stuck.items() if rank in left},
+            unreachable={rank: node for rank, node in self.unreachable.items() if rank in left},
+        )
+
+    def __str__(self) -> str:
+        parts = [f"interrupted {self._what()}"] if self.stopped else []
+        if self.unbegun:
+            on = f"on {name_ranks(self.unbegun)}" if self.stopped else ""
+            goes_on = f"{'; '.join(self.ahead)} {'goes' if len(self.ahead) == 1 else 'go'} on" if self.ahead else ""
+            parts += filter(None, [" ".join(filter(None, ["not begun", on])) + ": removed from the queue", goes_on])
+        if self.aborted:
+            parts.append("process group aborted: call dist.init_process_group() again and wrap DDP models again")
+        parts += unstopped_lines(self.stuck, self.unreachable, is_script=self.is_script)
+        if self.restarted and self.is_script:
+            parts.append(f"killed {name_ranks(self.restarted)}")
+        elif self.restarted:
+            parts.append(f"killed and restarted {name_ranks(self.restarted)}: their variables are lost")
+        if (self.stuck or self.unreachable) and self.free:
+            parts.append(f"{name_ranks(self.free)} had finished before")
+        if self.dropped:
+            named, more = self.dropped[:MAX_NAMED], len(self.dropped) - MAX_NAMED
+            names = "; ".join([*named, *([f"and {more} more"] if more > 0 else [])])
+            parts.append(f"dropped {len(self.dropped)} that waited: {names}")
+        return "; ".join(parts) or "nothing was running"
+
+    def _what(self) -> str:
+        """Return whose ranks were stopped: "run 12, cell [3], on ranks 0-7" where that was not known before."""
+        named = (f"{run}{',' if ',' in run else ''} on {name_ranks(ranks)}" for run, ranks in self.runs.items())
+        return " and ".join(named) or name_ranks(self.stopped)
+
+
+def unstopped_lines(stuck: Mapping[int, str], unreachable: Mapping[int, str], *, is_script: bool = False) -> list[str]:
+    """Return a sentence for each place where ranks hang, and for each node that does not answer."""
+    sentences = []
+    kill = "kill" if is_script else "kill and restart"
+    for line, ranks in _grouped(stuck):
+        does, them = ("does", "it") if len(ranks) == 1 else ("do", "them")
+        sentences.append(f"{name_ranks(ranks)} {does} not stop ({line}): interrupt again to {kill} {them}")
+    for node, ranks in _grouped(unreachable):
+        goes, it, its = ("goes", "it was", "its") if len(ranks) == 1 else ("go", "they were", "their")
+        sentences.append(
+            f"{name_ranks(ranks)} can not be reached: {node} does not answer; {goes} on as {it}: monarch-nb up starts "
+            f"the node's allocator again, and {its} output follows here (or with %mesh attach)"
+        )
+    return sentences
+
+
+def _grouped(texts: Mapping[int, str]) -> Iterable[tuple[str, list[int]]]:
+    groups: dict[str, list[int]] = {}
+    for rank, text in texts.items():
+        groups.setdefault(text, []).append(rank)
+    return groups.items()
+
+
+def place_of(where: run_pb2.Where | None) -> str:
+    """Return where a rank hangs, as far as it says so."""
+    if where is None:
+        return "it does not answer: native code holds the interpreter"
+    return f"in {where.collective} at {where.line}" if where.collective else f"at {where.line or 'an unknown line'}"
+
+
+def left_by_kernel(name: str) -> str:
+    """Return what is to be said when the kernel that waits for a run ends."""
+    return f"the kernel ends; {name} goes on: %mesh attach follows it"

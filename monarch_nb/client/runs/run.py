@@ -1,0 +1,624 @@
+"""A run: one execution of a body on some ranks of a mesh, followed from here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from monarch_nb.client.connections import events
+from monarch_nb.client.connections.bridge import Flag, call, post
+from monarch_nb.client.connections.connection import GAP_S, Connection, close_all
+from monarch_nb.client.connections.decoding import OutputDecoder, result_event
+from monarch_nb.client.meshes.presenting import name_here, served_notebook
+from monarch_nb.client.runs.interrupt_report import InterruptReport, left_by_kernel, place_of, unstopped_lines
+from monarch_nb.client.runs.lone_training import LoneTraining
+from monarch_nb.client.runs.values import RunValues
+from monarch_nb.client.runs.waits_watch import WaitsWatch
+from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, ReservationExpired, RunFailed
+from monarch_nb.ground.interrupting import at_waits, kernel_ends
+from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+
+if TYPE_CHECKING:
+    from monarch_nb.client.logs.records import LogRecord
+    from monarch_nb.client.meshes.mesh import Mesh
+
+_log = logging.getLogger(__name__)
+
+Listener = Callable[[events.Event], None]
+OnError = Literal["wait", "abort"]
+
+ALLOCATOR_DOWN = "does not answer; its ranks are as they were: monarch-nb up starts its allocator again"
+STOP_WAIT_S = 4.0
+"""How long ranks may take to stop after an interrupt before they are called stuck."""
+ABORT_AFTER_S = 0.5
+"""How long after a rank has failed the others are interrupted: those that fail likewise do so by then."""
+PROCEED_AFTER_S = 2.0
+
+
+class Run:
+    """A run that goes on, or went.
+
+    Attributes:
+        id: made by the client, so that a retry can not run twice.
+        ranks: those it runs on. title: the first line of its code.
+        number: counts the runs of a mesh; logs have it. cell_number: of the notebook's cell, or 0.
+        results: by rank, of those that have finished.
+        is_script: it has processes of its own, which end with it.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        run_id: str,
+        ranks: Iterable[int],
+        title: str,
+        *,
+        on_error: OnError = "wait",
+        cell_number: int = 0,
+        listener: Listener | None = None,
+        own_connections: bool = False,
+    ) -> None:
+        self.mesh, self.id, self.ranks, self.title = mesh, run_id, tuple(ranks), title
+        self.cell_number, self.notebook, self.is_script = cell_number, served_notebook(), False
+        self.number = 0
+        self.finished_before: frozenset[int] = frozenset()
+        """Ranks that had finished when this process began to follow it."""
+        self.results: dict[int, events.Result] = {}
+        self.submitted_at = time.time()
+        self.run_id = run_id
+        self._on_error = on_error
+        self._listeners: list[Listener] = [listener] if listener else []
+        self._values = RunValues()
+        self._lossy: dict[str, list[int]] = {}
+        self._refusal: MonarchNbError | None = None
+        self._done, self._freed = Flag(), Flag()
+        self._lone_training = LoneTraining(self)
+        self._decoder = OutputDecoder(self._lone_training.add)
+        self._submits: dict[int, pb.Submit] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._started_on_first = self._is_aborting = False
+        self._waits_watch = WaitsWatch(self.results, self._look, self.emit)
+        self._watching_waits: asyncio.Task[None] | None = None
+        self._waited = ""  # who waited for whom when it was interrupted from here
+        self._completing = self._interrupting = self._is_collected = False
+        self.is_stuck = False  # ranks did not stop after the last interrupt, although they have had the time to
+        self._stop_by_s: float | None = None  # until then ranks that were interrupted have the time to stop
+        self._replaying: set[Connection] = set()
+        self._away: set[int] = set()  # nodes that do not answer
+        self._waits_on: set[Connection] = set()  # on some ranks, for its turn
+        self._news = asyncio.Event()  # a rank has finished, or a node answers no more
+        self._own_connections: dict[int, Connection] | None = {} if own_connections else None
+
+    def __repr__(self) -> str:
+        state = "done" if self.done else f"{len(self.results)} of {len(self.ranks)} ranks finished"
+        return f"<Run {self.name if self.number else self.id[:8]} on {name_ranks(self.ranks)}: {state}>"
+
+    # ---- for callers, from any thread ----
+
+    @property
+    def name(self) -> str:
+        """What it is called: "run 46, cell [12]"; another notebook's is called "run 46, cell [12] of eval.ipynb"."""
+        return name_here(self.number, self.cell_number, self.notebook)
+
+    @property
+    def done(self) -> bool:
+        """Whether every rank has finished."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until every rank has finished; return whether they have."""
+        return self._done.wait(timeout_s)
+
+    def result(self, timeout_s: float | None = None) -> list[Any]:
+        """Wait, and return the last expression's value of every rank.
+
+        Raises:
+            TimeoutError: it goes on after `timeout_s`; it is not stopped.
+            RunFailed: it failed on some ranks; `values` has those of the others.
+            PickleError: a value could not be pickled.
+        """
+        if not self.wait(timeout_s):
+            raise self.timed_out(timeout_s or 0)
+        self.collected()
+        self.raise_failures()
+        return self.values
+
+    def timed_out(self, timeout_s: float) -> TimeoutError:
+        """Return the error that says that the run goes on, and where."""
+        return TimeoutError(
+            f"{self.name} goes on after {timeout_s:g} s on {name_ranks(self._left())}: run.result() waits for it "
+            "(mesh.running() yields the Run), mesh.interrupt() stops it; variables stay"
+        )
+
+    def raise_failures(self) -> None:
+        """Raise what the run failed with, if it did."""
+        if self._refusal is not None:
+            raise self._refusal
+        if failures := self.failures:
+            raise RunFailed(failures=failures, run=self)
+
+    @property
+    def failures(self) -> list[RankFailure]:
+        """Why it failed, by rank."""
+        return [result.failure for _, result in sorted(self.results.items()) if result.failure is not None]
+
+    @property
+    def values(self) -> list[Any]:
+        """The last expression's value by rank of `ranks`; None where there is none or the rank failed.
+
+        Raises:
+            PickleError: a value could not be pickled on its rank, or not unpickled here; `kept_values` has the others.
+        """
+        try:
+            return self._values.all(self.ranks)
+        except PickleError as error:
+            error.run = self
+            raise
+
+    @property
+    def kept_values(self) -> list[Any]:
+        """As `values`, with a PickleError in place of each value that could not be brought here."""
+        return self._values.kept(self.ranks)
+
+    def logs(self) -> Iterator[LogRecord]:
+        """Yield everything that it printed, from the ranks' files."""
+        return self.mesh.logs(run=self)
+
+    def cancel(self) -> None:
+        """Interrupt it where it runs and drop it where it has not begun; does not wait."""
+        post(self._send_interrupt)
+
+    def interrupt(self, kill_stuck: bool = False) -> InterruptReport:
+        """Free its ranks without costing their memory, and wait a few seconds until they are.
+
+        Args:
+            kill_stuck: kill and restart the ranks that still do not stop.
+        """
+        return call(self._interrupt(kill_stuck))
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait as a blocked cell does: Ctrl-C interrupts the ranks; once some are found to hang, another one kills and
+        restarts those.
+
+        Returns:
+            Whether it is done.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C, when the ranks are free; at once when Jupyter ends this kernel.
+        """
+        with at_waits():
+            try:
+                return self.wait(timeout_s)
+            except KeyboardInterrupt:
+                report = self._free()
+            if self.done:
+                self.collected()
+            raise KeyboardInterrupt(str(report))
+
+    def wait_freed(self, timeout_s: float | None = None) -> bool:
+        """Wait after an interrupt until every rank has finished, but for those whose node does not answer."""
+        return self._freed.wait(timeout_s)
+
+    def _free(self) -> InterruptReport:
+        """Interrupt the ranks until they are free, with Ctrl-C held back but where it waits. Those that have had no
+        time to stop are never killed. When the kernel ends, let go."""
+        report = InterruptReport(free=tuple(sorted(self.results.keys() | self.finished_before)))
+        while True:
+            if kernel_ends():
+                raise KeyboardInterrupt(left_by_kernel(self.name)) from None
+            with contextlib.suppress(KeyboardInterrupt):
+                report = report.then(self.interrupt(kill_stuck=self.is_stuck))
+                self.wait_freed()  # what is stuck may still stop by itself
+                return report.as_of(self.results)
+
+    def collected(self) -> None:
+        """Tell the allocators that the results are here: they need not be kept for a later kernel."""
+        post(self._tell_collected)
+
+    def _tell_collected(self) -> None:
+        self._is_collected = True
+        for node in self._by_node(self.ranks):
+            self.mesh.core.connections[node].collect(self.id)
+
+    def add_listener(self, listener: Listener) -> None:
+        """Call `listener` with the run's events, on the background thread: the first one with all of them from the
+        run's beginning, later ones with the results so far and what comes from now on.
+        """
+        post(self._add_listener, listener)
+
+    def replace_listener(self, old: Listener, new: Listener | None) -> None:
+        """Tell `new` (or nobody) what would have been told to `old` from now on, after the results so far."""
+        post(self._replace_listener, old, new)
+
+    # ---- on the background loop ----
+
+    def _replace_listener(self, old: Listener, new: Listener | None) -> None:
+        if new is not None:
+            self._add_listener(new)
+        if old in self._listeners:
+            self._listeners.remove(old)
+
+    def _add_listener(self, listener: Listener) -> None:
+        is_first = not self._listeners
+        self._listeners.append(listener)
+        for result in self.results.values():
+            _tell(listener, result)
+        if is_first:
+            self._ask_for_output()
+        if self.done and not self._replaying:
+            _tell(listener, events.Finished())
+
+    def _ask_for_output(self) -> None:
+        """Nobody listened so far: have everything sent from the beginning."""
+        for submit in self._submits.values():
+            submit.quiet = False  # also of those that wait for the run's number
+        for node in self._by_node(self.ranks):
+            if self.number or not self._submits or node == self.mesh.core.first_node:
+                connection = self._connection(node)
+                connection.replay(self, self.mesh.id)
+                if self.done:
+                    self._replaying.add(connection)
+
+    def emit(self, event: events.Event) -> None:
+        """Tell every listener."""
+        for listener in self._listeners:
+            _tell(listener, event)
+
+    def _connection(self, node: int) -> Connection:
+        if self._own_connections is None:
+            return self.mesh.core.connections[node]
+        if node not in self._own_connections:
+            shared = self.mesh.core.connections[node]
+            self._own_connections[node] = Connection(shared.name, shared.address)
+        return self._own_connections[node]
+
+    def _connections(self) -> list[Connection]:
+        return [self._connection(node) for node in self._by_node(self.ranks) if node in self.mesh.core.connections]
+
+    def _by_node(self, ranks: Iterable[int]) -> dict[int, list[int]]:
+        return self.mesh.core.by_node(ranks)
+
+    def submit(self, spec: run_pb2.RunSpec) -> None:
+        """Send it: to the first node, which gives it its number, and when it has one to the others."""
+        by_node = self._by_node(self.ranks)
+        core = self.mesh.core
+        first = core.first_node
+        for node in {first, *by_node}:
+            self._submits[node] = pb.Submit(
+                mesh_id=self.mesh.id,
+                run=spec,
+                ranks=by_node.get(node, []),
+                all_ranks=self.ranks,
+                give_number=node == first,
+                title=self.title,
+                notebook=self.notebook,
+                quiet=not self._listeners,
+            )
+        core.connections[first].submit(self, self._submits[first])
+        self._watch_waits()
+        if len(self._submits) > 1:
+            self._spawn(self._proceed_later())
+
+    def follow(self, *, from_shown: bool) -> None:
+        """Follow a run that another client submitted."""
+        self._started_on_first = True
+        self._watch_waits()
+        for connection in self._connections():
+            connection.follow(self, self.mesh.id, from_shown=from_shown)
+
+    def on_queued(self, connection: Connection, queued: pb.Queued) -> None:
+        if not self.number:
+            self.number = queued.number
+            self._submit_to_others(queued)
+        if queued.ahead:
+            self._waits_on.add(connection)
+            self.emit(events.Notice(f"waits for: {'; '.join(queued.ahead)}", key=events.QUEUE_NOTICE))
+        else:
+            self.on_started(connection)
+
+    def _submit_to_others(self, queued: pb.Queued) -> None:
+        core = self.mesh.core
+        for node, submit in self._submits.items():
+            if node != core.first_node:
+                submit.run.number = queued.number
+                submit.after = queued.previous.get(node, 0)
+                core.connections[node].submit(self, submit)
+                if self._interrupting:
+                    core.connections[node].cancel(self.id)
+
+    def on_started(self, connection: Connection) -> None:
+        if self._waits_on:
+            self._waits_on.discard(connection)
+            if not self._waits_on:
+                self.emit(events.Notice("", key=events.QUEUE_NOTICE))
+
+    async def _proceed_later(self) -> None:
+        """A run before this one may never reach a node because its client died half-way: do not wait for it."""
+        await asyncio.sleep(PROCEED_AFTER_S)
+        if self.number and not self.done:
+            for connection in self._connections():
+                connection.send(proceed=pb.Proceed(mesh_id=self.mesh.id, run_id=self.id))
+
+    def on_output(self, connection: Connection, output: pb.Output) -> None:
+        self._waits_watch.printed = True
+        for rank_output in output.ranks:
+            for item in rank_output.items:
+                for event in self._decoder.events_of(rank_output.rank, item):
+                    self.emit(event)
+
+    def on_finished(self, connection: Connection, finished: pb.Finished) -> None:
+        if self.done:
+            self._end_replay(connection)
+            if self._is_collected:  # by an allocator that was killed before it wrote that down
+                connection.collect(self.id)
+        for packed in finished.results:
+            if packed.rank not in self.results and packed.rank in self.ranks:
+                self._values.add(packed)
+                result = self.results[packed.rank] = result_event(packed, connection.name, of_script=self.is_script)
+                self.emit(result)
+                if packed.notice:
+                    self._lossy.setdefault(packed.notice, []).append(packed.rank)
+                    text = "; ".join(f"{name_ranks(ranks)}: {why}" for why, ranks in self._lossy.items())
+                    self.emit(events.Notice(text, key="loss"))
+                if packed.hint:
+                    self.emit(events.Notice(packed.hint, key="hint"))
+        self._news.set()
+        if len(self.results) == len(self.ranks):
+            self._complete()
+        elif len(self.results) == len(finished.results):
+            self._watch_waits()  # the first ones: who waits is named from now on
+        if self._on_error == "abort" and not self._is_aborting and self._failed_ranks():
+            self._is_aborting = True
+            self._spawn(self._abort_others())
+        self._check_stuck()
+
+    def _end_replay(self, connection: Connection) -> None:
+        if connection in self._replaying:
+            self._replaying.discard(connection)
+            if not self._replaying:
+                self.emit(events.Finished())
+
+    def on_refused(self, connection: Connection, error: MonarchNbError) -> None:
+        if self.done:
+            self._end_replay(connection)
+            return
+        self._refusal = self._refusal or error
+        key = events.TIME_NOTICE if isinstance(error, ReservationExpired) else "refused"
+        self.emit(events.Notice(str(error), key=key))
+        self._finish()
+
+    def on_link(self, connection: Connection, up: bool) -> None:
+        connections = self.mesh.core.connections
+        of_run = [node for node in self._by_node(self.ranks) if node in connections]
+        nodes = {node for node in of_run if connections[node].name == connection.name}
+        self._away = self._away - nodes if up else self._away | nodes
+        self._news.set()
+        if not self.done:
+            text = "" if up else f"{connection.name} {ALLOCATOR_DOWN}"
+            self.emit(events.Notice(text, key=f"link {connection.name}"))
+            if not up and self.is_stuck:
+                asyncio.get_running_loop().call_later(GAP_S, self._check_stuck)
+        if up and len(self._submits) > 1 and not self.done:
+            # The allocator may have died before it wrote the run before this one down.
+            self._spawn(self._proceed_later())
+
+    def _complete(self) -> None:
+        """Every rank has finished: fetch large values and repair groups if need be, then tell everybody."""
+        if self._completing:
+            return
+        self._completing = True
+        blobs = self._values.to_fetch()
+        # Only who interrupted it repairs: to others it may be an old run, and the mesh may have a new group since.
+        aborted = self._interrupting and any(result.group_aborted for result in self.results.values())
+        if blobs or aborted:
+            self._spawn(self._complete_slowly(blobs, aborted))
+        else:
+            self._finish()
+
+    async def _complete_slowly(self, blobs: list[run_pb2.RankResult], aborted: bool) -> None:
+        try:
+            if aborted:
+                await self._abort_groups()
+            await asyncio.gather(*(self._fetch(packed) for packed in blobs))
+        finally:
+            self._finish()
+
+    async def _fetch(self, packed: run_pb2.RankResult) -> None:
+        connection = self.mesh.core.connection_of(packed.rank)
+        try:
+            packed.value_inline = await connection.read_blob(self.mesh.id, packed.value_blob)
+        except MonarchNbError as error:
+            packed.value_error = f"the value could not be fetched: {error}"
+
+    def _finish(self) -> None:
+        if not self._done.is_set():
+            for text in self._decoder.rest():
+                self.emit(text)
+            self._lone_training.say()
+            freed = any(result.outcome == "interrupted" for result in self.results.values())
+            waited = (self._waited or self._waits_watch.past) if freed else ""
+            self.emit(events.Notice(waited, key="waits"))  # what the interrupt was for stays
+            for key in (events.QUEUE_NOTICE, "stuck", *(f"link {c.name}" for c in self._connections())):
+                self.emit(events.Notice("", key=key))
+            self.emit(events.Finished())
+            self._done.set()
+            self._freed.set()
+            self._news.set()
+            for task in self._tasks:
+                if task is not asyncio.current_task():
+                    task.cancel()
+            if self._own_connections:
+                self._spawn(close_all(list(self._own_connections.values())))
+
+    def _watch_waits(self) -> None:
+        """From now on look where the ranks are, soon and then again and again."""
+        if self._watching_waits is not None:
+            self._watching_waits.cancel()
+        self._watching_waits = self._spawn(self._waits_watch.go_on())
+
+    async def _look(self) -> dict[int, run_pb2.Where] | None:
+        if not self._listeners or self._waits_on:
+            return None
+        return await self.mesh.core.where(self._left(), self.id)
+
+    def _failed_ranks(self) -> list[int]:
+        return [failure.rank for failure in self.failures if failure.kind in ("error", "died")]
+
+    async def _abort_others(self) -> None:
+        """With on_error="abort": a rank has failed, so the others are interrupted, whatever they do."""
+        await asyncio.sleep(ABORT_AFTER_S)
+        if not self._interrupting and (left := self._left()):
+            self._say_aborted(left)
+            self._send_interrupt()
+
+    def _say_aborted(self, ranks: list[int]) -> None:
+        """Say for whose failure `ranks` are interrupted: not for those of ranks that others took along."""
+        causes = [failure.rank for failure in self.failures if not failure.is_consequence]
+        text = f"{name_ranks(ranks)} interrupted: {name_ranks(causes or self._failed_ranks())} failed"
+        self.emit(events.Notice(text, key="abort"))
+
+    def _send_interrupt(self) -> None:
+        self._waited = self._waited or self._waits_watch.past
+        self._interrupting = True
+        self._cancel_left()
+
+    def _cancel_left(self) -> None:
+        for node in self._by_node(rank for rank in self.ranks if rank not in self.results):
+            if node in self.mesh.core.connections:
+                self._connection(node).cancel(self.id)
+
+    async def _interrupt(self, kill_stuck: bool) -> InterruptReport:
+        if not self.done:
+            self._freed.clear()
+        before = self.results.keys() | self.finished_before
+        left = [rank for rank in self.ranks if rank not in before]
+        restarted: tuple[int, ...] = ()
+        if kill_stuck:
+            restarted = tuple(self._reachable(left))
+            if restarted and self.is_script:
+                await self.mesh.core.kill_script(self.id, restarted)
+            elif restarted:
+                await self.mesh.core.restart(restarted)
+        else:
+            self._send_interrupt()
+        await self._wait_stopped(left)
+        self._stop_by_s = None
+        stuck, unreachable = await self._unstopped()
+        ended = {rank: self.results[rank].outcome for rank in left if rank in self.results and rank not in restarted}
+        unbegun = tuple(rank for rank, outcome in ended.items() if outcome == "cancelled")
+        ahead: tuple[str, ...] = ()
+        with contextlib.suppress(MonarchNbError):  # nobody has to know that
+            ahead = await self.mesh.core.names_running_on(unbegun)
+        return InterruptReport(
+            stopped=tuple(rank for rank in ended if rank not in unbegun),
+            free=tuple(sorted(before)),
+            unbegun=unbegun,
+            ahead=ahead,
+            stuck=stuck,
+            unreachable=unreachable,
+            aborted=tuple(rank for rank, result in self.results.items() if result.group_aborted),
+            restarted=restarted,
+            is_script=self.is_script,
+        )
+
+    def _reachable(self, ranks: Iterable[int]) -> list[int]:
+        there = self.mesh.core.connections.keys() - self._away
+        return [rank for node, on_node in self._by_node(ranks).items() if node in there for rank in on_node]
+
+    def _left(self) -> list[int]:
+        """The ranks that the run goes on on."""
+        return [] if self._refusal else [rank for rank in self.ranks if rank not in self.results]
+
+    async def _wait_stopped(self, ranks: list[int]) -> None:
+        """Wait a few seconds for ranks to finish. Nodes that do not answer have the time to start an allocator."""
+        is_patient = True
+
+        def lose_patience() -> None:
+            nonlocal is_patient
+            is_patient = False
+            self._news.set()
+
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(GAP_S, lose_patience)
+        if self._stop_by_s is None:  # who presses again and again does not give them more time each time
+            self._stop_by_s = loop.time() + STOP_WAIT_S
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._stop_by_s):
+                while not self.done:
+                    left = set(ranks) - self.results.keys()
+                    if not self._completing and not (left if is_patient else self._reachable(left)):
+                        break
+                    self._news.clear()
+                    await self._news.wait()
+        timer.cancel()
+
+    async def _unstopped(self) -> tuple[dict[int, str], dict[int, str]]:
+        """Return the ranks that did not stop, and where each is; and those that can not be reached, and their nodes."""
+        reachable = self._reachable(self._left())
+        where = await self.mesh.core.where(reachable, self.id) if reachable else {}
+        left = self._left()  # some have stopped meanwhile
+        reachable = self._reachable(left)
+        stuck = {rank: place_of(where.get(rank)) for rank in reachable}
+        unreachable = {rank: self._node_name(rank) for rank in left if rank not in reachable}
+        self.is_stuck = bool(stuck)
+        if self.number:  # they have been told: not again when a link breaks
+            for node in self._by_node(stuck):
+                self._connection(node).withdraw_cancel(self.id)
+        if left:
+            self.emit(
+                events.Notice("; ".join(unstopped_lines(stuck, unreachable, is_script=self.is_script)), key="stuck")
+            )
+        if unreachable and not stuck:
+            await self._let_go()
+        return stuck, unreachable
+
+    def _node_name(self, rank: int) -> str:
+        [node] = self._by_node([rank])
+        connection = self.mesh.core.connections.get(node)
+        return f"node {node}" if connection is None else connection.name
+
+    def _check_stuck(self) -> None:
+        """What did not stop after an interrupt may have stopped by now, or its node may be away."""
+        if self.is_stuck and not self.done and not self._reachable(self._left()):
+            self.is_stuck = False
+            self._spawn(self._let_go())
+
+    async def _let_go(self) -> None:
+        """All that can be reached is free. The rest goes on: it is not interrupted when its node is there again, for
+        nobody waits for that any more."""
+        if self.number:  # a run that may not have begun must not begin later
+            self._interrupting = False
+            for connection in self._connections():
+                connection.withdraw_cancel(self.id)
+        if any(result.group_aborted for result in self.results.values()):
+            await self._abort_groups()
+        self._freed.set()
+
+    async def _abort_groups(self) -> None:
+        """Let all ranks of the mesh forget the groups that the interrupt broke, but not what a queued run has made."""
+        await self.mesh.core.abort_groups("a run was interrupted in a collective", last_run=self.number)
+
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(_log_failure)
+        return task
+
+
+def _tell(listener: Listener, event: events.Event) -> None:
+    try:
+        listener(event)
+    except Exception:  # noqa: BLE001 (a listener's fault must not cost the run its results)
+        _log.exception("a listener failed at %r", event)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        _log.debug("%s", error, exc_info=error)

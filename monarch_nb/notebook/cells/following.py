@@ -1,0 +1,98 @@
+"""A cell that waits for a run: Ctrl-C goes to the ranks, a timeout leaves them alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.client.connections.events import Notice
+from monarch_nb.client.runs.interrupt_report import InterruptReport, left_by_kernel
+from monarch_nb.ground.interrupting import at_waits, kernel_ends
+from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.times import duration
+
+if TYPE_CHECKING:
+    from monarch_nb.client.runs.run import Run
+
+_PATIENCE_S = 0.5
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """The cell was interrupted; the text says what that did."""
+
+    def _render_traceback_(self, *_: Any) -> list[str]:
+        return [f"\x1b[31mKeyboardInterrupt\x1b[39m: {self}"]
+
+
+class KernelEnds(RunInterrupted):
+    """Jupyter ends the kernel, and interrupted it before; the run goes on."""
+
+
+class RunTimeout(TimeoutError):
+    """The cell waited as long as `--timeout` said; the run goes on."""
+
+    def _render_traceback_(self, *_: Any) -> list[str]:
+        return [f"\x1b[31mTimeoutError\x1b[39m: {self}"]
+
+
+def wait_for(run: Run, timeout_s: float | None, notify: Callable[[Notice], None]) -> InterruptReport | None:
+    """Wait until every rank has finished `run`.
+
+    The first Ctrl-C interrupts the ranks, and the wait goes on; once some are found to hang, another one kills those
+    and forks them anew. Then it does not wait for ranks that can not be reached. A Ctrl-C that Jupyter sends before it
+    ends the kernel does nothing to them.
+
+    Args:
+        timeout_s: how long to wait; None for as long as it takes.
+        notify: shows in the cell what the interrupt has done so far.
+
+    Returns:
+        What the interrupts did; None when there was none.
+
+    Raises:
+        RunTimeout: it goes on.
+        KernelEnds: it goes on, and this kernel does not.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    report: InterruptReport | None = None
+    is_asked = False
+    with at_waits():
+        while True:
+            try:
+                if is_asked:
+                    is_asked = False  # before the call, so that a Ctrl-C during it counts as the next one
+                    if report is None:
+                        report = InterruptReport(free=tuple(sorted(run.results.keys() | run.finished_before)))
+                    report = report.then(_interrupt(run, notify))
+                wait = run.wait if report is None else run.wait_freed
+                if wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                    if report is not None:
+                        notify(Notice("", key="stuck"))
+                        notify(Notice("", key="interrupt"))
+                        report = report.as_of(run.results)
+                    return report
+                raise RunTimeout(
+                    f"not finished after {duration(timeout_s or 0)}; the run goes on, and its output keeps arriving "
+                    "here. %mesh attach follows it, %mesh interrupt stops it"
+                )
+            except KeyboardInterrupt:
+                if kernel_ends():
+                    raise KernelEnds(left_by_kernel(run.name)) from None
+                is_asked = True
+
+
+def _interrupt(run: Run, notify: Callable[[Notice], None]) -> InterruptReport:
+    # Most ranks stop at once: only when they do not, the cell says that something goes on.
+    timer = threading.Timer(_PATIENCE_S, notify, [Notice("interrupting…", key="interrupt")])
+    timer.daemon = True
+    timer.start()
+    try:
+        report = run.interrupt(kill_stuck=run.is_stuck)  # those that have had no time to stop are never killed
+    finally:
+        timer.cancel()
+    # Who did not stop, and where it hangs, is a notice of the run itself.
+    partly = report.stopped and report.stuck
+    notify(Notice(f"{name_ranks(report.stopped)} stopped" if partly else "", key="interrupt"))
+    return report

@@ -1,0 +1,101 @@
+"""One line that says what goes on and for how long, updated in place, and in the end what came of it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from monarch_nb.client.connections.bridge import Flag
+from monarch_nb.notebook.output.tables import calm_line, show, show_updatable
+from monarch_nb.times import duration
+
+_TICK_S = 0.25
+
+
+class Progress:
+    """A line in the cell: `progress("starting local pool")` shows "starting local pool… 1.2 s", counting on.
+
+    Leaving the `with` block ends the counting; `done` shows the last line.
+
+    Example:
+        with Progress(in_place=True) as progress:
+            reservation = reserve("dev", procs=4, progress=progress)
+            progress.done("dev: ready")
+    """
+
+    def __init__(self, in_place: bool) -> None:
+        """Args: in_place: the front end updates displays; else only a terminal's own line is rewritten."""
+        self._in_place = in_place
+        self._terminal = not in_place and sys.stdout.isatty()
+        self._started_at = time.monotonic()
+        self._lock = threading.Lock()
+        self._text = ""
+        self._final = False
+        self._handle: Any = None
+        self._left = Flag()
+        self.messages: list[str] = []
+
+    def __enter__(self) -> Self:
+        if self._in_place or self._terminal:
+            threading.Thread(target=self._count, name="monarch_nb progress", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
+    ) -> None:
+        self._left.set()
+        if kind is not None and not self._final:
+            self._show(f"{self._text} stopped after {duration(self.elapsed_s)}" if self._text else "", final=True)
+
+    def __call__(self, text: str) -> None:
+        """Say what goes on now."""
+        with self._lock:
+            self._text = text.rstrip(". …")
+            self.messages.append(text)
+        self._show(self._line())
+
+    def soon(self, text: str) -> None:
+        """Say what goes on now if it lasts."""
+        with self._lock:
+            self._text = text
+
+    def show(self, text: str) -> None:
+        """Say how far it is; `text` counts by itself."""
+        with self._lock:
+            self._text = ""
+        self._show(text)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self._started_at
+
+    def done(self, text: str) -> None:
+        """Show the last line, in place of all before."""
+        self._show(text, final=True)
+
+    def _line(self) -> str:
+        return f"{self._text}… {self.elapsed_s:.1f} s"
+
+    def _count(self) -> None:
+        while not self._left.wait(_TICK_S):
+            if self._text:
+                self._show(self._line())
+
+    def _show(self, text: str, final: bool = False) -> None:
+        with self._lock:
+            if self._final or not text:
+                return
+            self._final = final
+            if self._terminal:
+                sys.stdout.write(f"\r\x1b[2K{text}" + "\n" * final)
+                sys.stdout.flush()
+            elif self._in_place and self._handle is not None:
+                self._handle.update(calm_line(text))
+            elif self._in_place:
+                self._handle = show_updatable(calm_line(text))
+            elif final:
+                show(calm_line(text))

@@ -1,0 +1,181 @@
+"""Tab: subcommands, flags and names on the line of a magic; live variables of a rank inside `%%mesh` cells."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pkgutil
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
+
+from monarch_nb.errors import MonarchNbError, UsageError
+from monarch_nb.notebook.mode import MeshMode, is_ours
+from monarch_nb.notebook.session import Session
+from monarch_nb.notebook.syntax.command_line import Command, CommandSet, Source, complete, split_words
+from monarch_nb.notebook.syntax.declarations import CELL, MESH
+from monarch_nb.shape import Extent
+
+_LINE_MAGIC = re.compile(r"(?:[\w\s,.\[\]]+=)?\s*%mesh(?!\w)(?P<rest>.*)", re.DOTALL)
+_CELL_MAGIC = re.compile(r"%%mesh(?!\w)(?P<rest>.*)", re.DOTALL)
+_MAX_LISTED_RANKS = 16
+_MAX_LISTED_RUNS = 20
+_IPYTHONS_NAMES = ("In", "Out", "exit", "quit", "get_ipython", "open")
+"""What IPython puts among the kernel's variables."""
+_PRIORITY = 1000.0  # before IPython's own matchers, so that these do not run in vain
+
+
+class _Nothing(list[SimpleCompletion]):
+    """Nothing to offer, and IPython's own offers make no sense here: it leaves them out only for one that has some."""
+
+    def __len__(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class InLine:
+    """The cursor is on a magic's line; `text` is what stands between the magic's name and the cursor."""
+
+    magic: Command | CommandSet
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class InBody:
+    """The cursor is in code for the ranks."""
+
+    code: str
+    cursor: int
+    targets: str | None
+
+
+def locate(cell: str, line: int, column: int, mode: MeshMode) -> InLine | InBody | None:
+    """Return what is being completed at a cursor; None when it is not ours."""
+    lines = cell.split("\n")
+    before = lines[line][:column]
+    first = next((index for index, each in enumerate(lines) if each.strip()), 0)
+    if magic := _CELL_MAGIC.match(lines[first]):
+        if line == first:
+            typed = _CELL_MAGIC.match(before)
+            return InLine(CELL, typed["rest"]) if typed else None
+        body = lines[first + 1 :]
+        cursor = sum(len(each) + 1 for each in body[: line - first - 1]) + column
+        return InBody("\n".join(body), cursor, _typed_targets(magic["rest"]))
+    if magic := _LINE_MAGIC.match(before):
+        return InLine(MESH, magic["rest"]) if magic["rest"][:1].isspace() else None
+    if mode.on and not is_ours(lines):
+        return InBody(cell, sum(len(each) + 1 for each in lines[:line]) + column, mode.targets)
+    return None
+
+
+def target_words(extent: Extent, typed: str) -> list[str]:
+    """Return words for `-t` that begin with `typed`: ranks, dimensions, and all."""
+    head, comma, last = typed.rpartition(",")
+    dimensions = [f"{name}=" for name in extent]
+    ranks = [str(rank) for rank in range(extent.size)] if extent.size <= _MAX_LISTED_RANKS else []
+    first = ["all", *dimensions, *ranks]
+    more = dimensions if "=" in head else ranks
+    return [f"{head}{comma}{word}" for word in (more if comma else first) if word.startswith(last)]
+
+
+def script_files(typed: str) -> list[str]:
+    """Return the directories and Python files whose paths begin with `typed`."""
+    directory, name = os.path.split(typed)
+    try:
+        with os.scandir(os.path.expanduser(directory) or ".") as entries:
+            found = [(entry.name, entry.is_dir()) for entry in entries if entry.name.startswith(name)]
+    except OSError:
+        return []
+    begin = typed.removesuffix(name)
+    shown = [each for each in found if name.startswith(".") or each[0][0] not in "._"]
+    return sorted(
+        f"{begin}{each}/" if is_dir else f"{begin}{each}" for each, is_dir in shown if is_dir or each[-3:] == ".py"
+    )
+
+
+def module_names(typed: str) -> list[str]:
+    """Return the modules in the kernel's directory whose names begin with `typed`."""
+    package, dot, _ = typed.rpartition(".")
+    found = pkgutil.iter_modules([os.path.join(os.getcwd(), *package.split("."))])
+    names = (f"{package}{dot}{each.name}" for each in found)
+    return [name for name in names if name.startswith(typed)]
+
+
+def make_matcher(
+    session: Session, mode: MeshMode, namespace: Mapping[str, Any]
+) -> Callable[[CompletionContext], SimpleMatcherResult]:
+    """Return a matcher for IPython's completer.
+
+    Args:
+        namespace: the kernel's variables.
+    """
+
+    def kernel_names(typed: str) -> Iterable[str]:
+        return sorted(
+            name
+            for name in namespace
+            if name.startswith(typed) and not name.startswith("_") and name not in _IPYTHONS_NAMES
+        )
+
+    def run_numbers(typed: str) -> Iterable[str]:
+        newest = [str(info.number) for info in session.mesh().past_runs()][: -_MAX_LISTED_RUNS - 1 : -1]
+        return [number for number in newest if number.startswith(typed)]
+
+    def rank_names(typed: str) -> Iterable[str]:
+        matches, start = session.mesh().complete(typed, len(typed))
+        return [typed[:start] + match for match in matches]
+
+    sources: dict[Source, Callable[[str], Iterable[str]]] = {
+        "subcommand": lambda typed: [each.name for each in MESH.commands if each.name.startswith(typed)],
+        "reservation": lambda typed: [name for name in session.names() if name.startswith(typed)],
+        "target": lambda typed: target_words(session.mesh().extent, typed),
+        "run": run_numbers,
+        "kernel_name": kernel_names,
+        "rank_name": rank_names,
+        "script": script_files,
+        "module": module_names,
+    }
+
+    def candidates(place: InLine | InBody) -> tuple[str, list[str] | None]:
+        if isinstance(place, InLine):
+            return complete(place.magic, place.text, sources)
+        mesh = session.mesh(place.targets)
+        matches, start = mesh.complete(place.code, place.cursor, rank=mesh.ranks[0])
+        return place.code[start : place.cursor], list(matches)
+
+    @context_matcher(identifier="monarch_nb", priority=_PRIORITY)  # type: ignore[untyped-decorator, unused-ignore]
+    def match(context: CompletionContext) -> SimpleMatcherResult:
+        place = locate(context.full_text, context.cursor_line, context.cursor_position, mode)
+        if place is None:
+            return {"completions": [], "matched_fragment": "", "suppress": False}
+        try:
+            fragment, words = candidates(place)
+        except MonarchNbError:  # nothing held, a rank that does not answer, targets half typed: nothing to offer
+            fragment, words = "", [] if isinstance(place, InLine) else None
+        kind = "mesh" if isinstance(place, InLine) else "rank"
+        offered = [SimpleCompletion(text=word, type=kind) for word in words or ()]
+        return {
+            "completions": _Nothing() if words == [] and isinstance(place, InLine) else offered,
+            "matched_fragment": fragment,
+            "ordered": True,
+            "suppress": words is not None and (bool(words) or isinstance(place, InLine)),
+        }
+
+    matcher: Callable[[CompletionContext], SimpleMatcherResult] = match
+    return matcher
+
+
+def _typed_targets(line: str) -> str | None:
+    try:
+        words = split_words(line)
+    except UsageError:
+        return None
+    for word, following in itertools.pairwise([*words, ""]):
+        if word in ("-t", "--targets"):
+            return following or None
+        if word.startswith("--targets="):
+            return word.removeprefix("--targets=")
+    return None

@@ -1,0 +1,134 @@
+"""`%mesh logs`: what ranks wrote, run after run, equal lines of several ranks once, and how runs failed. Nothing is
+left out."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from monarch_nb.client.connections.events import Finished, Text
+from monarch_nb.errors import RunFailed
+from monarch_nb.ground.code_names import run_name, run_names
+from monarch_nb.ground.rank_sets import format_ranks
+from monarch_nb.notebook.output.fold import HEAD_ROWS, TAIL_ROWS, Fold
+from monarch_nb.notebook.output.rows import TextRow, members
+
+if TYPE_CHECKING:
+    from monarch_nb.client.logs.records import LogRecord
+    from monarch_nb.client.meshes.mesh import Mesh
+    from monarch_nb.client.pools.infos import RunInfo
+
+LOG_LINES = 50
+"""How many of the last lines of each rank are shown when nobody says."""
+
+
+def shown_logs(mesh: Mesh, lines: int | None, number: int | None, *, follow: bool = False) -> Iterator[str]:
+    """Yield the lines to show of what the ranks of `mesh` wrote.
+
+    Args:
+        lines: the last lines of each rank; None for LOG_LINES, 0 for all.
+        number: only that run, if it failed with its tracebacks.
+        follow: go on with what comes.
+
+    Raises:
+        RunNotFound: there was no run of that number.
+    """
+    lines = LOG_LINES if lines is None else lines
+    batches: Iterator[Iterable[LogRecord]] = mesh.log_batches(lines=lines or None, run=number, follow=follow)
+    cut_off = bool(lines)
+    if lines and not follow:
+        records = list(itertools.chain.from_iterable(batches))
+        cut_off = max(Counter(record.rank for record in records).values(), default=0) >= lines
+        batches = iter([records])
+    endings = Endings(lambda: mesh.past_runs(number or 0), mesh.ranks, only=number, cut_off=cut_off)
+    yield from folded_lines(batches, endings)
+
+
+def nothing_line(mesh: Mesh, number: int | None) -> str:
+    """Return what to say when there are no lines to show."""
+    if not number:
+        return "nothing was printed yet"
+    return f"{next((info for info in mesh.past_runs() if info.number == number), run_name(number))} printed nothing"
+
+
+class Endings:
+    """What runs are called, and how those that failed ended: also those that printed nothing.
+
+    Args:
+        ask: returns the runs that are remembered.
+        ranks: whose failures are told.
+        only: the number of the one run that is told of, with tracebacks.
+        cut_off: what was written is not shown from the beginning: nothing is told of runs before the first one shown.
+    """
+
+    def __init__(
+        self, ask: Callable[[], Iterable[RunInfo]], ranks: Iterable[int], only: int | None = None, cut_off: bool = False
+    ) -> None:
+        self._ask, self._ranks, self._only, self._cut_off = ask, set(ranks), only, cut_off
+        self._known: dict[int, RunInfo] = {}
+        self._told: int | None = None  # the newest run that was told of
+
+    def heading(self, number: int) -> str:
+        """Return the line above what a run wrote."""
+        info = self._known.get(number)
+        return f"── {run_names(self._known.values())[info.run_id] if info else run_name(number)} ──"
+
+    def until(self, number: int | None) -> Iterator[str]:
+        """Yield how the run told of last ended, and every one after it and before `number` (None: all that there are)
+        which failed without a word."""
+        before = self._known.get(self._told or 0)
+        if number is None or number > max(self._known, default=0) or (before is not None and not before.done):
+            self._known |= {info.number: info for info in self._ask()}
+        if self._told is not None:
+            yield from self._ending(self._told)
+        elif self._cut_off:
+            self._told = number
+        for silent in sorted(self._known):
+            if (self._told or 0) < silent < (number or silent + 1) and self._only in (None, silent):
+                ending = list(self._ending(silent))
+                yield from [self.heading(silent), *ending] if ending else ()
+        self._told = number
+
+    def _ending(self, number: int) -> Iterator[str]:
+        info = self._known.get(number)
+        failures = [failure for failure in info.failures if failure.rank in self._ranks] if info else []
+        for ranks, failure in RunFailed(failures=failures).groups():
+            yield f"[{format_ranks(ranks)}] {failure.line}" + (
+                f"; --run {number} shows the traceback" if failure.kind == "error" and not failure.rendered else ""
+            )
+            yield from failure.traceback.splitlines()
+
+
+def folded_lines(batches: Iterable[Iterable[LogRecord]], endings: Endings) -> Iterator[str]:
+    """Yield the lines to show: `[0-7] text`, under a heading for each run.
+
+    Args:
+        batches: each is folded by itself; all of one run, then all of the next.
+        endings: what to say of runs besides.
+    """
+    shown = 0
+    for run, of_run in (group for batch in batches for group in itertools.groupby(batch, lambda record: record.run)):
+        if run != shown:
+            yield from endings.until(run)
+            yield endings.heading(run)
+        shown = run
+        texts: dict[int, list[Text]] = {}
+        for record in of_run:
+            texts.setdefault(record.rank, []).append(Text(record.rank, record.stream, record.text))
+        # A fold keeps so many rows and no more: fold in blocks that can not have more, even if no two lines are equal.
+        block = max(1, (HEAD_ROWS + TAIL_ROWS) // len(texts))
+        for start in range(0, max(map(len, texts.values())), block):
+            yield from _fold(each[start : start + block] for each in texts.values())
+    yield from endings.until(None)
+
+
+def _fold(texts: Iterable[list[Text]]) -> Iterator[str]:
+    fold = Fold([])
+    for text in itertools.chain.from_iterable(texts):
+        fold.add(text)
+    fold.add(Finished())
+    for row in fold.rows():
+        if isinstance(row, TextRow):
+            yield f"[{format_ranks(members(row.ranks))}] {row.text}"

@@ -1,0 +1,38 @@
+"""`%mesh run`: a script that exists, on the ranks that are held."""
+
+from __future__ import annotations
+
+import os
+
+from monarch_nb.client.runs import torchrun_flags
+from monarch_nb.notebook.cells.cell import CellRunner
+from monarch_nb.notebook.output.tables import calm_line, show
+from monarch_nb.notebook.session import Session
+from monarch_nb.notebook.syntax.command_line import Parsed, checked_name
+
+
+def run_script(session: Session, cells: CellRunner, parsed: Parsed) -> None:
+    """Do what a `%mesh run` line says.
+
+    Raises:
+        UsageError: nothing is held, or a flag of torchrun's contradicts what is.
+        RunFailed: the script failed on some ranks.
+        RunInterrupted: it was interrupted.
+        RunTimeout: it goes on after `--timeout`.
+    """
+    out = checked_name(parsed.text("out"))
+    mesh = session.mesh(parsed.text("targets"))
+    held = torchrun_flags.held_by(mesh, f"%mesh reserve {session.current().name} --replace")
+    launch = torchrun_flags.read(parsed.values, os.environ, held)
+    path, *arguments = parsed.words
+    script = launch.script(path, arguments, in_place=parsed.switch("in_place"), beside=parsed.switch("beside"))
+    if launch.notes:
+        show(calm_line("\n".join(launch.notes)))
+    cells.run_script(
+        mesh,
+        script,
+        noblock=parsed.switch("noblock"),
+        timeout_s=parsed.seconds("timeout"),
+        out=out,
+        shown=launch.shown_ranks(mesh),
+    )

@@ -1,0 +1,499 @@
+"""Events of a run become rows by rank set: what several ranks print alike is one row. Pure: no I/O, no clock.
+
+Memory is bounded: the rows in the middle are dropped and counted, and so are displays beyond a few.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from monarch_nb.client.connections.events import Display, Elided, Event, Finished, Notice, Restart, Result, Stream, Text
+from monarch_nb.errors import RankFailure, RunFailed
+from monarch_nb.notebook.output.placing import Cursor, Places
+from monarch_nb.notebook.output.rows import (
+    DisplayRow,
+    ElidedRow,
+    NoteRow,
+    Position,
+    Row,
+    TextRow,
+    bits,
+    members,
+    order,
+    position_of,
+)
+from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS, CutLine, Screen
+
+HEAD_ROWS, TAIL_ROWS = 200, 800
+_SLACK_ROWS = 1_000
+_LAST_ROWS_OF_ALL = 256
+"""Among dropped rows the newest of every rank stay: so many in all."""
+HEAD_DISPLAYS, TAIL_DISPLAYS = 4, 16
+MAX_DISPLAY_BYTES = 8_000_000
+_FLOOD_S, _FLOOD_LINES = 1.0, 2_000
+_SHORT_CHARACTERS, _SHORT_REACH = 4, 8
+_MAX_END_LINES = 20_000
+_END = 1 << 62
+
+_WITHOUT_DIGITS = dict.fromkeys(map(ord, "0123456789"))
+
+
+@dataclass(slots=True)
+class ResultGroup:
+    """Ranks whose last expression looks the same."""
+
+    ranks: int
+    bundle: Mapping[str, Any]
+
+
+class _Rank(Cursor):
+    """One rank: where it is, and what it is in the middle of."""
+
+    __slots__ = ("behind", "clear_next", "flood", "number", "screens")
+
+    def __init__(self, number: int) -> None:
+        super().__init__(1 << number)
+        self.number = number
+        self.screens: dict[Stream, Screen] = {}
+        self.clear_next = False
+        self.flood: _Flood | None = None
+        # The newest lines since others' rows at its position were dropped, and so were these.
+        self.behind: deque[tuple[Stream, str]] = deque(maxlen=_LAST_ROWS_OF_ALL)
+
+
+@dataclass(slots=True)
+class _Flood:
+    """A rank prints faster than anyone reads: lines between two elisions are on their way out themselves."""
+
+    row: ElidedRow
+    base: int  # the rank's line number before it
+    seen_s: float
+    passing: list[Row] = field(default_factory=list)
+
+
+class Fold:
+    """The output of one run.
+
+    Attributes:
+        ranks: bit set of the run's ranks.
+        ended: bit set of the ranks that have finished.
+        finished: whether the run is over.
+        notices: what monarch_nb has to say, by key.
+        failures: of failed ranks, by rank.
+
+    Example:
+        >>> fold = Fold([0, 1])
+        >>> for rank in (0, 1):
+        ...     fold.add(Text(rank, "stdout", f"hello\\nI am {rank}\\n"))
+        >>> [(members(row.ranks), row.text) for row in fold.rows()]
+        [((0, 1), 'hello'), ((0,), 'I am 0'), ((1,), 'I am 1')]
+    """
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self._ranks = {rank: _Rank(rank) for rank in ranks}
+        self.ranks = bits(self._ranks)
+        self.ended = 0
+        self.finished = False
+        self.notices: dict[str, str] = {}
+        self.failures: dict[int, RankFailure] = {}
+        self._results: dict[bytes, ResultGroup] = {}
+        self._rows: list[Row] = []
+        self._places = Places()
+        self._displays: dict[tuple[int, str], list[DisplayRow]] = {}
+        self._sequence = 0
+        self._dropped: Counter[int] = Counter()  # lines in the gap, by rank set
+        self._dropped_displays: Counter[int] = Counter()
+        self._gap_begin: Position = (_END, 0)
+        self._gap_end: Position = (0, 0)
+
+    # ---- events ----
+
+    def add(self, event: Event, now_s: float = 0.0) -> None:
+        """Take in an event that came at `now_s` (any clock; always 0 means "all at once")."""
+        self._places.close_old(now_s)
+        match event:
+            case Text():
+                self._add_text(self._rank(event.rank), event.stream, event.text)
+            case Elided():
+                self._add_elided(self._rank(event.rank), event, now_s)
+            case Display():
+                self._add_display(self._rank(event.rank), event)
+            case Result():
+                self._add_result(self._rank(event.rank), event)
+            case Notice():
+                self.notices.pop(event.key, None)
+                if event.text:
+                    self.notices[event.key] = event.text
+            case Restart():
+                self._flush_all()
+                self._bar(event.text)
+            case Finished():
+                self.finished = True
+                self._flush_all()
+                self._fold_end()
+
+    def _rank(self, number: int) -> _Rank:
+        rank = self._ranks.get(number)
+        if rank is None:
+            rank = self._ranks[number] = _Rank(number)
+            self.ranks |= rank.bit
+        return rank
+
+    def _add_text(self, rank: _Rank, stream: Stream, text: str) -> None:
+        if rank.clear_next:
+            self._clear(rank)
+        screen = rank.screens.get(stream)
+        if screen is None:
+            screen = rank.screens[stream] = Screen(lambda: self._recall(rank, stream))
+        for line in screen.write(text):
+            self._add_line(rank, stream, line)
+
+    def _add_line(self, rank: _Rank, stream: Stream, text: str) -> None:
+        in_gap = rank.following and not rank.flood and self._gap_begin <= rank.position < self._gap_end
+        if in_gap and rank.position[0] >= self._places.closed:
+            rank.position = (rank.position[0] + 1, 0)  # in step with others' lines that were dropped
+            self._dropped[rank.bit] += 1
+            rank.behind.append((stream, text))
+            return
+        rank.behind.clear()
+        digest = text.digest if len(text) > MAX_LINE_CHARACTERS and isinstance(text, CutLine) else 0
+        key = (stream, text, digest)
+        reach = _END if len(text) >= _SHORT_CHARACTERS else _SHORT_REACH
+        row, variant = self._places.find(rank, key, reach), None
+        if row is None:
+            variant = (stream, text.translate(_WITHOUT_DIGITS))
+            row = TextRow(0, self._places.place(rank, variant, reach), self._sequence, key, stream, text)
+            self._insert(row)
+        rank.enter(row, variant)
+        if rank.flood:
+            rank.flood.passing.append(row)
+            if len(rank.flood.passing) > _FLOOD_LINES:
+                rank.flood = None
+
+    def _add_elided(self, rank: _Rank, event: Elided, now_s: float) -> None:
+        self._flush(rank, event.stream)
+        rank.behind.clear()
+        flood = rank.flood
+        if flood and flood.row.ranks & rank.bit and now_s - flood.seen_s <= _FLOOD_S:
+            withdrawn = 0
+            for row in flood.passing:
+                if row.ranks & rank.bit:
+                    row.ranks &= ~rank.bit
+                    withdrawn += 1
+            flood.row.lines[rank.number] += withdrawn
+            flood.seen_s, flood.passing = now_s, []
+        else:
+            found = self._places.find(rank, "elided", event.lines)
+            if isinstance(found, ElidedRow):
+                elided = found
+            else:
+                elided = ElidedRow(0, self._places.place(rank, "elided", event.lines), self._sequence, "elided")
+                self._insert(elided)
+            flood = rank.flood = _Flood(elided, rank.position[0], now_s)
+            rank.enter(elided)
+        rank.forget()
+        flood.row.lines[rank.number] += event.lines
+        flood.row.size_bytes += event.size_bytes
+        rank.following = False  # what comes now is the newest: not to be dropped in step with others
+        rank.position = max(flood.row.position, (flood.base + flood.row.lines[rank.number], 0))
+
+    def _add_result(self, rank: _Rank, event: Result) -> None:
+        self._flush(rank)
+        self.ended |= rank.bit
+        if event.bundle:
+            group = self._results.setdefault(_digest(event.bundle), ResultGroup(0, event.bundle))
+            group.ranks |= rank.bit
+        if event.failure is not None:
+            self.failures[rank.number] = event.failure
+
+    def _flush(self, rank: _Rank, stream: Stream | None = None) -> None:
+        """Finish the open lines: something else comes after them."""
+        for each, screen in rank.screens.items():
+            if stream is None or each == stream:
+                for line in screen.flush():
+                    self._add_line(rank, each, line)
+
+    def _flush_all(self) -> None:
+        for rank in self._ranks.values():
+            self._flush(rank)
+            self._bring_back(rank)
+
+    def _bar(self, text: str) -> None:
+        """Put a note below all rows: what was printed before it stays above, what comes now stands below."""
+        self._fold_end()
+        last = self._places.last + 1
+        self._insert(NoteRow(self.ranks, (last, 0), self._sequence, None, text))
+        self._places.closed = last
+        for rank in self._ranks.values():
+            rank.flood, rank.following = None, False
+            rank.screens.clear()
+            rank.forget()
+            rank.position = (last, 0)
+
+    def _recall(self, rank: _Rank, stream: Stream) -> str | None:
+        """Take back the rank's newest row, which it moves up to in order to rewrite it."""
+        if not rank.recent:
+            return None
+        row, before = rank.recent[-1]
+        if not isinstance(row, TextRow) or row.stream != stream or not row.ranks & rank.bit:
+            return None
+        rank.recent.pop()
+        row.ranks &= ~rank.bit
+        rank.position = before
+        return row.text
+
+    def _bring_back(self, rank: _Rank) -> None:
+        """Show the newest lines of a rank that was in step with dropped lines to the end."""
+        newest = list(rank.behind)[-self._newest_of_each :]
+        if not newest:
+            return
+        self._dropped[rank.bit] -= len(newest)
+        rank.following = False
+        rank.position = max(rank.position, self._gap_end)
+        for stream, text in newest:
+            self._add_line(rank, stream, text)
+
+    def _fold_end(self) -> None:
+        """Fold the lines after the gap once more, from the end backwards: there, ranks that come seconds apart do not
+        meet, because the lines that would have brought them into step were dropped.
+        """
+        if not self._dropped:
+            return
+        self._trim()
+        rows = sorted(self._rows, key=order)
+        begin = max([self._gap_begin, *(row.position for row in rows if not isinstance(row, TextRow))])
+        lines = [row for row in rows if isinstance(row, TextRow) and row.position > begin]
+        ends = {rank: [row for row in lines if row.ranks & rank.bit] for rank in self._ranks.values()}
+        if len({row.key for row in lines}) == len(lines) or sum(map(len, ends.values())) > _MAX_END_LINES:
+            return
+        again = Fold(self._ranks)
+        for rank, of_rank in sorted(ends.items(), key=lambda end: -len(end[1])):
+            for row in reversed(of_rank):
+                again._add_line(again._ranks[rank.number], row.stream, row.text)
+        if again._dropped or len(again._rows) >= len(lines):
+            return
+        for row in lines:
+            row.ranks = 0
+        self._purge()
+        last = self._places.last + len(again._rows)
+        backwards = {position: place for place, position in enumerate(sorted({row.position for row in again._rows}))}
+        for made in again._rows:
+            made.position = (last - backwards[made.position], 0)
+            self._insert(made)
+        for rank in self._ranks.values():
+            rank.forget()
+            rank.position = (last, 0)
+
+    # ---- displays ----
+
+    def _add_display(self, rank: _Rank, event: Display) -> None:
+        if event.kind == "update":
+            self._update_display(rank, event)
+            return
+        if event.kind == "clear" and event.data.get("wait"):
+            rank.clear_next = True
+            return
+        if event.kind == "clear" or rank.clear_next:
+            self._clear(rank)
+        if event.kind == "clear":
+            return
+        self._flush(rank)
+        rank.flood = None
+        rank.behind.clear()
+        key, variant = _digest([event.data, event.metadata]), tuple(sorted(event.data))
+        found = self._places.find(rank, key, _END)
+        if isinstance(found, DisplayRow):
+            row = found
+        else:
+            row = self._insert_display(self._places.place(rank, variant, _END), event, key)
+        rank.enter(row, variant)
+        if event.display_id:
+            self._displays.setdefault((rank.number, event.display_id), []).append(row)
+        self._bound_displays()
+
+    def _update_display(self, rank: _Rank, event: Display) -> None:
+        shown = self._displays.get((rank.number, event.display_id or ""), [])
+        key = _digest([event.data, event.metadata])
+        for index, row in enumerate(shown):
+            if not row.ranks & rank.bit:
+                continue  # dropped
+            self._leave(row, rank)
+            same = self._places.living(key, row.position)
+            shown[index] = same if isinstance(same, DisplayRow) else self._insert_display(row.position, event, key)
+            shown[index].ranks |= rank.bit
+        self._bound_displays()
+
+    def _insert_display(self, position: Position, event: Display, key: bytes) -> DisplayRow:
+        size_bytes = sum(len(value) if isinstance(value, str) else len(str(value)) for value in event.data.values())
+        row = DisplayRow(0, position, self._sequence, key, event.data, event.metadata, size_bytes)
+        self._insert(row)
+        return row
+
+    def _bound_displays(self) -> None:
+        """Keep the first few displays and the newest; of the others only say what they were."""
+        shown = [row for row in self._rows if isinstance(row, DisplayRow) and row.ranks]
+        excess = len(shown) - HEAD_DISPLAYS - TAIL_DISPLAYS
+        excess_bytes = sum(row.size_bytes for row in shown) - MAX_DISPLAY_BYTES
+        if excess <= 0 and excess_bytes <= 0:
+            return
+        shown.sort(key=order)
+        newest = shown.pop()
+        for row in (*shown[HEAD_DISPLAYS:], *shown[:HEAD_DISPLAYS], newest):
+            if excess <= 0 and excess_bytes <= 0:
+                break
+            excess, excess_bytes = excess - 1, excess_bytes - row.size_bytes
+            what = ElidedRow(row.ranks, row.position, row.sequence, None, displays=Counter(members(row.ranks)))
+            what.text = str(row.data.get("text/plain", ""))[:200].partition("\n")[0]
+            self._rows.append(what)
+            row.ranks, row.data = 0, {}
+        self._displays = {key: rows for key, rows in self._displays.items() if any(row.ranks for row in rows)}
+
+    def _clear(self, rank: _Rank) -> None:
+        """As clear_output: nothing stays of what the rank showed."""
+        rank.clear_next, rank.flood = False, None
+        rank.screens.clear()
+        rank.behind.clear()
+        rank.forget()
+        for row in self._rows:
+            if row.ranks & rank.bit:
+                self._leave(row, rank)
+        for counts in (self._dropped, self._dropped_displays):
+            for ranks in [ranks for ranks in counts if ranks & rank.bit]:
+                counts[ranks & ~rank.bit] += counts.pop(ranks)
+            del counts[0]
+
+    @staticmethod
+    def _leave(row: Row, rank: _Rank) -> None:
+        row.ranks &= ~rank.bit
+        if isinstance(row, DisplayRow) and not row.ranks:
+            row.data = {}
+        if isinstance(row, ElidedRow):
+            del row.lines[rank.number], row.displays[rank.number]
+
+    # ---- bounded memory ----
+
+    def _insert(self, row: Row) -> None:
+        """Take in a new row. The caller adds its ranks."""
+        if len(self._rows) >= HEAD_ROWS + TAIL_ROWS + _SLACK_ROWS:
+            self._trim()
+        self._sequence += 1
+        self._rows.append(row)
+        self._places.insert(row)
+
+    def _trim(self) -> None:
+        """Drop and count what is neither at the beginning, nor at the end, nor the newest of some rank."""
+        rows = sorted((row for row in self._rows if row.ranks), key=order)
+        if len(rows) > HEAD_ROWS + TAIL_ROWS:
+            newest = set(map(id, self._newest(rows)))
+            for row in rows[HEAD_ROWS:-TAIL_ROWS]:
+                if id(row) not in newest:
+                    self._drop(row)
+            self._gap_begin = rows[HEAD_ROWS - 1].position
+        self._purge()
+
+    @property
+    def _newest_of_each(self) -> int:
+        return max(1, _LAST_ROWS_OF_ALL // len(self._ranks))
+
+    def _newest(self, rows: list[Row]) -> Iterator[Row]:
+        wanted = dict.fromkeys(self._ranks, self._newest_of_each)
+        hungry = self.ranks
+        for row in reversed(rows):
+            if fed := row.ranks & hungry:
+                yield row
+                for rank in members(fed):
+                    wanted[rank] -= 1
+                    if not wanted[rank]:
+                        hungry &= ~(1 << rank)
+            elif not hungry:
+                return
+
+    def _drop(self, row: Row) -> None:
+        match row:
+            case TextRow():
+                self._dropped[row.ranks] += 1
+            case DisplayRow():
+                self._dropped_displays[row.ranks] += 1
+                row.data = {}
+            case ElidedRow():
+                self._dropped.update({1 << rank: lines for rank, lines in row.lines.items()})
+                self._dropped_displays.update({1 << rank: count for rank, count in row.displays.items()})
+        row.ranks = 0
+        self._gap_end = max(self._gap_end, row.position)
+
+    def _purge(self) -> None:
+        """Forget the rows that are gone."""
+        self._places.forget({row.key for row in self._rows if not row.ranks and row.key is not None})
+        self._rows = [row for row in self._rows if row.ranks]
+
+    # ---- what to show ----
+
+    def rows(self) -> list[Row]:
+        """Return what to show, in order: finished rows, a gap where many were dropped, then the lines still open."""
+        if len(self._rows) > HEAD_ROWS + TAIL_ROWS:
+            self._trim()
+        rows = sorted((row for row in self._rows if row.ranks), key=order)
+        if self._dropped or self._dropped_displays:
+            gap = ElidedRow(0, self._gap_begin, -1, None)
+            for counts, by_rank in ((self._dropped, gap.lines), (self._dropped_displays, gap.displays)):
+                for ranks, count in counts.items():
+                    by_rank.update(dict.fromkeys(members(ranks), count))
+            gap.ranks = bits((*gap.lines, *gap.displays))
+            rows.insert(bisect_right(rows, self._gap_begin, key=position_of), gap)
+        return rows + self._live_rows()
+
+    def take(self, now_s: float = 0.0) -> list[Row]:
+        """Remove and return the rows that no rank can come before or join any more, for output that only grows."""
+        self._places.close_old(now_s)
+        last = max((rank.position for rank in self._ranks.values()), default=(0, 0))
+        waiting = [rank.position for rank in self._ranks.values() if not self.ended & rank.bit]
+        settled = last if self.finished else max((self._places.closed, _END), min(waiting, default=last))
+        taken = [row for row in self.rows() if row.position <= settled and not (isinstance(row, TextRow) and row.live)]
+        copies = [replace(row) for row in taken]
+        for row in taken:
+            row.ranks = 0
+        if settled >= self._gap_begin:
+            self._dropped.clear()
+            self._dropped_displays.clear()
+            for rank in self._ranks.values():
+                rank.behind.clear()
+            self._gap_begin, self._gap_end = (_END, 0), (0, 0)
+        self._purge()
+        self._places.closed = max(self._places.closed, settled[0])
+        return copies
+
+    def waiting(self) -> bool:
+        """Return whether there are rows that were not taken."""
+        return any(row.ranks for row in self._rows)
+
+    def results(self) -> list[ResultGroup]:
+        """Return the results, equal ones once, in the order of their first ranks."""
+        return sorted(self._results.values(), key=lambda group: group.ranks & -group.ranks)
+
+    def failure_groups(self) -> list[tuple[list[int], RankFailure]]:
+        """Return the failures, equal ones once, with their ranks."""
+        return RunFailed(failures=list(self.failures.values())).groups()
+
+    def _live_rows(self) -> list[Row]:
+        ranks: dict[tuple[int, Stream, str], int] = {}
+        for rank in self._ranks.values():
+            for stream, screen in rank.screens.items():
+                for depth, line in enumerate(screen.open_lines()):
+                    key = (depth, stream, line)
+                    ranks[key] = ranks.get(key, 0) | rank.bit
+        rows = [
+            TextRow(bit_set, (_END, depth), 0, None, stream, text, live=True)
+            for (depth, stream, text), bit_set in ranks.items()
+            if text
+        ]
+        return sorted(rows, key=order)
+
+
+def _digest(content: Any) -> bytes:
+    return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=16).digest()

@@ -1,0 +1,245 @@
+"""What `%mesh` shows besides the output of runs: calm lines, tables, stacks and logs, as HTML and as plain text."""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.display import display
+
+from monarch_nb.ground import escapes
+from monarch_nb.ground.code_names import run_names
+from monarch_nb.ground.rank_sets import format_ranks, name_ranks
+from monarch_nb.notebook.session import shape, unseen_line
+from monarch_nb.times import duration
+
+if TYPE_CHECKING:
+    from monarch_nb.client.doctor.diagnosis import Diagnosis
+    from monarch_nb.client.pools.infos import RankInfo, ReservationInfo, RunInfo
+    from monarch_nb.client.reservations.reservation import Reservation
+
+_MUTED = "color:var(--jp-ui-font-color2,#666)"
+_ALARM = "color:var(--jp-error-color1,#b00020)"
+_MAX_DEATH_CHARACTERS = 48
+_MONO = "font-family:var(--jp-code-font-family,monospace);font-size:var(--jp-code-font-size,13px)"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Something to display: text for terminals and files, HTML for notebooks."""
+
+    plain: str
+    html: str
+
+    def __repr__(self) -> str:
+        return self.plain
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/plain": self.plain, "text/html": self.html}
+
+
+_display: Any = display  # IPython's has no types
+
+
+def is_notebook(shell: InteractiveShell) -> bool:
+    """Return whether displays can be updated in place: a kernel serves a front end; else it is a terminal."""
+    return getattr(shell, "kernel", None) is not None
+
+
+def show(shown: object) -> None:
+    """Display it in the cell that executes now."""
+    _display(shown)
+
+
+def show_updatable(shown: Shown) -> Any:
+    """As `show`; the handle's `update` replaces it."""
+    return _display(shown, display_id=True)
+
+
+def calm_line(text: str) -> Shown:
+    """Return one quiet line (or a few)."""
+    return Shown(text, f'<div style="{_MUTED};font-size:90%;white-space:pre-wrap">{html.escape(text)}</div>')
+
+
+def preformatted(text: str) -> Shown:
+    """Return text whose columns must stay aligned."""
+    style = f"{_MONO};line-height:1.4;margin:0;white-space:pre-wrap"
+    return Shown(text, f'<pre style="{style}">{html.escape(text)}</pre>')
+
+
+def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], notes: Iterable[str] = ()) -> Shown:
+    """Return a table with a title above it and notes below it; columns that are empty everywhere are left out."""
+    kept = [column for column, _ in enumerate(headers) if any(row[column] for row in rows)]
+    headers = [headers[column] for column in kept]
+    rows = [[row[column] for column in kept] for row in rows]
+    notes = list(notes)
+    widths = [max(len(line[column]) for line in (headers, *rows)) for column in range(len(headers))]
+    lines = [title] if title else []
+    for line in (headers, *rows) if rows else ():
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    return Shown("\n".join([*lines, *notes]), _table_html(title, headers, rows, notes))
+
+
+def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequence[RunInfo], left: str = "") -> Shown:
+    """Return what the ranks do, and why any of them died: equal ranks once.
+
+    Args:
+        runs: those that go on or that nobody has seen.
+        left: how much time is left, if it is limited.
+    """
+    titles = run_names(runs)
+    groups: dict[tuple[str, str], list[RankInfo]] = {}
+    for rank in sorted(ranks, key=lambda rank: rank.rank):
+        groups.setdefault((rank.host, _state(rank, titles)), []).append(rank)
+    rows = [
+        [
+            format_ranks(rank.rank for rank in group),
+            host,
+            state,
+            _longest([rank.running_s for rank in group if rank.run_id]),
+            ",".join(str(index) for rank in group for index in rank.gpu_indices),
+            _memory(group),
+        ]
+        for (host, state), group in groups.items()
+    ]
+    headers = ["ranks", "host", "state", "for", "GPUs", "memory per rank"]
+    dead_ranks = [rank for rank in ranks if rank.state == "dead"]
+    dead = [rank.rank for rank in dead_ranks]
+    notes = [*_causes(dead_ranks), *_last_words(dead_ranks)]
+    notes += [f"rank {rank.rank}: {rank.trouble}" for rank in ranks if rank.trouble]
+    notes += [f"%mesh restart -t {format_ranks(dead)} gives {name_ranks(dead)} anew"] if dead else []
+    notes += [_queued_note(run, titles[run.run_id]) for run in runs if run.queued]
+    notes += [unseen_line(unseen)] if (unseen := [run for run in runs if run.done]) else []
+    if away := sorted({rank.host for rank in ranks if rank.state == "unreachable"}):
+        notes.append(_away_note(away))
+    alive = sum(rank.is_alive for rank in ranks)
+    title = f"{reservation.name} · {shape(reservation)} · {alive} of {len(ranks)} ranks alive"
+    if left:
+        title += f" · {left} left"
+    return table(title, headers, rows, notes)
+
+
+def reservations_table(infos: Sequence[ReservationInfo], current: str | None) -> Shown:
+    """Return every reservation of the pool; the one named by the id `current` is marked."""
+    if not infos:
+        return calm_line("nobody holds anything: %mesh reserve NAME --nodes 1 --procs 4")
+    rows = [
+        [
+            f"{info.name}{' *' if info.reservation_id == current else ''}",
+            shape(info),
+            info.alive_of_all,
+            "you" if info.held_by_me else info.owner,
+            duration(max(0.0, time.time() - info.created_at)),
+            info.left,
+            info.notebook,
+        ]
+        for info in sorted(infos, key=lambda info: (not info.held_by_me, info.name))
+    ]
+    notes = ["* this notebook's"] if any(info.reservation_id == current for info in infos) else []
+    return table("", ["name", "shape", "ranks alive", "held by", "for", "time left", "notebook"], rows, notes)
+
+
+def stacks_view(groups: Sequence[tuple[Sequence[int], str]]) -> Shown:
+    """Return the stacks of ranks, each with the ranks that have it; the largest group first."""
+    known = ((ranks, text.rstrip() or "no answer: the process is stuck or gone") for ranks, text in groups)
+    ordered = sorted(known, key=lambda group: (-len(group[0]), min(group[0])))
+    plain = "\n\n".join(f"{name_ranks(ranks)}\n{_indent(text)}" for ranks, text in ordered)
+    parts = [
+        f"<details{' open' if len(ordered) <= 4 else ''}><summary><b>{html.escape(name_ranks(ranks))}</b> "
+        f'<span style="{_MUTED}">{html.escape(_last_line(text))}</span></summary>'
+        f'<pre style="{_MONO};margin:0 0 8px 16px;white-space:pre-wrap">{html.escape(text)}</pre></details>'
+        for ranks, text in ordered
+    ]
+    return Shown(plain, "".join(parts))
+
+
+def diagnosis_view(diagnosis: Diagnosis) -> Shown:
+    """Return what differs between the kernel and the nodes, in detail, and what is fine in one line."""
+    headers = ["differs", "here", "there", "what to do"]
+    return table(diagnosis.title, headers, diagnosis.rows(), diagnosis.lines())
+
+
+def _table_html(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
+    cell = "text-align:left;padding:2px 16px 2px 0;vertical-align:top;border:0;background:none"
+    head = "".join(f'<th style="{cell};{_MUTED};font-weight:normal">{html.escape(each)}</th>' for each in headers)
+    body = ""
+    for row in rows:
+        alarm = f";{_ALARM}" if any(each.startswith("dead") for each in row) else ""
+        cells = (f'<td style="{cell}{alarm}">{html.escape(each)}</td>' for each in row)
+        body += f"<tr>{''.join(cells)}</tr>"
+    parts = [f"<div><b>{html.escape(title)}</b></div>" if title else ""]
+    if rows:
+        parts.append(f'<table style="margin:4px 0;border-collapse:collapse;border:0"><tr>{head}</tr>{body}</table>')
+    parts += [f'<div style="{_MUTED};font-size:90%;white-space:pre-wrap">{html.escape(note)}</div>' for note in notes]
+    return "".join(parts)
+
+
+def _state(rank: RankInfo, titles: dict[str, str]) -> str:
+    if rank.state == "dead":
+        return f"dead: {_how(rank)}" if rank.death else "dead"
+    if rank.run_id:
+        return f"running {titles.get(rank.run_id, '')}".rstrip()
+    return rank.state
+
+
+def _how(dead: RankInfo) -> str:
+    """Return how it ended, without the likely cause: a table has no room for that."""
+    how = (dead.death or "").partition(": ")[0]
+    return how if len(how) <= _MAX_DEATH_CHARACTERS else f"{how[: _MAX_DEATH_CHARACTERS - 1]}…"
+
+
+def _causes(dead: Sequence[RankInfo]) -> list[str]:
+    """Return how dead ranks ended, in full, where the table does not say all."""
+    groups: dict[str, list[int]] = {}
+    for rank in dead:
+        if rank.death and rank.death != _how(rank):
+            groups.setdefault(rank.death, []).append(rank.rank)
+    return [f"{name_ranks(ranks)}: {death}" for death, ranks in groups.items()]
+
+
+def _longest(running_s: Sequence[float]) -> str:
+    return duration(max(running_s)) if running_s else ""
+
+
+def _last_words(dead: Sequence[RankInfo]) -> list[str]:
+    """Return what dead ranks said last, equal words once."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank in dead:
+        if rank.stderr_tail:
+            groups.setdefault(rank.stderr_tail, []).append(rank.rank)
+    return [
+        "\n".join([f"last words of {name_ranks(ranks)}:", *(f"    {escapes.strip(line)}" for line in tail)])
+        for tail, ranks in groups.items()
+    ]
+
+
+def _away_note(nodes: Sequence[str]) -> str:
+    if len(nodes) == 1:
+        return f"{nodes[0]} does not answer; its ranks are as they were: monarch-nb up starts its allocator again"
+    return (
+        f"{', '.join(nodes)} do not answer; their ranks are as they were: monarch-nb up starts their allocators again"
+    )
+
+
+def _queued_note(run: RunInfo, name: str) -> str:
+    return f"queued: {name} · {name_ranks(run.ranks)} · {duration(max(0.0, time.time() - run.submitted_at))}"
+
+
+def _memory(group: Sequence[RankInfo]) -> str:
+    known = [rank.memory_bytes for rank in group if rank.memory_bytes]
+    least, most = (f"{bound(known, default=0) / 2**20:,.0f}" for bound in (min, max))
+    return "" if not known else f"{most} MiB" if least == most else f"{least} to {most} MiB"
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -1,0 +1,323 @@
+"""The output of one run in its cell: updated in place, calmly, whatever the ranks print."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Protocol
+
+from monarch_nb.client.connections.events import QUEUE_NOTICE, Display, Elided, Event, Finished, Notice, Result, Text
+from monarch_nb.ground.rank_sets import counted
+from monarch_nb.notebook.output.fold import Fold
+from monarch_nb.notebook.output.render import Group, arranged, plain_ending, plain_lines, render
+from monarch_nb.notebook.output.resuming import HOLD_S, Held
+
+FIRST_UPDATE_S = 0.02
+"""The first output is shown so much after it came: a short cell is shown once, whole."""
+UPDATE_S = 0.1
+STATUS_AFTER_S = 2.0
+"""A cell that takes less time gets no line about itself."""
+_SETTLE_S = 0.25
+_EARLY_S = 0.002
+_RENDERING_SHARE = 10
+_BYTES_PER_S = 2_000_000
+_NO_FAULT = ("interrupted", "cancelled")
+"""Kinds of failures that are called what they are; of all others it is said that they failed."""
+
+
+class Publish(Protocol):
+    """Shows a MIME bundle; `update`: in place of the one before."""
+
+    def __call__(self, bundle: dict[str, str], update: bool) -> None: ...
+
+
+class RunView:
+    """Shows what a run prints, displays and returns.
+
+    In a notebook the whole output is one display that is updated in place. The cell makes `publish`:
+
+        display_id = secrets.token_hex(16)
+
+        def publish(bundle: dict[str, str], update: bool) -> None:
+            publish_display_data(bundle, transient={"display_id": display_id}, update=update)
+
+    An update finds its cell from any thread and at any time; a first display lands in whichever cell runs when it is
+    published. So the cell calls one of these two before it returns, on its own thread: `close` when the run is over,
+    `keep_open` when the run goes on (`--noblock`, a timeout).
+
+        view = RunView(run.ranks, publish, call_later)
+        run.add_listener(view.on_event)
+        try:
+            run.result()
+        finally:
+            view.close()
+
+    A run that shows nothing and returns nothing soon publishes nothing, so that its cell has no empty output area.
+
+    Thread-safe: events come on the client's background thread.
+    """
+
+    def __init__(
+        self,
+        ranks: Iterable[int],
+        publish: Publish,
+        call_later: Callable[[float, Callable[[], None]], Any],
+        *,
+        group: Group = "order",
+        show_failures: bool = False,
+        stream: bool = True,
+        terminal: bool = False,
+        shown: Collection[int] | None = None,
+        resumed: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make a view; nothing is shown yet.
+
+        Args:
+            ranks: the run's ranks.
+            publish: shows a bundle of text/html and text/plain; in terminals text/plain alone, to be printed.
+            call_later: `call_later(delay_s, callback)` calls `callback` later, on any thread.
+            group: how the output is ordered; see `render`.
+            show_failures: show the tracebacks of failed ranks; False when the cell raises them.
+            stream: False to show everything once, at the end.
+            terminal: displays can not be updated; publish only what is new, once it can not change any more.
+            shown: ranks whose output is shown; None for all. How each ended is always shown.
+            resumed: the output is followed from the middle.
+            clock: seconds, for tests.
+        """
+        ranks = tuple(ranks)
+        self._fold = Fold(ranks)
+        self._held = Held(ranks) if resumed else None
+        self._unshown = frozenset() if shown is None else frozenset(ranks) - frozenset(shown)
+        self._publish, self._call_later, self._clock = publish, call_later, clock
+        self._group, self._show_failures = group, show_failures
+        # A terminal can not put lines between others: it shows arranged output at the end.
+        self._stream, self._terminal = stream and not (terminal and group != "order"), terminal
+        self._lock = threading.Lock()
+        self._started_s = clock()
+        self._since_s = self._started_s  # it waits, or goes on
+        self._waits = self._has_begun = False
+        self._duration_s = 0.0  # of the slowest rank
+        self._may_print_later = False
+        self._over_s: float | None = None
+        self._left = False  # the cell that the output belongs to has returned
+        self._kept_open = False
+        self._shown: dict[str, str] | None = None
+        self._status_shown = False
+        self._moved_to = ""
+        self._told: set[str] = set()  # notices, in terminals
+        self._ending_told = False
+        self._dirty = False
+        self._not_before_s = 0.0
+        self._wake_s: float | None = None
+        with self._lock:
+            self._schedule(self._started_s)
+
+    def on_event(self, event: Event) -> None:
+        """Take in an event of the run; it shows soon."""
+        if isinstance(event, Text | Elided | Display) and event.rank in self._unshown:
+            return
+        with self._lock:
+            now_s = self._clock()
+            if self._held is None:
+                self._fold.add(event, now_s)
+            else:
+                self._add(self._held.add(event), now_s)
+            if not self._dirty:
+                self._dirty = True
+                self._not_before_s = max(self._not_before_s, now_s + FIRST_UPDATE_S)
+            if not isinstance(event, Notice) or event.key == QUEUE_NOTICE:
+                self._note_turn(event, now_s)
+            if isinstance(event, Result):
+                self._duration_s = max(self._duration_s, event.duration_s)
+                self._may_print_later |= event.may_print_later
+            if isinstance(event, Finished):
+                self._end(now_s)
+                if self._kept_open:
+                    self._show(now_s)
+            self._schedule(now_s)
+
+    @property
+    def can_add(self) -> bool:
+        """Whether what comes now is shown in its cell: that goes on, or has an output to be updated."""
+        return not self._left or self._shown is not None or self._terminal
+
+    def keep_open(self) -> None:
+        """Show the run now, on the thread of the cell: it returns, and the run goes on. Failures will be shown here,
+        because the cell can not raise them any more."""
+        with self._lock:
+            self._kept_open = self._left = self._show_failures = True
+            self._show(self._clock())
+            self._schedule(self._clock())
+
+    def close(self) -> None:
+        """Show the final state, on the thread of the cell, which returns. Output that comes later is still added."""
+        with self._lock:
+            now_s = self._clock()
+            self._release(now_s)
+            self._fold.add(Finished(), now_s)
+            self._end(now_s)
+            self._left = True
+            self._show(now_s)
+
+    def leave(self, text: str) -> None:
+        """Show no more of the run, which goes on: `text` says where."""
+        with self._lock:
+            self._moved_to = text
+            self._release(self._clock())
+            self._fold.add(Finished(), self._clock())
+            self._end(self._clock())
+            if self._left:
+                self._show(self._clock())
+
+    # ---- when; all below under the lock ----
+
+    def _add(self, events: list[Event], now_s: float) -> None:
+        """Take in what came of the first events of a run that is followed from the middle."""
+        for event in events:
+            self._fold.add(event, now_s)
+        if any(not isinstance(event, Notice) for event in events):
+            self._held = None
+
+    def _note_turn(self, event: Event, now_s: float) -> None:
+        """It waits for its turn, until that has come or it has begun on some rank."""
+        if isinstance(event, Notice) and event.text:
+            self._waits = not self._has_begun
+        elif self._waits:
+            self._waits, self._since_s = False, now_s
+        self._has_begun |= not isinstance(event, Notice)
+
+    def _release(self, now_s: float) -> None:
+        if self._held is not None:
+            self._add(self._held.release(), now_s)
+            self._held = None
+
+    def _end(self, now_s: float) -> None:
+        if self._over_s is None:
+            self._over_s = now_s
+
+    @property
+    def _over(self) -> bool:
+        return self._over_s is not None
+
+    def _schedule(self, now_s: float) -> None:
+        """Make sure to wake up when there is something to show next."""
+        if self._wake_s is not None and self._wake_s <= self._not_before_s:
+            return
+        if self._left and not self._kept_open and self._shown is None and not self._terminal:
+            return  # a first display would land in another cell
+        wakes = []
+        if self._held is not None:
+            wakes.append(self._started_s + HOLD_S)
+        if self._dirty and (self._stream or (self._over and self._kept_open)):
+            wakes.append(self._not_before_s)
+        if self._stream and not self._over and not self._terminal:
+            wakes.append(self._next_status_s(now_s))
+        if self._terminal and self._stream and self._fold.waiting():
+            wakes.append(now_s + _SETTLE_S)
+        if wakes and (self._wake_s is None or min(wakes) < self._wake_s):
+            self._wake_s = min(wakes)
+            self._call_later(max(0.0, self._wake_s - now_s), self._wake)
+
+    def _wake(self) -> None:
+        with self._lock:
+            now_s = self._clock() + _EARLY_S
+            if self._wake_s is None or now_s < self._wake_s:
+                return  # an earlier one has done it
+            self._wake_s = None
+            if not self._dirty or now_s >= self._not_before_s:
+                self._show(now_s)
+            self._schedule(now_s)
+
+    def _next_status_s(self, now_s: float) -> float:
+        elapsed_s = max(now_s - self._since_s, STATUS_AFTER_S - 1)
+        step_s = _status_step_s(elapsed_s)
+        return self._since_s + (elapsed_s // step_s + 1) * step_s
+
+    # ---- what ----
+
+    def _show(self, now_s: float) -> None:
+        self._dirty = False
+        if now_s >= self._started_s + HOLD_S:
+            self._release(now_s)
+        began_s = self._clock()
+        size = self._print_new(now_s) if self._terminal else self._update(now_s)
+        pause_s = max(UPDATE_S, _RENDERING_SHARE * (self._clock() - began_s), size / _BYTES_PER_S)
+        self._not_before_s = began_s + pause_s
+
+    def _update(self, now_s: float) -> int:
+        """Publish what is new in the notebook; return its size."""
+        long_running = now_s - self._started_s >= STATUS_AFTER_S
+        bundle = render(
+            self._fold,
+            group=self._group,
+            failures="full" if self._show_failures else "short" if long_running and not self._over else "none",
+            status=self._status(now_s),
+            status_alone=self._kept_open or self._shown is not None or not self._over,
+        )
+        keeps_place = self._over and self._may_print_later  # a later output must find its cell
+        if bundle == self._shown or (not bundle and self._shown is None and not keeps_place):
+            return 0
+        bundle = bundle or {"text/html": "", "text/plain": ""}  # nothing yet, or cleared
+        self._publish(bundle, self._shown is not None)
+        self._shown = bundle
+        return len(bundle["text/html"])
+
+    def _print_new(self, now_s: float) -> int:
+        """Publish the lines that have become final, in a terminal; return their size."""
+        if not self._stream and not self._over:
+            return 0
+        rows = arranged(self._fold.take(now_s), self._group)
+        parts = [plain_lines(rows, self._fold.ranks, colours=True)] if rows else []
+        for notice in self._fold.notices.values():
+            if notice not in self._told:
+                self._told.add(notice)
+                parts.append(notice)
+        if self._over and not self._ending_told:
+            self._ending_told = True
+            parts += filter(None, [plain_ending(self._fold, self._show_failures)])
+        if parts:
+            self._publish({"text/plain": "\n".join(parts)}, False)
+        return sum(map(len, parts))
+
+    def _status(self, now_s: float) -> str:
+        ranks, failures = self._fold.ranks.bit_count(), self._fold.failures.values()
+        good = self._fold.ended.bit_count() - len(failures)
+        elapsed_s = (now_s if self._over_s is None else self._over_s) - self._since_s
+        if self._over and self._duration_s:
+            elapsed_s = self._duration_s
+        self._status_shown |= elapsed_s >= STATUS_AFTER_S or self._kept_open
+        if not self._status_shown:
+            return ""
+        on = counted(ranks, "rank")
+        kinds = Counter(failure.kind if failure.kind in _NO_FAULT else "failed" for failure in failures)
+        failed = "".join(f" · {kinds[kind]} {kind}" for kind in ("failed", *_NO_FAULT) if kinds[kind])
+        if self._moved_to:
+            return f"{on} · {self._moved_to}"
+        if self._over:
+            took = "" if kinds["cancelled"] == ranks else f" · {_duration(elapsed_s)}"
+            return f"{on}{took}{failed}"
+        step_s = _status_step_s(elapsed_s)
+        time_passed = f" · {_duration(elapsed_s // step_s * step_s)}" if elapsed_s >= 1 else ""
+        if self._waits:
+            return f"queued{time_passed}"
+        finished = f" · {good} finished" if good else ""
+        return f"● running on {on}{time_passed}{finished}{failed}"
+
+
+def _status_step_s(elapsed_s: float) -> int:
+    """Return how often the time is told: seldom enough that one can select text in the output meanwhile."""
+    return 1 if elapsed_s < 10 else 10 if elapsed_s < 120 else 60
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    if seconds < 120:
+        return f"{seconds:.1f} s".replace(".0 s", " s")
+    minutes = round(seconds) // 60
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"

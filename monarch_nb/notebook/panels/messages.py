@@ -1,0 +1,191 @@
+"""A panel in a notebook talks with its kernel by messages: requests and their answers, and events while it is seen.
+
+Several views (cells, browsers) may show one panel. A view says when a person begins and ends to see it, and again every
+now and then: one whose browser has gone without a word is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from monarch_nb.client.connections.bridge import background_loop, post
+from monarch_nb.errors import MonarchNbError
+from monarch_nb.panel.live import Deliver, Subscription
+from monarch_nb.panel.refusal import Refused
+from monarch_nb.panel.view import Json
+
+LEASE_S = 100.0
+"""A view that was not heard of for so long has gone; it says a word every 30 s."""
+
+ALIVE_S = 5.0
+"""How often a view is told, while it is seen, that the kernel lives: nothing may change for long."""
+
+_EXPECTED = "expected"
+"""Stands for the view of a panel that is being displayed."""
+_AGAIN_S = 0.5
+
+Send = Callable[[Json], None]
+
+
+class Panel(Protocol):
+    """The part of `monarch_nb.panel.requests.Panel` that is used here."""
+
+    def handle(self, name: str, body: object) -> concurrent.futures.Future[Json]: ...
+
+    def subscribe_here(self, deliver: Deliver, *, looking: bool = True) -> Subscription: ...
+
+
+@dataclass
+class _View:
+    looking: bool
+    heard_at_s: float
+
+
+class PanelMessages:
+    """The kernel's end. Safe to use from any thread; everything happens on the client's background loop.
+
+    Args:
+        panel: answers requests and has events.
+        send: sends a message to all views.
+        defaults: what to add to the bodies of requests, by name.
+        own: requests that the kernel does itself, by name, on the thread that brings them; they return the result.
+        is_busy: whether a cell runs, so that views can not be heard.
+    """
+
+    def __init__(
+        self,
+        panel: Panel,
+        send: Send,
+        *,
+        defaults: Mapping[str, Json] | None = None,
+        own: Mapping[str, Callable[[Json], object]] | None = None,
+        is_busy: Callable[[], bool] = lambda: False,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self._panel, self._send, self._defaults, self._own = panel, send, defaults or {}, own or {}
+        self._is_busy, self._lease_s = is_busy, lease_s
+        self._views: dict[str, _View] = {}
+        self._subscription: Subscription | None = None
+        self._check: asyncio.TimerHandle | None = None
+        self._again: asyncio.TimerHandle | None = None
+        self._alive: asyncio.TimerHandle | None = None
+        self._going_jobs: set[str] = set()
+
+    def receive(self, content: object) -> None:
+        """Take a message of a view."""
+        if not isinstance(content, dict):
+            return
+        if (do := self._own.get(str(content.get("request", "")))) and isinstance(body := content.get("body"), dict):
+            post(self._send, {"id": content.get("id"), **_outcome(do, body)})
+        else:
+            post(self._receive, content)
+
+    def expect_view(self) -> None:
+        """The panel is being displayed: its view is told how things are, again and again until it has said a word.
+        Without a subshell its word waits for the end of the cells that were started with this one."""
+        post(self._expect)
+
+    def close(self) -> None:
+        """Send nothing more."""
+        post(self._close)
+
+    # ---- on the background loop ----
+
+    def _receive(self, content: Json) -> None:
+        view = str(content.get("view", ""))
+        self._views.pop(_EXPECTED, None)
+        if isinstance(name := content.get("request"), str):
+            self._answer(content.get("id"), name, content.get("body", {}))
+        elif content.get("type") == "look":
+            self._look(view, content.get("looking") is not False)
+        elif content.get("type") == "leave":
+            self._views.pop(view, None)
+            self._changed()
+
+    def _answer(self, request_id: object, name: str, body: object) -> None:
+        if isinstance(body, dict):
+            body = {**body, **self._defaults.get(name, {})}
+        asked = self._panel.handle(name, body)
+        asked.add_done_callback(lambda answer: self._send({"id": request_id, **answer.result()}))
+
+    def _look(self, view: str, looking: bool) -> None:
+        before = self._views.get(view)
+        self._views[view] = _View(looking, time.monotonic())
+        begins = looking and not (before and before.looking)
+        if begins and self._subscription is not None:
+            self._subscription.begin_again()
+        self._changed()
+
+    def _expect(self) -> None:
+        self._look(_EXPECTED, True)
+        self._tell_again(_AGAIN_S)
+
+    def _tell_again(self, after_s: float) -> None:
+        def tell() -> None:
+            if _EXPECTED in self._views and self._subscription is not None:
+                self._subscription.begin_again()
+                self._tell_again(min(2 * after_s, self._lease_s / 4))
+
+        if self._again is not None:
+            self._again.cancel()
+        self._again = background_loop().call_later(after_s, tell)
+
+    def _changed(self) -> None:
+        """Hear events while there are views, and often while one is seen."""
+        looking = any(view.looking for view in self._views.values())
+        if self._subscription is None and looking:
+            self._subscription = self._panel.subscribe_here(self._deliver)
+            self._check_later()
+            self._alive_later()
+        elif self._subscription is not None and not self._views:
+            self._close()
+        elif self._subscription is not None and self._subscription.looking != looking:
+            self._subscription.look(looking)
+
+    def _alive_later(self) -> None:
+        self._alive = background_loop().call_later(ALIVE_S, self._say_alive)
+
+    def _say_alive(self) -> None:
+        if self._subscription is not None and self._subscription.looking:
+            self._send({"alive": True})
+        self._alive_later()
+
+    def _check_later(self) -> None:
+        self._check = background_loop().call_later(self._lease_s / 4, self._forget_silent)
+
+    def _forget_silent(self) -> None:
+        now_s = time.monotonic()
+        if self._is_busy() or self._going_jobs:  # a cell keeps the words of views waiting; a view is told how jobs end
+            for view in self._views.values():
+                view.heard_at_s = now_s
+        self._views = {name: view for name, view in self._views.items() if now_s - view.heard_at_s < self._lease_s}
+        self._check_later()
+        self._changed()
+
+    def _close(self) -> None:
+        self._views.clear()
+        for timer in filter(None, (self._check, self._again, self._alive)):
+            timer.cancel()
+        if self._subscription is not None:
+            self._subscription.close()
+        self._check = self._again = self._alive = self._subscription = None
+
+    async def _deliver(self, events: list[Json]) -> None:
+        for event in events:
+            if event["type"] == "job":
+                job = event["job"]
+                (self._going_jobs.add if job["state"] == "running" else self._going_jobs.discard)(job["id"])
+            self._send({"event": event})
+
+
+def _outcome(do: Callable[[Json], object], body: Json) -> Json:
+    try:
+        return {"result": do(body)}
+    except MonarchNbError as error:
+        refused = Refused.of(error)
+        return {"error": {"status": refused.status, "message": refused.message, "errors": refused.errors}}

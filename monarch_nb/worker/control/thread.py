@@ -1,0 +1,262 @@
+"""The control thread of a rank: answers while the main thread is busy or stuck.
+
+It accepts all connections, hands work connections to the main thread, and serves the control connection itself.
+"""
+
+import os
+import selectors
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from monarch_nb.ground.frames import FrameError, FrameSplitter, encode_frame
+from monarch_nb.proto.run_pb2 import Where
+from monarch_nb.proto.worker_pb2 import ControlReply, ControlRequest, FromRank, Hello, ToRank
+from monarch_nb.worker.control import completion, inspection, stacks
+from monarch_nb.worker.control.interrupts import PRESS_INTERVAL_S, ActiveRun, Interrupter
+from monarch_nb.worker.groups import process_groups
+from monarch_nb.worker.runs.results import send_all
+from monarch_nb.worker.shell import streams
+from monarch_nb.worker.text import encodable
+from monarch_nb.worker.user_code import UserCode, awaited_frames, outwards
+
+_SEND_TIMEOUT_S = 2.0
+_RECEIVE_BYTES = 1 << 16
+
+
+@dataclass
+class _Peer:
+    """A connection that the control thread reads."""
+
+    connection: socket.socket
+    splitter: FrameSplitter
+    is_control: bool = False
+
+
+class ControlThread(threading.Thread):
+    """Serves one control connection; a newer one replaces the older.
+
+    Args:
+        listener: where the allocator connects.
+        interrupter: knows the active run.
+        user_code: knows the user's frames.
+        entries: the code of the functions that call user code: frames below are not shown.
+        namespace: the user's, for completion and inspection.
+        on_work: called with a new work connection, its splitter and the messages that came with the hello.
+        on_abort: called after process groups were broken.
+        on_exit: called to end the process; must not return late.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        interrupter: Interrupter,
+        user_code: UserCode,
+        entries: set[CodeType],
+        namespace: dict[str, Any],
+        on_work: Callable[[socket.socket, FrameSplitter, list[ToRank]], None],
+        on_abort: Callable[[], None],
+        on_exit: Callable[[], None],
+    ) -> None:
+        super().__init__(name="monarch_nb-control", daemon=True)
+        self._listener = listener
+        self._interrupter = interrupter
+        self._user_code = user_code
+        self._entries = entries
+        self._namespace = namespace
+        self._on_work, self._on_abort, self._on_exit = on_work, on_abort, on_exit
+        self._selector = selectors.PollSelector()
+        self._control: _Peer | None = None
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._flush_at: float | None = None
+        self._press_at: float | None = None
+        self._sockets = {listener}
+        self._accepting = threading.Lock()
+        os.register_at_fork(
+            before=self._accepting.acquire, after_in_parent=self._accepting.release, after_in_child=self._close_in_child
+        )
+
+    def wake_for_text(self) -> None:
+        """Text was printed: flush it a little later. From any thread."""
+        with suppress(BlockingIOError):
+            os.write(self._wake_write, b"t")
+
+    def forget_socket(self, connection: socket.socket) -> None:
+        """A work connection is about to be closed. From the main thread."""
+        self._sockets.discard(connection)
+
+    def _close_in_child(self) -> None:
+        """In a child that the user forks (and once, not in its children): hold none of the rank's sockets open."""
+        self._accepting.release()
+        if self._sockets:
+            for each in self._sockets:
+                each.close()
+            self._sockets.clear()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+    def run(self) -> None:
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
+        while True:
+            events = self._selector.select(self._timeout_s())
+            try:
+                for key, _ in events:
+                    key.data()
+                self._keep_appointments()
+            except Exception:  # noqa: BLE001 -- whatever goes wrong, this thread must be there to free the rank
+                traceback.print_exc()
+
+    def _timeout_s(self) -> float | None:
+        times = [at for at in (self._flush_at, self._press_at) if at is not None]
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _keep_appointments(self) -> None:
+        now = time.monotonic()
+        if self._flush_at is not None and self._flush_at <= now:
+            self._flush_at = None
+            streams.flush_unflushed()
+        if self._press_at is not None and self._press_at <= now:
+            self._press_at = now + PRESS_INTERVAL_S if self._interrupter.press() else None
+
+    def _woken(self) -> None:
+        os.read(self._wake_read, 4096)
+        if self._flush_at is None:  # put off by every run, it would never come, and the files of all would stay open
+            self._flush_at = time.monotonic() + streams.FLUSH_AFTER_S
+
+    # ---- connections ----
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            with self._accepting:  # no fork may come between the two
+                connection, _ = self._listener.accept()
+                self._sockets.add(connection)
+            connection.setblocking(False)
+            peer = _Peer(connection, FrameSplitter())
+            self._selector.register(connection, selectors.EVENT_READ, lambda: self._receive(peer))
+
+    def _receive(self, peer: _Peer) -> None:
+        try:
+            data = peer.connection.recv(_RECEIVE_BYTES)
+            messages = deque(ToRank.FromString(frame) for frame in peer.splitter.feed(data))
+        except BlockingIOError:
+            return
+        except (OSError, FrameError, DecodeError):  # the peer is gone, or does not speak this protocol
+            data, messages = b"", deque()
+        if not data:
+            self._close(peer)
+        while messages:
+            message = messages.popleft()
+            if peer.is_control:
+                self._answer(peer, message.control)
+            elif message.hello.channel == Hello.CHANNEL_CONTROL:
+                if self._control is not None:
+                    self._close(self._control)
+                self._control, peer.is_control = peer, True
+            elif message.hello.channel == Hello.CHANNEL_WORK:
+                self._selector.unregister(peer.connection)
+                self._on_work(peer.connection, peer.splitter, list(messages))
+                return
+            else:
+                self._close(peer)
+                return
+
+    def _close(self, peer: _Peer) -> None:
+        with suppress(KeyError, ValueError):  # it was closed already
+            self._selector.unregister(peer.connection)
+        self._sockets.discard(peer.connection)
+        peer.connection.close()
+        if self._control is peer:
+            self._control = None
+
+    # ---- requests ----
+
+    def _answer(self, peer: _Peer, request: ControlRequest) -> None:
+        reply = ControlReply(request=request.request, ok=True)
+        try:
+            self._fill(reply, request)
+        except Exception:  # noqa: BLE001 -- odd objects of the user's must not end the thread that frees the rank
+            reply.ok = False
+            traceback.print_exc()
+        try:
+            frame = encode_frame(FromRank(control=reply).SerializeToString())
+            send_all(peer.connection, frame, _SEND_TIMEOUT_S)
+        except OSError:
+            self._close(peer)
+        if request.HasField("exit"):
+            self._on_exit()
+
+    def _fill(self, reply: ControlReply, request: ControlRequest) -> None:
+        match request.WhichOneof("message"):
+            case "interrupt":
+                reply.ok = self._interrupter.request(request.interrupt.run_id)
+                self._press_soon()
+            case "where":
+                reply.where.CopyFrom(self._where())
+            case "stack":
+                reply.stack = self._stack()
+            case "complete":
+                matches, start = completion.complete(request.complete.code, request.complete.cursor, self._namespace)
+                reply.completions.extend(map(encodable, matches))
+                reply.completion_start = start
+            case "inspect":
+                reply.inspection = encodable(inspection.describe(request.inspect, self._namespace, self._user_code))
+            case "abort_groups":
+                self._abort_groups(request.abort_groups.reason, request.abort_groups.last_run)
+            case "exit":
+                pass
+            case _:
+                reply.ok = False
+
+    def _press_soon(self) -> None:
+        self._press_at = time.monotonic() + PRESS_INTERVAL_S
+
+    def _abort_groups(self, reason: str, last_run: int) -> None:
+        active = self._interrupter.active
+        if active is None:
+            process_groups.break_groups(reason, last_run)
+        else:
+            self._interrupter.break_groups(active, "", reason, last_run)
+            self._press_soon()
+        self._on_abort()
+
+    def _where(self) -> Where:
+        active = self._interrupter.active
+        if active is None:
+            return Where(state=Where.STATE_IDLE)
+        frames = self._frames(active)
+        collective = process_groups.collective(frames[0]) if frames else None
+        return Where(
+            state=Where.STATE_COLLECTIVE if collective else Where.STATE_RUNNING,
+            run_id=active.run_id,
+            collective=collective or "",
+            line=encodable(self._user_code.line_of_stack(frames)),
+            running_s=time.monotonic() - active.started,
+        )
+
+    def _stack(self) -> str:
+        active = self._interrupter.active
+        main = self._frames(active) if active is not None else None
+        others = stacks.other_threads({self.ident or 0})
+        return encodable(stacks.describe_threads(self._user_code, main, others))
+
+    def _frames(self, active: ActiveRun) -> list[FrameType]:
+        """Return the main thread's frames of user code and below, innermost first."""
+        main = threading.main_thread().ident
+        frames = list(outwards(sys._current_frames().get(main or 0)))
+        for position, frame in enumerate(frames):
+            if frame.f_code in self._entries:
+                return frames[:position]
+        return awaited_frames(active.task.get_coro()) if active.task is not None else []

@@ -1,0 +1,141 @@
+"""What makes a forked child of the template a rank: everything in which it must not look like a copy.
+
+After this a rank is what a fresh process would be: own session, environment, directory, random state, thread counts,
+signal handlers and garbage collector.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import functools
+import gc
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from monarch_nb.integrations import lightning
+from monarch_nb.proto.worker_pb2 import RankSpec
+from monarch_nb.worker.forking import identity
+from monarch_nb.worker.imports import after_import
+
+_OOM_SCORE = 300
+"""The kernel's out-of-memory killer takes ranks before allocators and Jupyter."""
+_PR_SET_NAME = 15
+_INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
+
+_libc = ctypes.CDLL(None)
+_stacks_files: list[Any] = []
+"""faulthandler writes to the descriptor as long as the process lives."""
+_STDERR = 2
+
+
+def become_rank(spec: RankSpec) -> None:
+    """Give this freshly forked process everything of its own."""
+    os.setsid()
+    name_process(f"rank {spec.rank}")
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write(str(_OOM_SCORE))
+    gc.enable()
+    _replace_environment(spec.environment)
+    _replace_stdin()
+    _enter_directory(spec.directory)
+    _reset_signals(spec.stacks_file)
+    _reseed()
+    _restore_threads(os.environ)
+    if not spec.for_script:
+        _prefer_own_gpu(os.environ)
+    lightning.become_rank()
+
+
+def name_process(name: str) -> None:
+    """Set what `ps -o comm` and `top` show."""
+    _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def presets(environment: Mapping[str, str]) -> dict[str, int]:
+    """Return the numbers that every rank's namespace starts with."""
+    return {
+        "rank": int(environment.get("RANK", "0")),
+        "world_size": int(environment.get("WORLD_SIZE", "1")),
+        "local_rank": int(environment.get("LOCAL_RANK", "0")),
+    }
+
+
+def device_name(environment: Mapping[str, str]) -> str:
+    """Return `cuda:LOCAL_RANK` when GPUs are leased to this rank, else `cpu`; asks no driver.
+
+    Example:
+        >>> device_name({"CUDA_VISIBLE_DEVICES": "2,3", "LOCAL_RANK": "1"})
+        'cuda:1'
+    """
+    gpus = [gpu for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip() not in ("", "-1")]
+    return f"cuda:{int(environment.get('LOCAL_RANK', '0')) % len(gpus)}" if gpus else "cpu"
+
+
+def _replace_environment(environment: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    os.environ.setdefault("MPLBACKEND", _INLINE_BACKEND)
+    # The interpreter read PYTHONPATH when the template started.
+    for path in reversed(environment.get("PYTHONPATH", "").split(os.pathsep)):
+        if path and path not in sys.path:
+            sys.path.insert(1, path)
+
+
+def _replace_stdin() -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
+
+
+def _enter_directory(directory: str) -> None:
+    os.chdir(directory)
+    sys.path[0] = directory
+    sys.argv = list(identity.ARGV)
+
+
+def _reset_signals(stacks_file: str) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.enable(_STDERR)
+    if stacks_file:
+        Path(stacks_file).unlink(missing_ok=True)
+        _stacks_files.append(open(stacks_file, "a"))  # noqa: SIM115
+        faulthandler.register(signal.SIGUSR2, file=_stacks_files[-1], all_threads=True)
+        # A crash is told with the user's frames alone (allocator/supervision/processes.py); children tell it to nobody.
+        faulthandler.enable(_stacks_files[-1])
+        os.register_at_fork(after_in_child=functools.partial(faulthandler.enable, _STDERR))
+
+
+def _reseed() -> None:
+    """Python's `random` reseeds itself after a fork; these copy their state."""
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()
+
+
+def _prefer_own_gpu(environment: Mapping[str, str]) -> None:
+    """Let "cuda" be the rank's own GPU, where nobody chooses another. It sees those of all ranks of its node, as
+    torchrun's processes do: what people have written takes its own by LOCAL_RANK."""
+    own = device_name(environment)
+    if own != "cpu":
+        after_import("torch.cuda", lambda cuda: cuda._lazy_call(lambda: cuda.set_device(own)))
+
+
+def _restore_threads(environment: Mapping[str, str]) -> None:
+    """Undo the template's restriction to one thread."""
+    wanted = environment.get("OMP_NUM_THREADS", "")
+    count = int(wanted) if wanted.isdecimal() and int(wanted) else len(os.sched_getaffinity(0))
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+    blas_wanted = environment.get("OPENBLAS_NUM_THREADS", "")
+    blas_count = int(blas_wanted) if blas_wanted.isdecimal() and int(blas_wanted) else count
+    if blas_count > 1 and "numpy" in sys.modules:
+        from threadpoolctl import ThreadpoolController
+
+        ThreadpoolController().select(internal_api="openblas").limit(limits=blas_count)

@@ -1,0 +1,140 @@
+"""Which connections of this rank belong to its process groups, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+from monarch_nb.worker.groups import connections
+from monarch_nb.worker.groups.connections import Connection, Endpoint, GlooLoop
+
+_SAMPLE_S = 0.01
+_MOVING_S = 5.0
+_STUCK_S = 0.5
+
+
+class GroupConnections:
+    """Knows Gloo's loops by when they appeared: while a group was made.
+
+    Attributes:
+        endpoints: the stores that groups use.
+        lock: held while connections are shut down, and while the making of a group begins.
+    """
+
+    def __init__(self) -> None:
+        self.endpoints: set[Endpoint] = set()
+        self.lock = threading.Lock()
+        self._depth = 0
+        self._idle = threading.Event()
+        self._idle.set()
+        self._others: frozenset[int] = frozenset()
+        self._listeners: frozenset[int] = frozenset()
+        self._group_size = 0
+        self._whole: dict[int, int] = {}
+
+    @property
+    def is_making(self) -> bool:
+        """Whether a group is being made."""
+        return self._depth > 0
+
+    @contextlib.contextmanager
+    def making(self, group_size: int = 0) -> Iterator[None]:
+        """While it is open, new Gloo loops belong to groups. May be nested.
+
+        Args:
+            group_size: of the group that is made; 0 where it is not known yet.
+        """
+        with self.lock:
+            if self._depth == 0:
+                self._others = frozenset(loop.listener for loop in connections.gloo_loops()) - self._listeners
+                self._idle.clear()
+            self._group_size = group_size
+            self._depth += 1
+        try:
+            yield
+        finally:
+            if self._depth == 1:
+                self._listeners = frozenset(loop.listener for loop in self._loops())
+            self._depth -= 1
+            if self._depth == 0:
+                self._idle.set()
+
+    @contextlib.contextmanager
+    def making_default(self) -> Iterator[None]:
+        """As `making`; the loops that are new at its end are those of the default group."""
+        with self.making():
+            self._whole = {}
+            yield
+            self._whole = {loop.listener: len(loop.connections) for loop in self._loops() if self._is_new(loop)}
+
+    def forget_default(self) -> None:
+        """The default group is gone."""
+        self._whole = {}
+
+    def lost_peers(self, wait_s: float = 0) -> bool:
+        """Return whether a peer has left the default group: then it is of no use to anyone.
+
+        Args:
+            wait_s: look again for so long, because Gloo raises an error a moment before it closes the connection.
+        """
+        deadline = time.monotonic() + wait_s
+        while self._whole:
+            now = {loop.listener: len(loop.connections) for loop in self._loops()}
+            if any(now.get(listener, 0) < count for listener, count in self._whole.items()):
+                return True
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_SAMPLE_S)
+        return False
+
+    def all(self) -> list[Connection]:
+        """Return the connections to all peers and stores."""
+        return connections.connections_to(self.endpoints) + self._to_peers()
+
+    def shut_down(self, *, stores: bool) -> None:
+        """Shut down the connections to peers, also those that they have yet to make, and to `stores`. Takes no lock.
+
+        Gloo learns of an end by reading, and then closes the connection and wakes who waits; but not who is sending.
+        So it can go on to write until it has read all: a write that failed first would leave its sender asleep.
+        """
+        connections.shut_down(self._to_peers(), socket.SHUT_RD)
+        if stores:
+            connections.shut_down(connections.connections_to(self.endpoints))
+        connects_late = bool(os.environ.get("TORCH_GLOO_LAZY_INIT"))
+        for loop in self._loops():
+            if self._is_new(loop) or connects_late:
+                connections.knock(loop, self._group_size)
+
+    def wait_until_made(self, timeout_s: float) -> bool:
+        """Wait until no group is being made; return False when one still is."""
+        return self._idle.wait(timeout_s)
+
+    def wait_for_standstill(self) -> None:
+        """Wait until nothing moves between this rank and its peers, as when a collective hangs.
+
+        What still moves may end by itself; and Gloo never wakes a thread whose connection ends while it sends. Where
+        the machine is busy nothing may move though a thread of Gloo's is about to send.
+        """
+        deadline, still_since = time.monotonic() + _MOVING_S, time.monotonic()
+        before = None
+        while time.monotonic() < deadline:
+            now = connections.traffic(self._to_peers())
+            if now != before:
+                still_since = time.monotonic()
+            elif not (now.queued_bytes or connections.gloo_runs()) or time.monotonic() - still_since > _STUCK_S:
+                return
+            before = now
+            time.sleep(_SAMPLE_S)  # the kernel tells nobody that nothing moves
+
+    def _to_peers(self) -> list[Connection]:
+        return [connection for loop in self._loops() for connection in loop.connections]
+
+    def _loops(self) -> list[GlooLoop]:
+        return [loop for loop in connections.gloo_loops() if loop.listener in self._listeners or self._is_new(loop)]
+
+    def _is_new(self, loop: GlooLoop) -> bool:
+        return self.is_making and loop.listener not in self._listeners | self._others

@@ -1,0 +1,199 @@
+"""How the ranks of a mesh agree on a new process group, again and again, whoever of them died or was interrupted.
+
+The store lives outside the ranks. Every group is one round on it, with keys that no other round uses. A round goes:
+
+1. every rank says that it is here; the last one to come completes the round;
+2. every rank that sees the round complete says that it is still alive; the last one forms the group.
+
+A rank that finds itself here already died or was interrupted in this round before: it cancels the round, and all go
+on to the next. So a group is formed only by ranks that all waited for it at one moment, and what a dead rank left
+behind spoils nothing: its next life cancels the round, or the round never completes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import socket
+import uuid
+from datetime import timedelta
+from typing import Any, Protocol
+from urllib.parse import parse_qsl, urlparse
+
+from monarch_nb.worker.groups.c10d import Hush
+from monarch_nb.worker.groups.connections import Endpoint, resolve
+from monarch_nb.worker.groups.store_connection import connect
+
+_CONNECT_TIMEOUT = timedelta(seconds=20)
+_ROOT = "monarch_nb"
+_FORMED, _CANCELLED = "formed", "cancelled"
+
+
+class Store(Protocol):
+    """What is used of torch's stores."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
+    def add(self, key: str, amount: int, /) -> int: ...
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
+    def check(self, keys: list[str], /) -> bool: ...
+
+
+def agree(store: Store, rank: int, world_size: int) -> int:
+    """Wait until every rank wants a new group; return a number that is the same on all and new to the store.
+
+    Raises whatever a blocking call on `store` raises.
+    """
+    life = uuid.uuid4().hex
+    while True:
+        number = store.add("round", 0)
+        verdict = _take_part(store, f"{number}/", rank, world_size, life)
+        # Whoever knows the verdict moves all on: the one that made it may be dead.
+        store.compare_set("round", str(number), str(number + 1))
+        if verdict == _FORMED:
+            return number
+
+
+def missing_ranks(store: Store, world_size: int) -> list[int]:
+    """Return the ranks that have not come to the present round."""
+    number = store.add("round", 0)
+    return [rank for rank in range(world_size) if not store.check([f"{number}/here/{rank}"])]
+
+
+def _take_part(store: Store, keys: str, rank: int, world_size: int, life: str) -> str:
+    if _text(store.compare_set(f"{keys}here/{rank}", "", life)) != life:
+        _decide(store, keys, _CANCELLED)
+        return _CANCELLED
+    if store.add(f"{keys}arrived", 1) == world_size:
+        store.set(f"{keys}complete", "1")
+    store.get(f"{keys}complete")
+    if store.add(f"{keys}alive", 1) == world_size:
+        _decide(store, keys, _FORMED)
+    return _text(store.get(f"{keys}verdict"))
+
+
+def _decide(store: Store, keys: str, verdict: str) -> None:
+    """The first verdict counts. All who wait in either phase are woken."""
+    store.compare_set(f"{keys}verdict", "", verdict)
+    store.set(f"{keys}complete", "1")
+
+
+def _text(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.decode()
+
+
+class Rendezvous:
+    """What `env://` means in a rank. Torch's own handler would host a store in rank 0.
+
+    Args:
+        mesh_store: where the mesh's store listens, as MASTER_ADDR and MASTER_PORT said when the rank started.
+        endpoints: gets the address of every store that is used.
+        hush: silences torch.
+    """
+
+    def __init__(self, mesh_store: tuple[str, int] | None, endpoints: set[Endpoint], hush: Hush) -> None:
+        self._mesh_store, self._endpoints, self._hush = mesh_store, endpoints, hush
+        self._store: tuple[str, int, Any] | None = None
+        self._left: str | None = None
+        if mesh_store is not None:
+            endpoints |= resolve(*mesh_store)
+
+    def __call__(self, url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> tuple[Any, int, int]:
+        """Return (store, rank, world size) of a new group; the store holds no key yet."""
+        dist: Any = importlib.import_module("torch.distributed")
+
+        query = dict(parse_qsl(urlparse(url).query))
+        rank, world_size = (int(query.get(name.lower()) or _environment(name)) for name in ("RANK", "WORLD_SIZE"))
+        if not 0 <= rank < world_size:
+            raise ValueError(f"no rank {rank} in a world of {world_size}: ranks are 0 to {world_size - 1}")
+        host, port, name = self._choose_store(_environment("MASTER_ADDR"), int(_environment("MASTER_PORT")))
+        self._endpoints |= resolve(host, port)
+        store = self._connect(host, port, timeout)
+        prefix = f"{_ROOT}/{name}{world_size}"
+        talk = dist.PrefixStore(prefix, store)
+        try:
+            number = agree(talk, rank, world_size)
+        except dist.DistStoreError as error:
+            missing = ", ".join(map(str, missing_ranks(talk, world_size)))
+            waited = f"waited {timeout.total_seconds():g} s for all {world_size} ranks to call init_process_group()"
+            raise dist.DistStoreError(f"{waited}; these did not: {missing or 'none'}") from error
+        if rank == 0:
+            _forget_older(store, prefix, number)
+        self._left = f"{prefix}/{number}/left"
+        return dist.PrefixStore(f"{prefix}/{number}/group", store), rank, world_size
+
+    def forget(self) -> None:
+        """The last group was destroyed."""
+        self._left = None
+
+    def leave(self) -> None:
+        """Tell the other ranks of the last group that it is of no use any more: not all of them can see it (NCCL, and
+        Gloo's until it is freed). Returns when they can know."""
+        left, self._left = self._left, None
+        if left is not None and self._store is not None:
+            with self._hush, contextlib.suppress(RuntimeError):  # its connection is broken
+                self._store[2].set(left, "1")
+                self._store[2].check([left])  # `set` waits for no answer: others are to know it from now on
+
+    def was_left(self) -> bool:
+        """Return whether another rank has left the last group."""
+        return self._left is not None and self._store is not None and self._check(self._store[2], self._left) is True
+
+    def _connect(self, host: str, port: int, timeout: timedelta) -> Any:
+        """Return a connection to a store: the last one if it still works, for torch asks DNS at each new one."""
+        if self._store is None or self._store[:2] != (host, port) or self._check(self._store[2], "round") is None:
+            dist: Any = importlib.import_module("torch.distributed")
+
+            def attempt(within: timedelta) -> Any:
+                return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=within)
+
+            store = connect(attempt, f"{host}:{port}", min(timeout, _CONNECT_TIMEOUT), self._hush)
+            self._store = host, port, store
+        store = self._store[2]
+        store.set_timeout(timeout)
+        return store
+
+    def _check(self, store: Any, key: str) -> bool | None:
+        """Return whether a store has a key, or None when the connection to it is broken."""
+        try:
+            with self._hush:
+                return bool(store.check([key]))
+        except RuntimeError:
+            return None
+
+    def _choose_store(self, host: str, port: int) -> tuple[str, int, str]:
+        """Return where to connect, and a name for the ranks that use it.
+
+        Scripts set MASTER_ADDR and MASTER_PORT to anything, for rank 0 to host a store there. The mesh's store does as
+        well, and lasts; but where a store listens already, it is meant.
+        """
+        if self._mesh_store is None or (host, port) == self._mesh_store or _listens(host, port):
+            return host, port, ""
+        return *self._mesh_store, f"{host}:{port}/"
+
+
+def _environment(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise ValueError(
+            "Error initializing torch.distributed using env:// rendezvous: "
+            f"environment variable {name} expected, but not set"
+        )
+    return value
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _forget_older(store: Any, prefix: str, number: int) -> None:
+    """Delete the keys of earlier rounds: every rank has left their groups, and Gloo leaves many."""
+    for key in store.list_keys():
+        round_, _, rest = key.removeprefix(f"{prefix}/").partition("/")
+        if rest and round_.isdecimal() and int(round_) < number:
+            store.delete_key(key)

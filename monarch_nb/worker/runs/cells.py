@@ -1,0 +1,227 @@
+"""Running a body (a cell, a push, a pull) in the shell, and what comes of it."""
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, TracebackType
+from typing import Any
+
+from IPython.core.autocall import IPyAutocall
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.macro import Macro
+
+from monarch_nb.proto.run_pb2 import Cell, RankResult, RunSpec
+from monarch_nb.worker.forking.after_fork import device_name
+from monarch_nb.worker.reload import live_update
+from monarch_nb.worker.reload.reloading import Reloader
+from monarch_nb.worker.runs import values
+from monarch_nb.worker.shell.compiler import BoundedCompiler
+from monarch_nb.worker.shell.shell import INTERACTIVESHELL_FILE, LastValue, RankShell, to_json
+
+_FIRST_NAME = re.compile(r"\s*(\w+)")
+_ExceptionTuple = tuple[type[BaseException], BaseException, TracebackType | None]
+
+
+@dataclass(frozen=True)
+class Transformed:
+    """A cell as plain Python.
+
+    Attributes:
+        code: the Python code; the cell itself when it can not be transformed.
+        problem: why it can not.
+        statements: the parsed code of a cell that was Python from the start.
+        filename: what they were parsed as.
+    """
+
+    code: str
+    problem: _ExceptionTuple | None = None
+    statements: list[ast.stmt] | None = None
+    filename: str = ""
+
+    @property
+    def may_await(self) -> bool:
+        """False when the code can certainly run without the event loop."""
+        return "await" in self.code or "async" in self.code
+
+
+class CellRunner:
+    """Runs bodies in the one shell of this rank.
+
+    Args:
+        shell: the shell.
+        blob_directory: where pushed and large returned values lie.
+        reloader: brings modules up to date before a body.
+    """
+
+    def __init__(self, shell: RankShell, blob_directory: str, reloader: Reloader) -> None:
+        self._shell = shell
+        assert isinstance(shell.compile, BoundedCompiler)
+        self._compiler = shell.compile
+        self._reloader = reloader
+        self._blob_directory = blob_directory
+        self._has_presets = False
+
+    async def run(self, spec: RunSpec, transformed: Transformed | None, result: RankResult) -> BaseException | None:
+        """Run a body; fill `result` with its value. Waits only in a cell that awaits.
+
+        Returns:
+            What user code raised, or None.
+        """
+        try:
+            if spec.HasField("tree"):
+                self._reloader.follow(spec.tree)
+            match spec.WhichOneof("body"):
+                case "cell":
+                    assert transformed is not None
+                    return await self._run_cell(spec.cell, transformed, result)
+                case "push":
+                    self._shell.user_ns.update(_call(self._load, spec.push.blob))
+                case "pull":
+                    value = self._evaluate(spec.pull.expression, spec.number)
+                    _call(values.store_value, result, value, self._blob_directory)
+        except BaseException as error:  # noqa: BLE001 -- KeyboardInterrupt and SystemExit of user code too
+            return error
+        return None
+
+    def transform(self, cell: Cell, number: int) -> Transformed:
+        """Turn magics, `!` and `?` into Python, under the name of that cell, or run."""
+        self._define_presets(cell.code)
+        shell = self._shell
+        shell.execution_count = cell.cell_number or number
+        shell.running_code = cell.code
+        self._compiler.kind = "cell" if cell.cell_number else "run"
+        if (plain := self._parse_plain(cell.code)) is not None:
+            return plain  # IPython's transformers need a second for a megabyte
+        try:
+            return Transformed(shell.transform_cell(cell.code))  # type: ignore[no-untyped-call]
+        except Exception:  # noqa: BLE001 -- transformers may raise anything, a SyntaxError above all
+            kind, error, trace = sys.exc_info()
+            assert kind is not None
+            assert error is not None
+            return Transformed(cell.code, (kind, error, trace))
+
+    async def _run_cell(self, cell: Cell, transformed: Transformed, result: RankResult) -> BaseException | None:
+        shell = self._shell
+        last: LastValue = shell.displayhook  # type: ignore[assignment]
+        sys.displayhook = last  # whatever an earlier cell did to it
+        shell.user_ns.pop("__warningregistry__", None)  # each cell warns again
+        executed = None
+        if transformed.statements is not None and not transformed.may_await and not self._is_extended():
+            error = self._execute(transformed.statements, transformed.filename)
+        else:
+            executed = await shell.run_cell_async(
+                cell.code, transformed_cell=transformed.code, preprocessing_exc_tuple=transformed.problem
+            )
+            error = executed.error_before_exec or executed.error_in_exec or shell.take_script_error()
+        _call(shell.events.trigger, "post_execute")  # matplotlib's figures are flushed here
+        if executed is not None:
+            _call(shell.events.trigger, "post_run_cell", executed)
+        value, bundle = last.value, last.bundle
+        last.clear()
+        if error is None:
+            result.bundle_json = to_json(bundle) if bundle else ""
+            if cell.want_value and value is not None:
+                _call(values.store_value, result, value, self._blob_directory)
+        return error
+
+    def _is_extended(self) -> bool:
+        """Return whether something of the user's takes part in how IPython runs a cell."""
+        shell = self._shell
+        callbacks = shell.events.callbacks
+        return bool(
+            callbacks["pre_run_cell"]
+            or callbacks["post_run_cell"]
+            or shell.ast_transformers
+            or shell.custom_exceptions
+            or shell.logger.log_active
+            or shell.ast_node_interactivity != "last_expr"
+        )
+
+    def _execute(self, statements: list[ast.stmt], filename: str) -> BaseException | None:
+        """Do what IPython's `run_cell_async` does, where nobody else takes part and nothing awaits: its generality
+        was a fifth of what an empty cell costs a rank."""
+        shell = self._shell
+        try:
+            _call(shell.events.trigger, "pre_execute")
+            for number, statement in enumerate(statements, 1):
+                tree: Any = ast.Module([statement], [])
+                mode = "exec"
+                if number == len(statements) and isinstance(statement, ast.Expr):
+                    tree, mode = ast.Interactive([statement]), "single"
+                code = self._compiler(tree, filename, mode)
+                _call(exec, code, shell.user_global_ns, shell.user_ns)
+        except BaseException as error:  # noqa: BLE001 -- as in `run`
+            return error
+        return shell.take_script_error()
+
+    def _evaluate(self, expression: str, number: int) -> Any:
+        self._compiler.kind = "pull"
+        name = self._compiler.cache(expression, number)
+        code = compile(expression.strip(), name, "eval")
+        return _call(eval, code, self._shell.user_global_ns, self._shell.user_ns)
+
+    def _load(self, blob: str) -> dict[str, Any]:
+        if os.path.basename(blob) != blob:
+            raise ValueError(f"not the name of a blob: {blob!r}")
+        return values.load_variables(Path(self._blob_directory, blob))
+
+    def _parse_plain(self, code: str) -> Transformed | None:
+        """Return code parsed, if IPython's transformers would leave it as it is."""
+        if self._shell.input_transformers_post or not code.strip():
+            return None
+        filename = self._compiler.cache(code, self._shell.execution_count)
+        try:
+            tree = self._compiler.ast_parse(code, filename)
+        except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
+            return None
+        assert isinstance(tree, ast.Module)
+        is_line = "\n" not in code.strip() and any(isinstance(node, ast.Expr) for node in tree.body)
+        if is_line and self._may_be_command(code):
+            return None
+        return Transformed(code, statements=tree.body, filename=filename)
+
+    def _may_be_command(self, line: str) -> bool:
+        """Return whether a line may be a magic without its %, as `ls -l` is, which is valid Python."""
+        first = _FIRST_NAME.match(line)
+        if "#" in line or self._shell.autocall:
+            return True
+        return first is not None and (
+            self._shell.find_magic(first[1]) is not None  # type: ignore[no-untyped-call]
+            or isinstance(self._shell.user_ns.get(first[1]), (IPyAutocall, Macro))
+        )
+
+    def _define_presets(self, code: str) -> None:
+        """Define `dist` and `device`, importing torch for them, once a cell mentions them."""
+        if not self._has_presets and ("torch" in sys.modules or "dist" in code or "device" in code):
+            self._has_presets = True
+            define_torch_presets(self._shell.user_ns)
+
+
+def define_torch_presets(namespace: dict[str, Any]) -> None:
+    """Define `dist` and `device` where they are not defined and torch can be imported."""
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError:
+        return
+    namespace.setdefault("dist", dist)
+    namespace.setdefault("device", torch.device(device_name(os.environ)))
+
+
+def user_code_entries() -> set[CodeType]:
+    """Return the code of the functions that call user code."""
+    return {InteractiveShell.run_code.__code__, _call.__code__, live_update.execute.__code__}
+
+
+def not_user_files() -> set[str]:
+    """Return the files of what `user_code_entries` call besides user code."""
+    return {INTERACTIVESHELL_FILE, __file__}
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call something that runs user code: an interrupt may raise in there."""
+    return function(*arguments)

@@ -1,0 +1,402 @@
+"""Where a rank's output goes: plain files, one set per run.
+
+`sys.stdout` and `sys.stderr` are made once and live for ever, so a logging handler made in run 3 still works in run 30.
+Each write goes to the run of its context: asyncio tasks copy the context of the cell that made them, and a thread keeps
+the run of the code that started it (`install` patches `Thread.start`, because threads inherit no context before 3.14).
+File descriptors 1 and 2 point at the newest run, so that C++ libraries and child processes are caught too.
+
+Nothing here can block on a reader or fail for want of space: what a full disk refuses is dropped, and noted once in
+`RunOutput.notice`, which the rank's result carries to the allocator.
+"""
+
+import asyncio
+import fcntl
+import functools
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from monarch_nb.config import run_file
+from monarch_nb.ground.frames import encode_frame
+from monarch_nb.proto.run_pb2 import Cursor, Display, Mark
+
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+_THREAD_ATTRIBUTE = "_monarch_nb_run"
+_PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "pty.spawn"}
+
+FLUSH_AFTER_S = 0.2
+"""The beginning of a line is written this long after it was printed, at the latest."""
+
+_run_of_context: ContextVar["RunOutput"] = ContextVar("monarch_nb_run")
+_newest: "RunOutput | None" = None
+_streams: "dict[str, RunStream]" = {}
+_unflushed: "list[RunOutput]" = []
+_flushing = threading.Lock()
+"""Held while another thread flushes and while a child is forked: buffers have locks of their own."""
+
+
+class RunOutput:
+    """The output files of one run on this rank: RANK.out, RANK.err and, once something needs it, RANK.marks.
+
+    Closed when nothing refers to it any more: no context, no thread, no newer run.
+
+    Args:
+        directory: holds one directory per run.
+        number: the run's number.
+        rank: this rank.
+
+    Attributes:
+        notice: why output was lost; empty while none was.
+        has_started_processes: whether a process was started that may write here.
+        has_started_threads: whether a thread was.
+    """
+
+    def __init__(self, directory: str, number: int, rank: int) -> None:
+        self.number = number
+        self.notice = ""
+        self.has_started_processes = False
+        self.has_started_threads = False
+        self._base = str(run_file(Path(directory), number, rank, ""))
+        self._descriptors = [self._open("out"), self._open("err")]
+        self._marks: int | None = None
+        self._lock = threading.RLock()
+        self.last: int | None = None
+        self.is_listed = False
+        self.renew()
+
+    def redirect_descriptors(self) -> None:
+        """Point file descriptors 1 and 2 at this run."""
+        for kind, descriptor in enumerate(self._descriptors):
+            os.dup2(descriptor, kind + 1, inheritable=True)
+
+    def switch(self, kind: int) -> None:
+        """Note in the marks that Python code writes to the other stream from here on."""
+        with self._lock:
+            if self.last is not None:
+                self.flush()
+                self._mark(Mark())
+            self.last = kind
+
+    def write_bytes(self, kind: int, data: bytes) -> None:
+        """Write raw bytes, after the text before them."""
+        if self.last != kind:
+            self.switch(kind)
+        text = self._text[kind] or self._make_text(kind)
+        try:
+            text.flush()
+            text.buffer.write(data)
+            text.buffer.flush()
+        except OSError as error:
+            self.lose(kind, error)
+
+    def display(self, display: Display) -> None:
+        """Store a display at this place of the output."""
+        with self._lock:
+            self.flush()
+            self._mark(Mark(display=display))
+
+    def flush(self) -> None:
+        """Write what is buffered (the beginning of a line)."""
+        for kind, text in enumerate(self._text):
+            try:
+                if text is not None:
+                    text.flush()
+            except OSError as error:
+                self.lose(kind, error)
+
+    def cursor(self) -> Cursor:
+        """Return the sizes of the files, with everything flushed."""
+        self.flush()
+        out, err = (os.fstat(descriptor).st_size for descriptor in self._descriptors)
+        marks = os.fstat(self._marks).st_size if self._marks is not None else 0
+        return Cursor(stdout_bytes=out, stderr_bytes=err, marks_bytes=marks)
+
+    def is_untouched(self, end: Cursor, loop: "RankLoop") -> bool:
+        """Return whether nothing was written and nothing is left that could still write: the next run may use it.
+
+        Args:
+            end: what `cursor` has just said.
+            loop: the main thread's, whose tasks and timers count.
+        """
+        return not (
+            end.stdout_bytes
+            or end.stderr_bytes
+            or end.marks_bytes
+            or self.notice
+            or self.has_started_processes
+            or (self.has_started_threads and any(_output_of(thread) is self for thread in threading.enumerate()))
+            or (loop.has_had_tasks and bool(asyncio.all_tasks(loop) - {asyncio.current_task(loop)}))
+            or len(getattr(loop, "_scheduled", ())) > 0
+        )
+
+    def lose(self, kind: int, error: OSError) -> None:
+        """Drop what could not be written, so that the rank goes on."""
+        self.notice = self.notice or f"output was lost: {error.strerror or error}"
+        stuck, self._text[kind] = self._text[kind], None
+        self._make_text(kind)
+        if stuck is not None:
+            raw = stuck.buffer.raw  # type: ignore[attr-defined]
+            raw.close()  # else the stuck text would be tried again when it is deleted
+
+    def renew(self) -> None:
+        """Have new writers, made when they are needed, which no thread (left behind in a parent) holds locked."""
+        self._text: list[io.TextIOWrapper | None] = [None, None]
+        self.writers: list[Callable[[str], int] | None] = [None, None]
+
+    def write_text(self, kind: int, text: str) -> int:
+        """Write the first text to a stream; `writers` has the means for the next."""
+        return self._make_text(kind).write(text)
+
+    def _make_text(self, kind: int) -> io.TextIOWrapper:
+        raw = io.FileIO(self._descriptors[kind], "wb", closefd=False)
+        text = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", newline="\n", line_buffering=True)
+        self._text[kind] = text
+        self.writers[kind] = text.write
+        return text
+
+    def _open(self, kind: str) -> int:
+        path = self._base + kind
+        try:
+            try:
+                return _above_standard(os.open(path, _FLAGS, 0o600))
+            except FileNotFoundError:
+                os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+                return _above_standard(os.open(path, _FLAGS, 0o600))
+        except OSError as error:  # a full disk, or no descriptors left
+            self.notice = self.notice or f"output was lost: {error.strerror}: {path}"
+            return _nowhere()
+
+    def _mark(self, mark: Mark) -> None:
+        if self._marks is None:
+            self._marks = self._open("marks")
+        mark.stdout_bytes, mark.stderr_bytes = (os.fstat(descriptor).st_size for descriptor in self._descriptors)
+        try:
+            os.write(self._marks, encode_frame(mark.SerializeToString()))
+        except OSError as error:
+            self.notice = self.notice or f"output was lost: {error.strerror}"
+
+    def __del__(self) -> None:
+        self.flush()
+        for descriptor in (*self._descriptors, *([] if self._marks is None else [self._marks])):
+            if descriptor != _nowhere():
+                os.close(descriptor)
+
+
+@functools.cache
+def _nowhere() -> int:
+    """Return a descriptor that takes what can not be written; one for all, opened while there are some."""
+    return _above_standard(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
+
+
+class RankLoop(asyncio.SelectorEventLoop):
+    """The main thread's loop. It knows whether it ever had a task: to look for tasks after every run takes long."""
+
+    has_had_tasks = False
+
+    def create_task(self, *args: Any, **kwargs: Any) -> "asyncio.Task[Any]":
+        self.has_had_tasks = True
+        return super().create_task(*args, **kwargs)
+
+
+def _above_standard(descriptor: int) -> int:
+    """Move a descriptor out of the place of a standard stream that user code has closed."""
+    if descriptor > 2:
+        return descriptor
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(descriptor)
+
+
+class RunStream(io.TextIOBase):
+    """`sys.stdout` or `sys.stderr`: line-buffered text that goes to the run of the context that writes it."""
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+    line_buffering = True
+    mode = "w"
+
+    def __init__(self, kind: int) -> None:
+        self._kind = kind
+        self.name = ("<stdout>", "<stderr>")[kind]
+        self.buffer = RunBytes(kind)
+        self.write = _make_write(kind)  # type: ignore[method-assign]  # a closure: print calls it twice a line
+
+    def flush(self) -> None:
+        current_output().flush()
+
+    def fileno(self) -> int:
+        return self._kind + 1
+
+    def isatty(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Flush only: the stream serves later runs."""
+        self.flush()
+
+    @property
+    def closed(self) -> bool:
+        return False
+
+    def reconfigure(self, **_: Any) -> None:
+        """Accepted for the sake of programs that call it; the stream stays UTF-8 and line-buffered."""
+
+    def __del__(self) -> None:
+        """Nothing to close."""
+
+
+class RunBytes(io.BufferedIOBase):
+    """The `buffer` of a RunStream: raw bytes, which need not be valid UTF-8."""
+
+    def __init__(self, kind: int) -> None:
+        self._kind = kind
+
+    def write(self, data: Any) -> int:
+        copied = bytes(data)
+        current_output().write_bytes(self._kind, copied)
+        return len(copied)
+
+    def flush(self) -> None:
+        current_output().flush()
+
+    def fileno(self) -> int:
+        return self._kind + 1
+
+    def writable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Flush only: the stream serves later runs."""
+        self.flush()
+
+    @property
+    def closed(self) -> bool:
+        return False
+
+    def __del__(self) -> None:
+        """Nothing to close."""
+
+
+def current_output() -> RunOutput:
+    """Return the output of the run that the calling code belongs to."""
+    output = _run_of_context.get(None)
+    if output is not None:
+        return output
+    started_in = _output_of(threading.current_thread())
+    if started_in is not None:
+        _run_of_context.set(started_in)
+        return started_in
+    assert _newest is not None, "install() was not called"
+    return _newest
+
+
+def _output_of(thread: threading.Thread) -> RunOutput | None:
+    return getattr(thread, _THREAD_ATTRIBUTE, None)
+
+
+def begin_output(output: RunOutput) -> None:
+    """Make `output` the one of the calling context, of file descriptors 1 and 2 and of all that belongs to no run."""
+    global _newest
+    if _newest is not None:
+        _newest.flush()
+    _newest = output
+    _run_of_context.set(output)
+    output.redirect_descriptors()
+    for name, stream in _streams.items():
+        if getattr(sys, name, None) is None or getattr(getattr(sys, name), "closed", False):
+            setattr(sys, name, stream)  # user code replaced it and closed the replacement
+
+
+def flush_unflushed() -> None:
+    """Write the beginnings of lines. Called by another thread, FLUSH_AFTER_S after `install`'s `on_text` was."""
+    with _flushing:
+        while _unflushed:
+            output = _unflushed.pop()
+            output.is_listed = False
+            output.flush()
+
+
+def install(output: RunOutput, on_text: Callable[[], None]) -> None:
+    """Replace the standard streams of this process and let threads keep the run that started them.
+
+    Args:
+        output: the first.
+        on_text: called when there is text that `flush_unflushed` will have to flush, once until it has.
+    """
+    begin_output(output)
+    _nowhere()
+    global _on_text
+    _on_text = on_text
+    sys.stdout = sys.__stdout__ = _streams["stdout"] = RunStream(0)  # type: ignore[misc, assignment]
+    sys.stderr = sys.__stderr__ = _streams["stderr"] = RunStream(1)  # type: ignore[misc, assignment]
+    os.register_at_fork(before=_before_fork, after_in_parent=_flushing.release, after_in_child=_after_fork_in_child)
+    start = threading.Thread.start
+
+    @functools.wraps(start)
+    def start_with_run(thread: threading.Thread) -> None:
+        output = current_output()
+        output.has_started_threads = True
+        setattr(thread, _THREAD_ATTRIBUTE, output)
+        start(thread)
+
+    sys.addaudithook(_note_started_process)
+    threading.Thread.start = start_with_run  # type: ignore[method-assign, assignment]
+
+
+def _note_started_process(event: str, _: object) -> None:
+    if event in _PROCESS_EVENTS and _newest is not None:
+        _newest.has_started_processes = True
+
+
+def _before_fork() -> None:
+    """A fork copies buffers; flushed ones are not written twice."""
+    _flushing.acquire()
+    if _newest is not None:
+        _newest.flush()
+
+
+def _after_fork_in_child() -> None:
+    global _on_text
+    _on_text = _nothing  # nobody would flush
+    if _newest is not None:
+        _newest.renew()
+    _flushing.release()
+
+
+def _nothing() -> None:
+    """Nobody waits for text."""
+
+
+_on_text: Callable[[], None] = _nothing
+
+
+def _make_write(kind: int) -> Callable[[str], int]:
+    get = _run_of_context.get
+
+    def write(text: str) -> int:
+        output = get(None)
+        if output is None:
+            output = current_output()
+        if output.last != kind:
+            output.switch(kind)
+        if not output.is_listed:
+            output.is_listed = True
+            _unflushed.append(output)
+            _on_text()
+        try:
+            writer = output.writers[kind]
+            return writer(text) if writer is not None else output.write_text(kind, text)
+        except OSError as error:
+            output.lose(kind, error)
+            return len(text)
+
+    return write
