@@ -2,6 +2,7 @@
 
     %load_ext monarch_nb            in a notebook: %mesh and %%mesh
     import monarch_nb               in a script: the same as calls
+    monarch_nb.errors               what they raise
 
 Importing this imports neither torch nor grpc: names are loaded when they are first used.
 """
@@ -12,85 +13,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from monarch_nb.client.doctor.diagnosis import Diagnosis
-    from monarch_nb.client.doctor.environments import PipReport
-    from monarch_nb.client.files.fetch import FetchReport, FileInfo
-    from monarch_nb.client.files.sync_report import SyncReport
+    from monarch_nb import errors
     from monarch_nb.client.meshes.mesh import Mesh
-    from monarch_nb.client.pools.infos import EndedReservation, RankInfo, ReservationInfo, RunInfo, StackReport
     from monarch_nb.client.reservations.reservation import Reservation, attach, list_ended, list_reservations, reserve
-    from monarch_nb.client.runs.interrupt_report import InterruptReport
     from monarch_nb.client.runs.run import Run
     from monarch_nb.config import VERSION as __version__
-    from monarch_nb.errors import (
-        CapacityError,
-        FilesError,
-        MeshMismatch,
-        MeshNotFound,
-        MonarchNbError,
-        NodeUnreachable,
-        PickleError,
-        PoolError,
-        PreloadError,
-        ProcessGroupAborted,
-        RankDead,
-        RankFailure,
-        RankUnresponsive,
-        ReservationConflict,
-        ReservationExpired,
-        ReservationNotFound,
-        RunFailed,
-        RunNotFound,
-        SharedStorageError,
-        SpawnError,
-        TargetError,
-        UsageError,
-        VersionMismatch,
-    )
+    from monarch_nb.errors import MonarchNbError
     from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
     from monarch_nb.shape import Extent
 
 __all__ = [
-    "CapacityError",
-    "Diagnosis",
-    "EndedReservation",
     "Extent",
-    "FetchReport",
-    "FileInfo",
-    "FilesError",
-    "InterruptReport",
     "Mesh",
-    "MeshMismatch",
-    "MeshNotFound",
     "MonarchNbError",
-    "NodeUnreachable",
-    "PickleError",
-    "PipReport",
-    "PoolError",
-    "PreloadError",
-    "ProcessGroupAborted",
-    "RankDead",
-    "RankFailure",
-    "RankInfo",
-    "RankUnresponsive",
     "Reservation",
-    "ReservationConflict",
-    "ReservationExpired",
-    "ReservationInfo",
-    "ReservationNotFound",
     "Run",
-    "RunFailed",
-    "RunInfo",
-    "RunNotFound",
-    "SharedStorageError",
-    "SpawnError",
-    "StackReport",
-    "SyncReport",
-    "TargetError",
-    "UsageError",
-    "VersionMismatch",
     "__version__",
     "attach",
+    "errors",
     "list_ended",
     "list_reservations",
     "load_ipython_extension",
@@ -99,10 +39,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    "monarch_nb.client.doctor.diagnosis": ("Diagnosis",),
-    "monarch_nb.client.doctor.environments": ("PipReport",),
-    "monarch_nb.client.files.fetch": ("FetchReport", "FileInfo"),
-    "monarch_nb.client.pools.infos": ("EndedReservation", "RankInfo", "ReservationInfo", "RunInfo", "StackReport"),
     "monarch_nb.client.meshes.mesh": ("Mesh",),
     "monarch_nb.client.reservations.reservation": (
         "Reservation",
@@ -111,9 +47,8 @@ _HOMES = {
         "list_reservations",
         "reserve",
     ),
-    "monarch_nb.client.runs.interrupt_report": ("InterruptReport",),
     "monarch_nb.client.runs.run": ("Run",),
-    "monarch_nb.client.files.sync_report": ("SyncReport",),
+    "monarch_nb.errors": ("MonarchNbError",),
     "monarch_nb.notebook": ("load_ipython_extension", "unload_ipython_extension"),
     "monarch_nb.shape": ("Extent",),
 }
@@ -121,15 +56,23 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from where it lives; errors live in monarch_nb.errors."""
+    """Load a public name from where it lives."""
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_where_else(name)}")
+    value: Any
     if name == "__version__":
         value = importlib.import_module("monarch_nb.config").VERSION
+    elif name == "errors":
+        value = importlib.import_module("monarch_nb.errors")
     else:
-        value = getattr(importlib.import_module(_HOME_OF.get(name, "monarch_nb.errors")), name)
+        value = getattr(importlib.import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value
+
+
+def _where_else(name: str) -> str:
+    errors = importlib.import_module("monarch_nb.errors")
+    return f"; it is monarch_nb.errors.{name}" if name[:1].isupper() and hasattr(errors, name) else ""
 
 
 def _jupyter_labextension_paths() -> list[dict[str, str]]:

@@ -55,7 +55,7 @@ def test_nothing_shuts_anybody_out(
     held: Reservation = request.getfixturevalue("held")
     gate = make_gate()
     panel.wait_for_state("idle", 0, 1, 2, 3)
-    with pytest.raises(monarch_nb.RunFailed):
+    with pytest.raises(monarch_nb.errors.RunFailed):
         held.mesh.select([2]).run("1 / 0")
     run, _ = started(held.mesh.select([0]), f"print('\\033[31mred \\033[93myellow\\033[0m')\n{gate.wait}")
     kill(pids_of(held.mesh)[3])

@@ -94,7 +94,7 @@ def test_the_form_says_whether_it_fits_and_why_not(panel: PanelPage) -> None:
 def test_ranks_that_wait_fail_and_die_are_seen_and_one_is_restarted(panel: PanelPage, held: Reservation) -> None:
     panel.wait_for_state("idle", 0, 1, 2, 3)
     waiting, _ = started(held.mesh.select([0, 1]), HANG)
-    with pytest.raises(monarch_nb.RunFailed):
+    with pytest.raises(monarch_nb.errors.RunFailed):
         held.mesh.select([2]).run("1 / 0")
     panel.wait_for_state("waiting", 0, 1)
     panel.wait_for_state("failed", 2)

@@ -137,7 +137,7 @@ class TestPython:
         "    if text == 'waits for' and text not in said: said.add(text); print(text)\n"
         "try:\n"
         "    mesh.submit('began = True\\nwhile True: pass', listener=show).result()\n"
-        "except monarch_nb.RunFailed as error:\n"
+        "except monarch_nb.errors.RunFailed as error:\n"
         "    print(*{failure.kind for failure in error.failures.values()})\n"
     )
 
