@@ -13,11 +13,10 @@ import torch
 
 from integration.live import TIMEOUT_S, Gate, Recorder, eventually, kill, pids_of
 from leaks import wait_for_end
-from monarch_nb.errors import RunFailed
 from monarch_nb.client.connections import events
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.runs.run import Run
-from monarch_nb.errors import UsageError
+from monarch_nb.errors import RunFailed, UsageError
 
 Write = Callable[[str], str]
 
