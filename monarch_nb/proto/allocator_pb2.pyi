@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from monarch_nb.proto import files_pb2 as _files_pb2
+from monarch_nb.proto import mail_pb2 as _mail_pb2
 from monarch_nb.proto import run_pb2 as _run_pb2
 import builtins as _builtins
 import sys
@@ -1222,6 +1223,9 @@ class ControlRanksRequest(_message.Message):
     ABORT_GROUPS_FIELD_NUMBER: _builtins.int
     INSPECT_FIELD_NUMBER: _builtins.int
     KILL_FIELD_NUMBER: _builtins.int
+    ACTORS_FIELD_NUMBER: _builtins.int
+    STOPS_FIELD_NUMBER: _builtins.int
+    DEBUG_FIELD_NUMBER: _builtins.int
     LAST_RUN_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
@@ -1234,14 +1238,18 @@ class ControlRanksRequest(_message.Message):
     """a name, with dots"""
     kill: _builtins.bool
     """SIGKILL now, with everything the rank started"""
+    actors: _builtins.bool
+    stops: _builtins.bool
     last_run: _builtins.int
     """with abort_groups: see AbortGroups"""
     run_id: _builtins.str
-    """of a script: its processes are meant, not the live ranks"""
+    """of a script: its processes are meant, not the live ranks; with `where`, of a run of calls"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def complete(self) -> Global___Completion: ...
+    @_builtins.property
+    def debug(self) -> _run_pb2.DebugCommand: ...
     def __init__(
         self,
         *,
@@ -1254,14 +1262,17 @@ class ControlRanksRequest(_message.Message):
         abort_groups: _builtins.str = ...,
         inspect: _builtins.str = ...,
         kill: _builtins.bool = ...,
+        actors: _builtins.bool = ...,
+        stops: _builtins.bool = ...,
+        debug: _run_pb2.DebugCommand | None = ...,
         last_run: _builtins.int = ...,
         run_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "inspect", b"inspect", "kill", b"kill", "message", b"message", "stack", b"stack", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "complete", b"complete", "debug", b"debug", "inspect", b"inspect", "kill", b"kill", "message", b"message", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "inspect", b"inspect", "kill", b"kill", "last_run", b"last_run", "mesh_id", b"mesh_id", "message", b"message", "ranks", b"ranks", "run_id", b"run_id", "stack", b"stack", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "complete", b"complete", "debug", b"debug", "inspect", b"inspect", "kill", b"kill", "last_run", b"last_run", "mesh_id", b"mesh_id", "message", b"message", "ranks", b"ranks", "run_id", b"run_id", "stack", b"stack", "stops", b"stops", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["where", "stack", "complete", "abort_groups", "inspect", "kill"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["where", "stack", "complete", "abort_groups", "inspect", "kill", "actors", "stops", "debug"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -1322,6 +1333,9 @@ class RankReply(_message.Message):
     COMPLETIONS_FIELD_NUMBER: _builtins.int
     COMPLETION_START_FIELD_NUMBER: _builtins.int
     INSPECTION_FIELD_NUMBER: _builtins.int
+    ACTORS_FIELD_NUMBER: _builtins.int
+    STOPS_FIELD_NUMBER: _builtins.int
+    DEBUG_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     answered: _builtins.bool
     stack: _builtins.str
@@ -1332,6 +1346,12 @@ class RankReply(_message.Message):
     def where(self) -> _run_pb2.Where: ...
     @_builtins.property
     def completions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def actors(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.ActorStatus]: ...
+    @_builtins.property
+    def stops(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Stop]: ...
+    @_builtins.property
+    def debug(self) -> _run_pb2.DebugAnswer: ...
     def __init__(
         self,
         *,
@@ -1342,10 +1362,13 @@ class RankReply(_message.Message):
         completions: _abc.Iterable[_builtins.str] | None = ...,
         completion_start: _builtins.int = ...,
         inspection: _builtins.str = ...,
+        actors: _abc.Iterable[_run_pb2.ActorStatus] | None = ...,
+        stops: _abc.Iterable[_run_pb2.Stop] | None = ...,
+        debug: _run_pb2.DebugAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["debug", b"debug", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "completion_start", b"completion_start", "completions", b"completions", "inspection", b"inspection", "rank", b"rank", "stack", b"stack", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "answered", b"answered", "completion_start", b"completion_start", "completions", b"completions", "debug", b"debug", "inspection", b"inspection", "rank", b"rank", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1411,6 +1434,8 @@ class SessionRequest(_message.Message):
     PROCEED_FIELD_NUMBER: _builtins.int
     ATTACH_FIELD_NUMBER: _builtins.int
     DETACH_FIELD_NUMBER: _builtins.int
+    MAIL_FIELD_NUMBER: _builtins.int
+    END_CALLS_FIELD_NUMBER: _builtins.int
     COLLECTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___Open:
@@ -1433,6 +1458,10 @@ class SessionRequest(_message.Message):
     @_builtins.property
     def detach(self) -> Global___Detach: ...
     @_builtins.property
+    def mail(self) -> Global___Envelopes: ...
+    @_builtins.property
+    def end_calls(self) -> Global___EndCalls: ...
+    @_builtins.property
     def collected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """With any message, or none: the client has the results of these runs, which need not be kept for a later kernel."""
 
@@ -1448,13 +1477,15 @@ class SessionRequest(_message.Message):
         proceed: Global___Proceed | None = ...,
         attach: Global___Attach | None = ...,
         detach: Global___Detach | None = ...,
+        mail: Global___Envelopes | None = ...,
+        end_calls: Global___EndCalls | None = ...,
         collected: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "detach", b"detach", "follow", b"follow", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "detach", b"detach", "end_calls", b"end_calls", "follow", b"follow", "mail", b"mail", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "collected", b"collected", "detach", b"detach", "follow", b"follow", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "collected", b"collected", "detach", b"detach", "end_calls", b"end_calls", "follow", b"follow", "mail", b"mail", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "submit", "follow", "cancel", "shown", "unfollow", "proceed", "attach", "detach"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "submit", "follow", "cancel", "shown", "unfollow", "proceed", "attach", "detach", "mail", "end_calls"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -1466,21 +1497,46 @@ class Open(_message.Message):
 
     PROTOCOL_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
+    MAILBOX_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     client_id: _builtins.str
+    mailbox: _builtins.str
+    """"client/ID": mail for it goes into this stream; empty when the client takes none"""
     def __init__(
         self,
         *,
         protocol: _builtins.int = ...,
         client_id: _builtins.str = ...,
+        mailbox: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "protocol", b"protocol"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "mailbox", b"mailbox", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Open: _TypeAlias = Open  # noqa: Y015
+
+@_typing.final
+class EndCalls(_message.Message):
+    """A run of calls (RunSpec.calls) is over: nothing more is called in its name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndCalls: _TypeAlias = EndCalls  # noqa: Y015
 
 @_typing.final
 class Attach(_message.Message):
@@ -1801,6 +1857,7 @@ class SessionEvent(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     TIME_LEFT_FIELD_NUMBER: _builtins.int
     FILES_CHANGED_FIELD_NUMBER: _builtins.int
+    MAIL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___Opened: ...
     @_builtins.property
@@ -1819,6 +1876,8 @@ class SessionEvent(_message.Message):
     def time_left(self) -> Global___TimeLeft: ...
     @_builtins.property
     def files_changed(self) -> Global___FilesChanged: ...
+    @_builtins.property
+    def mail(self) -> Global___Envelopes: ...
     def __init__(
         self,
         *,
@@ -1831,12 +1890,13 @@ class SessionEvent(_message.Message):
         refused: Global___Refused | None = ...,
         time_left: Global___TimeLeft | None = ...,
         files_changed: Global___FilesChanged | None = ...,
+        mail: Global___Envelopes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["files_changed", b"files_changed", "finished", b"finished", "message", b"message", "opened", b"opened", "output", b"output", "queued", b"queued", "rank_died", b"rank_died", "refused", b"refused", "started", b"started", "time_left", b"time_left"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["files_changed", b"files_changed", "finished", b"finished", "mail", b"mail", "message", b"message", "opened", b"opened", "output", b"output", "queued", b"queued", "rank_died", b"rank_died", "refused", b"refused", "started", b"started", "time_left", b"time_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["files_changed", b"files_changed", "finished", b"finished", "message", b"message", "opened", b"opened", "output", b"output", "queued", b"queued", "rank_died", b"rank_died", "refused", b"refused", "started", b"started", "time_left", b"time_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files_changed", b"files_changed", "finished", b"finished", "mail", b"mail", "message", b"message", "opened", b"opened", "output", b"output", "queued", b"queued", "rank_died", b"rank_died", "refused", b"refused", "started", b"started", "time_left", b"time_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "queued", "started", "output", "finished", "rank_died", "refused", "time_left", "files_changed"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "queued", "started", "output", "finished", "rank_died", "refused", "time_left", "files_changed", "mail"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -2678,6 +2738,75 @@ class ReadBlobRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReadBlobRequest: _TypeAlias = ReadBlobRequest  # noqa: Y015
+
+@_typing.final
+class Envelopes(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENVELOPES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def envelopes(self) -> _containers.RepeatedCompositeFieldContainer[_mail_pb2.Envelope]: ...
+    def __init__(
+        self,
+        *,
+        envelopes: _abc.Iterable[_mail_pb2.Envelope] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelopes", b"envelopes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Envelopes: _TypeAlias = Envelopes  # noqa: Y015
+
+@_typing.final
+class MailEnd(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MailEnd: _TypeAlias = MailEnd  # noqa: Y015
+
+@_typing.final
+class StopMeshRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESH_ID_FIELD_NUMBER: _builtins.int
+    mesh_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        mesh_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mesh_id", b"mesh_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopMeshRequest: _TypeAlias = StopMeshRequest  # noqa: Y015
+
+@_typing.final
+class StopMeshReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopMeshReply: _TypeAlias = StopMeshReply  # noqa: Y015
 
 @_typing.final
 class ShutdownRequest(_message.Message):

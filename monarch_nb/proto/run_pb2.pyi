@@ -19,6 +19,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _OnBreakpoint:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OnBreakpointEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnBreakpoint.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ON_BREAKPOINT_UNSPECIFIED: _OnBreakpoint.ValueType  # 0
+    """stop there, until somebody answers"""
+    ON_BREAKPOINT_GO_ON: _OnBreakpoint.ValueType  # 1
+    """nobody could answer: say so once, and go on"""
+    ON_BREAKPOINT_ERROR: _OnBreakpoint.ValueType  # 2
+    """raise"""
+
+class OnBreakpoint(_OnBreakpoint, metaclass=_OnBreakpointEnumTypeWrapper):
+    """What `breakpoint()` does in a run (and in endpoints that are called in its name)."""
+
+ON_BREAKPOINT_UNSPECIFIED: OnBreakpoint.ValueType  # 0
+"""stop there, until somebody answers"""
+ON_BREAKPOINT_GO_ON: OnBreakpoint.ValueType  # 1
+"""nobody could answer: say so once, and go on"""
+ON_BREAKPOINT_ERROR: OnBreakpoint.ValueType  # 2
+"""raise"""
+Global___OnBreakpoint: _TypeAlias = OnBreakpoint  # noqa: Y015
+
 class _Outcome:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -63,7 +87,9 @@ class RunSpec(_message.Message):
     PUSH_FIELD_NUMBER: _builtins.int
     PULL_FIELD_NUMBER: _builtins.int
     SCRIPT_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
+    ON_BREAKPOINT_FIELD_NUMBER: _builtins.int
     TREE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
@@ -72,6 +98,7 @@ class RunSpec(_message.Message):
     """Names the directory of its output: its own number, or that of an earlier run whose files are untouched on every
     rank, because making files costs more (0.8 ms on ext4) than running an empty cell.
     """
+    on_breakpoint: Global___OnBreakpoint.ValueType
     @_builtins.property
     def cell(self) -> Global___Cell: ...
     @_builtins.property
@@ -80,6 +107,8 @@ class RunSpec(_message.Message):
     def pull(self) -> Global___Pull: ...
     @_builtins.property
     def script(self) -> Global___Script: ...
+    @_builtins.property
+    def calls(self) -> Global___Calls: ...
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ranks that a cell runs on, where these are not all of the mesh."""
@@ -98,14 +127,16 @@ class RunSpec(_message.Message):
         push: Global___Push | None = ...,
         pull: Global___Pull | None = ...,
         script: Global___Script | None = ...,
+        calls: Global___Calls | None = ...,
         ranks: _abc.Iterable[_builtins.int] | None = ...,
+        on_breakpoint: Global___OnBreakpoint.ValueType = ...,
         tree: Global___Tree | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cell", b"cell", "pull", b"pull", "push", b"push", "script", b"script", "tree", b"tree"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "calls", b"calls", "cell", b"cell", "pull", b"pull", "push", b"push", "script", b"script", "tree", b"tree"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cell", b"cell", "number", b"number", "output", b"output", "pull", b"pull", "push", b"push", "ranks", b"ranks", "run_id", b"run_id", "script", b"script", "tree", b"tree"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "calls", b"calls", "cell", b"cell", "number", b"number", "on_breakpoint", b"on_breakpoint", "output", b"output", "pull", b"pull", "push", b"push", "ranks", b"ranks", "run_id", b"run_id", "script", b"script", "tree", b"tree"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["cell", "push", "pull", "script"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["cell", "push", "pull", "script", "calls"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -336,6 +367,31 @@ class Script(_message.Message):
 Global___Script: _TypeAlias = Script  # noqa: Y015
 
 @_typing.final
+class Calls(_message.Message):
+    """What a client's cell (or script) calls of actors on the mesh, so that their output has a number, files and followers as a
+    cell's has. Ranks are not sent it: messages carry its number. It begins at once, waits for nothing, holds up nothing and
+    ends when its client says so (EndCalls) or is gone.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CELL_NUMBER_FIELD_NUMBER: _builtins.int
+    cell_number: _builtins.int
+    """as in Cell"""
+    def __init__(
+        self,
+        *,
+        cell_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_number", b"cell_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Calls: _TypeAlias = Calls  # noqa: Y015
+
+@_typing.final
 class RankResult(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -553,6 +609,8 @@ class Display(_message.Message):
         KIND_CLEAR: Display._Kind.ValueType  # 3
         KIND_TRAINS_ALONE: Display._Kind.ValueType  # 4
         """Nothing to see: the rank trains a model without any process group. JSON: text that is equal for models alike."""
+        KIND_STOPPED: Display._Kind.ValueType  # 5
+        """Nothing to see: a thread of the rank has stopped at a breakpoint, or goes on. JSON: {"stop": its number, "on": bool}."""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
     KIND_UNSPECIFIED: Display.Kind.ValueType  # 0
@@ -561,6 +619,8 @@ class Display(_message.Message):
     KIND_CLEAR: Display.Kind.ValueType  # 3
     KIND_TRAINS_ALONE: Display.Kind.ValueType  # 4
     """Nothing to see: the rank trains a model without any process group. JSON: text that is equal for models alike."""
+    KIND_STOPPED: Display.Kind.ValueType  # 5
+    """Nothing to see: a thread of the rank has stopped at a breakpoint, or goes on. JSON: {"stop": its number, "on": bool}."""
 
     CONTENT_JSON_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
@@ -582,8 +642,221 @@ class Display(_message.Message):
 Global___Display: _TypeAlias = Display  # noqa: Y015
 
 @_typing.final
+class ActorStatus(_message.Message):
+    """An actor of a rank."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CLASS_NAME_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    RUNNING_S_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
+    CALLED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    class_name: _builtins.str
+    uid: _builtins.str
+    waiting: _builtins.int
+    """messages"""
+    running: _builtins.str
+    """the endpoint that is executed; empty when none is"""
+    running_s: _builtins.float
+    failure: _builtins.str
+    """why it does not answer any more: it raised in __init__, or in its supervision"""
+    caller: _builtins.str
+    """whose message is executed, for people: "the notebook", "trainers[3]" """
+    called: _builtins.int
+    """messages executed so far"""
+    @_builtins.property
+    def where(self) -> Global___Where:
+        """when one is"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        class_name: _builtins.str = ...,
+        uid: _builtins.str = ...,
+        waiting: _builtins.int = ...,
+        running: _builtins.str = ...,
+        running_s: _builtins.float = ...,
+        where: Global___Where | None = ...,
+        failure: _builtins.str = ...,
+        caller: _builtins.str = ...,
+        called: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["called", b"called", "caller", b"caller", "class_name", b"class_name", "failure", b"failure", "name", b"name", "running", b"running", "running_s", b"running_s", "uid", b"uid", "waiting", b"waiting", "where", b"where"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActorStatus: _TypeAlias = ActorStatus  # noqa: Y015
+
+@_typing.final
+class Stop(_message.Message):
+    """A thread of a rank that has stopped at a breakpoint or after an exception."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STOP_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    FUNCTION_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    LINE_NUMBER_FIELD_NUMBER: _builtins.int
+    LINE_FIELD_NUMBER: _builtins.int
+    SINCE_S_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    POST_MORTEM_FIELD_NUMBER: _builtins.int
+    stop: _builtins.int
+    """its number on the rank"""
+    actor: _builtins.str
+    """"cell" in a cell"""
+    function: _builtins.str
+    file: _builtins.str
+    """as people read it: "Cell In[7]", "train.py" """
+    line_number: _builtins.int
+    line: _builtins.str
+    """of the source"""
+    since_s: _builtins.float
+    run_id: _builtins.str
+    post_mortem: _builtins.bool
+    def __init__(
+        self,
+        *,
+        stop: _builtins.int = ...,
+        actor: _builtins.str = ...,
+        function: _builtins.str = ...,
+        file: _builtins.str = ...,
+        line_number: _builtins.int = ...,
+        line: _builtins.str = ...,
+        since_s: _builtins.float = ...,
+        run_id: _builtins.str = ...,
+        post_mortem: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "file", b"file", "function", b"function", "line", b"line", "line_number", b"line_number", "post_mortem", b"post_mortem", "run_id", b"run_id", "since_s", b"since_s", "stop", b"stop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stop: _TypeAlias = Stop  # noqa: Y015
+
+@_typing.final
+class DebugCommand(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Action:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _ActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[DebugCommand._Action.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        ACTION_UNSPECIFIED: DebugCommand._Action.ValueType  # 0
+        ACTION_LINE: DebugCommand._Action.ValueType  # 1
+        """to pdb; an empty one only asks where it is"""
+        ACTION_CONTINUE: DebugCommand._Action.ValueType  # 2
+        ACTION_QUIT: DebugCommand._Action.ValueType  # 3
+        """raises in the code that has stopped"""
+        ACTION_POST_MORTEM: DebugCommand._Action.ValueType  # 4
+        """stop at the rank's last exception; `stop` is ignored"""
+
+    class Action(_Action, metaclass=_ActionEnumTypeWrapper): ...
+    ACTION_UNSPECIFIED: DebugCommand.Action.ValueType  # 0
+    ACTION_LINE: DebugCommand.Action.ValueType  # 1
+    """to pdb; an empty one only asks where it is"""
+    ACTION_CONTINUE: DebugCommand.Action.ValueType  # 2
+    ACTION_QUIT: DebugCommand.Action.ValueType  # 3
+    """raises in the code that has stopped"""
+    ACTION_POST_MORTEM: DebugCommand.Action.ValueType  # 4
+    """stop at the rank's last exception; `stop` is ignored"""
+
+    STOP_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    LINE_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    stop: _builtins.int
+    action: Global___DebugCommand.Action.ValueType
+    line: _builtins.str
+    wait_s: _builtins.float
+    """answer after that time, although pdb does not ask for the next line yet"""
+    def __init__(
+        self,
+        *,
+        stop: _builtins.int = ...,
+        action: Global___DebugCommand.Action.ValueType = ...,
+        line: _builtins.str = ...,
+        wait_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "line", b"line", "stop", b"stop", "wait_s", b"wait_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DebugCommand: _TypeAlias = DebugCommand  # noqa: Y015
+
+@_typing.final
+class DebugAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _State:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[DebugAnswer._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STATE_UNSPECIFIED: DebugAnswer._State.ValueType  # 0
+        STATE_PROMPT: DebugAnswer._State.ValueType  # 1
+        """pdb asks for the next line"""
+        STATE_RUNNING: DebugAnswer._State.ValueType  # 2
+        """it executes: ask again"""
+        STATE_GONE: DebugAnswer._State.ValueType  # 3
+        """the code goes on, or there is no such stop"""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper): ...
+    STATE_UNSPECIFIED: DebugAnswer.State.ValueType  # 0
+    STATE_PROMPT: DebugAnswer.State.ValueType  # 1
+    """pdb asks for the next line"""
+    STATE_RUNNING: DebugAnswer.State.ValueType  # 2
+    """it executes: ask again"""
+    STATE_GONE: DebugAnswer.State.ValueType  # 3
+    """the code goes on, or there is no such stop"""
+
+    STATE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    state: Global___DebugAnswer.State.ValueType
+    text: _builtins.str
+    """what pdb has printed since the last answer"""
+    prompt: _builtins.str
+    """"(Pdb) ", or that of `interact`"""
+    @_builtins.property
+    def at(self) -> Global___Stop: ...
+    def __init__(
+        self,
+        *,
+        state: Global___DebugAnswer.State.ValueType = ...,
+        text: _builtins.str = ...,
+        at: Global___Stop | None = ...,
+        prompt: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "prompt", b"prompt", "state", b"state", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DebugAnswer: _TypeAlias = DebugAnswer  # noqa: Y015
+
+@_typing.final
 class Where(_message.Message):
-    """Where a rank's main thread is."""
+    """Where a rank's main thread (or with a run of calls, an actor's) is."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

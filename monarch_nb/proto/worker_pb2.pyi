@@ -398,8 +398,9 @@ Global___PreloadFailed: _TypeAlias = PreloadFailed  # noqa: Y015
 
 @_typing.final
 class ToRank(_message.Message):
-    """---- allocator <-> rank: two connections to the rank's socket ----
+    """---- allocator <-> rank: three connections to the rank's socket ----
     The work connection is read by the main thread while it is idle; the control connection by the control thread, always.
+    The mail connection is read by a thread of its own; after the hello its frames are envelopes (mail.proto), both ways.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -455,11 +456,13 @@ class Hello(_message.Message):
         CHANNEL_UNSPECIFIED: Hello._Channel.ValueType  # 0
         CHANNEL_WORK: Hello._Channel.ValueType  # 1
         CHANNEL_CONTROL: Hello._Channel.ValueType  # 2
+        CHANNEL_MAIL: Hello._Channel.ValueType  # 3
 
     class Channel(_Channel, metaclass=_ChannelEnumTypeWrapper): ...
     CHANNEL_UNSPECIFIED: Hello.Channel.ValueType  # 0
     CHANNEL_WORK: Hello.Channel.ValueType  # 1
     CHANNEL_CONTROL: Hello.Channel.ValueType  # 2
+    CHANNEL_MAIL: Hello.Channel.ValueType  # 3
 
     CHANNEL_FIELD_NUMBER: _builtins.int
     channel: Global___Hello.Channel.ValueType
@@ -508,6 +511,9 @@ class ControlRequest(_message.Message):
     ABORT_GROUPS_FIELD_NUMBER: _builtins.int
     EXIT_FIELD_NUMBER: _builtins.int
     INSPECT_FIELD_NUMBER: _builtins.int
+    ACTORS_FIELD_NUMBER: _builtins.int
+    STOPS_FIELD_NUMBER: _builtins.int
+    DEBUG_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     inspect: _builtins.str
     """a name, with dots"""
@@ -523,6 +529,12 @@ class ControlRequest(_message.Message):
     def abort_groups(self) -> Global___AbortGroups: ...
     @_builtins.property
     def exit(self) -> Global___ExitRank: ...
+    @_builtins.property
+    def actors(self) -> Global___GetActors: ...
+    @_builtins.property
+    def stops(self) -> Global___GetStops: ...
+    @_builtins.property
+    def debug(self) -> _run_pb2.DebugCommand: ...
     def __init__(
         self,
         *,
@@ -534,12 +546,15 @@ class ControlRequest(_message.Message):
         abort_groups: Global___AbortGroups | None = ...,
         exit: Global___ExitRank | None = ...,
         inspect: _builtins.str = ...,
+        actors: Global___GetActors | None = ...,
+        stops: Global___GetStops | None = ...,
+        debug: _run_pb2.DebugCommand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "exit", b"exit", "inspect", b"inspect", "interrupt", b"interrupt", "message", b"message", "stack", b"stack", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "complete", b"complete", "debug", b"debug", "exit", b"exit", "inspect", b"inspect", "interrupt", b"interrupt", "message", b"message", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "complete", b"complete", "exit", b"exit", "inspect", b"inspect", "interrupt", b"interrupt", "message", b"message", "request", b"request", "stack", b"stack", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "complete", b"complete", "debug", b"debug", "exit", b"exit", "inspect", b"inspect", "interrupt", b"interrupt", "message", b"message", "request", b"request", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["interrupt", "where", "stack", "complete", "abort_groups", "exit", "inspect"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["interrupt", "where", "stack", "complete", "abort_groups", "exit", "inspect", "actors", "stops", "debug"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -568,6 +583,27 @@ Global___InterruptRun: _TypeAlias = InterruptRun  # noqa: Y015
 
 @_typing.final
 class GetWhere(_message.Message):
+    """Of the run with this id, also one of calls; empty: of the main thread."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetWhere: _TypeAlias = GetWhere  # noqa: Y015
+
+@_typing.final
+class GetActors(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -579,7 +615,22 @@ class GetWhere(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetWhere: _TypeAlias = GetWhere  # noqa: Y015
+Global___GetActors: _TypeAlias = GetActors  # noqa: Y015
+
+@_typing.final
+class GetStops(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStops: _TypeAlias = GetStops  # noqa: Y015
 
 @_typing.final
 class GetStack(_message.Message):
@@ -740,6 +791,9 @@ class ControlReply(_message.Message):
     COMPLETION_START_FIELD_NUMBER: _builtins.int
     OK_FIELD_NUMBER: _builtins.int
     INSPECTION_FIELD_NUMBER: _builtins.int
+    ACTORS_FIELD_NUMBER: _builtins.int
+    STOPS_FIELD_NUMBER: _builtins.int
+    DEBUG_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     stack: _builtins.str
     """text, most recent call last"""
@@ -752,6 +806,12 @@ class ControlReply(_message.Message):
     def where(self) -> _run_pb2.Where: ...
     @_builtins.property
     def completions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def actors(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.ActorStatus]: ...
+    @_builtins.property
+    def stops(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Stop]: ...
+    @_builtins.property
+    def debug(self) -> _run_pb2.DebugAnswer: ...
     def __init__(
         self,
         *,
@@ -762,10 +822,13 @@ class ControlReply(_message.Message):
         completion_start: _builtins.int = ...,
         ok: _builtins.bool = ...,
         inspection: _builtins.str = ...,
+        actors: _abc.Iterable[_run_pb2.ActorStatus] | None = ...,
+        stops: _abc.Iterable[_run_pb2.Stop] | None = ...,
+        debug: _run_pb2.DebugAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["debug", b"debug", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_start", b"completion_start", "completions", b"completions", "inspection", b"inspection", "ok", b"ok", "request", b"request", "stack", b"stack", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "completion_start", b"completion_start", "completions", b"completions", "debug", b"debug", "inspection", b"inspection", "ok", b"ok", "request", b"request", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
