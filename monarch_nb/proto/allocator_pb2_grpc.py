@@ -170,16 +170,6 @@ class AllocatorStub(object):
                 request_serializer=monarch__nb_dot_proto_dot_files__pb2.DescribeEnvironmentRequest.SerializeToString,
                 response_deserializer=monarch__nb_dot_proto_dot_files__pb2.DescribeEnvironmentReply.FromString,
                 _registered_method=True)
-        self.Mail = channel.stream_unary(
-                '/monarch_nb.v1.Allocator/Mail',
-                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.Envelopes.SerializeToString,
-                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.MailEnd.FromString,
-                _registered_method=True)
-        self.StopMesh = channel.unary_unary(
-                '/monarch_nb.v1.Allocator/StopMesh',
-                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.StopMeshRequest.SerializeToString,
-                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.StopMeshReply.FromString,
-                _registered_method=True)
         self.Shutdown = channel.unary_unary(
                 '/monarch_nb.v1.Allocator/Shutdown',
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ShutdownRequest.SerializeToString,
@@ -364,21 +354,6 @@ class AllocatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Mail(self, request_iterator, context):
-        """Mail from another node, for as long as that node lives. An envelope that can not be delivered comes back as a notice,
-        on this node's own stream to the sender's.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def StopMesh(self, request, context):
-        """End a mesh beside "main": its ranks and its store.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Shutdown(self, request, context):
         """End the node: every rank, template and store, then the allocator itself.
         """
@@ -523,16 +498,6 @@ def add_AllocatorServicer_to_server(servicer, server):
                     servicer.DescribeEnvironment,
                     request_deserializer=monarch__nb_dot_proto_dot_files__pb2.DescribeEnvironmentRequest.FromString,
                     response_serializer=monarch__nb_dot_proto_dot_files__pb2.DescribeEnvironmentReply.SerializeToString,
-            ),
-            'Mail': grpc.stream_unary_rpc_method_handler(
-                    servicer.Mail,
-                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.Envelopes.FromString,
-                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.MailEnd.SerializeToString,
-            ),
-            'StopMesh': grpc.unary_unary_rpc_method_handler(
-                    servicer.StopMesh,
-                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.StopMeshRequest.FromString,
-                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.StopMeshReply.SerializeToString,
             ),
             'Shutdown': grpc.unary_unary_rpc_method_handler(
                     servicer.Shutdown,
@@ -1269,60 +1234,6 @@ class Allocator(object):
             '/monarch_nb.v1.Allocator/DescribeEnvironment',
             monarch__nb_dot_proto_dot_files__pb2.DescribeEnvironmentRequest.SerializeToString,
             monarch__nb_dot_proto_dot_files__pb2.DescribeEnvironmentReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Mail(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/monarch_nb.v1.Allocator/Mail',
-            monarch__nb_dot_proto_dot_allocator__pb2.Envelopes.SerializeToString,
-            monarch__nb_dot_proto_dot_allocator__pb2.MailEnd.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def StopMesh(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/monarch_nb.v1.Allocator/StopMesh',
-            monarch__nb_dot_proto_dot_allocator__pb2.StopMeshRequest.SerializeToString,
-            monarch__nb_dot_proto_dot_allocator__pb2.StopMeshReply.FromString,
             options,
             channel_credentials,
             insecure,

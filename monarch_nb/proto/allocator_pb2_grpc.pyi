@@ -71,12 +71,6 @@ class AllocatorStub:
     ListFiles: _grpc.UnaryUnaryMultiCallable[_files_pb2.ListFilesRequest, _files_pb2.ListFilesReply]
     ReadFile: _grpc.UnaryStreamMultiCallable[_files_pb2.ReadFileRequest, _files_pb2.FilePiece]
     DescribeEnvironment: _grpc.UnaryUnaryMultiCallable[_files_pb2.DescribeEnvironmentRequest, _files_pb2.DescribeEnvironmentReply]
-    Mail: _grpc.StreamUnaryMultiCallable[_allocator_pb2.Envelopes, _allocator_pb2.MailEnd]
-    """Mail from another node, for as long as that node lives. An envelope that can not be delivered comes back as a notice,
-    on this node's own stream to the sender's.
-    """
-    StopMesh: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.StopMeshRequest, _allocator_pb2.StopMeshReply]
-    """End a mesh beside "main": its ranks and its store."""
     Shutdown: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ShutdownRequest, _allocator_pb2.ShutdownReply]
     """End the node: every rank, template and store, then the allocator itself."""
 
@@ -122,12 +116,6 @@ class AllocatorAsyncStub(AllocatorStub):
     ListFiles: _aio.UnaryUnaryMultiCallable[_files_pb2.ListFilesRequest, _files_pb2.ListFilesReply]  # type: ignore[assignment]
     ReadFile: _aio.UnaryStreamMultiCallable[_files_pb2.ReadFileRequest, _files_pb2.FilePiece]  # type: ignore[assignment]
     DescribeEnvironment: _aio.UnaryUnaryMultiCallable[_files_pb2.DescribeEnvironmentRequest, _files_pb2.DescribeEnvironmentReply]  # type: ignore[assignment]
-    Mail: _aio.StreamUnaryMultiCallable[_allocator_pb2.Envelopes, _allocator_pb2.MailEnd]  # type: ignore[assignment]
-    """Mail from another node, for as long as that node lives. An envelope that can not be delivered comes back as a notice,
-    on this node's own stream to the sender's.
-    """
-    StopMesh: _aio.UnaryUnaryMultiCallable[_allocator_pb2.StopMeshRequest, _allocator_pb2.StopMeshReply]  # type: ignore[assignment]
-    """End a mesh beside "main": its ranks and its store."""
     Shutdown: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ShutdownRequest, _allocator_pb2.ShutdownReply]  # type: ignore[assignment]
     """End the node: every rank, template and store, then the allocator itself."""
 
@@ -332,24 +320,6 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         request: _files_pb2.DescribeEnvironmentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_files_pb2.DescribeEnvironmentReply, _abc.Awaitable[_files_pb2.DescribeEnvironmentReply]]: ...
-
-    @_abc_1.abstractmethod
-    def Mail(
-        self,
-        request_iterator: _MaybeAsyncIterator[_allocator_pb2.Envelopes],
-        context: _ServicerContext,
-    ) -> _typing.Union[_allocator_pb2.MailEnd, _abc.Awaitable[_allocator_pb2.MailEnd]]:
-        """Mail from another node, for as long as that node lives. An envelope that can not be delivered comes back as a notice,
-        on this node's own stream to the sender's.
-        """
-
-    @_abc_1.abstractmethod
-    def StopMesh(
-        self,
-        request: _allocator_pb2.StopMeshRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_allocator_pb2.StopMeshReply, _abc.Awaitable[_allocator_pb2.StopMeshReply]]:
-        """End a mesh beside "main": its ranks and its store."""
 
     @_abc_1.abstractmethod
     def Shutdown(
