@@ -288,7 +288,7 @@ def _print_json(value: object) -> None:
 
 def _logs(options: argparse.Namespace) -> int:
     from monarch_nb import attach
-    from monarch_nb.notebook.commands.logs import LOG_LINES, nothing_line, shown_logs
+    from monarch_nb.notebook.output.logs import LOG_LINES, nothing_line, shown_logs
     from monarch_nb.shape import parse_targets
 
     for flag, number, least in (("-n", options.lines, 0), ("--run", options.number, 1)):

@@ -26,12 +26,12 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
         raise UsageError("%load_ext monarch_nb and %mesh belong into the notebook's kernel, not on the ranks")
     import monarch_nb
     from monarch_nb.client.meshes.presenting import serve_notebook
-    from monarch_nb.notebook.commands import inspection
-    from monarch_nb.notebook.commands.completion import make_matcher
+    from monarch_nb.notebook.assist import inspection
+    from monarch_nb.notebook.assist.completion import make_matcher
     from monarch_nb.notebook.magics import MeshMagics
     from monarch_nb.notebook.mode import MeshMode
     from monarch_nb.notebook.output.tables import calm_line, show
-    from monarch_nb.notebook.panels.panels import Panels
+    from monarch_nb.notebook.panels.showing import Panels
     from monarch_nb.notebook.session import Session, notebook_path
 
     unload_ipython_extension(shell)

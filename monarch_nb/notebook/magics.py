@@ -14,7 +14,7 @@ from monarch_nb.notebook.commands.files import FileCommands
 from monarch_nb.notebook.commands.subcommands import Subcommands
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.output.tables import calm_line, show
-from monarch_nb.notebook.panels.panels import Panels
+from monarch_nb.notebook.panels.showing import Panels
 from monarch_nb.notebook.session import Session
 
 _USER_FRAME = 2

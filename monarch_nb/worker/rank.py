@@ -37,8 +37,8 @@ from monarch_nb.proto.worker_pb2 import RankSpec, ToRank
 from monarch_nb.worker.control.interrupts import PEERS_BREAK_WITHIN_S, ActiveRun, Interrupter
 from monarch_nb.worker.control.thread import ControlThread
 from monarch_nb.worker.forking import after_fork
-from monarch_nb.worker.groups import process_groups
-from monarch_nb.worker.reload.reloading import Reloader
+from monarch_nb.worker.groups import breaking, forming
+from monarch_nb.worker.reload.changed_modules import Reloader
 from monarch_nb.worker.runs import cells, lone_training, script, values
 from monarch_nb.worker.runs.import_times import ImportTimes
 from monarch_nb.worker.runs.results import Results
@@ -110,7 +110,7 @@ class Rank:
         self._output = streams.RunOutput(self._spec.log_directory, 0, self._spec.rank)
         self._context.run(streams.begin_output, self._output)
         streams.install(self._output, self._control.wake_for_text)
-        process_groups.install()
+        forming.install()
         self._shell.user_ns.update(after_fork.presets(os.environ))
         self._interrupter.install()
         self._control.start()
@@ -196,7 +196,7 @@ class Rank:
         """Run a body, to its end unless it awaits."""
         output = self._output_of(spec)
         self._interrupter.install()
-        process_groups.begin_run(spec.number)
+        forming.begin_run(spec.number)
         lone_training.begin_run()
         lightning.begin_run(spec.ranks)
         if not self._interrupter.begin(active):
@@ -287,7 +287,7 @@ class Rank:
         result.notice = output.notice
         if active.group_aborted or self._must_forget_groups:
             self._must_forget_groups = False
-            process_groups.forget_groups()
+            breaking.forget_groups()
 
     def _describe(self, error: BaseException, active: ActiveRun, result: RankResult) -> None:
         """Fill `result` with what became of an error."""
@@ -319,7 +319,7 @@ class Rank:
 
     def _groups_were_broken(self) -> None:
         if self._interrupter.active is None:
-            process_groups.forget_groups()
+            breaking.forget_groups()
         else:
             self._must_forget_groups = True
 
@@ -361,12 +361,12 @@ def _is_interruption(error: BaseException, active: ActiveRun) -> bool:
 
     Its peers were interrupted too: they may have broken the group that this rank was about to use.
     """
-    aborted = process_groups.readable(error)
+    aborted = breaking.readable(error)
     if aborted is not None:
         active.group_aborted = True
         active.collective = active.collective or aborted.collective
     elif isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
-        active.group_aborted = active.group_aborted or process_groups.is_broken(PEERS_BREAK_WITHIN_S)
+        active.group_aborted = active.group_aborted or breaking.is_broken(PEERS_BREAK_WITHIN_S)
     return aborted is not None or isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
 
 

@@ -38,8 +38,8 @@ from monarch_nb.proto.worker_pb2 import (
 )
 from monarch_nb.worker import rank
 from monarch_nb.worker.forking import huge_pages, identity, preload
-from monarch_nb.worker.groups import process_groups, store
-from monarch_nb.worker.reload import reloading
+from monarch_nb.worker.groups import forming, store
+from monarch_nb.worker.reload import changed_modules
 from monarch_nb.worker.runs import lone_training
 from monarch_nb.worker.shell import patches
 from monarch_nb.worker.shell.shell import RankShell, make_shell
@@ -243,7 +243,7 @@ def main() -> None:
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = listen(arguments.socket) if arguments.socket else socket.socket(fileno=arguments.listen_fd)
-    reloading.install()
+    changed_modules.install()
     identity.install()
     try:
         preload.import_modules(arguments.preload)
@@ -254,7 +254,7 @@ def main() -> None:
     identity.hide_shell()
     patches.install()
     lone_training.install()
-    process_groups.prepare()
+    forming.prepare()
     _finalize_nothing_at_exit()
     gc.collect()
     gc.freeze()  # what exists now is never looked at by a rank's collector, so its pages stay shared

@@ -14,7 +14,7 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.logs.lines import LogLines, LogWindow
 from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.config import NodePaths
-from monarch_nb.notebook.commands.logs import shown_logs
+from monarch_nb.notebook.output.logs import shown_logs
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 

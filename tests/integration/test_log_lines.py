@@ -19,7 +19,7 @@ from monarch_nb.client.meshes.presenting import serve_notebook
 from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.config import home_directory
 from monarch_nb.errors import MeshNotFound, NodeUnreachable, UsageError
-from monarch_nb.notebook.commands.logs import shown_logs
+from monarch_nb.notebook.output.logs import shown_logs
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 

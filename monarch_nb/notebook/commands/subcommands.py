@@ -17,7 +17,7 @@ from monarch_nb.notebook.cells.cell import CellRunner, others_kept
 from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.cells.progress import Progress
 from monarch_nb.notebook.commands.files import FileCommands, placed_line
-from monarch_nb.notebook.commands.logs import nothing_line, shown_logs
+from monarch_nb.notebook.output.logs import nothing_line, shown_logs
 from monarch_nb.notebook.commands.scripts import run_script
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.output.tables import (
@@ -30,7 +30,7 @@ from monarch_nb.notebook.output.tables import (
     stacks_view,
     status_table,
 )
-from monarch_nb.notebook.panels.panels import Panels
+from monarch_nb.notebook.panels.showing import Panels
 from monarch_nb.notebook.session import Session, attached_line, divided, shape, unseen_line
 from monarch_nb.notebook.syntax import declarations
 from monarch_nb.notebook.syntax.command_line import (

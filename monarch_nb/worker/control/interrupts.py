@@ -19,7 +19,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from monarch_nb.errors import GROUP_ABORTED, ProcessGroupAborted
-from monarch_nb.worker.groups import process_groups
+from monarch_nb.worker.groups import breaking, forming
 from monarch_nb.worker.shell.failures import RunInterrupted, interruption
 from monarch_nb.worker.user_code import UserCode, outwards
 
@@ -160,7 +160,7 @@ class Interrupter:
                 self._send_signal()
 
         with self._breaking:
-            if self.active is active and process_groups.break_groups(reason, last_run, prepare=stop_cell):
+            if self.active is active and breaking.break_groups(reason, last_run, prepare=stop_cell):
                 active.group_aborted = True
                 active.collective = active.collective or collective
 
@@ -176,13 +176,13 @@ class Interrupter:
 
     def _break_collective(self, active: ActiveRun) -> None:
         frame = sys._current_frames().get(self._main.ident or 0)
-        collective = process_groups.collective(frame) if frame is not None else None
+        collective = breaking.collective(frame) if frame is not None else None
         blocked = self._is_blocked(active)
         if collective and collective != "backward":
             hangs = True
         elif collective or (active.task is None and not active.delivered):
             # Backward may only compute; and C code that SIGINT does not reach may be a wait without a name.
-            hangs = blocked and process_groups.in_use()
+            hangs = blocked and breaking.in_use()
         else:
             hangs = False
         if hangs:
@@ -198,7 +198,7 @@ class Interrupter:
         if os.getpid() != self._pid:
             raise KeyboardInterrupt  # a forked child of the user's
         active = self.active
-        if active is None or process_groups.keeps_books(outwards(frame)):
+        if active is None or forming.keeps_books(outwards(frame)):
             return
         if active.abort is not None and not active.abort_delivered and self._runs_user_code(frame):
             active.abort_delivered = True

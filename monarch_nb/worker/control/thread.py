@@ -24,7 +24,7 @@ from monarch_nb.proto.run_pb2 import Where
 from monarch_nb.proto.worker_pb2 import ControlReply, ControlRequest, FromRank, Hello, ToRank
 from monarch_nb.worker.control import completion, inspection, stacks
 from monarch_nb.worker.control.interrupts import PRESS_INTERVAL_S, ActiveRun, Interrupter
-from monarch_nb.worker.groups import process_groups
+from monarch_nb.worker.groups import breaking
 from monarch_nb.worker.runs.results import send_all
 from monarch_nb.worker.shell import streams
 from monarch_nb.worker.text import encodable
@@ -226,7 +226,7 @@ class ControlThread(threading.Thread):
     def _abort_groups(self, reason: str, last_run: int) -> None:
         active = self._interrupter.active
         if active is None:
-            process_groups.break_groups(reason, last_run)
+            breaking.break_groups(reason, last_run)
         else:
             self._interrupter.break_groups(active, "", reason, last_run)
             self._press_soon()
@@ -237,7 +237,7 @@ class ControlThread(threading.Thread):
         if active is None:
             return Where(state=Where.STATE_IDLE)
         frames = self._frames(active)
-        collective = process_groups.collective(frames[0]) if frames else None
+        collective = breaking.collective(frames[0]) if frames else None
         return Where(
             state=Where.STATE_COLLECTIVE if collective else Where.STATE_RUNNING,
             run_id=active.run_id,

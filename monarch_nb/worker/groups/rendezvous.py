@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlparse
 
 from monarch_nb.worker.groups.c10d import Hush
-from monarch_nb.worker.groups.connections import Endpoint, resolve
+from monarch_nb.worker.groups.sockets import Endpoint, resolve
 from monarch_nb.worker.groups.store_connection import connect
 
 _CONNECT_TIMEOUT = timedelta(seconds=20)

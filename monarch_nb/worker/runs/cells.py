@@ -17,7 +17,7 @@ from IPython.core.macro import Macro
 from monarch_nb.proto.run_pb2 import Cell, RankResult, RunSpec
 from monarch_nb.worker.forking.after_fork import device_name
 from monarch_nb.worker.reload import live_update
-from monarch_nb.worker.reload.reloading import Reloader
+from monarch_nb.worker.reload.changed_modules import Reloader
 from monarch_nb.worker.runs import values
 from monarch_nb.worker.shell.compiler import BoundedCompiler
 from monarch_nb.worker.shell.shell import INTERACTIVESHELL_FILE, LastValue, RankShell, to_json

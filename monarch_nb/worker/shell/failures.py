@@ -7,7 +7,7 @@ from IPython.core.magics.execution import ExecutionMagics
 
 from monarch_nb.errors import GROUP_ABORTED, ProcessGroupAborted, UsageError
 from monarch_nb.proto.run_pb2 import Failure
-from monarch_nb.worker.groups import process_groups
+from monarch_nb.worker.groups import breaking
 from monarch_nb.worker.shell.shell import RankShell
 from monarch_nb.worker.text import encodable
 from monarch_nb.worker.user_code import UserCode, error_chain
@@ -67,7 +67,7 @@ def readable(error: BaseException, *, makes_another: bool = True) -> BaseExcepti
         return UsageError(str(error)).with_traceback(error.__traceback__)
     if type(error) is EOFError and str(error) == _END_OF_INPUT:
         error.args = (f"{_END_OF_INPUT}: a rank's stdin is empty",)
-    aborted = process_groups.readable(error)
+    aborted = breaking.readable(error)
     if aborted is None:
         return error
     if not makes_another:

@@ -16,7 +16,7 @@ from typing import Any
 import cloudpickle
 
 from integration.live import TIMEOUT_S
-from monarch_nb.worker.groups import process_groups, store
+from monarch_nb.worker.groups import breaking, forming, store
 
 _fork = multiprocessing.get_context("fork")
 
@@ -30,7 +30,7 @@ class Failure:
     """
 
     def __init__(self, error: BaseException) -> None:
-        shown = process_groups.readable(error) or error
+        shown = breaking.readable(error) or error
         self.name, self.text, self.raw = type(shown).__name__, str(shown), str(error)
         self.traceback = "".join(traceback.format_exception(error))
 
@@ -142,7 +142,7 @@ class ForkedRanks:
             RES_OPTIONS="timeout:1 attempts:1",  # torch looks up the names of addresses, and DNS may be slow
             **self.environment,
         )
-        process_groups.install()
+        forming.install()
         broken = threading.Event()
         threading.Thread(target=_answer, args=(control, broken), daemon=True).start()
         space: dict[str, Any] = {"rank": rank, "world_size": self.world_size}
@@ -163,14 +163,14 @@ class ForkedRanks:
 def _forget(broken: threading.Event) -> None:
     if broken.is_set():
         broken.clear()
-        process_groups.forget_groups()
+        breaking.forget_groups()
 
 
 def _answer(control: Connection, broken: threading.Event) -> None:
     while True:
         match control.recv():
             case "where":
-                control.send(process_groups.collective(sys._current_frames()[threading.main_thread().ident or 0]))
+                control.send(breaking.collective(sys._current_frames()[threading.main_thread().ident or 0]))
             case ("break", reason):
                 broken.set()
-                control.send(process_groups.break_groups(reason))
+                control.send(breaking.break_groups(reason))

@@ -20,7 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from integration.worker.forked_ranks import ForkedRanks
-from monarch_nb.worker.groups import process_groups
+from monarch_nb.worker.groups import forming
 
 Space = dict[str, Any]
 
@@ -90,7 +90,7 @@ def before_its_logger() -> Iterator[None]:
     logger = model.logger
     yield
     del model
-    process_groups.begin_run(1)
+    forming.begin_run(1)
     del logger
 
 
@@ -141,7 +141,7 @@ def test_other_threads_go_on_while_a_models_group_is_freed(
         sys.setswitchinterval(1000)  # the thread goes on only where the interpreter's lock is released
         is_freeing.set()
         list(steps)
-        process_groups.begin_run(2)
+        forming.begin_run(2)
 
     pair.run(free)
 

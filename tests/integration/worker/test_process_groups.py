@@ -603,7 +603,7 @@ def test_the_store_keeps_no_descriptor_of_its_parent() -> None:
 
 
 def test_importing_imports_no_torch() -> None:
-    imported = "monarch_nb.worker.groups.process_groups, monarch_nb.worker.groups.store"
+    imported = "monarch_nb.worker.groups.forming, monarch_nb.worker.groups.store"
     code = f"import sys, {imported}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -611,20 +611,20 @@ def test_importing_imports_no_torch() -> None:
 def test_torch_is_patched_when_it_is_imported_later() -> None:
     code = """
 import sys
-from monarch_nb.worker.groups import process_groups
-process_groups.install()
-assert not process_groups.in_use()
+from monarch_nb.worker.groups import breaking, forming
+forming.install()
+assert not breaking.in_use()
 import torch
 import torch._dynamo  # DistributedDataParallel imports it when it is first made: 800 modules, here once for all ranks
 import torch.distributed as dist
-assert dist.init_process_group.__globals__["__name__"] == process_groups.__name__
+assert dist.init_process_group.__globals__["__name__"] == forming.__name__
 assert dist.init_process_group is dist.distributed_c10d.init_process_group
 dist.init_process_group("gloo")
-assert process_groups.in_use()
+assert breaking.in_use()
 x = torch.ones(1)
 dist.all_reduce(x)
 dist.destroy_process_group()
-assert not process_groups.in_use()
+assert not breaking.in_use()
 """
     with ForkedRanks(1) as ranks:
         torchrun = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.port)}

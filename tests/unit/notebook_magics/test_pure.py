@@ -13,8 +13,8 @@ from monarch_nb.client.logs.records import LogRecord
 from monarch_nb.client.pools.infos import RankInfo, RunInfo
 from monarch_nb.client.pools.memory import Memory, choose, choose_unnamed, recall, remember
 from monarch_nb.errors import RankFailure, UsageError
-from monarch_nb.notebook.commands.completion import InBody, InLine, locate, target_words
-from monarch_nb.notebook.commands.logs import Endings, folded_lines
+from monarch_nb.notebook.assist.completion import InBody, InLine, locate, target_words
+from monarch_nb.notebook.output.logs import Endings, folded_lines
 from monarch_nb.notebook.commands.subcommands import push_items, read_environment
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
 from monarch_nb.notebook.output.tables import stacks_view, status_table, table

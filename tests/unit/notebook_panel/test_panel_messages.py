@@ -14,7 +14,7 @@ import pytest
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.notebook.panels.messages import PanelMessages
-from monarch_nb.notebook.panels.panels import _view
+from monarch_nb.notebook.panels.showing import _view
 from monarch_nb.panel.view import Json
 
 WAIT_S = 10.0

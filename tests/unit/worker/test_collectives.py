@@ -14,7 +14,7 @@ TORCH = "/site-packages/torch"
 C10D = f"{TORCH}/distributed/distributed_c10d.py"
 DDP = f"{TORCH}/nn/parallel/distributed.py"
 LOGGER = (f"{TORCH}/distributed/c10d_logger.py", "wrapper")
-OURS = "/x/monarch_nb/worker"
+OURS = "/x/monarch_nb/worker/groups"
 
 
 def stack(*functions: tuple[str, str]) -> Any:
@@ -33,7 +33,7 @@ def stack(*functions: tuple[str, str]) -> Any:
         (stack((C10D, "new_group"), (C10D, "_new_group_with_tag"), (C10D, "_new_process_group_helper")), "new_group"),
         (
             stack(
-                (f"{OURS}/process_groups.py", "init_process_group"),
+                (f"{OURS}/forming.py", "init_process_group"),
                 LOGGER,
                 (C10D, "init_process_group"),
                 (f"{TORCH}/distributed/rendezvous.py", "rendezvous"),

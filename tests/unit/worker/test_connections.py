@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 
-from monarch_nb.worker.groups import connections
+from monarch_nb.worker.groups import sockets
 
 FDINFO = """pos:\t0
 flags:\t02
@@ -29,14 +29,14 @@ def make_pair() -> tuple[socket.socket, socket.socket, socket.socket]:
     return listener, client, listener.accept()[0]
 
 
-def identify(connection: socket.socket) -> connections.Connection:
+def identify(connection: socket.socket) -> sockets.Connection:
     return connection.fileno(), os.fstat(connection.fileno()).st_ino
 
 
 def test_epoll_information_is_read() -> None:
-    assert connections.parse_epoll(FDINFO) == (False, [(21, 0x3788), (24, 0x3789)])
-    assert connections.parse_epoll(FDINFO.replace("02\n", "02000002\n"))[0]
-    assert connections.parse_epoll("") == (False, [])
+    assert sockets.parse_epoll(FDINFO) == (False, [(21, 0x3788), (24, 0x3789)])
+    assert sockets.parse_epoll(FDINFO.replace("02\n", "02000002\n"))[0]
+    assert sockets.parse_epoll("") == (False, [])
 
 
 def test_a_loop_like_gloos_is_found() -> None:
@@ -47,18 +47,18 @@ def test_a_loop_like_gloos_is_found() -> None:
         for each in (listener, accepted):
             epoll.register(each, select.EPOLLIN)
         inode = os.fstat(listener.fileno()).st_ino
-        assert connections.gloo_loops() == [connections.GlooLoop(inode, listener.getsockname(), (identify(accepted),))]
+        assert sockets.gloo_loops() == [sockets.GlooLoop(inode, listener.getsockname(), (identify(accepted),))]
         os.set_inheritable(epoll.fileno(), False)
-        assert connections.gloo_loops() == []
+        assert sockets.gloo_loops() == []
     finally:
         for each in (epoll, listener, client, accepted):
             each.close()
 
 
 def test_an_asyncio_server_is_not_taken_for_gloo() -> None:
-    async def look() -> list[connections.GlooLoop]:
+    async def look() -> list[sockets.GlooLoop]:
         async with await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0):
-            return connections.gloo_loops()
+            return sockets.gloo_loops()
 
     assert asyncio.run(look()) == []
 
@@ -68,9 +68,9 @@ def test_connections_are_found_by_their_remote_address_and_only_they_are_shut_do
     mapped = socket.socket(socket.AF_INET6)
     try:
         mapped.connect((f"::ffff:{listener.getsockname()[0]}", listener.getsockname()[1]))
-        found = connections.connections_to({listener.getsockname()})
+        found = sockets.connections_to({listener.getsockname()})
         assert sorted(found) == sorted([identify(client), identify(mapped)])
-        connections.shut_down(found)
+        sockets.shut_down(found)
         assert accepted.recv(1) == b""
         others[1].sendall(b"x")
         assert other.recv(1) == b"x"
@@ -83,7 +83,7 @@ def test_a_descriptor_that_became_another_file_is_left_alone() -> None:
     listener, client, accepted = make_pair()
     try:
         descriptor, inode = identify(client)
-        connections.shut_down([(descriptor, inode + 1), (10_000, 5), (0, os.fstat(0).st_ino)])
+        sockets.shut_down([(descriptor, inode + 1), (10_000, 5), (0, os.fstat(0).st_ino)])
         client.sendall(b"x")
         assert accepted.recv(1) == b"x"
     finally:
@@ -95,14 +95,14 @@ def test_traffic_is_equal_when_nothing_moves() -> None:
     listener, client, accepted = make_pair()
     try:
         both = [identify(client), identify(accepted)]
-        before = connections.traffic(both)
-        assert before == connections.traffic(both)
+        before = sockets.traffic(both)
+        assert before == sockets.traffic(both)
         assert before.queued_bytes == 0
         client.sendall(b"abc")
-        assert connections.traffic(both) != before
-        assert connections.traffic(both).queued_bytes == 3
+        assert sockets.traffic(both) != before
+        assert sockets.traffic(both).queued_bytes == 3
         accepted.recv(3)
-        after = connections.traffic(both)
+        after = sockets.traffic(both)
         assert after.queued_bytes == 0
         assert after != before
     finally:
@@ -112,7 +112,7 @@ def test_traffic_is_equal_when_nothing_moves() -> None:
 
 def test_knocking_stands_in_for_every_peer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        connections.knock(connections.GlooLoop(1, listener.getsockname(), ()), 3)
+        sockets.knock(sockets.GlooLoop(1, listener.getsockname(), ()), 3)
         said = []
         for _ in range(3):
             with listener.accept()[0] as connection:
@@ -122,9 +122,9 @@ def test_knocking_stands_in_for_every_peer() -> None:
 
 
 def test_addresses_are_resolved() -> None:
-    assert ("127.0.0.1", 80) in connections.resolve("localhost", 80)
-    assert connections.resolve("127.0.0.1", 5) == {("127.0.0.1", 5)}
-    assert connections.resolve("no-such-host.invalid", 5) == set()
+    assert ("127.0.0.1", 80) in sockets.resolve("localhost", 80)
+    assert sockets.resolve("127.0.0.1", 5) == {("127.0.0.1", 5)}
+    assert sockets.resolve("no-such-host.invalid", 5) == set()
 
 
 def test_what_no_longer_reads_can_still_write() -> None:
@@ -134,7 +134,7 @@ def test_what_no_longer_reads_can_still_write() -> None:
         with peer:
             peer.sendall(b"before")
             inode = os.fstat(client.fileno()).st_ino
-            connections.shut_down([(client.fileno(), inode)], socket.SHUT_RD)
+            sockets.shut_down([(client.fileno(), inode)], socket.SHUT_RD)
             client.sendall(b"answer")
             assert (client.recv(10), client.recv(10), peer.recv(10)) == (b"before", b"", b"answer")
 
@@ -147,11 +147,11 @@ def test_a_thread_of_gloos_that_runs() -> None:
         while not stop.is_set():
             hashlib.pbkdf2_hmac("sha256", b"", b"", 20_000)  # without the interpreter's lock
 
-    assert not connections.gloo_runs()
+    assert not sockets.gloo_runs()
     thread = threading.Thread(target=spin)
     thread.start()
     try:
-        assert any(connections.gloo_runs() for _ in range(10_000))
+        assert any(sockets.gloo_runs() for _ in range(10_000))
     finally:
         stop.set()
         thread.join()

@@ -26,7 +26,7 @@ from monarch_nb.worker.control.completion import complete
 from monarch_nb.worker.control.inspection import describe
 from monarch_nb.worker.control.interrupts import thread_state
 from monarch_nb.worker.forking import after_fork, preload
-from monarch_nb.worker.groups import connections, process_groups
+from monarch_nb.worker.groups import forming, sockets
 from monarch_nb.worker.runs import results, values
 from monarch_nb.worker.runs.results import Results, send_all
 from monarch_nb.worker.shell.shell import clean_data
@@ -353,17 +353,17 @@ def test_stacks_of_threads() -> None:
     ("files", "keeps"),
     [
         (["/home/me/train.py"], False),
-        (["/site-packages/torch/x.py", process_groups.__file__], False),
-        ([process_groups.__file__], True),
-        ([contextlib.__file__, connections.__file__, "/home/me/train.py"], True),
-        ([threading.__file__, "/home/me/train.py", process_groups.__file__], False),
-        ([f"{os.path.dirname(os.__file__)}/site-packages/numpy/x.py", process_groups.__file__], False),
+        (["/site-packages/torch/x.py", forming.__file__], False),
+        ([forming.__file__], True),
+        ([contextlib.__file__, sockets.__file__, "/home/me/train.py"], True),
+        ([threading.__file__, "/home/me/train.py", forming.__file__], False),
+        ([f"{os.path.dirname(os.__file__)}/site-packages/numpy/x.py", forming.__file__], False),
         ([], False),
     ],
 )
 def test_who_keeps_the_books_of_groups(files: list[str], keeps: bool) -> None:
     frames: list[Any] = [SimpleNamespace(f_code=SimpleNamespace(co_filename=file)) for file in files]
-    assert process_groups.keeps_books(frames) is keeps
+    assert forming.keeps_books(frames) is keeps
 
 
 def test_the_state_of_a_thread() -> None:

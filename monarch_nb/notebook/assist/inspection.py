@@ -9,7 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.tokenutil import token_at_cursor
 
 from monarch_nb.errors import MonarchNbError
-from monarch_nb.notebook.commands.completion import InBody, locate
+from monarch_nb.notebook.assist.completion import InBody, locate
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.session import Session
 

@@ -1,0 +1,210 @@
+"""torch.distributed for ranks that live long: groups that can be broken from outside, forgotten and made again.
+
+`install` puts what notices how groups are made and destroyed in the place of torch's own functions: breaking.py knows
+from it what there is to break.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+from urllib.parse import urlparse
+
+from monarch_nb.worker.groups import breaking, c10d, connections, freeing, rendezvous, sockets
+from monarch_nb.worker.groups.breaking import (
+    drop_groups,
+    forget_groups,
+    is_left,
+    note_interrupt,
+    raise_if_broken,
+    state,
+)
+from monarch_nb.worker.groups.rendezvous import Rendezvous
+from monarch_nb.worker.groups.sockets import Endpoint, resolve
+from monarch_nb.worker.groups.store_connection import connect
+
+_LOOPBACK = "127.0.0.1"
+_DESCRIPTORS = 1 << 16
+_BOOKKEEPING = {__file__, *(module.__file__ for module in (breaking, c10d, sockets, connections, rendezvous))}
+_STANDARD_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
+
+
+def prepare() -> None:
+    """In the template, before ranks are forked: do once what every rank would have to."""
+    c10d.find_holders(("init_process_group", "destroy_process_group"))
+
+
+def install() -> None:
+    """Prepare torch.distributed, now or when it is imported. Call once, in the rank, with its environment set."""
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+    # A destroyed group that a model still refers to keeps its descriptors.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _DESCRIPTORS), most))
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    mesh_store = (host, int(port)) if host and port else None
+    state.rendezvous = Rendezvous(mesh_store, state.connections.endpoints, state.hush)
+    c10d.when_imported(functools.partial(_patch, state.rendezvous))
+
+
+def begin_run(number: int) -> None:
+    """What makes a group from now on belongs to this run. On the main thread."""
+    state.run = number
+    freeing.free_unused()
+
+
+def keeps_books(frames: Iterable[FrameType]) -> bool:
+    """Return whether a thread is in our own code that notes what groups there are: an exception would spoil it.
+
+    Args:
+        frames: the thread's, innermost first.
+    """
+    for each in frames:
+        path = each.f_code.co_filename
+        if path in _BOOKKEEPING:
+            return True
+        is_standard = path.startswith(("<frozen ", _STANDARD_LIBRARY)) and "-packages" not in path
+        if not is_standard:
+            break
+    return False
+
+
+# ---- what users call
+
+
+def _patch(rendezvous: Rendezvous, module: Any) -> None:
+    freeing.install()
+    c10d.replace(module.init_process_group, _wrap_init(rendezvous, module))
+    c10d.replace(module.destroy_process_group, _wrap_destroy(module))
+    module._new_process_group_helper = _wrap_helper(module._new_process_group_helper)
+    handlers: Any = sys.modules["torch.distributed.rendezvous"]
+    handlers._rendezvous_handlers["env"] = functools.partial(_meet, rendezvous)
+    handlers._create_c10d_store = functools.partial(_make_store, handlers._create_c10d_store)
+
+
+def _meet(rendezvous: Rendezvous, url: str, **options: Any) -> Iterator[Any]:
+    with state.connections.making():
+        triple = rendezvous(url, **options)
+    yield triple
+    raise RuntimeError("Unable to perform re-rendezvous using env:// method")
+
+
+def _make_store(make: Any, host: str, port: int, rank: int, world_size: int, timeout: timedelta, *options: Any) -> Any:
+    """What `tcp://` does: rank 0 hosts a store, the others connect to it."""
+    if rank == 0:
+        # To its own, wherever the address leads; and for a world of one, because it would wait for the others here,
+        # where it can not be freed, and waits for them again when the group is made.
+        return make(_LOOPBACK, port, rank, 1, timeout, *options)
+
+    def attempt(within: timedelta) -> Any:
+        return make(host, port, rank, world_size, within, *options)
+
+    return connect(attempt, f"{host}:{port}", timeout, state.hush)
+
+
+def _wrap_helper(helper: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of torch's that makes every group."""
+
+    @functools.wraps(helper)
+    def wrapper(group_size: int, *args: Any, **kwargs: Any) -> Any:
+        raise_if_broken()
+        try:
+            with state.connections.making(group_size):
+                made = helper(group_size, *args, **kwargs)
+        except KeyboardInterrupt:
+            note_interrupt()
+            raise
+        raise_if_broken()
+        return made
+
+    return wrapper
+
+
+def _wrap_init(rendezvous: Rendezvous, module: Any) -> Callable[..., None]:
+    init: Callable[..., None] = module.init_process_group
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        wanted = signature.bind(*args, **kwargs).arguments
+        if c10d.default_group() is not None:
+            if state.broken is None and not is_left():
+                if _is_same_group(module, wanted):
+                    _say_kept(module)
+                    return
+                init(*args, **kwargs)  # raises
+            forget_groups()
+        state.made_in = state.run  # first: a break of older groups that comes between these two must not last
+        state.broken = None
+        state.hush.end()
+        state.connections.endpoints |= _endpoints(wanted)
+        rendezvous.forget()
+        hook = sys.excepthook
+        try:
+            with state.connections.making_default():
+                init(*args, **kwargs)
+            raise_if_broken()
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                note_interrupt()
+            drop_groups()
+            raise
+        finally:
+            sys.excepthook = hook  # torch adds a layer of "[rank0]:" at every init
+        state.forgotten = None
+
+    return init_process_group
+
+
+def _is_same_group(module: Any, wanted: dict[str, Any]) -> bool:
+    """Return whether an init asks for what there is, as that of a cell that is run again."""
+    backend, world_size = wanted.get("backend"), wanted.get("world_size", -1)
+    return (backend is None or backend.lower() == module.get_backend()) and world_size in (-1, module.get_world_size())
+
+
+def _say_kept(module: Any) -> None:
+    text = f"keeping the process group of {module.get_world_size()} ranks"
+    sys.stderr.write(f"{text} (for a new one, call dist.destroy_process_group() first)\n")
+
+
+def _endpoints(wanted: dict[str, Any]) -> set[Endpoint]:
+    """Return where the store listens that an init was told to use."""
+    url = urlparse(wanted.get("init_method") or "")
+    if url.scheme == "tcp" and url.hostname and url.port:
+        return resolve(url.hostname, url.port) | resolve(_LOOPBACK, url.port)
+    store: Any = wanted.get("store")
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return resolve(store.host, store.port) if hasattr(store, "host") and hasattr(store, "port") else set()
+
+
+def _wrap_destroy(module: Any) -> Callable[..., None]:
+    destroy: Callable[..., None] = module.destroy_process_group
+
+    @functools.wraps(destroy)
+    def destroy_process_group(group: Any = None) -> None:
+        if state.broken is not None:
+            forget_groups()
+        if group is None:
+            is_gone = c10d.default_group() is None and state.forgotten is not None
+        else:
+            is_gone = group in state.dropped
+        try:
+            if not is_gone:
+                if state.rendezvous is not None and group in (None, c10d.default_group()):
+                    state.rendezvous.leave()  # connections end when it is freed, later: peers would keep it till then
+                destroy(group)
+        except KeyboardInterrupt:
+            note_interrupt()
+            raise
+        if c10d.default_group() is None:
+            state.connections.forget_default()
+
+    return destroy_process_group
