@@ -26,6 +26,8 @@ LOG_LIMIT_BYTES = 20 * 10**9
 NONINTERACTIVE_VARIABLE = "MONARCH_NB_NONINTERACTIVE"
 DEFAULT_PRELOAD = ("torch",)
 DEFAULT_POOL = "local"
+LOG_LINES = 50
+"""How many of the last lines of each rank are shown when nobody says."""
 MAX_SOCKET_PATH_BYTES = 107
 CHUNK_BYTES = 1 << 20
 """Largest piece of a blob in one message."""

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch_nb.cli import run as run_command
-from monarch_nb.config import DEFAULT_POOL, PROTOCOL, VERSION
+from monarch_nb.config import DEFAULT_POOL, LOG_LINES, PROTOCOL, VERSION
 from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, UsageError
 from monarch_nb.times import duration, seconds_of
 
@@ -120,7 +120,7 @@ def make_parser() -> argparse.ArgumentParser:
     logs = command("logs", _logs, "show what ranks printed", "logs dev -t 0,2-3 -n 20", "logs dev --follow")
     logs.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
     logs.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
-    lines = "the last N lines of each rank (50 when not said; 0: all)"
+    lines = f"the last N lines of each rank ({LOG_LINES} when not said; 0: all)"
     logs.add_argument("-n", "--lines", type=int, metavar="N", help=lines)
     run = "only run number N; if it failed, with the traceback"
     logs.add_argument("--run", type=int, metavar="N", dest="number", help=run)
@@ -288,7 +288,7 @@ def _print_json(value: object) -> None:
 
 def _logs(options: argparse.Namespace) -> int:
     from monarch_nb import attach
-    from monarch_nb.notebook.output.logs import LOG_LINES, nothing_line, shown_logs
+    from monarch_nb.notebook.output.logs import nothing_line, shown_logs
     from monarch_nb.shape import parse_targets
 
     for flag, number, least in (("-n", options.lines, 0), ("--run", options.number, 1)):

@@ -7,14 +7,13 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.client.runs.torchrun_flags import FLAGS, Launch, held_by, held_in, read
 from monarch_nb.config import DEFAULT_POOL
 from monarch_nb.errors import RunFailed, UsageError
-from monarch_nb.ground import escapes
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.shape import Extent, parse_targets
 
@@ -175,9 +174,12 @@ def _place(options: argparse.Namespace, launch: Launch, mesh: Mesh) -> tuple[str
 
 def _run(mesh: Mesh, submit: Callable[[RunView], Run], shown: Collection[int] | None) -> int:
     from monarch_nb.notebook.cells.following import wait_for
+    from monarch_nb.notebook.output.publishing import call_later, printing
+    from monarch_nb.notebook.output.view import RunView
 
+    publish = printing(colours=sys.stdout.isatty())
     with at_waits():  # from here on Ctrl-C is for the ranks
-        view = _terminal_view(mesh.ranks, shown)
+        view = RunView(mesh.ranks, publish, call_later, show_failures=True, terminal=True, shown=shown)
         try:
             script = submit(view)
             interrupts = wait_for(script, None, view.on_event)
@@ -205,24 +207,6 @@ def exit_status(run: Run, *, is_interrupted: bool = False) -> int:
                 return 128 + failure.signal if failure.signal else failure.exit_code or statuses[failure.rank] or 1
         return _INTERRUPTED
     return 0 if run.done else _INTERRUPTED
-
-
-def _terminal_view(ranks: Sequence[int], shown: Collection[int] | None) -> RunView:
-    from monarch_nb.client.connections.bridge import background_loop
-    from monarch_nb.notebook.output.view import RunView
-
-    colours = sys.stdout.isatty()
-
-    def publish(bundle: dict[str, str], update: bool) -> None:
-        text = bundle["text/plain"] if colours else escapes.strip(bundle["text/plain"])
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
-
-    def call_later(delay_s: float, callback: Callable[[], None]) -> None:
-        loop = background_loop()
-        loop.call_soon_threadsafe(loop.call_later, delay_s, callback)
-
-    return RunView(ranks, publish, call_later, show_failures=True, terminal=True, shown=shown)
 
 
 @contextmanager

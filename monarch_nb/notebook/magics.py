@@ -28,10 +28,9 @@ class MeshMagics(Magics):
     def __init__(self, shell: InteractiveShell, session: Session, mode: MeshMode, panels: Panels) -> None:
         super().__init__(shell)
         self._shell = shell
-        files = FileCommands(shell, session)
         self._session = session
-        self._cells = CellRunner(shell, session, mode, files)
-        self._subcommands = Subcommands(shell, session, mode, self._cells, files, panels)
+        self._cells = CellRunner(shell, session, mode)
+        self._subcommands = Subcommands(shell, session, mode, self._cells, FileCommands(shell, session), panels)
 
     @no_var_expand
     @line_cell_magic

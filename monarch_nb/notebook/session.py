@@ -72,6 +72,13 @@ class Session:
         """The execution count of the cell whose `%load_ext` said what it is attached to."""
         self._unsaid = ""
 
+    @property
+    def directory(self) -> str:
+        """The notebook's directory: the kernel's where the notebook is not known."""
+        from monarch_nb.client.pools.pool import working_directory
+
+        return working_directory(None, self.notebook)
+
     def hold(self, reservation: Reservation, pool: str | None = None) -> None:
         """Make `reservation` the current one, for later kernels of this notebook too."""
         if self.reservation is not None and self.reservation is not reservation:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jupyter_client.kernelspec import NoSuchKernel
 from jupyter_core.utils import ensure_async
@@ -18,9 +18,17 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 if TYPE_CHECKING:
     from monarch_nb.panel.live import Subscription
-    from monarch_nb.server.extension import MonarchNB
+    from monarch_nb.panel.requests import Panel
 
 AUTH_RESOURCE = "monarch_nb"
+
+
+class HasPanel(Protocol):
+    """What the server's settings hold for the handlers, as "monarch_nb"."""
+
+    @property
+    def panel(self) -> Panel:
+        """What is asked."""
 
 
 class RequestHandler(APIHandler):
@@ -66,7 +74,7 @@ class RequestHandler(APIHandler):
         return None
 
     async def _handle(self, name: str, body: object) -> None:
-        extension: MonarchNB = self.settings["monarch_nb"]
+        extension: HasPanel = self.settings["monarch_nb"]
         self._answer(await asyncio.wrap_future(extension.panel.handle(name, body)))
 
     def _answer(self, answer: dict[str, Any]) -> None:
@@ -103,7 +111,7 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         async def deliver(events: list[dict[str, Any]]) -> None:
             await run_on(loop, self._send(events))
 
-        extension: MonarchNB = self.settings["monarch_nb"]
+        extension: HasPanel = self.settings["monarch_nb"]
         subscription = await asyncio.wrap_future(extension.panel.subscribe(deliver))
         if self.ws_connection is None:  # closed meanwhile
             subscription.close_soon()

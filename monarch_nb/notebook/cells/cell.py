@@ -16,17 +16,17 @@ from weakref import WeakValueDictionary
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import publish_display_data
 
-from monarch_nb.client.connections.bridge import background_loop
 from monarch_nb.client.connections.events import TIME_NOTICE, Event, Finished, Notice
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, RunFailed
 from monarch_nb.ground.interrupting import anywhere, at_waits
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.notebook.cells.following import KernelEnds, RunInterrupted, RunTimeout, wait_for
-from monarch_nb.notebook.commands.files import FileCommands
+from monarch_nb.notebook.cells.sent_files import FilesBeforeCells
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
+from monarch_nb.notebook.output.publishing import call_later, printing
 from monarch_nb.notebook.output.tables import calm_line, is_notebook, preformatted, show
-from monarch_nb.notebook.output.view import RunView
+from monarch_nb.notebook.output.view import Publish, RunView
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.syntax.command_line import checked_name, help_text, parse, wants_help
 from monarch_nb.notebook.syntax.declarations import CELL
@@ -51,8 +51,9 @@ class KernelCellFailed(MonarchNbError):
 class CellRunner:
     """Runs cells on the current mesh and follows runs of earlier kernels."""
 
-    def __init__(self, shell: InteractiveShell, session: Session, mode: MeshMode, files: FileCommands) -> None:
-        self._shell, self._session, self._mode, self._files = shell, session, mode, files
+    def __init__(self, shell: InteractiveShell, session: Session, mode: MeshMode) -> None:
+        self._shell, self._session, self._mode = shell, session, mode
+        self._files = FilesBeforeCells(shell, session)
         self._views: WeakValueDictionary[str, RunView] = WeakValueDictionary()  # by run: where its output arrives
         self._last_view: RunView | None = None
         self._time_view: RunView | None = None  # below which the time was spoken of
@@ -296,27 +297,9 @@ class CellRunner:
     ) -> RunView:
         """Return the output of a run in the cell that executes now."""
         terminal = not is_notebook(self._shell)
-        display_id = secrets.token_hex(16)
-        publish_to_cell: Any = publish_display_data  # IPython's has no types
-        # ipykernel 7 keeps the cell that a message belongs to in the context. A first display belongs to this cell; an
-        # update finds its display by id, but nbclient takes it only when it belongs to the cell that runs then.
-        this_cell = contextvars.copy_context()
-
-        def publish(bundle: dict[str, str], update: bool) -> None:
-            if terminal:
-                sys.stdout.write(f"{bundle['text/plain']}\n")
-                sys.stdout.flush()
-            else:
-                context = contextvars.Context() if update else this_cell.copy()
-                context.run(publish_to_cell, bundle, transient={"display_id": display_id}, update=update)
-
-        def call_later(delay_s: float, callback: Callable[[], None]) -> None:
-            loop = background_loop()
-            loop.call_soon_threadsafe(loop.call_later, delay_s, callback)
-
         view = self._last_view = RunView(
             ranks,
-            publish,
+            printing() if terminal else _displaying(),
             call_later,
             group="rank" if group == "rank" else "type" if group == "type" else "order",
             show_failures=background,
@@ -342,6 +325,21 @@ class CellRunner:
         if run_cell(code, store_history=False, silent=silent).success:
             return None
         return KernelCellFailed("the cell failed in the kernel (its traceback is above)")
+
+
+def _displaying() -> Publish:
+    """Return what shows bundles in the cell that executes now, each in place of the one before."""
+    display_id = secrets.token_hex(16)
+    publish_to_cell: Any = publish_display_data  # IPython's has no types
+    # ipykernel 7 keeps the cell that a message belongs to in the context. A first display belongs to this cell; an
+    # update finds its display by id, but nbclient takes it only when it belongs to the cell that runs then.
+    this_cell = contextvars.copy_context()
+
+    def publish(bundle: dict[str, str], update: bool) -> None:
+        context = contextvars.Context() if update else this_cell.copy()
+        context.run(publish_to_cell, bundle, transient={"display_id": display_id}, update=update)
+
+    return publish
 
 
 def others_kept(error: PickleError, out: str, kept: list[Any]) -> PickleError:

@@ -1,10 +1,9 @@
-"""`%mesh sync`, `fetch` and `ls`, and the line above a cell that says which files went before it."""
+"""`%mesh sync`, `fetch` and `ls`."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -15,9 +14,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from monarch_nb.client.doctor.diagnosis import name_nodes
 from monarch_nb.errors import FilesError, MonarchNbError, TargetError, UsageError
 from monarch_nb.files.tree import printable
-from monarch_nb.notebook.cells.following import RunInterrupted
-from monarch_nb.notebook.cells.progress import Progress
-from monarch_nb.notebook.output.tables import Shown, calm_line, is_notebook, show, table
+from monarch_nb.notebook.cells.late_progress import LateProgress
+from monarch_nb.notebook.cells.sent_files import grouped, how_many, left_out, node_names, notes, sent_lines, some
+from monarch_nb.notebook.output.tables import Shown, calm_line, show, table
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.syntax.command_line import Parsed
 from monarch_nb.sizes import size
@@ -26,20 +25,11 @@ from monarch_nb.times import duration
 if TYPE_CHECKING:
     from monarch_nb.client.files.local_tree import Report
     from monarch_nb.client.files.sync import SyncedFiles
-    from monarch_nb.client.files.sync_report import Differences, OnNodes, Pending, SyncReport
+    from monarch_nb.client.files.sync_report import Differences, Pending
     from monarch_nb.client.reservations.reservation import Reservation
     from monarch_nb.proto import files_pb2 as pb
 
-NAMES_SHOWN = 5
 DRY_RUN_LINES = 50
-BAR_WIDTH = 20
-PATIENCE_S = 0.5
-"""What takes less needs no progress."""
-DRAW_EVERY_S = 0.1
-STEADY_S = 0.3
-"""Before that a rate says nothing."""
-LONG_S = 5.0
-"""Who waits longer may want to stop it."""
 REMOVED = "ranks removed {paths} on {nodes}: %mesh sync --overwrite sends yours again"
 RULES = {"defaults": ".git, caches, notebooks"}
 """What to call rules that have no file."""
@@ -50,32 +40,6 @@ class FileCommands:
 
     def __init__(self, shell: InteractiveShell, session: Session) -> None:
         self._shell, self._session = shell, session
-        self._said: set[str] = set()
-
-    @property
-    def _directory(self) -> str:
-        from monarch_nb.client.pools.pool import working_directory
-
-        return working_directory(None, self._session.notebook)
-
-    def before_run(self, nodes: Iterable[int]) -> None:
-        """Sync before a cell; says something only when something went, or could not.
-
-        Raises:
-            FilesError, NodeUnreachable: a node that the cell needs does not have the files.
-        """
-        files = self._session.current().files
-        if news := files.record.take_news():
-            show(calm_line("\n".join(news)))
-        if not files.copies:
-            return
-        with _LateProgress(self._shell) as progress:
-            report = files.sync(nodes, progress=progress)
-            fresh = [note for note in notes(report, files, self._directory) if note not in self._said]
-            self._said.update(fresh)
-            lines = sent_lines(report, _names(files)) if report.anything or progress.shown else []
-            if lines or fresh or progress.shown:
-                progress.done("\n".join([*lines, *fresh]) or " ")
 
     def sync(self, parsed: Parsed) -> None:
         reservation = self._session.current()
@@ -91,8 +55,8 @@ class FileCommands:
             report = files.remove(gone)
             lines = [f"ranks have {gone} no longer"]
             lines += [
-                *(sent_lines(report, _names(files)) if report.removed else []),
-                *notes(report, files, self._directory),
+                *(sent_lines(report, node_names(files)) if report.removed else []),
+                *notes(report, files, self._session.directory),
             ]
             show(calm_line("\n".join(lines)))
             return
@@ -108,23 +72,24 @@ class FileCommands:
         if parsed.switch("status"):
             show(status_table(files))
         elif parsed.switch("dry_run"):
-            with _LateProgress(self._shell) as progress:
-                progress.done("\n".join(dry_run(files.pending(progress), _names(files), parsed.switch("overwrite"))))
+            with LateProgress(self._shell) as progress:
+                meant = dry_run(files.pending(progress), node_names(files), parsed.switch("overwrite"))
+                progress.done("\n".join(meant))
         else:
-            with _LateProgress(self._shell) as progress:
+            with LateProgress(self._shell) as progress:
                 report = files.sync(overwrite=parsed.switch("overwrite"), progress=progress)
                 there = files.differences()
                 report = replace(report, kept=there.changed)
-                lines += sent_lines(report, _names(files)) if report.anything or not there.missing else []
+                lines += sent_lines(report, node_names(files)) if report.anything or not there.missing else []
                 if not path:
-                    lines += [*ignored(report.local), *notes(report, files, self._directory)]
-                    lines += missing(there, _names(files))
+                    lines += [*ignored(report.local), *notes(report, files, self._session.directory)]
+                    lines += missing(there, node_names(files))
                 progress.done("\n".join(lines))
 
     def fetch(self, parsed: Parsed) -> None:
         reservation = self._session.current()
         to, lines, failed, place = parsed.text("to"), list[str](), list[FilesError](), None
-        with _LateProgress(self._shell) as progress:
+        with LateProgress(self._shell) as progress:
             for name, rank, node in _places(reservation, parsed):
                 try:
                     report = reservation.fetch(
@@ -137,7 +102,7 @@ class FileCommands:
                 except FilesError as error:
                     failed.append(error)
                     continue
-                what, place = f"{_count(report.files, 'file')}, {size(report.size_bytes)}", report.path
+                what, place = f"{how_many(report.files, 'file')}, {size(report.size_bytes)}", report.path
                 lines.append(f"brought {what}, from {node} to {report.path} in {duration(report.seconds)}")
             if not lines:
                 raise failed[0]
@@ -160,182 +125,12 @@ class FileCommands:
             )
             for info in found
         ]
-        show(table(f"{path} on {node}: {_count(len(rows), 'name')}", ("name", "size", "changed"), rows))
-
-
-class _LateProgress:
-    """A line that appears once there is something to wait for, and in the end says what came of it."""
-
-    def __init__(self, shell: InteractiveShell) -> None:
-        self._in_place = is_notebook(shell)
-        self._progress: Progress | None = None
-        self._began = self._drawn = time.monotonic()
-        self._what = ""
-        self._is_long = False
-
-    def __enter__(self) -> _LateProgress:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, stack: object) -> None:
-        if self._progress is not None:
-            if kind is not None:
-                self._progress.done(f"stopped while {self._what}")
-            self._progress.__exit__(None, None, None)
-        if kind is KeyboardInterrupt:
-            raise RunInterrupted("interrupted before all files had come; what has come need not come again") from None
-
-    @property
-    def shown(self) -> bool:
-        """Whether there is a line."""
-        return self._progress is not None
-
-    def __call__(self, what: str, done_bytes: int, total_bytes: int) -> None:
-        """Show how far it is: what comes first at once if it has no measure, as nobody knows how long it takes."""
-        now = time.monotonic()
-        is_first = not self._what
-        if what != self._what:
-            self._what, self._began = what, now
-        at_once = is_first and not total_bytes
-        if not at_once and now - self._drawn < (DRAW_EVERY_S if self.shown else PATIENCE_S):
-            if self._progress is not None and not total_bytes:
-                self._progress.soon(what)  # it may be the last that is heard for long
-            return
-        self._drawn = now
-        if self._progress is None:
-            self._progress = Progress(self._in_place).__enter__()
-        if total_bytes:
-            elapsed_s = now - self._began
-            self._is_long = self._is_long or elapsed_s + _left_s(done_bytes, total_bytes, elapsed_s) > LONG_S
-            line = bar(what, done_bytes, total_bytes, elapsed_s)
-            self._progress.show(f"{line}; ■ (Ctrl-C) stops it" if self._is_long else line)
-        else:
-            self._progress(what)
-
-    def done(self, text: str) -> None:
-        """Show what came of it, in place of the line."""
-        if self._progress is not None:
-            self._progress.done(text)
-        else:
-            show(calm_line(text))
-
-
-def bar(what: str, done_bytes: int, total_bytes: int, elapsed_s: float) -> str:
-    """Return a progress line with rate and remaining time.
-
-    Example:
-        >>> bar("sending files", 25_000_000, 100_000_000, 0.5)
-        'sending files █████░░░░░░░░░░░░░░░ 25 MB of 100 MB, 50 MB/s, 1.5 s left'
-    """
-    filled = round(min(1.0, done_bytes / total_bytes) * BAR_WIDTH)
-    drawn = "█" * filled + "░" * (BAR_WIDTH - filled)
-    line = f"{what} {drawn} {size(done_bytes)} of {size(total_bytes)}"
-    if elapsed_s < STEADY_S:
-        return line
-    left_s = _left_s(done_bytes, total_bytes, elapsed_s)
-    left = f", {duration(left_s)} left" if left_s > 0 else ""
-    return f"{line}, {size(round(done_bytes / elapsed_s))}/s{left}"
-
-
-def _left_s(done_bytes: int, total_bytes: int, elapsed_s: float) -> float:
-    """Return how long the rest will take; 0 as long as that can not be told."""
-    return (total_bytes - done_bytes) * elapsed_s / done_bytes if done_bytes and elapsed_s >= STEADY_S else 0.0
-
-
-def sent_lines(report: SyncReport, everyone: Sequence[str]) -> list[str]:
-    """Return `sent 3 files, 12 kB, to 16 nodes in 0.04 s`; nothing when only files that nodes keep differ."""
-    parts = []
-    if len(set(report.given.values())) > 1:
-        return [f"{_sent_to_each(report, everyone)} in {duration(report.seconds)}"]
-    if report.files:
-        how_much = f", {size(report.size_bytes)}," if report.size_bytes else ""  # nodes may have had all the content
-        parts.append(f"sent {_count(report.files, 'file')}{how_much} to {_nodes(report.nodes)}")
-    if report.removed:
-        parts.append(f"removed {report.removed:,}" if parts else f"removed {_count(report.removed, 'file')} there")
-    if parts:
-        return [f"{', '.join(parts)} in {duration(report.seconds)}"]
-    return [] if report.kept else [f"the files are on {_nodes(report.nodes)} already"]
-
-
-def _sent_to_each(report: SyncReport, everyone: Sequence[str]) -> str:
-    """Return `sent 10,000 files to node3, 2 files to node[0-2], 12 MB together, removed 1 file on node3`."""
-    parts = _by_count({name: one.files for name, one in report.given.items()}, "to", everyone)
-    if parts:
-        parts[0] = f"sent {parts[0]}"
-        parts += [f"{size(report.size_bytes)} together"] if report.size_bytes else []
-    gone = _by_count({name: one.removed for name, one in report.given.items()}, "on", everyone)
-    if gone:
-        gone[0] = f"removed {gone[0]}"
-    return ", ".join([*parts, *gone])
-
-
-def _by_count(files: Mapping[str, int], at: str, everyone: Sequence[str]) -> list[str]:
-    """Return "10,000 files to node3", "2 files to node[0-2]"; of many different counts the largest."""
-    nodes: dict[int, list[str]] = {}
-    for name in everyone:
-        if count := files.get(name):
-            nodes.setdefault(count, []).append(name)
-    counts = sorted(nodes, reverse=True)
-    parts = [f"{_count(count, 'file')} {at} {name_nodes(nodes[count], everyone)}" for count in counts[:NAMES_SHOWN]]
-    rest = sum(len(nodes[count]) for count in counts[NAMES_SHOWN:])
-    return [*parts, f"fewer {at} {_nodes(rest)}"] if rest else parts
-
-
-def notes(report: SyncReport, files: SyncedFiles, directory: str) -> list[str]:
-    """Return what a user must know besides: files that ranks keep, that are too large, that can not be synced.
-
-    Args:
-        directory: the notebook's.
-    """
-    everyone = _names(files)
-    lines = _grouped(
-        "kept {paths}, which ranks wrote on {nodes}: %mesh sync --overwrite sends yours", report.kept, everyone
-    )
-    lines += _grouped("left {paths} on {nodes}, which ranks wrote there", report.left, everyone)
-    lines += _grouped("overwrote {paths}, which ranks wrote on {nodes}", report.overwritten, everyone)
-    lines += _grouped("restored {paths}, which ranks had removed on {nodes}", report.restored, everyone)
-    if report.missed:
-        lines.append(f"not reached: {name_nodes(report.missed, everyone)}; the next sync brings what is missing there")
-    if report.modules and not files.record.reload:
-        lines.append(
-            "reload is off: ranks keep the modules that they have; %mesh restart, or %mesh reserve … --reload auto"
-        )
-    lines += left_out(report.local)
-    if instead := files.instead_of(directory):
-        lines.append(f"the ranks have the files of {instead}; not synced: {directory}. %mesh sync --add {directory}")
-    return lines
+        show(table(f"{path} on {node}: {how_many(len(rows), 'name')}", ("name", "size", "changed"), rows))
 
 
 def missing(there: Differences, everyone: Sequence[str]) -> list[str]:
     """Return what ranks removed, and which nodes could not say."""
-    return [*_grouped(REMOVED, there.missing, everyone), *(str(error) for error in there.unanswered.values())]
-
-
-def _grouped(text: str, found: OnNodes, everyone: Sequence[str]) -> list[str]:
-    """Return a line for each set of nodes, with the paths that it is about."""
-    by_nodes: dict[tuple[str, ...], list[str]] = {}
-    for path, nodes in found.items():
-        by_nodes.setdefault(tuple(name for name in everyone if name in nodes), []).append(path)
-    return [text.format(paths=_some(paths), nodes=name_nodes(on, everyone)) for on, paths in by_nodes.items()]
-
-
-def _names(files: SyncedFiles) -> list[str]:
-    return [connection.name for connection in files.connections.values()]
-
-
-def left_out(local: Mapping[str, Report]) -> list[str]:
-    """Return what is not synced though nothing ignores it."""
-    lines = []
-    for report in local.values():
-        if report.too_large:
-            large = [f"{printable(path)} ({size(size_bytes)})" for path, size_bytes in report.too_large]
-            limit = f"over the limit of {size(report.max_file_bytes)}; " if report.max_file_bytes else ""
-            raises = "max-file-size in pyproject.toml's [tool.monarch_nb] raises it"
-            lines.append(f"too large: {_some(large)}; {limit}{raises}")
-        if report.refused:
-            lines.append(f"not synced: {_some([f'{printable(path)} ({why})' for path, why in report.refused])}")
-        if report.notice:
-            lines.append(report.notice)
-    return lines
+    return [*grouped(REMOVED, there.missing, everyone), *(str(error) for error in there.unanswered.values())]
 
 
 def placed_line(reservation: Reservation) -> str:
@@ -373,13 +168,13 @@ def _what_ranks_did(mount: pb.MountStatus) -> Iterator[str]:
     )
     if waiting:
         wait = "waits" if len(waiting) == 1 else "wait"
-        yield f"wrote {_some(waiting)}: yours {wait} for %mesh sync --overwrite"
+        yield f"wrote {some(waiting)}: yours {wait} for %mesh sync --overwrite"
     if written:
-        yield f"wrote {_some(written)}"
+        yield f"wrote {some(written)}"
     if mount.added:
-        yield f"added {_some([printable(path) for path in mount.added], mount.added_files)}"
+        yield f"added {some([printable(path) for path in mount.added], mount.added_files)}"
     if removed:
-        yield f"removed {_some(removed)}"
+        yield f"removed {some(removed)}"
 
 
 def dry_run(pending: Pending, everyone: Sequence[str], overwrite: bool) -> list[str]:
@@ -400,11 +195,12 @@ def dry_run(pending: Pending, everyone: Sequence[str], overwrite: bool) -> list[
         ]
     meant = {*(path for path, _ in pending.files), *pending.removed}
     stays_gone = {path: nodes for path, nodes in pending.there.missing.items() if path not in meant}
-    gone = [] if overwrite else _grouped(REMOVED, stays_gone, everyone)
+    gone = [] if overwrite else grouped(REMOVED, stays_gone, everyone)
     lines = [f"send    {path}  {size(size_bytes)}" for path, size_bytes in pending.files]
     lines += [f"remove  {path}" for path in pending.removed]
     if pending.files:
-        all_of_it = f"{_count(len(pending.files), 'file')}, {size(sum(size_bytes for _, size_bytes in pending.files))}"
+        total_bytes = sum(size_bytes for _, size_bytes in pending.files)
+        all_of_it = f"{how_many(len(pending.files), 'file')}, {size(total_bytes)}"
         total = [f"{all_of_it}; nodes take only what they lack" if pending.unknown else all_of_it]
     else:
         said = lines or gone or (overwrite and theirs)
@@ -429,7 +225,7 @@ def ignored(local: Mapping[str, Report]) -> list[str]:
     lines = []
     for name, report in local.items():
         counted = [
-            f"{size(size_bytes)} in {_count(count, 'file')} ({RULES.get(rule, rule)})"
+            f"{size(size_bytes)} in {how_many(count, 'file')} ({RULES.get(rule, rule)})"
             for rule, (count, size_bytes) in report.ignored().items()
         ]
         if counted:
@@ -475,18 +271,3 @@ def _place(reservation: Reservation, parsed: Parsed) -> tuple[int, str]:
         what = f"rank {rank}" if rank is not None else f"node {node}"
         raise TargetError(f"{reservation.name} has no {what}: {reservation.nodes} nodes × {per_node} ranks")
     return chosen, reservation.mesh.core.connection_of(chosen).name
-
-
-def _some(names: Sequence[str], count: int = 0) -> str:
-    """Name the first few; `count`: there are more than `names` has."""
-    unnamed = (count or len(names)) - NAMES_SHOWN
-    more = f", and {unnamed} more" if unnamed > 0 else ""
-    return ", ".join(names[:NAMES_SHOWN]) + more
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _nodes(number: int) -> str:
-    return _count(number, "node")

@@ -17,9 +17,9 @@ from monarch_nb.notebook.cells.cell import CellRunner, others_kept
 from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.cells.progress import Progress
 from monarch_nb.notebook.commands.files import FileCommands, placed_line
-from monarch_nb.notebook.output.logs import nothing_line, shown_logs
 from monarch_nb.notebook.commands.scripts import run_script
 from monarch_nb.notebook.mode import MeshMode
+from monarch_nb.notebook.output.logs import nothing_line, shown_logs
 from monarch_nb.notebook.output.tables import (
     calm_line,
     diagnosis_view,

@@ -1,5 +1,5 @@
-"""`%mesh logs`: what ranks wrote, run after run, equal lines of several ranks once, and how runs failed. Nothing is
-left out."""
+"""What `%mesh logs` and `monarch-nb logs` show: what ranks wrote, run after run, equal lines of several ranks once,
+and how runs failed. Nothing is left out."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from monarch_nb.client.connections.events import Finished, Text
+from monarch_nb.config import LOG_LINES
 from monarch_nb.errors import RunFailed
 from monarch_nb.ground.code_names import run_name, run_names
 from monarch_nb.ground.rank_sets import format_ranks
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from monarch_nb.client.logs.records import LogRecord
     from monarch_nb.client.meshes.mesh import Mesh
     from monarch_nb.client.pools.infos import RunInfo
-
-LOG_LINES = 50
-"""How many of the last lines of each rank are shown when nobody says."""
 
 
 def shown_logs(mesh: Mesh, lines: int | None, number: int | None, *, follow: bool = False) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monarch_nb.client.runs.torchrun_flags import FLAGS
-from monarch_nb.notebook.output.logs import LOG_LINES
+from monarch_nb.config import LOG_LINES
 from monarch_nb.notebook.syntax.command_line import Command, CommandSet, Flag, Words
 
 _TARGETS = Flag(

@@ -11,11 +11,13 @@ from monarch_nb.client.files.fetch import FetchReport, FileInfo
 from monarch_nb.client.files.local_tree import Report
 from monarch_nb.client.files.sync_report import Differences, Given, Pending, SyncReport
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable, RunFailed
+from monarch_nb.notebook.cells import late_progress
 from monarch_nb.notebook.cells.following import RunInterrupted
-from monarch_nb.notebook.commands import files as notebook_files
-from monarch_nb.notebook.commands.files import bar, dry_run, left_out, sent_lines
+from monarch_nb.notebook.cells.late_progress import bar
+from monarch_nb.notebook.cells.sent_files import left_out, sent_lines
+from monarch_nb.notebook.commands.files import dry_run
 from monarch_nb.proto import files_pb2 as pb
-from unit.notebook_magics.fakes import FakeClient, FakeFiles, Notebook, hello
+from unit.notebook.fakes import FakeClient, FakeFiles, Notebook, hello
 
 NODES = ["node0", "node1"]
 
@@ -208,8 +210,8 @@ class TestProgress:
     @pytest.fixture
     def slow(self, copied: FakeFiles, monkeypatch: pytest.MonkeyPatch) -> FakeFiles:
         """A sync that takes long, says the test's clock."""
-        monkeypatch.setattr(notebook_files, "PATIENCE_S", 0.0)
-        monkeypatch.setattr(notebook_files, "DRAW_EVERY_S", 0.0)
+        monkeypatch.setattr(late_progress, "PATIENCE_S", 0.0)
+        monkeypatch.setattr(late_progress, "DRAW_EVERY_S", 0.0)
         return copied
 
     def syncing(self, files: FakeFiles, monkeypatch: pytest.MonkeyPatch, end: Callable[[], SyncReport]) -> None:
@@ -233,7 +235,7 @@ class TestProgress:
         self, held: Notebook, slow: FakeFiles, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now_s = [0.0]
-        monkeypatch.setattr(notebook_files, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+        monkeypatch.setattr(late_progress, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
 
         def sync(nodes: object = None, *, overwrite: bool = False, progress: Any) -> SyncReport:
             for now_s[0], done in ((1.0, 1), (2.0, 10), (3.0, 60), (9.0, 100)):

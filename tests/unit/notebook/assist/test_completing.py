@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from unit.notebook_magics.fakes import FakeClient, Notebook
+from unit.notebook.fakes import FakeClient, Notebook
 
 # ---- Tab ----
 

@@ -10,7 +10,7 @@ from monarch_nb.errors import NodeUnreachable, RankFailure, RunFailed
 from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
 from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.session import Session, _held_line
-from unit.notebook_magics.fakes import FakeClient, Notebook, hello, nothing
+from unit.notebook.fakes import FakeClient, Notebook, hello, nothing
 
 # ---- following ----
 

@@ -5,7 +5,7 @@ import pytest
 from monarch_nb.client.connections.events import Text
 from monarch_nb.client.runs.scripts import Script
 from monarch_nb.errors import RankFailure, RunFailed, UsageError
-from unit.notebook_magics.fakes import FakeClient, FakeRun, Notebook, hello, nothing
+from unit.notebook.fakes import FakeClient, FakeRun, Notebook, hello, nothing
 
 
 def script_of(client: FakeClient) -> Script:

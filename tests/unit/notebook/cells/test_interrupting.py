@@ -7,7 +7,7 @@ from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.errors import RankFailure, RunFailed
 from monarch_nb.ground import interrupting
 from monarch_nb.notebook.cells.following import RunInterrupted
-from unit.notebook_magics.fakes import FakeClient, FakeRun, Notebook, nothing
+from unit.notebook.fakes import FakeClient, FakeRun, Notebook, nothing
 from unit.pressing import Press
 
 

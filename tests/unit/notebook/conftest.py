@@ -10,7 +10,7 @@ from traitlets.config import Config
 import monarch_nb
 from monarch_nb import config
 from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
-from unit.notebook_magics.fakes import FakeClient, Notebook
+from unit.notebook.fakes import FakeClient, Notebook
 
 
 @pytest.fixture

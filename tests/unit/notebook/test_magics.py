@@ -17,7 +17,7 @@ from monarch_nb.errors import NodeUnreachable, PickleError, RankFailure, RunFail
 from monarch_nb.notebook import load_ipython_extension
 from monarch_nb.notebook.cells.cell import KernelCellFailed
 from monarch_nb.notebook.cells.following import RunInterrupted, RunTimeout
-from unit.notebook_magics.fakes import FakeClient, FakeMesh, FakeReservation, FakeRun, Notebook, hello, nothing
+from unit.notebook.fakes import FakeClient, FakeMesh, FakeReservation, FakeRun, Notebook, hello, nothing
 
 # ---- holding ----
 

@@ -1,0 +1,114 @@
+"""Tables, the status and stacks, as text and HTML."""
+
+import time
+from typing import Any
+
+from monarch_nb.client.pools.infos import RankInfo, RunInfo
+from monarch_nb.notebook.output.tables import stacks_view, status_table, table
+
+
+def test_tables_leave_out_empty_columns_and_escape() -> None:
+    shown = table("a<b", ["x", "y", "z"], [["1", "", "<i>"], ["22", "", "3"]], ["note & more"])
+    assert shown.plain == "a<b\n  x   z\n  1   <i>\n  22  3\nnote & more"
+    assert "&lt;i&gt;" in shown.html
+    assert "<i>" not in shown.html
+    assert "a&lt;b" in shown.html
+    assert "note &amp; more" in shown.html
+
+
+def rank_info(rank: int, **changes: Any) -> RankInfo:
+    facts: dict[str, Any] = {
+        "rank": rank,
+        "host": f"node{rank // 4}",
+        "pid": 100 + rank,
+        "state": "idle",
+        "gpu_indices": (),
+        "memory_bytes": 0,
+        "run_id": "",
+        "running_s": 0.0,
+        "death": None,
+    }
+    return RankInfo(**{**facts, **changes})
+
+
+def run_info(**changes: Any) -> RunInfo:
+    facts: dict[str, Any] = {
+        "run_id": "r",
+        "number": 12,
+        "title": "train()",
+        "ranks": tuple(range(8)),
+        "finished": (),
+        "collected": False,
+        "submitted_at": 0.0,
+        "cell_number": 7,
+    }
+    return RunInfo(**{**facts, **changes})
+
+
+class Held:
+    name, nodes, procs, gpus = "dev", 2, 4, 0
+
+
+def test_status_says_how_much_memory_each_rank_has() -> None:
+    sizes = [300, 300, 300, 300, 210, 1500, 0]
+    ranks = [rank_info(rank, memory_bytes=size << 20) for rank, size in enumerate(sizes)]
+    _, headers, *rows = status_table(Held(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
+    assert headers == "  ranks  host   state  memory per rank"
+    assert rows == ["  0-3    node0  idle   300 MiB", "  4-6    node1  idle   210 to 1,500 MiB"]
+
+
+def test_a_long_death_stands_below_the_table() -> None:
+    death = "killed by signal 9 (SIGKILL): killed by another process or, with a memory limit, by its OOM killer"
+    odd = "could not be restarted because of something that nobody could have thought of before"
+    ranks = [rank_info(rank, state="dead", death=death) for rank in (0, 1)] + [rank_info(2, state="dead", death=odd)]
+    _, _, first, second, *notes = status_table(Held(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
+    assert first.split(maxsplit=2)[2] == "dead: killed by signal 9 (SIGKILL)"
+    assert second.endswith("dead: could not be restarted because of something tha…")
+    assert notes[:2] == [f"ranks 0-1: {death}", f"rank 2: {odd}"]
+
+
+def test_status_folds_equal_ranks() -> None:
+    running: dict[str, Any] = {"state": "running", "run_id": "r", "running_s": 12.3}
+    ranks = [rank_info(rank, **running) for rank in range(7)] + [rank_info(7, state="dead", death="killed by SIGKILL")]
+    runs = [
+        run_info(running=tuple(range(7))),
+        run_info(run_id="s", number=13, finished=tuple(range(8))),
+        run_info(run_id="t", number=14, submitted_at=time.time() - 90.0),
+    ]
+    seen = status_table(Held(), ranks, runs)  # type: ignore[arg-type]
+    assert seen.plain.splitlines() == [
+        "dev · 2 nodes × 4 procs · 7 of 8 ranks alive",
+        "  ranks  host   state                               for",
+        "  0-3    node0  running run 12, cell [7] (train())  12 s",
+        "  4-6    node1  running run 12, cell [7] (train())  12 s",
+        "  7      node1  dead: killed by SIGKILL",
+        "%mesh restart -t 7 gives rank 7 anew",
+        "queued: run 14, cell [7] (train()) · ranks 0-7 · 1 min 30 s",
+        "run 13, cell [7] (train()) finished and nobody has seen it: %mesh attach --run 13 shows it",
+    ]
+
+
+def test_status_shows_the_last_words_of_the_dead_equal_ones_once() -> None:
+    dead: dict[str, Any] = {"state": "dead", "death": "killed", "stderr_tail": ("CUDA error", "  in kernel")}
+    ranks = [rank_info(0), rank_info(1, **dead), rank_info(2, **dead), rank_info(3, state="dead", death="killed")]
+    lines = status_table(Held(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
+    assert lines[4:] == [
+        "last words of ranks 1-2:",
+        "    CUDA error",
+        "      in kernel",
+        "%mesh restart -t 1-3 gives ranks 1-3 anew",
+    ]
+
+
+def test_status_does_not_count_ranks_alive_of_which_nothing_is_known() -> None:
+    ranks = [rank_info(rank, state="unreachable" if rank > 3 else "idle") for rank in range(8)]
+    lines = status_table(Held(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
+    assert lines[0].endswith("4 of 8 ranks alive")
+    assert lines[-1] == ("node1 does not answer; its ranks are as they were: monarch-nb up starts its allocator again")
+
+
+def test_stacks_show_the_largest_group_first() -> None:
+    shown = stacks_view([((3,), "c\n"), ((0, 1, 2), "a <module>\nb\n")])
+    assert shown.plain == "ranks 0-2\n  a <module>\n  b\n\nrank 3\n  c"
+    assert "&lt;module&gt;" in shown.html
+    assert "no answer" in stacks_view([((5,), "")]).plain

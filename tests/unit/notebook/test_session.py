@@ -1,0 +1,97 @@
+"""What a notebook holds, and how its next kernel knows."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb import config
+from monarch_nb.client.pools.memory import Memory, choose, choose_unnamed, recall, remember
+from monarch_nb.errors import UsageError
+from monarch_nb.notebook.session import bounded, notebook_path
+
+
+@dataclass
+class Info:
+    """As a ReservationInfo, as far as `choose` looks."""
+
+    name: str
+    notebook: str = ""
+    created_at: float = 0.0
+    held_by_me: bool = True
+    reservation_id: str = field(default="")
+    directory: str = "/here"
+
+    def __post_init__(self) -> None:
+        self.reservation_id = self.reservation_id or f"id-{self.name}"
+
+
+def test_notebook_path() -> None:
+    assert notebook_path({}, {}) is None
+    assert notebook_path({}, {"JPY_SESSION_NAME": "/a/b.ipynb"}) == "/a/b.ipynb"
+    assert notebook_path({"__vsc_ipynb_file__": "/c.ipynb"}, {"JPY_SESSION_NAME": ""}) == "/c.ipynb"
+
+
+def test_choose() -> None:
+    def name(infos: list[Info], notebook: str, memory: Memory | None = None) -> str | None:
+        found: Any = choose(infos, notebook, memory)  # type: ignore[arg-type]
+        return found.name if found else None
+
+    dev, other, alien = Info("dev", "/a", 1.0), Info("other", "/b", 2.0), Info("alien", "/a", 9.0, held_by_me=False)
+    assert name([dev, other, alien], "/a") == "dev"
+    assert name([dev], "/elsewhere") is None
+    assert name([dev, Info("newer", "/a", 3.0)], "/a") == "newer"
+    assert name([dev, other], "/a", Memory("/a", "id-other")) == "other"
+    assert name([dev, other], "/a", Memory("/a", "id-gone")) == "dev"
+    assert name([dev, other], "/a", Memory("/a", "")) is None
+
+
+def test_a_kernel_that_does_not_know_its_notebook_takes_nobodys_mesh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    monkeypatch.setenv(config.HOME_VARIABLE, str(home))
+
+    def name(*infos: Info) -> str | None:
+        found: Any = choose_unnamed(infos, "/here")  # type: ignore[type-var]
+        return found.name if found else None
+
+    headless = Info("headless")
+    assert name() is None
+    assert name(headless, Info("alien", held_by_me=False), Info("other", directory="/elsewhere")) == "headless"
+    assert name(headless, Info("second")) is None
+    assert name(Info("dev", "/here/train.ipynb")) is None
+    remember(Memory("/here/train.ipynb", headless.reservation_id))
+    assert name(headless) is None, "a notebook holds it"
+
+
+def test_memory_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    monkeypatch.setenv(config.HOME_VARIABLE, str(home))
+    assert recall(None) is None
+    assert recall("/a.ipynb") is None
+    remember(Memory("/a.ipynb", "id", "local"))
+    assert recall("/a.ipynb") == Memory("/a.ipynb", "id", "local")
+    remember(Memory("/a.ipynb", ""))
+    assert recall("/a.ipynb") == Memory("/a.ipynb", "")
+    for file in (home / "notebooks").iterdir():
+        file.write_text("{broken")
+    assert recall("/a.ipynb") is None
+
+
+def test_bounded() -> None:
+    import threading
+
+    def fail() -> None:
+        raise UsageError("no")
+
+    assert bounded(lambda: 7, 5.0) == 7
+    with pytest.raises(UsageError, match="no"):
+        bounded(fail, 5.0)
+    release = threading.Event()
+    with pytest.raises(TimeoutError):
+        bounded(release.wait, 0.01)
+    release.set()

@@ -1,0 +1,29 @@
+"""What a forked child is told of itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_nb.worker.forking import after_fork
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "device"),
+    [
+        ("", "0", "cpu"),
+        (None, "1", "cpu"),
+        ("-1", "0", "cpu"),
+        ("3", "0", "cuda:0"),
+        ("2,3", "1", "cuda:1"),
+        ("5", "3", "cuda:0"),
+    ],
+)
+def test_device_name(visible: str | None, local_rank: str, device: str) -> None:
+    environment = {"LOCAL_RANK": local_rank} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    assert after_fork.device_name(environment) == device
+
+
+def test_presets() -> None:
+    assert after_fork.presets({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}) == {
+        "rank": 3, "world_size": 8, "local_rank": 1,
+    }  # fmt: skip

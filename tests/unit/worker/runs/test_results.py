@@ -1,0 +1,91 @@
+"""Results are kept until the allocator has them, and told without waiting for it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from typing import Any
+
+import pytest
+
+from monarch_nb.ground import frames
+from monarch_nb.ground.frames import FrameError, FrameSplitter
+from monarch_nb.proto.run_pb2 import RankResult
+from monarch_nb.proto.worker_pb2 import FromRank
+from monarch_nb.worker.runs import results
+from monarch_nb.worker.runs.results import Results, send_all
+
+
+def received(connection: socket.socket) -> list[FromRank]:
+    connection.setblocking(False)
+    return [FromRank.FromString(frame) for frame in FrameSplitter().feed(connection.recv(1 << 20))]
+
+
+@pytest.fixture
+def pair() -> Any:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def test_results_are_kept_until_they_are_forgotten(pair: tuple[socket.socket, socket.socket]) -> None:
+    results = Results(rank=3)
+    for run_id in ("a", "b"):
+        results.start(run_id)
+        results.finish(RankResult(run_id=run_id))
+    results.start("c")
+    results.forget(["a"])
+    results.attach(pair[0])
+    [message] = received(pair[1])
+    hello = message.hello
+    assert (hello.rank, hello.pid, hello.running, list(hello.done)) == (3, os.getpid(), "c", ["a", "b"])
+    assert [result.run_id for result in hello.results] == ["b"]
+    assert results.knows("b")
+    assert [message.result.run_id for message in received(pair[1])] == ["b"]
+    assert results.knows("a")
+    assert results.knows("c")
+    assert not results.knows("d")
+
+
+def test_a_peer_that_hung_up_costs_nothing(pair: tuple[socket.socket, socket.socket]) -> None:
+    results = Results(rank=0)
+    results.attach(pair[0])
+    pair[1].close()
+    results.finish(RankResult(run_id="a"))
+    assert results.knows("a")
+
+
+def test_a_peer_that_does_not_read_is_given_up(pair: tuple[socket.socket, socket.socket]) -> None:
+    with pytest.raises(TimeoutError):
+        send_all(pair[0], bytes(10_000_000), timeout_s=0.05)
+
+
+def test_a_peer_that_does_not_read_is_hung_up_on(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the allocator would wait for the rest of the message, and the rank for somebody who connects again."""
+    monkeypatch.setattr(results, "_SEND_TIMEOUT_S", 0.05)
+    kept = Results(rank=0)
+    kept.attach(pair[0])
+    kept.finish(RankResult(run_id="a", bundle_json="x" * 10_000_000))
+    pair[1].settimeout(10)
+    while pair[1].recv(1 << 20):
+        pass
+    assert kept.knows("a")
+
+
+def test_any_descriptor_can_be_sent_on(pair: tuple[socket.socket, socket.socket]) -> None:
+    """Above 1023, which `select` does not know, it is after user code has opened as many files."""
+    with socket.socket(fileno=fcntl.fcntl(pair[0], fcntl.F_DUPFD, 1024)) as high, pytest.raises(TimeoutError):
+        send_all(high, bytes(10_000_000), timeout_s=0.05)
+
+
+def test_a_result_that_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 1000)
+    kept = Results(rank=0)
+    with pytest.raises(FrameError, match="too long"):
+        kept.finish(RankResult(run_id="a", bundle_json="x" * 1000))
+    assert not kept.knows("a")
