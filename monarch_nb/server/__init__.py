@@ -1,4 +1,8 @@
-"""The Jupyter server extension: what JupyterLab's panel asks for, over HTTP and one WebSocket."""
+"""The Jupyter server extension: what JupyterLab's panel asks for, over HTTP and one WebSocket.
+
+    extension  its configuration, and the panel that it makes
+    handlers   authenticate, then ask that panel
+"""
 
 from __future__ import annotations
 

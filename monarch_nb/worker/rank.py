@@ -1,7 +1,7 @@
 """A rank: a forked child of the template that runs cells, pushes and pulls for ever, or one script.
 
 The main thread has one asyncio loop: it reads the work connection, runs cells, and lets background tasks of the user's
-go on in between. The control thread (control.py) answers meanwhile.
+go on in between. The control thread (control/thread.py) answers meanwhile.
 
 `asyncio.run()` and `loop.run_until_complete()` in a cell raise "cannot be called from a running event loop", as they do
 in a notebook's kernel: a cell can await at its top level. A script has the main thread to itself: the loop pauses.
