@@ -1,9 +1,9 @@
 """What everything else stands on: standard library, and no file but pickling knows of a package of anyone's.
 
-    interrupting  Ctrl-C where it may come, and for another thread
-    frames        messages on sockets, and pickles whose large buffers lie outside
-    pickling      pickling by value
-    code_names    what cells, runs and pulls are called
-    rank_sets     sets of ranks as people read them
-    escapes       ANSI codes in text
+interrupting  Ctrl-C where it may come, and for another thread
+frames        messages on sockets, and pickles whose large buffers lie outside
+pickling      pickling by value
+code_names    what cells, runs and pulls are called
+rank_sets     sets of ranks as people read them
+escapes       ANSI codes in text
 """

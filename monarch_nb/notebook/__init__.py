@@ -1,14 +1,14 @@
 """The notebook's side: magics, completion and how results are shown.
 
-    magics     %mesh, %%mesh and %%local
-    commands/  what each `%mesh SUBCOMMAND` does
-    assist/    Tab and Shift+Tab
-    cells/     a %%mesh cell: its files go first, then its body; it waits, and Ctrl-C interrupts the ranks
-    mode       %mesh on: every cell is a %%mesh cell
-    panels/    reservations and meshes as live widgets, or as they were
-    output/    what ranks print and return, folded and rendered; tables
-    session    what this kernel holds, and how the next one finds it
-    syntax/    the line of a magic: flags, help, completion
+magics     %mesh, %%mesh and %%local
+commands/  what each `%mesh SUBCOMMAND` does
+assist/    Tab and Shift+Tab
+cells/     a %%mesh cell: its files go first, then its body; it waits, and Ctrl-C interrupts the ranks
+mode       %mesh on: every cell is a %%mesh cell
+panels/    reservations and meshes as live widgets, or as they were
+output/    what ranks print and return, folded and rendered; tables
+session    what this kernel holds, and how the next one finds it
+syntax/    the line of a magic: flags, help, completion
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """What the panel and the widget show and do, as plain JSON values: no Jupyter, no HTTP.
 
-    requests  the one entry: requests by name
-    actions   what is done: reserve, release, restart, interrupt, stacks
-    jobs      what takes long, in threads, with progress and cancel
-    live      asks the nodes while somebody looks, and tells subscribers what changed
-    view      what nodes said becomes the one value that is shown
-    notices   deaths and ends that people should hear of
-    hangs     ranks that wait for others that will not come
-    logs      windows over the logs of a mesh: filtered, searched, followed
-    folding   their lines fold: equal lines of several ranks are one row
-    forms     what is asked of people, and the messages for each field
-    refusal   why a request is not done
-    hints     advice of the client's, in terms of what to click
+requests  the one entry: requests by name
+actions   what is done: reserve, release, restart, interrupt, stacks
+jobs      what takes long, in threads, with progress and cancel
+live      asks the nodes while somebody looks, and tells subscribers what changed
+view      what nodes said becomes the one value that is shown
+notices   deaths and ends that people should hear of
+hangs     ranks that wait for others that will not come
+logs      windows over the logs of a mesh: filtered, searched, followed
+folding   their lines fold: equal lines of several ranks are one row
+forms     what is asked of people, and the messages for each field
+refusal   why a request is not done
+hints     advice of the client's, in terms of what to click
 """

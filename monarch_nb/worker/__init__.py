@@ -1,16 +1,16 @@
 """What a node runs for a mesh: the template that forks, and the ranks that it forks. Never imports gRPC.
 
-    template            the process of a node that imports torch and IPython once, and forks ranks
-    rank                a forked child that runs cells for ever, or one script
-    control/            what a rank answers while its main thread is busy or stuck: interrupts, stacks, Tab
-    runs/               what a run brings and leaves: a cell's body, a script, values, results
-    forking/            what the template does before a fork, and a rank after it
-    reload/             modules of the user's whose files changed are executed again
-    shell/              the IPython shell of a rank: what is compiled, printed, raised
-    groups/             process groups that can be formed, broken from outside and formed again
-    environment_report  what %mesh doctor compares: Python, packages, the machine
-    pip                 %mesh pip
-    imports             patching a module that may never be imported
-    user_code           which stack frames are the user's
-    text                text that can leave a rank
+template            the process of a node that imports torch and IPython once, and forks ranks
+rank                a forked child that runs cells for ever, or one script
+control/            what a rank answers while its main thread is busy or stuck: interrupts, stacks, Tab
+runs/               what a run brings and leaves: a cell's body, a script, values, results
+forking/            what the template does before a fork, and a rank after it
+reload/             modules of the user's whose files changed are executed again
+shell/              the IPython shell of a rank: what is compiled, printed, raised
+groups/             process groups that can be formed, broken from outside and formed again
+environment_report  what %mesh doctor compares: Python, packages, the machine
+pip                 %mesh pip
+imports             patching a module that may never be imported
+user_code           which stack frames are the user's
+text                text that can leave a rank
 """

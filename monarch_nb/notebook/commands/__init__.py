@@ -1,6 +1,6 @@
 """What each `%mesh SUBCOMMAND` does: it reads its line, asks the client, and shows what came of it.
 
-    subcommands  all of them, by name
-    files        sync, fetch, ls
-    scripts      run
+subcommands  all of them, by name
+files        sync, fetch, ls
+scripts      run
 """

@@ -1,15 +1,15 @@
 """What ranks print, display and return, folded by rank set and rendered; and `%mesh`'s own tables.
 
-    view        the output of one run: takes its events, publishes seldom and in time
-    publishing  where a view publishes outside of a cell, and who calls it later
-    resuming    output that is followed from the middle is brought into step
-    terminal    pieces of text become lines, as a terminal would show them
-    fold        lines fold: what several ranks print alike is one row
-    placing     which row of others' a rank's new row is equal to, and where it goes if to none
-    rows        what is shown once for a set of ranks
-    render      rows become HTML and text of bounded size
-    ansi        colours in text become HTML
-    mime        displays become HTML, or text
-    logs        lines from the logs on disk, folded run after run
-    tables      calm lines, tables and stacks: what `%mesh` says itself
+view        the output of one run: takes its events, publishes seldom and in time
+publishing  where a view publishes outside of a cell, and who calls it later
+resuming    output that is followed from the middle is brought into step
+terminal    pieces of text become lines, as a terminal would show them
+fold        lines fold: what several ranks print alike is one row
+placing     which row of others' a rank's new row is equal to, and where it goes if to none
+rows        what is shown once for a set of ranks
+render      rows become HTML and text of bounded size
+ansi        colours in text become HTML
+mime        displays become HTML, or text
+logs        lines from the logs on disk, folded run after run
+tables      calm lines, tables and stacks: what `%mesh` says itself
 """

@@ -1,9 +1,9 @@
 """What a run brings to a rank, and what it leaves.
 
-    values         what was pushed is unpacked, what is pulled is packed
-    cells          a cell, a push or a pull is executed in the shell
-    script         a program is executed as `python train.py` would
-    import_times   how long a program waited for imports that could be preloaded
-    lone_training  a model that trains without any process group is noticed
-    results        what came of each run, kept until the allocator has it
+values         what was pushed is unpacked, what is pulled is packed
+cells          a cell, a push or a pull is executed in the shell
+script         a program is executed as `python train.py` would
+import_times   how long a program waited for imports that could be preloaded
+lone_training  a model that trains without any process group is noticed
+results        what came of each run, kept until the allocator has it
 """

@@ -1,9 +1,9 @@
 """The IPython shell of a rank: code goes in, output and failures come out.
 
-    shell       the shell itself: made once in the template, displays and last values of each run
-    compiler    code is compiled, and its source kept for tracebacks
-    patches     what works differently in a rank than in a script: input(), debuggers, spawning
-    streams     what is printed goes to files of the run, in order
-    failures    what was raised becomes the failure that the notebook shows
-    last_error  what a rank keeps of it, for %tb and debuggers
+shell       the shell itself: made once in the template, displays and last values of each run
+compiler    code is compiled, and its source kept for tracebacks
+patches     what works differently in a rank than in a script: input(), debuggers, spawning
+streams     what is printed goes to files of the run, in order
+failures    what was raised becomes the failure that the notebook shows
+last_error  what a rank keeps of it, for %tb and debuggers
 """
