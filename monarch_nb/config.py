@@ -24,6 +24,8 @@ LOG_LIMIT_VARIABLE = "MONARCH_NB_LOG_LIMIT"
 LOG_LIMIT_BYTES = 20 * 10**9
 """When nobody says: so much, or a quarter of the disk where that is less."""
 NONINTERACTIVE_VARIABLE = "MONARCH_NB_NONINTERACTIVE"
+ACTOR_OUTSIDE = "monarch_nb.client.actors.runtime:install"
+"""What makes a process that is no rank a client of actors, when it first needs that: called without arguments."""
 DEFAULT_PRELOAD = ("torch",)
 DEFAULT_POOL = "local"
 LOG_LINES = 50
