@@ -71,10 +71,11 @@ def test_an_interrupt_at_any_moment_of_a_cell_reaches_its_run(held: Notebook, cl
         run.wait = wait  # type: ignore
 
     client.on_submit = goes_on
+    files = ("notebook/cells/cell.py", "notebook/cells/following.py", "notebook/output/publishing.py")
     step, pressed = 0, Press(1)
     while step == 0 or pressed.came:
         step += 1
-        pressed = Press(step, ("notebook/cells/cell.py", "notebook/cells/following.py", "notebook/output/publishing.py"))
+        pressed = Press(step, files)
         cell = partial(held.shell.run_cell_magic, "mesh", "-o kept", "train()")
         interrupt = pressed.during(cell)
         assert (interrupt is not None) == pressed.came, f"lost at step {step}"
