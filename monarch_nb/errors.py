@@ -51,6 +51,12 @@ class TargetError(UsageError):
     """Targets that can not be read, or that name ranks which the mesh does not have."""
 
 
+class DimensionError(UsageError, KeyError):
+    """A mesh has no such dimension. Monarch raises ValueError here and KeyError there, so this is both."""
+
+    __str__ = Exception.__str__  # a KeyError's would be in quotes
+
+
 class PoolError(MonarchNbError):
     """The pool can not be reached or started."""
 

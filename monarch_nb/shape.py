@@ -1,33 +1,65 @@
-"""Extents, points and sets of ranks: pure arithmetic.
+"""Extents, points, regions and sets of ranks: pure arithmetic.
 
 An extent labels the dimensions of a mesh, e.g. `{"hosts": 2, "procs": 4}`; ranks count in row-major order, as in
-torch's DeviceMesh and Monarch.
+torch's DeviceMesh and Monarch. A region is what a slice of a mesh is: an extent, and the ranks of the mesh behind it.
 """
 
+from __future__ import annotations
+
+import functools
 import itertools
 import math
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, overload
 
-from monarch_nb.errors import TargetError
+from monarch_nb.errors import DimensionError, TargetError
+
+Selector: TypeAlias = int | slice
+"""What is taken along a dimension: one place of it, or a part of it."""
 
 
 class Extent(Mapping[str, int]):
-    """The labelled shape of a mesh.
+    """The labelled shape of a mesh: a mapping from dimensions to their sizes, outermost first.
 
     Example:
-        >>> extent = Extent({"hosts": 2, "procs": 4})
+        >>> extent = Extent(["hosts", "procs"], [2, 4])  # or Extent({"hosts": 2, "procs": 4})
         >>> extent.size, extent.point(5)
-        (8, {'hosts': 1, 'procs': 1})
+        (8, {'hosts': 1/2, 'procs': 1/4})
         >>> extent.ranks(hosts=0, procs=slice(0, 2))
         (0, 1)
+
+    Raises:
+        ValueError: labels and sizes differ in number, a label is there twice, or a size is negative.
     """
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        self._sizes = dict(sizes)
+    __slots__ = ("_sizes",)
 
-    def __getitem__(self, name: str) -> int:
-        return self._sizes[name]
+    @overload
+    def __init__(self, labels: Mapping[str, int], /) -> None: ...
+    @overload
+    def __init__(self, labels: Sequence[str], sizes: Sequence[int]) -> None: ...
+    def __init__(self, labels: Mapping[str, int] | Sequence[str], sizes: Sequence[int] | None = None) -> None:
+        if isinstance(labels, Mapping):
+            sizes = list(labels.values())
+            labels = list(labels)
+        if sizes is None:
+            raise TypeError("Extent needs labels and sizes: Extent(['hosts', 'procs'], [2, 4])")
+        if len(labels) != len(sizes):
+            raise ValueError(f"label/sizes dimension mismatch: {len(labels)} != {len(sizes)}")
+        self._sizes = {label: operator.index(size) for label, size in zip(labels, sizes, strict=True)}
+        if len(self._sizes) < len(labels):
+            raise ValueError(f"an extent has every dimension once, not {', '.join(labels)}")
+        if any(size < 0 for size in self._sizes.values()):
+            raise ValueError(f"a dimension has a size of 0 or more, unlike those of {self!r}")
+
+    def __getitem__(self, label: str) -> int:
+        try:
+            return self._sizes[label]
+        except KeyError:
+            raise DimensionError(f"Dimension {label!r} not found: there is {_listed(self)}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sizes)
@@ -36,27 +68,57 @@ class Extent(Mapping[str, int]):
         return len(self._sizes)
 
     def __repr__(self) -> str:
-        return repr(self._sizes)
+        return "{" + ", ".join(f"{label}: {size}" for label, size in self._sizes.items()) + "}"
+
+    def __str__(self) -> str:
+        return " × ".join(f"{size} {label}" for label, size in self._sizes.items()) or "1 rank"
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Extent):
+            return list(self._sizes.items()) == list(other._sizes.items())
+        return super().__eq__(other)
 
     def __hash__(self) -> int:
         return hash(tuple(self._sizes.items()))
 
-    def __str__(self) -> str:
-        return " × ".join(f"{size} {name}" for name, size in self._sizes.items())
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Extent, (self.labels, self.sizes)
+
+    @property
+    def labels(self) -> list[str]:
+        """The dimensions, outermost first."""
+        return list(self._sizes)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes of the dimensions, outermost first."""
+        return list(self._sizes.values())
+
+    @property
+    def nelements(self) -> int:
+        """The number of ranks, as Monarch calls it."""
+        return self.size
 
     @property
     def size(self) -> int:
         """The number of ranks."""
         return math.prod(self._sizes.values())
 
-    def point(self, rank: int) -> dict[str, int]:
-        """Return the coordinates of `rank`."""
-        coordinates = {}
-        for name, size in reversed(self._sizes.items()):
-            rank, coordinates[name] = divmod(rank, size)
-        return {name: coordinates[name] for name in self._sizes}
+    @property
+    def region(self) -> Region:
+        """All ranks of this extent."""
+        sizes = tuple(self._sizes.values())
+        return Region(tuple(self._sizes), 0, sizes, _row_major(sizes))
 
-    def ranks(self, **selection: int | slice) -> tuple[int, ...]:
+    def point(self, rank: int) -> Point:
+        """Return the place of `rank`, with its coordinates.
+
+        Raises:
+            ValueError: there is no such rank.
+        """
+        return Point(rank, self)
+
+    def ranks(self, **selection: Selector) -> tuple[int, ...]:
         """Return the ranks whose coordinates are in `selection`; a dimension that is not named is taken whole.
 
         Raises:
@@ -74,13 +136,267 @@ class Extent(Mapping[str, int]):
                 axes.append([chosen % size])
             else:
                 raise TargetError(f"{name}={chosen} is out of range: {name} has {size} ({name}=0 to {name}={size - 1})")
-        return tuple(self._rank(coordinates) for coordinates in itertools.product(*axes))
+        strides = _row_major(self.sizes)
+        return tuple(sum(map(operator.mul, coordinates, strides)) for coordinates in itertools.product(*axes))
 
-    def _rank(self, coordinates: tuple[int, ...]) -> int:
-        rank = 0
-        for coordinate, size in zip(coordinates, self._sizes.values(), strict=True):
-            rank = rank * size + coordinate
-        return rank
+
+class Point(Mapping[str, int]):
+    """A place in an extent: a mapping from dimensions to coordinates.
+
+    Example:
+        >>> point = Point(5, Extent({"hosts": 2, "procs": 4}))
+        >>> point, point.rank, point["procs"], point.size("procs")
+        ({'hosts': 1/2, 'procs': 1/4}, 5, 1, 4)
+        >>> mesh.slice(**point)  # the mesh of that rank alone
+
+    Attributes:
+        rank: its number in row-major order.
+        extent: the mesh's shape.
+
+    Raises:
+        ValueError: the extent has no such rank.
+    """
+
+    __slots__ = ("extent", "rank")
+
+    def __init__(self, rank: int, extent: Extent) -> None:
+        if not 0 <= rank < extent.size:
+            raise ValueError(f"out of range: total ranks {extent.size}; does not contain rank {rank}")
+        self.rank, self.extent = rank, extent
+
+    def _coordinates(self) -> dict[str, int]:
+        rank, coordinates = self.rank, []
+        for size in reversed(self.extent.sizes):
+            rank, coordinate = divmod(rank, size)
+            coordinates.append(coordinate)
+        return dict(zip(self.extent, reversed(coordinates), strict=True))
+
+    def __getitem__(self, label: str) -> int:
+        self.extent[label]
+        return self._coordinates()[label]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.extent)
+
+    def __len__(self) -> int:
+        return len(self.extent)
+
+    def __repr__(self) -> str:
+        places = (f"{label!r}: {coordinate}/{self.size(label)}" for label, coordinate in self._coordinates().items())
+        return "{" + ", ".join(places) + "}"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Point):
+            return NotImplemented
+        return self.rank == other.rank and self.extent == other.extent
+
+    def __hash__(self) -> int:
+        return hash((self.rank, self.extent))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Point, (self.rank, self.extent)
+
+    def size(self, label: str) -> int:
+        """Return how many places there are along a dimension.
+
+        Raises:
+            DimensionError: (a ValueError and a KeyError) there is no such dimension.
+        """
+        return self.extent[label]
+
+
+@dataclass(frozen=True)
+class Region:
+    """A rectangular part of a mesh: what remains of it after slicing, splitting, renaming.
+
+    The ranks of the whole mesh are called base ranks; those of the region count from 0, in row-major order of what
+    it is now. No operation changes the order of ranks, so strides fall from the outermost dimension to the innermost.
+
+    Attributes:
+        labels: the dimensions, outermost first.
+        offset: the base rank of the region's rank 0.
+        sizes: of the dimensions.
+        strides: by how much a step along each dimension changes the base rank.
+    """
+
+    labels: tuple[str, ...]
+    offset: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Region, (self.labels, self.offset, self.sizes, self.strides)
+
+    def __len__(self) -> int:
+        return math.prod(self.sizes)
+
+    @functools.cached_property
+    def extent(self) -> Extent:
+        """The shape of this part."""
+        return Extent(self.labels, self.sizes)
+
+    @functools.cached_property
+    def _ranks(self) -> Sequence[int]:
+        if self.strides == _row_major(self.sizes):
+            return range(self.offset, self.offset + len(self))
+        ranks = [self.offset]
+        for size, stride in zip(self.sizes, self.strides, strict=True):
+            steps = range(0, size * stride, stride)
+            ranks = [rank + step for rank in ranks for step in steps]
+        return tuple(ranks)
+
+    def ranks(self) -> Sequence[int]:
+        """Return the base ranks of the region's ranks 0, 1, 2, …: `ranks()[index]` is the inverse of `index_of`."""
+        return self._ranks
+
+    def index_of(self, base_rank: int) -> int | None:
+        """Return the rank in this region of a base rank; None if it is not part of it."""
+        index, rest = 0, base_rank - self.offset
+        for size, stride in zip(self.sizes, self.strides, strict=True):
+            coordinate = 0
+            if size > 1:
+                coordinate, rest = divmod(rest, stride)
+            if not 0 <= coordinate < size:
+                return None
+            index = index * size + coordinate
+        return index if rest == 0 else None
+
+    def point_of(self, base_rank: int) -> Point:
+        """Return where a base rank is in this region.
+
+        Raises:
+            ValueError: it is not part of it.
+        """
+        index = self.index_of(base_rank)
+        if index is None:
+            raise ValueError(f"rank {base_rank} is not part of the slice {self.extent!r}")
+        return Point(index, self.extent)
+
+    def slice(self, selection: Mapping[str, Selector]) -> Region:
+        """Select along dimensions: a number takes the dimension away, a slice keeps it.
+
+        Raises:
+            TypeError: an unknown dimension, or what is neither a number nor a slice.
+            IndexError: a number out of range; they do not count from the end.
+            ValueError: a slice that selects nothing, or runs backwards.
+        """
+        for label in selection:
+            if label not in self.labels:
+                raise TypeError(f"Shape does not have dimension labeled {label!r}: there is {_listed(self.labels)}")
+        offset, kept = self.offset, []
+        for label, size, stride in zip(self.labels, self.sizes, self.strides, strict=True):
+            chosen = selection.get(label, slice(None))
+            if isinstance(chosen, slice):
+                steps = _steps(chosen, label, size)
+                offset += steps.start * stride
+                kept.append((label, len(steps), stride * steps.step))
+            else:
+                index = operator.index(chosen)
+                if not 0 <= index < size:
+                    raise IndexError(f"index out of range: {label}={index}, but {label} has {size} (0 to {size - 1})")
+                offset += index * stride
+        labels, sizes, strides = _columns(kept)
+        return Region(labels, offset, sizes, strides)
+
+    def split(self, requests: Mapping[str, Iterable[str] | int]) -> Region:
+        """Split dimensions: `{"hosts": ("dp", "pp"), "pp": 2}`; one size of each may be left to be inferred.
+
+        Raises:
+            ValueError: what does not fit, or is not said.
+        """
+        new_labels: dict[str, tuple[str, ...]] = {label: (label,) for label in self.labels}
+        known: dict[str, int] = {}
+        for key, request in requests.items():
+            if key in self.labels:
+                if isinstance(request, str) or not isinstance(request, Iterable):
+                    raise ValueError(f"expected a sequence of dimensions, but got {request!r}")
+                new_labels[key] = tuple(request)
+            elif isinstance(request, int):
+                known[key] = request
+            else:
+                raise ValueError(f"{key!r} is not an existing dim. Expected an integer size constraint on a new dim.")
+        _check_new_labels([label for labels in new_labels.values() for label in labels], known)
+        parts: list[tuple[str, int, int]] = []
+        for label, size, stride in zip(self.labels, self.sizes, self.strides, strict=True):
+            sizes = _split_sizes(label, size, new_labels[label], known)
+            strides = (step * stride for step in _row_major(sizes))
+            parts += zip(new_labels[label], sizes, strides, strict=True)
+        labels, all_sizes, all_strides = _columns(parts)
+        return Region(labels, self.offset, all_sizes, all_strides)
+
+    def flatten(self, label: str) -> Region:
+        """Make one dimension of all.
+
+        Raises:
+            ValueError: there are gaps between the base ranks.
+        """
+        dense = _row_major(self.sizes)
+        if self.strides != dense:
+            raise ValueError(
+                f"cannot flatten sparse mesh: ndslice.strides={list(self.strides)} != dense_strides={list(dense)}"
+            )
+        return Region((label,), self.offset, (len(self),), (1,))
+
+    def rename(self, names: Mapping[str, str]) -> Region:
+        """Give dimensions other names.
+
+        Raises:
+            ValueError: an unknown dimension, or a name that two would have.
+        """
+        return self.split({old: (new,) for old, new in names.items()})
+
+
+def _row_major(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a mesh of these sizes that has no gaps."""
+    strides = list(itertools.accumulate(reversed(sizes), operator.mul, initial=1))[:-1]
+    return tuple(reversed(strides))
+
+
+def _steps(chosen: slice, label: str, size: int) -> range:
+    start, stop, step = chosen.indices(size)
+    if step < 0:
+        raise ValueError(f"a mesh is not sliced backwards: {label} by steps of {step}")
+    if start >= stop:
+        raise ValueError(f"empty range {start}:{stop}:{step}: {label} has {size}")
+    return range(start, stop, step)
+
+
+def _columns(dimensions: Iterable[tuple[str, int, int]]) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
+    rows = list(dimensions)
+    return tuple(row[0] for row in rows), tuple(row[1] for row in rows), tuple(row[2] for row in rows)
+
+
+def _check_new_labels(labels: Sequence[object], known: Mapping[str, int]) -> None:
+    for index, label in enumerate(labels):
+        if not isinstance(label, str):
+            raise ValueError(f"a dimension's name is a text, not {label!r}")
+        if label in labels[:index]:
+            raise ValueError(f"Duplicate dimension name {label!r}")
+    if unused := tuple(label for label in known if label not in labels):
+        raise ValueError(f"unused size constraints: {unused}")
+    for label, size in known.items():
+        if size < 1:
+            raise ValueError(f"{label}={size}: a dimension has a size of 1 or more")
+
+
+def _split_sizes(label: str, size: int, parts: tuple[str, ...], known: Mapping[str, int]) -> list[int]:
+    """Return the sizes of the dimensions that a dimension is split into."""
+    unknown = [part for part in parts if part not in known]
+    if len(unknown) > 1:
+        first, second = unknown[:2]
+        raise ValueError(
+            f"Cannot infer size of {parts} because both {second} and {first} have unknown size. "
+            f"Specify at least one as argument, e.g. {second}=4"
+        )
+    inferred, rest = divmod(size, math.prod(known[part] for part in parts if part in known))
+    if rest or (not unknown and inferred != 1):
+        sizes = tuple(known.get(part, "?") for part in parts)
+        raise ValueError(f"Dimension {label!r} of size {size} is not evenly divided by {parts} with sizes {sizes}")
+    return [known.get(part, inferred) for part in parts]
+
+
+def _listed(labels: Iterable[str]) -> str:
+    return ", ".join(labels) or "no dimension"
 
 
 def parse_targets(text: str, extent: Extent) -> tuple[int, ...]:
@@ -139,7 +455,7 @@ def _parse_slice(part: str, text: str) -> slice:
 
 
 def _parse_dimensions(text: str, extent: Extent) -> tuple[int, ...]:
-    selection: dict[str, int | slice] = {}
+    selection: dict[str, Selector] = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")
         if not equals or not value:

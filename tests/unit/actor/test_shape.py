@@ -1,0 +1,311 @@
+"""Regions and mesh operations: the laws against numpy, the errors as Monarch words them."""
+
+import math
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_nb.actor.shape import Extent, MeshTrait, Point, Region
+
+HOSTS_GPUS = Extent(["hosts", "gpus"], [2, 4])
+
+
+@dataclass
+class Places(MeshTrait):
+    """A mesh of nothing."""
+
+    region: Region
+
+    def _region(self) -> Region:
+        return self.region
+
+    def _with_region(self, region: Region) -> "Places":
+        return Places(region)
+
+    def as_array(self) -> numpy.ndarray:
+        return numpy.array(self.region.ranks()).reshape(self.region.sizes)
+
+
+def places(**sizes: int) -> Places:
+    return Places(Extent(sizes).region)
+
+
+GPUS = places(gpus=4)
+MESH = places(hosts=2, gpus=4)
+
+meshes = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(
+    lambda sizes: places(**{f"dim{i}": size for i, size in enumerate(sizes)})
+)
+
+
+def selectors(size: int) -> st.SearchStrategy[int | slice]:
+    def forward(chosen: slice) -> bool:
+        return len(range(size)[chosen]) > 0 and (chosen.step is None or chosen.step > 0)
+
+    return st.integers(0, size - 1) | st.slices(size).filter(forward)
+
+
+@st.composite
+def sliced(draw: st.DrawFn) -> tuple[Places, Places, numpy.ndarray]:
+    """A mesh, a slice of it (of a slice), and what numpy makes of the same."""
+    mesh = draw(meshes)
+    part, array = mesh, mesh.as_array()
+    for _ in range(2):
+        chosen = {label: draw(selectors(size)) for label, size in part.sizes.items() if draw(st.booleans())}
+        array = array[tuple(chosen.get(label, slice(None)) for label in part.sizes)]
+        part = part.slice(**chosen)
+    return mesh, part, array
+
+
+class TestLaws:
+    @given(sliced())
+    def test_slices_are_numpy_s(self, case: tuple[Places, Places, numpy.ndarray]) -> None:
+        _, part, array = case
+        assert part.as_array().tolist() == array.tolist()
+        assert tuple(part.sizes.values()) == array.shape
+        assert len(part) == part.size() == array.size
+
+    @given(sliced())
+    def test_index_is_the_inverse_of_ranks(self, case: tuple[Places, Places, numpy.ndarray]) -> None:
+        mesh, part, _ = case
+        ranks = list(part.region.ranks())
+        for base_rank in range(-3, len(mesh) + 3):
+            expected = ranks.index(base_rank) if base_rank in ranks else None
+            assert part.region.index_of(base_rank) == expected
+
+    @given(sliced())
+    def test_a_point_slices_its_own_place(self, case: tuple[Places, Places, numpy.ndarray]) -> None:
+        _, part, _ = case
+        for base_rank in part.region.ranks():
+            point = part.region.point_of(base_rank)
+            assert list(part.slice(**point).region.ranks()) == [base_rank]
+
+    @given(sliced(), st.data())
+    def test_split_is_reshape(self, case: tuple[Places, Places, numpy.ndarray], data: st.DataObject) -> None:
+        _, part, array = case
+        if not part.sizes:
+            return
+        label, size = data.draw(st.sampled_from(list(part.sizes.items())))
+        outer = data.draw(st.sampled_from([n for n in range(1, size + 1) if size % n == 0]))
+        result = part.split(**{label: ("outer", "inner"), "outer": outer})
+        at = list(part.sizes).index(label)
+        assert list(result.sizes)[at : at + 2] == ["outer", "inner"]
+        shape = (*array.shape[:at], outer, size // outer, *array.shape[at + 1 :])
+        assert result.as_array().tolist() == array.reshape(shape).tolist()
+
+    @given(sliced())
+    def test_flatten_keeps_the_order_or_refuses_gaps(self, case: tuple[Places, Places, numpy.ndarray]) -> None:
+        _, part, array = case
+        ranks = array.reshape(-1).tolist()
+        try:
+            flat = part.flatten("all")
+        except ValueError:
+            assert part.region.strides != places(**part.sizes).region.strides
+        else:
+            assert list(flat.region.ranks()) == ranks
+            assert flat.sizes == {"all": len(ranks)}
+
+    @given(sliced())
+    def test_flatten_and_split_bring_a_whole_mesh_back(self, case: tuple[Places, Places, numpy.ndarray]) -> None:
+        mesh, _, _ = case
+        assert mesh.flatten("all").split(all=tuple(mesh.sizes), **mesh.sizes) == mesh
+
+    @given(sliced())
+    def test_regions_travel_small(self, case: tuple[Places, Places, numpy.ndarray]) -> None:
+        _, part, _ = case
+        part.region.ranks()
+        copy = pickle.loads(pickle.dumps(part.region))
+        assert copy == part.region
+        assert "_ranks" not in vars(copy)
+
+
+class TestOperations:
+    """Each line was compared with torchmonarch 0.7."""
+
+    @pytest.mark.parametrize(
+        ("operation", "sizes", "ranks"),
+        [
+            (lambda: GPUS.slice(gpus=1), {}, [1]),
+            (lambda: GPUS.slice(gpus=True), {}, [1]),
+            (lambda: GPUS.slice(gpus=slice(-2, None)), {"gpus": 2}, [2, 3]),
+            (lambda: GPUS.slice(gpus=slice(1, 100)), {"gpus": 3}, [1, 2, 3]),
+            (lambda: GPUS.slice(gpus=slice(-10, 2)), {"gpus": 2}, [0, 1]),
+            (lambda: GPUS.slice(gpus=slice(1, -1)), {"gpus": 2}, [1, 2]),
+            (lambda: GPUS.slice(gpus=slice(0, 4, 3)), {"gpus": 2}, [0, 3]),
+            (lambda: GPUS.slice(gpus=slice(1, 3)).slice(gpus=1), {}, [2]),
+            (lambda: MESH.slice(), {"hosts": 2, "gpus": 4}, [0, 1, 2, 3, 4, 5, 6, 7]),
+            (lambda: MESH.slice(hosts=1), {"gpus": 4}, [4, 5, 6, 7]),
+            (lambda: MESH.slice(gpus=1), {"hosts": 2}, [1, 5]),
+            (lambda: MESH.slice(hosts=1, gpus=2), {}, [6]),
+            (lambda: MESH.slice(gpus=slice(0, 2), hosts=slice(1, 2)), {"hosts": 1, "gpus": 2}, [4, 5]),
+            (lambda: MESH.slice(**Point(5, HOSTS_GPUS)), {}, [5]),
+            (lambda: MESH.slice(hosts=1, gpus=2).flatten("x"), {"x": 1}, [6]),
+            (lambda: MESH.slice(hosts=1).slice(gpus=slice(1, 3)).flatten("x"), {"x": 2}, [5, 6]),
+            (lambda: MESH.flatten("x"), {"x": 8}, [0, 1, 2, 3, 4, 5, 6, 7]),
+            (lambda: MESH.rename(gpus="g"), {"hosts": 2, "g": 4}, [0, 1, 2, 3, 4, 5, 6, 7]),
+            (lambda: MESH.rename(gpus="hosts", hosts="gpus"), {"gpus": 2, "hosts": 4}, [0, 1, 2, 3, 4, 5, 6, 7]),
+            (
+                lambda: MESH.split(hosts=("dp", "pp"), gpus=("tp", "cp"), pp=2, cp=2),
+                {"dp": 1, "pp": 2, "tp": 2, "cp": 2},
+                [0, 1, 2, 3, 4, 5, 6, 7],
+            ),
+            (
+                lambda: MESH.slice(gpus=slice(0, 4, 2)).split(gpus=("a", "b"), a=2),
+                {"hosts": 2, "a": 2, "b": 1},
+                [0, 2, 4, 6],
+            ),
+            (lambda: MESH.split(gpus=["gpus", "b"], b=2), {"hosts": 2, "gpus": 2, "b": 2}, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ],
+    )
+    def test_results(self, operation: Callable[[], Places], sizes: dict[str, int], ranks: list[int]) -> None:
+        result = operation()
+        assert list(result.sizes.items()) == list(sizes.items())
+        assert list(result.region.ranks()) == ranks
+
+    @pytest.mark.parametrize(
+        ("operation", "error", "text"),
+        [
+            (lambda: GPUS.slice(gpus=-1), IndexError, "index out of range"),
+            (lambda: GPUS.slice(gpus=4), IndexError, "index out of range"),
+            (lambda: GPUS.slice(gpus=slice(2, 2)), ValueError, "empty range 2:2:1"),
+            (lambda: GPUS.slice(gpus=slice(3, 1)), ValueError, "empty range 3:1:1"),
+            (lambda: GPUS.slice(gpus=slice(5, 7)), ValueError, "4:4:1"),
+            (lambda: GPUS.slice(gpus=slice(3, 0, -1)), ValueError, "backwards"),
+            (lambda: GPUS.slice(gpus=slice(0, 4, 0)), ValueError, "slice step cannot be zero"),
+            (lambda: GPUS.slice(x=1), TypeError, "Shape does not have dimension labeled 'x'"),
+            (lambda: MESH.slice(hosts=1).slice(hosts=1), TypeError, "Shape does not have dimension labeled 'hosts'"),
+            (lambda: GPUS.slice(gpus="a"), TypeError, "'str'"),
+            (lambda: GPUS.slice(gpus=None), TypeError, "'NoneType'"),
+            (lambda: GPUS.slice(gpus=1.5), TypeError, "'float' object cannot be interpreted as an integer"),
+            (
+                lambda: MESH.slice(gpus=slice(0, 4, 2)).flatten("x"),
+                ValueError,
+                "cannot flatten sparse mesh: ndslice.strides=[4, 2] != dense_strides=[2, 1]",
+            ),
+            (
+                lambda: MESH.rename(q="g"),
+                ValueError,
+                "'q' is not an existing dim. Expected an integer size constraint on a new dim.",
+            ),
+            (lambda: MESH.rename(gpus="hosts"), ValueError, "Duplicate dimension name 'hosts'"),
+            (lambda: MESH.rename(gpus=3), ValueError, "not 3"),
+            (
+                lambda: MESH.split(gpus=("a", "b")),
+                ValueError,
+                (
+                    "Cannot infer size of ('a', 'b') because both b and a have unknown size. "
+                    "Specify at least one as argument, e.g. b=4"
+                ),
+            ),
+            (
+                lambda: MESH.split(gpus=("a", "b"), a=3),
+                ValueError,
+                "Dimension 'gpus' of size 4 is not evenly divided by ('a', 'b') with sizes (3, '?')",
+            ),
+            (
+                lambda: MESH.split(gpus=("a", "b"), a=3, b=2),
+                ValueError,
+                "Dimension 'gpus' of size 4 is not evenly divided by ('a', 'b') with sizes (3, 2)",
+            ),
+            (
+                lambda: MESH.split(gpus=("a", "b"), a=2, b=1),
+                ValueError,
+                "Dimension 'gpus' of size 4 is not evenly divided by ('a', 'b') with sizes (2, 1)",
+            ),
+            (
+                lambda: MESH.split(gpus=()),
+                ValueError,
+                "Dimension 'gpus' of size 4 is not evenly divided by () with sizes ()",
+            ),
+            (lambda: MESH.split(gpus="ab"), ValueError, "expected a sequence of dimensions, but got 'ab'"),
+            (lambda: MESH.split(gpus=3), ValueError, "expected a sequence of dimensions, but got 3"),
+            (lambda: MESH.split(gpus=("a", "a"), a=2), ValueError, "Duplicate dimension name 'a'"),
+            (lambda: MESH.split(gpus=("x", "y"), x=2, z=3), ValueError, "unused size constraints: ('z',)"),
+            (lambda: MESH.split(z=3), ValueError, "unused size constraints: ('z',)"),
+            (lambda: MESH.split(gpus=("a", "b"), a=0), ValueError, "a=0"),
+            (lambda: MESH.split(gpus=("a", "b"), a=-2), ValueError, "a=-2"),
+            (lambda: MESH.size("z"), KeyError, "does not have dimension 'z'"),
+            (lambda: MESH.size(("hosts", "z")), KeyError, "does not have dimension 'z'"),
+            (lambda: MESH.region.point_of(8), ValueError, "rank 8 is not part of"),
+        ],
+    )
+    def test_errors(self, operation: Callable[[], object], error: type[Exception], text: str) -> None:
+        with pytest.raises(error) as failure:
+            operation()
+        assert text in str(failure.value)
+
+    def test_sizes(self) -> None:
+        assert MESH.size() == MESH.size(["hosts", "gpus"]) == len(MESH) == 8
+        assert MESH.size("gpus") == 4
+        assert MESH.size([]) == 1
+        assert MESH.extent == HOSTS_GPUS
+        assert len(MESH.slice(hosts=0, gpus=0)) == 1
+
+
+class TestExtent:
+    def test_both_forms_are_the_same(self) -> None:
+        extent = Extent(["hosts", "gpus"], [2, 4])
+        assert extent == Extent({"hosts": 2, "gpus": 4}) == Extent(extent)
+        assert (extent.labels, extent.sizes) == (["hosts", "gpus"], [2, 4])
+        assert extent.nelements == extent.size == 8
+        assert repr(extent) == "{hosts: 2, gpus: 4}"
+        assert pickle.loads(pickle.dumps(extent)) == extent
+
+    def test_order_of_dimensions_matters_between_extents(self) -> None:
+        assert Extent(["gpus", "hosts"], [4, 2]) != HOSTS_GPUS
+
+    def test_without_dimensions_it_is_one_rank(self) -> None:
+        extent = Extent([], [])
+        assert (extent.size, len(extent), repr(extent), str(extent)) == (1, 0, "{}", "1 rank")
+        assert dict(extent.point(0)) == {}
+
+    @pytest.mark.parametrize("error", [KeyError, ValueError])
+    @pytest.mark.parametrize("mapping", [HOSTS_GPUS, HOSTS_GPUS.point(3)])
+    def test_an_unknown_dimension_is_both_errors(self, error: type[Exception], mapping: Extent | Point) -> None:
+        with pytest.raises(error, match=r"^Dimension 'z' not found: there is hosts, gpus$"):
+            mapping["z"]
+        assert mapping.get("z") is None
+        assert "z" not in mapping
+
+    @pytest.mark.parametrize(
+        ("labels", "sizes", "error"),
+        [
+            (["a"], [2, 3], ValueError),
+            (["a", "a"], [2, 3], ValueError),
+            (["a"], [-1], ValueError),
+            (["a"], [1.5], TypeError),
+            (["a"], None, TypeError),
+        ],
+    )
+    def test_malformed(self, labels: list[str], sizes: list[int], error: type[Exception]) -> None:
+        with pytest.raises(error):
+            Extent(labels, sizes)
+
+
+class TestPoint:
+    def test_it_is_a_mapping_that_knows_sizes(self) -> None:
+        point = Point(6, HOSTS_GPUS)
+        assert dict(point) == {"hosts": 1, "gpus": 2}
+        assert (point["gpus"], point.size("gpus"), point.rank, len(point)) == (2, 4, 6, 2)
+        assert repr(point) == "{'hosts': 1/2, 'gpus': 2/4}"
+        assert pickle.loads(pickle.dumps(point)) == point == HOSTS_GPUS.point(6)
+
+    def test_it_equals_points_only(self) -> None:
+        assert Point(1, HOSTS_GPUS) != {"hosts": 0, "gpus": 1}
+        assert Point(1, HOSTS_GPUS) != Point(1, Extent({"gpus": 8}))
+
+    @pytest.mark.parametrize("rank", [-1, 8])
+    def test_no_such_rank(self, rank: int) -> None:
+        with pytest.raises(ValueError, match=f"^out of range: total ranks 8; does not contain rank {rank}$"):
+            Point(rank, HOSTS_GPUS)
+
+    @given(meshes, st.data())
+    def test_coordinates_are_numpy_s(self, mesh: Places, data: st.DataObject) -> None:
+        rank = data.draw(st.integers(0, math.prod(mesh.sizes.values()) - 1))
+        expected = numpy.unravel_index(rank, tuple(mesh.sizes.values()))
+        assert list(mesh.extent.point(rank).values()) == [int(coordinate) for coordinate in expected]
