@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from monarch_nb.cli.main import main as monarch_nb
-from monarch_nb.client.runs.torchrun_flags import FLAGS
+from monarch_nb.client.scripts.torchrun_flags import FLAGS
 from monarch_nb.notebook.syntax.command_line import help_text, overview
 from monarch_nb.notebook.syntax.declarations import CELL, MESH
 

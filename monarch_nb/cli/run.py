@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb.client.runs.torchrun_flags import FLAGS, Launch, held_by, held_in, read
+from monarch_nb.client.scripts.torchrun_flags import FLAGS, Launch, held_by, held_in, read
 from monarch_nb.config import DEFAULT_POOL
 from monarch_nb.errors import RunFailed, UsageError
 from monarch_nb.ground.interrupting import at_waits
@@ -158,7 +158,7 @@ def _place(options: argparse.Namespace, launch: Launch, mesh: Mesh) -> tuple[str
     """Return the script's path, and where it runs: here, as with torchrun, where the nodes see this directory; else,
     and in the live ranks, where those have started ("")."""
     from monarch_nb.client.connections.bridge import call
-    from monarch_nb.client.runs.scripts import nodes_see
+    from monarch_nb.client.scripts.finding import nodes_see
 
     path: str = options.script
     reservation, here = mesh.reservation, os.getcwd()

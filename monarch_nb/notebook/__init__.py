@@ -36,7 +36,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     if config.RANK_TOKEN_VARIABLE in os.environ:
         raise UsageError("%load_ext monarch_nb and %mesh belong into the notebook's kernel, not on the ranks")
     import monarch_nb
-    from monarch_nb.client.meshes.presenting import serve_notebook
+    from monarch_nb.client.presenting import serve_notebook
     from monarch_nb.notebook.assist import inspection
     from monarch_nb.notebook.assist.completion import make_matcher
     from monarch_nb.notebook.magics import MeshMagics

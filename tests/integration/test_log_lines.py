@@ -15,7 +15,7 @@ from monarch_nb.client.connections import events
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.logs.lines import LogChange, LogLines, LogPart, LogWindow
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.meshes.presenting import serve_notebook
+from monarch_nb.client.presenting import serve_notebook
 from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.config import home_directory
 from monarch_nb.errors import MeshNotFound, NodeUnreachable, UsageError

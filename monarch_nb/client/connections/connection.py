@@ -37,6 +37,8 @@ GAP_S = 2.0
 """So long a node may be away and nothing is lost or refused: its allocator is being started again."""
 STRAGGLER_S = 5.0
 """So much later than another node one may answer. It is long: on a busy machine nodes are slow, and not away."""
+ALLOCATOR_DOWN = "does not answer; its ranks are as they were: monarch-nb up starts its allocator again"
+"""What is said of a node that does not answer."""
 MAX_FOLLOWED = 64
 """Runs that are done and may print more."""
 

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from monarch_nb.ground.rank_sets import format_ranks
 from monarch_nb.sizes import size
 from monarch_nb.worker.environment_report import Environment
 
@@ -312,8 +313,6 @@ def name_nodes(names: Sequence[str], everyone: Sequence[str]) -> str:
         >>> name_nodes(["node1", "node2", "node4"], ["node0", "node1", "node2", "node3", "node4"])
         'node[1-2,4]'
     """
-    from monarch_nb.ground.rank_sets import format_ranks
-
     if len(everyone) > 1 and set(names) >= set(everyone):
         return "every node"
     numbered: dict[str, list[int]] = {}

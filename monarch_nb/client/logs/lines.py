@@ -10,16 +10,14 @@ from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.decoding import result_event
 from monarch_nb.client.connections.events import Stream
+from monarch_nb.client.pools.pool import HeldReservation
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, RankFailure
 from monarch_nb.proto import allocator_pb2 as pb
-
-if TYPE_CHECKING:
-    from monarch_nb.client.pools.pool import HeldReservation
 
 T = TypeVar("T")
 Streams = Literal["both", "stdout", "stderr"]

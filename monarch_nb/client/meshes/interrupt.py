@@ -7,35 +7,31 @@ what waits ever begins.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import GAP_S, answers
+from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.client.runs.run import STOP_WAIT_S, Run
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
 
-if TYPE_CHECKING:
-    from monarch_nb.client.meshes.core import MeshCore
-    from monarch_nb.client.meshes.mesh import Mesh
 
-
-def interrupt_mesh(mesh: Mesh, *, kill_stuck: bool) -> InterruptReport:
-    """Drop the runs on these ranks that wait, and interrupt those that have begun.
+def interrupt_mesh(core: MeshCore, runs: Sequence[Run], *, kill_stuck: bool) -> InterruptReport:
+    """Drop the runs that wait, and interrupt those that have begun.
 
     Args:
+        runs: that go on on some ranks of the mesh or wait for them.
         kill_stuck: kill and restart the ranks that did not stop at the interrupt before this one.
     """
-    runs = list(mesh.running())
-    begun = call(_drop_waiting(mesh.core, runs)) if runs else set()
+    begun = call(_drop_waiting(core, runs)) if runs else set()
     dropped = [run for run in runs if run.id not in begun]
     for run in dropped:
         run.cancel()  # for nodes that do not answer: when they are there again
     reports = [(run, run.interrupt(kill_stuck=kill_stuck and run.is_stuck)) for run in runs if run.id in begun]
     for run in dropped:
         run.wait_freed(STOP_WAIT_S)
-    mesh.core.stuck = [run for run in runs if run.is_stuck]
+    core.stuck = [run for run in runs if run.is_stuck]
     # By now each knows its number.
     return InterruptReport.of({run.name: report for run, report in reports}, dropped=[run.name for run in dropped])
 

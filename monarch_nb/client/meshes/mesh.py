@@ -6,27 +6,22 @@ import asyncio
 import itertools
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch_nb.client.connections.bridge import call, post
-from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.connections.connection import ALLOCATOR_DOWN, Connection
 from monarch_nb.client.logs.records import LogRecord, follow_logs, read_logs
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.interrupt import interrupt_mesh
-from monarch_nb.client.meshes.presenting import panel_of
 from monarch_nb.client.pools.infos import RankInfo, RunInfo, StackReport, infos_of_node, run_infos
+from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.runs.interrupt_report import InterruptReport
+from monarch_nb.client.runs.needs import Holder, Numbered
 from monarch_nb.client.runs.packing import pack_variables
-from monarch_nb.client.runs.run import ALLOCATOR_DOWN, Listener, OnError, Run
-from monarch_nb.client.runs.scripts import (
-    Script,
-    ScriptRun,
-    as_in_copies,
-    check_ranks,
-    check_script,
-    find_on_nodes,
-    host_store,
-)
+from monarch_nb.client.runs.run import Listener, OnError, Run
+from monarch_nb.client.scripts.finding import as_in_copies, check_ranks, find_on_nodes
+from monarch_nb.client.scripts.script import Script, check_script
+from monarch_nb.client.scripts.script_run import ScriptRun, host_store
 from monarch_nb.errors import (
     RankDead,
     RankUnresponsive,
@@ -38,9 +33,6 @@ from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import Extent
-
-if TYPE_CHECKING:
-    from monarch_nb.client.reservations.reservation import Reservation
 
 TITLE_CHARACTERS = 60
 
@@ -60,7 +52,7 @@ class Mesh:
         mesh_id: str,
         name: str,
         extent: Extent,
-        reservation: Reservation,
+        reservation: Holder,
         connections: dict[int, Connection],
         dead: Mapping[int, str] | None = None,
         ranks: Iterable[int] | None = None,
@@ -271,8 +263,10 @@ class Mesh:
             return self._start(spec, script.title, "abort", listener)
         run_id = uuid.uuid4().hex
         store = call(host_store(self, run_id))
-        run = ScriptRun(self, run_id, script, on_error="abort", cell_number=cell_number, listener=listener)
-        self.core.runs[run_id] = run
+        run = ScriptRun(
+            self, run_id, script, self.core.add, on_error="abort", cell_number=cell_number, listener=listener
+        )
+        self.core.add(run)
         post(run.submit, run.spec(store))
         return run
 
@@ -365,7 +359,7 @@ class Mesh:
         Args:
             kill_stuck: kill and restart the ranks that did not stop at the interrupt before this one.
         """
-        return interrupt_mesh(self, kill_stuck=kill_stuck)
+        return interrupt_mesh(self.core, list(self.running()), kill_stuck=kill_stuck)
 
     def running(self) -> Iterator[Run]:
         """Yield the runs that go on on these ranks or wait for them, whoever submitted them."""
@@ -507,7 +501,7 @@ class Mesh:
         self,
         ranks: int | Iterable[int] | None = None,
         lines: int | None = None,
-        run: Run | RunInfo | int | None = None,
+        run: Numbered | int | None = None,
         *,
         follow: bool = False,
     ) -> Iterator[LogRecord]:
@@ -516,7 +510,7 @@ class Mesh:
         Args:
             ranks: only these.
             lines: only the newest lines of each.
-            run: only that run (or its number).
+            run: only that run: a Run, a RunInfo, or its number.
             follow: go on with what they write, as it comes: until Ctrl-C, or until `run` has finished.
 
         Raises:
@@ -529,7 +523,7 @@ class Mesh:
         self,
         ranks: int | Iterable[int] | None = None,
         lines: int | None = None,
-        run: Run | RunInfo | int | None = None,
+        run: Numbered | int | None = None,
         *,
         follow: bool = False,
     ) -> Iterator[Iterable[LogRecord]]:

@@ -6,18 +6,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from monarch_nb.allocator.state.limits import how_it_ended
 from monarch_nb.client.connections.bridge import post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.events import TIME_NOTICE, Notice
 from monarch_nb.client.files.record import FilesRecord
+from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.times import duration, time_of_day
-
-if TYPE_CHECKING:
-    from monarch_nb.client.meshes.core import MeshCore
 
 _log = logging.getLogger(__name__)
 

@@ -9,10 +9,13 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from monarch_nb import config
 from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.doctor.diagnosis import Diagnosis
+from monarch_nb.client.doctor.doctor import examine
+from monarch_nb.client.doctor.environments import PipReport, pip
 from monarch_nb.client.files.fetch import FetchReport, FileInfo, fetch_matching, file_info, list_files
 from monarch_nb.client.files.fetch import Progress as FetchProgress
 from monarch_nb.client.files.project import find_root, read_settings
@@ -20,7 +23,6 @@ from monarch_nb.client.files.sync import Progress as SyncProgress
 from monarch_nb.client.files.sync import SyncedFiles
 from monarch_nb.client.files.sync_report import SyncReport
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.meshes.presenting import panel_of
 from monarch_nb.client.pools import pool as pools
 from monarch_nb.client.pools.conflicts import Asked, check_same, shared_storage
 from monarch_nb.client.pools.infos import (
@@ -41,16 +43,13 @@ from monarch_nb.client.pools.pool import (
     current_owner,
     pool_named,
 )
+from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.reservations.attachment import Attachment, TimeListener
 from monarch_nb.errors import CapacityError, NodeUnreachable, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import provisioner
 from monarch_nb.shape import Extent
 from monarch_nb.times import Duration, seconds_of
-
-if TYPE_CHECKING:
-    from monarch_nb.client.doctor.diagnosis import Diagnosis
-    from monarch_nb.client.doctor.environments import PipReport
 
 DEFAULT_NAME = "main"
 T = TypeVar("T")
@@ -193,8 +192,6 @@ class Reservation:
     def doctor(self) -> Diagnosis:
         """Compare this process with every node: Python, torch, CUDA, the packages that are imported here, clocks,
         disks, limits and shared storage. `print` it, or read its `differences`."""
-        from monarch_nb.client.doctor.doctor import examine
-
         copied = {connection.name for connection in self.files.connections.values()}
         return examine(
             f"{self.name}: {Shape(self.nodes, self.procs, self.gpus)}",
@@ -218,8 +215,6 @@ class Reservation:
             RunFailed: it failed somewhere; the output of the run says why.
             RankDead: no rank of some node lives.
         """
-        from monarch_nb.client.doctor.environments import pip
-
         return pip(self.mesh, self._connections, self.spec.python, arguments, run or Mesh.run)
 
     def release(self) -> list[KeptFiles]:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from monarch_nb.client.connections import events
-
-if TYPE_CHECKING:
-    from monarch_nb.client.runs.run import Run
+from monarch_nb.client.runs.needs import HeldMesh
 
 _QUIET_S = 1.0
 """It is said when no other rank has begun to train for so long, so that the line has their number."""
+
+
+class TrainingRun(Protocol):
+    """A run in which ranks may train."""
+
+    is_script: bool
+
+    @property
+    def mesh(self) -> HeldMesh: ...
+
+    def emit(self, event: events.Event) -> None: ...
 
 
 class LoneTraining:
@@ -20,7 +29,7 @@ class LoneTraining:
     the life of live ranks, so once for all cells of a mesh, and once for each script.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         self._run = run
         self.has_told_lone_training = False
         self._ranks: defaultdict[str, set[int]] = defaultdict(set)

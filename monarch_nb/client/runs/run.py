@@ -7,15 +7,18 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.bridge import Flag, call, post
-from monarch_nb.client.connections.connection import GAP_S, Connection, close_all
+from monarch_nb.client.connections.connection import ALLOCATOR_DOWN, GAP_S, Connection, close_all
 from monarch_nb.client.connections.decoding import OutputDecoder, result_event
-from monarch_nb.client.meshes.presenting import name_here, served_notebook
+from monarch_nb.client.logs.records import LogRecord
+from monarch_nb.client.presenting import name_here, served_notebook
 from monarch_nb.client.runs.interrupt_report import InterruptReport, left_by_kernel, place_of, unstopped_lines
 from monarch_nb.client.runs.lone_training import LoneTraining
+from monarch_nb.client.runs.needs import HeldMesh
+from monarch_nb.client.runs.nodes import RunNodes
 from monarch_nb.client.runs.values import RunValues
 from monarch_nb.client.runs.waits_watch import WaitsWatch
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, ReservationExpired, RunFailed
@@ -24,16 +27,11 @@ from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
-if TYPE_CHECKING:
-    from monarch_nb.client.logs.records import LogRecord
-    from monarch_nb.client.meshes.mesh import Mesh
-
 _log = logging.getLogger(__name__)
 
 Listener = Callable[[events.Event], None]
 OnError = Literal["wait", "abort"]
 
-ALLOCATOR_DOWN = "does not answer; its ranks are as they were: monarch-nb up starts its allocator again"
 STOP_WAIT_S = 4.0
 """How long ranks may take to stop after an interrupt before they are called stuck."""
 ABORT_AFTER_S = 0.5
@@ -54,7 +52,7 @@ class Run:
 
     def __init__(
         self,
-        mesh: Mesh,
+        mesh: HeldMesh,
         run_id: str,
         ranks: Iterable[int],
         title: str,
@@ -72,6 +70,7 @@ class Run:
         self.results: dict[int, events.Result] = {}
         self.submitted_at = time.time()
         self.run_id = run_id
+        self._nodes = RunNodes(mesh.core, self.ranks, own_connections=own_connections)
         self._on_error = on_error
         self._listeners: list[Listener] = [listener] if listener else []
         self._values = RunValues()
@@ -90,10 +89,8 @@ class Run:
         self.is_stuck = False  # ranks did not stop after the last interrupt, although they have had the time to
         self._stop_by_s: float | None = None  # until then ranks that were interrupted have the time to stop
         self._replaying: set[Connection] = set()
-        self._away: set[int] = set()  # nodes that do not answer
         self._waits_on: set[Connection] = set()  # on some ranks, for its turn
         self._news = asyncio.Event()  # a rank has finished, or a node answers no more
-        self._own_connections: dict[int, Connection] | None = {} if own_connections else None
 
     def __repr__(self) -> str:
         state = "done" if self.done else f"{len(self.results)} of {len(self.ranks)} ranks finished"
@@ -223,7 +220,7 @@ class Run:
 
     def _tell_collected(self) -> None:
         self._is_collected = True
-        for node in self._by_node(self.ranks):
+        for node in self.mesh.core.by_node(self.ranks):
             self.mesh.core.connections[node].collect(self.id)
 
     def add_listener(self, listener: Listener) -> None:
@@ -258,9 +255,9 @@ class Run:
         """Nobody listened so far: have everything sent from the beginning."""
         for submit in self._submits.values():
             submit.quiet = False  # also of those that wait for the run's number
-        for node in self._by_node(self.ranks):
+        for node in self.mesh.core.by_node(self.ranks):
             if self.number or not self._submits or node == self.mesh.core.first_node:
-                connection = self._connection(node)
+                connection = self._nodes.connection(node)
                 connection.replay(self, self.mesh.id)
                 if self.done:
                     self._replaying.add(connection)
@@ -270,23 +267,9 @@ class Run:
         for listener in self._listeners:
             _tell(listener, event)
 
-    def _connection(self, node: int) -> Connection:
-        if self._own_connections is None:
-            return self.mesh.core.connections[node]
-        if node not in self._own_connections:
-            shared = self.mesh.core.connections[node]
-            self._own_connections[node] = Connection(shared.name, shared.address)
-        return self._own_connections[node]
-
-    def _connections(self) -> list[Connection]:
-        return [self._connection(node) for node in self._by_node(self.ranks) if node in self.mesh.core.connections]
-
-    def _by_node(self, ranks: Iterable[int]) -> dict[int, list[int]]:
-        return self.mesh.core.by_node(ranks)
-
     def submit(self, spec: run_pb2.RunSpec) -> None:
         """Send it: to the first node, which gives it its number, and when it has one to the others."""
-        by_node = self._by_node(self.ranks)
+        by_node = self.mesh.core.by_node(self.ranks)
         core = self.mesh.core
         first = core.first_node
         for node in {first, *by_node}:
@@ -309,7 +292,7 @@ class Run:
         """Follow a run that another client submitted."""
         self._started_on_first = True
         self._watch_waits()
-        for connection in self._connections():
+        for connection in self._nodes.connections():
             connection.follow(self, self.mesh.id, from_shown=from_shown)
 
     def on_queued(self, connection: Connection, queued: pb.Queued) -> None:
@@ -342,7 +325,7 @@ class Run:
         """A run before this one may never reach a node because its client died half-way: do not wait for it."""
         await asyncio.sleep(PROCEED_AFTER_S)
         if self.number and not self.done:
-            for connection in self._connections():
+            for connection in self._nodes.connections():
                 connection.send(proceed=pb.Proceed(mesh_id=self.mesh.id, run_id=self.id))
 
     def on_output(self, connection: Connection, output: pb.Output) -> None:
@@ -394,10 +377,7 @@ class Run:
         self._finish()
 
     def on_link(self, connection: Connection, up: bool) -> None:
-        connections = self.mesh.core.connections
-        of_run = [node for node in self._by_node(self.ranks) if node in connections]
-        nodes = {node for node in of_run if connections[node].name == connection.name}
-        self._away = self._away - nodes if up else self._away | nodes
+        self._nodes.on_link(connection.name, up)
         self._news.set()
         if not self.done:
             text = "" if up else f"{connection.name} {ALLOCATOR_DOWN}"
@@ -444,7 +424,7 @@ class Run:
             freed = any(result.outcome == "interrupted" for result in self.results.values())
             waited = (self._waited or self._waits_watch.past) if freed else ""
             self.emit(events.Notice(waited, key="waits"))  # what the interrupt was for stays
-            for key in (events.QUEUE_NOTICE, "stuck", *(f"link {c.name}" for c in self._connections())):
+            for key in (events.QUEUE_NOTICE, "stuck", *(f"link {c.name}" for c in self._nodes.connections())):
                 self.emit(events.Notice("", key=key))
             self.emit(events.Finished())
             self._done.set()
@@ -453,8 +433,8 @@ class Run:
             for task in self._tasks:
                 if task is not asyncio.current_task():
                     task.cancel()
-            if self._own_connections:
-                self._spawn(close_all(list(self._own_connections.values())))
+            if own := self._nodes.own_connections:
+                self._spawn(close_all(own))
 
     def _watch_waits(self) -> None:
         """From now on look where the ranks are, soon and then again and again."""
@@ -489,9 +469,8 @@ class Run:
         self._cancel_left()
 
     def _cancel_left(self) -> None:
-        for node in self._by_node(rank for rank in self.ranks if rank not in self.results):
-            if node in self.mesh.core.connections:
-                self._connection(node).cancel(self.id)
+        for connection in self._nodes.connections(rank for rank in self.ranks if rank not in self.results):
+            connection.cancel(self.id)
 
     async def _interrupt(self, kill_stuck: bool) -> InterruptReport:
         if not self.done:
@@ -500,7 +479,7 @@ class Run:
         left = [rank for rank in self.ranks if rank not in before]
         restarted: tuple[int, ...] = ()
         if kill_stuck:
-            restarted = tuple(self._reachable(left))
+            restarted = tuple(self._nodes.reachable(left))
             if restarted and self.is_script:
                 await self.mesh.core.kill_script(self.id, restarted)
             elif restarted:
@@ -527,10 +506,6 @@ class Run:
             is_script=self.is_script,
         )
 
-    def _reachable(self, ranks: Iterable[int]) -> list[int]:
-        there = self.mesh.core.connections.keys() - self._away
-        return [rank for node, on_node in self._by_node(ranks).items() if node in there for rank in on_node]
-
     def _left(self) -> list[int]:
         """The ranks that the run goes on on."""
         return [] if self._refusal else [rank for rank in self.ranks if rank not in self.results]
@@ -552,7 +527,7 @@ class Run:
             async with asyncio.timeout_at(self._stop_by_s):
                 while not self.done:
                     left = set(ranks) - self.results.keys()
-                    if not self._completing and not (left if is_patient else self._reachable(left)):
+                    if not self._completing and not (left if is_patient else self._nodes.reachable(left)):
                         break
                     self._news.clear()
                     await self._news.wait()
@@ -560,16 +535,16 @@ class Run:
 
     async def _unstopped(self) -> tuple[dict[int, str], dict[int, str]]:
         """Return the ranks that did not stop, and where each is; and those that can not be reached, and their nodes."""
-        reachable = self._reachable(self._left())
+        reachable = self._nodes.reachable(self._left())
         where = await self.mesh.core.where(reachable, self.id) if reachable else {}
         left = self._left()  # some have stopped meanwhile
-        reachable = self._reachable(left)
+        reachable = self._nodes.reachable(left)
         stuck = {rank: place_of(where.get(rank)) for rank in reachable}
-        unreachable = {rank: self._node_name(rank) for rank in left if rank not in reachable}
+        unreachable = {rank: self._nodes.name_of(rank) for rank in left if rank not in reachable}
         self.is_stuck = bool(stuck)
         if self.number:  # they have been told: not again when a link breaks
-            for node in self._by_node(stuck):
-                self._connection(node).withdraw_cancel(self.id)
+            for connection in self._nodes.connections(stuck):
+                connection.withdraw_cancel(self.id)
         if left:
             self.emit(
                 events.Notice("; ".join(unstopped_lines(stuck, unreachable, is_script=self.is_script)), key="stuck")
@@ -578,14 +553,9 @@ class Run:
             await self._let_go()
         return stuck, unreachable
 
-    def _node_name(self, rank: int) -> str:
-        [node] = self._by_node([rank])
-        connection = self.mesh.core.connections.get(node)
-        return f"node {node}" if connection is None else connection.name
-
     def _check_stuck(self) -> None:
         """What did not stop after an interrupt may have stopped by now, or its node may be away."""
-        if self.is_stuck and not self.done and not self._reachable(self._left()):
+        if self.is_stuck and not self.done and not self._nodes.reachable(self._left()):
             self.is_stuck = False
             self._spawn(self._let_go())
 
@@ -594,7 +564,7 @@ class Run:
         nobody waits for that any more."""
         if self.number:  # a run that may not have begun must not begin later
             self._interrupting = False
-            for connection in self._connections():
+            for connection in self._nodes.connections():
                 connection.withdraw_cancel(self.id)
         if any(result.group_aborted for result in self.results.values()):
             await self._abort_groups()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from monarch_nb.client.pools.infos import RunInfo
     from monarch_nb.client.runs.interrupt_report import InterruptReport
     from monarch_nb.client.runs.run import OnError, Run
-    from monarch_nb.client.runs.scripts import Script
+    from monarch_nb.client.scripts.script import Script
 
 
 Failed = MonarchNbError | RunInterrupted | None

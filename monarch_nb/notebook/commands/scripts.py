@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from monarch_nb.client.runs import torchrun_flags
+from monarch_nb.client.scripts import torchrun_flags
 from monarch_nb.notebook.cells.cell import CellRunner
 from monarch_nb.notebook.output.tables import calm_line, show
 from monarch_nb.notebook.session import Session

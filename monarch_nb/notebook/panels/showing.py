@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.meshes.presenting import present_with
+from monarch_nb.client.presenting import present_with
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.notebook.output.tables import Shown, is_notebook
 from monarch_nb.notebook.session import Session
@@ -21,6 +21,7 @@ from monarch_nb.notebook.session import Session
 if TYPE_CHECKING:
     from monarch_nb.client.meshes.mesh import Mesh
     from monarch_nb.client.reservations.reservation import Reservation
+    from monarch_nb.client.runs.needs import Holder
     from monarch_nb.notebook.panels.summaries import Part
     from monarch_nb.notebook.panels.widget import PanelWidget
     from monarch_nb.panel.requests import Panel
@@ -83,7 +84,7 @@ class Panels:
             widget = self._widgets[key] = self._make(pool, reservation)
         return widget
 
-    def _make(self, pool: str | None, reservation: Reservation | None) -> PanelWidget:
+    def _make(self, pool: str | None, reservation: Holder | None) -> PanelWidget:
         from monarch_nb.notebook.panels.widget import PanelWidget
 
         return PanelWidget(
@@ -104,7 +105,7 @@ class Panels:
         except (UsageError, ImportError):  # no JavaScript, no anywidget: the next best form is there
             return summary
 
-    def _summary(self, pool: str | None, held: Reservation | Mesh | None) -> Shown:
+    def _summary(self, pool: str | None, held: Holder | Mesh | None) -> Shown:
         from monarch_nb.notebook.panels.summaries import pool_summary, reservation_summary
 
         view = call(_view(_panel(pool)), VIEW_TIMEOUT_S)
@@ -152,13 +153,13 @@ async def _view(panel: Panel) -> Json:
     return view
 
 
-def _reservation_of(held: Reservation | Mesh) -> Reservation:
+def _reservation_of(held: Holder | Mesh) -> Holder:
     from monarch_nb.client.meshes.mesh import Mesh
 
     return held.reservation if isinstance(held, Mesh) else held
 
 
-def _part_of(held: Reservation | Mesh) -> Part | None:
+def _part_of(held: Holder | Mesh) -> Part | None:
     """Return which ranks are meant; None for all that a reservation has, which is what its widget shows."""
     from monarch_nb.client.meshes.mesh import Mesh
     from monarch_nb.notebook.panels.summaries import Part

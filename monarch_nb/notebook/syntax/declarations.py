@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch_nb.client.runs.torchrun_flags import FLAGS
+from monarch_nb.client.scripts.torchrun_flags import FLAGS
 from monarch_nb.config import LOG_LINES
 from monarch_nb.notebook.syntax.command_line import Command, CommandSet, Flag, Words
 

@@ -49,11 +49,10 @@ class Harness:
     def __init__(self, *answers: set[str] | Exception) -> None:
         self.log: list[str] = []
         nodes = {node: FakeNode(f"node{node}", self.log, answer) for node, answer in enumerate(answers)}
-        core = SimpleNamespace(
+        self.core: Any = SimpleNamespace(
             mesh_id="m", connections=nodes, by_node=lambda ranks: {rank // 2: [rank] for rank in ranks}, stuck=[]
         )
-        self.runs: list[FakeRun] = []
-        self.mesh: Any = SimpleNamespace(core=core, running=lambda: iter(self.runs))
+        self.runs: list[Any] = []
 
     def add(self, name: str, *ranks: int, is_stuck: bool = False) -> None:
         self.runs.append(FakeRun(name, ranks, self.log, is_stuck=is_stuck))
@@ -64,7 +63,7 @@ def test_every_node_has_dropped_what_waits_before_anything_is_interrupted() -> N
     harness.add("run 1", 0, 1, 2, 3)
     harness.add("run 2", 1, 2)  # between nodes: it has begun on the second one
     harness.add("run 3", 0, 1, 2, 3)
-    report = interrupt_mesh(harness.mesh, kill_stuck=False)
+    report = interrupt_mesh(harness.core, harness.runs, kill_stuck=False)
     assert sorted(harness.log[:2]) == ["node0 answers Drop", "node1 answers Drop"]
     assert harness.log[2:] == ["cancel run 3", "interrupt run 1", "interrupt run 2", "run 3 ended"]
     assert str(report) == "interrupted run 1 on ranks 0-3 and run 2 on ranks 1-2; dropped 1 that waited: run 3"
@@ -75,7 +74,7 @@ def test_a_node_that_does_not_answer_holds_nothing_up() -> None:
     harness.add("run 1", 0, 1)
     harness.add("run 2", 2, 3)  # nobody knows whether it has begun
     harness.add("run 3", 0, 1, 2, 3)
-    interrupt_mesh(harness.mesh, kill_stuck=False)
+    interrupt_mesh(harness.core, harness.runs, kill_stuck=False)
     assert harness.log[2:] == ["cancel run 3", "interrupt run 1", "interrupt run 2", "run 3 ended"]
 
 
@@ -83,7 +82,7 @@ def test_what_else_goes_wrong_is_told() -> None:
     harness = Harness({"run 1"}, MeshNotFound("released"))
     harness.add("run 1", 0)
     with pytest.raises(MeshNotFound):
-        interrupt_mesh(harness.mesh, kill_stuck=False)
+        interrupt_mesh(harness.core, harness.runs, kill_stuck=False)
     assert "interrupt run 1" not in harness.log
 
 
@@ -91,10 +90,10 @@ def test_only_what_had_the_time_to_stop_is_killed() -> None:
     harness = Harness({"run 1", "run 2"}, set())
     harness.add("run 1", 0, is_stuck=True)
     harness.add("run 2", 1)
-    interrupt_mesh(harness.mesh, kill_stuck=True)
+    interrupt_mesh(harness.core, harness.runs, kill_stuck=True)
     assert harness.log[2:] == ["kill run 1", "interrupt run 2"]
-    assert harness.mesh.core.stuck == harness.runs[:1]
+    assert harness.core.stuck == harness.runs[:1]
 
 
 def test_nothing_runs() -> None:
-    assert str(interrupt_mesh(Harness(set(), set()).mesh, kill_stuck=False)) == "nothing was running"
+    assert str(interrupt_mesh(Harness(set(), set()).core, [], kill_stuck=False)) == "nothing was running"

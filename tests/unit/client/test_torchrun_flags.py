@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.runs.scripts import Script
-from monarch_nb.client.runs.torchrun_flags import FLAGS, Given, Held, Launch, held_by, read
+from monarch_nb.client.scripts.script import Script
+from monarch_nb.client.scripts.torchrun_flags import FLAGS, Given, Held, Launch, held_by, read
 from monarch_nb.errors import UsageError
 
 OWN_STORE = "each script has a store of its own, at a free port of its first node"

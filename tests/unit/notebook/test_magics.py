@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from monarch_nb.client.connections.events import Text
-from monarch_nb.client.meshes.presenting import panel_of
 from monarch_nb.client.pools.infos import EndedReservation
 from monarch_nb.client.pools.pool import KeptFiles
+from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.config import RANK_TOKEN_VARIABLE
 from monarch_nb.errors import NodeUnreachable, PickleError, RankFailure, RunFailed, TargetError, UsageError

@@ -3,7 +3,7 @@
 import pytest
 
 from monarch_nb.client.connections.events import Text
-from monarch_nb.client.runs.scripts import Script
+from monarch_nb.client.scripts.script import Script
 from monarch_nb.errors import RankFailure, RunFailed, UsageError
 from unit.notebook.fakes import FakeClient, FakeRun, Notebook, hello, nothing
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch_nb.errors import UsageError
 from monarch_nb.ground.code_names import run_name
 
-if TYPE_CHECKING:
-    from monarch_nb.client.meshes.mesh import Mesh
-    from monarch_nb.client.reservations.reservation import Reservation
-
-MakePanel = Callable[["Reservation | Mesh"], Any]
+MakePanel = Callable[[Any], Any]
 """Makes a live panel of a reservation, or of a mesh: an object that the notebook displays."""
 
 _makers: list[MakePanel] = []
@@ -42,8 +38,8 @@ def present_with(make: MakePanel) -> Callable[[], None]:
     return lambda: _makers.remove(make)
 
 
-def panel_of(held: Reservation | Mesh) -> Any:
-    """Return a live panel.
+def panel_of(held: object) -> Any:
+    """Return a live panel of a reservation, or of a mesh.
 
     Raises:
         UsageError: this is no notebook, or one without the extension.

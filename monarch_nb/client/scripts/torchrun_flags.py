@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from monarch_nb.client.scripts.script import Script
 from monarch_nb.errors import UsageError
 from monarch_nb.ground.rank_sets import counted
 
 if TYPE_CHECKING:
-    from monarch_nb.client.meshes.mesh import Mesh
-    from monarch_nb.client.runs.scripts import Script
+    from monarch_nb.client.runs.needs import HeldMesh
 
 Given = Mapping[str, object]
 """What a line says: by the names of flags as identifiers ("nnodes", "no_python") their values, or True for a switch."""
@@ -92,8 +92,6 @@ class Launch:
         directory: str = "",
     ) -> Script:
         """Return the script that is started so."""
-        from monarch_nb.client.runs.scripts import Script
-
         return Script(
             path,
             tuple(arguments),
@@ -106,7 +104,7 @@ class Launch:
             directory=directory,
         )
 
-    def shown_ranks(self, mesh: Mesh) -> frozenset[int] | None:
+    def shown_ranks(self, mesh: HeldMesh) -> frozenset[int] | None:
         """Return the ranks of a mesh whose output is shown; None for all."""
         if self.shown is None:
             return None
@@ -182,7 +180,7 @@ def read(given: Given, environment: Mapping[str, str], held: Held) -> Launch:
     )
 
 
-def held_by(mesh: Mesh, reserve: str) -> Held:
+def held_by(mesh: HeldMesh, reserve: str) -> Held:
     """Return what a script would run on that is started on `mesh`.
 
     Args:

@@ -1,0 +1,160 @@
+"""The ranks of a mesh: asked, told and restarted through the connections to their nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from monarch_nb.allocator.state.limits import expired
+from monarch_nb.client.connections.connection import ALLOCATOR_DOWN, SPAWN_TIMEOUT_S, Connection, answers
+from monarch_nb.client.connections.decoding import describe_death
+from monarch_nb.client.pools.infos import run_infos
+from monarch_nb.client.presenting import name_here
+from monarch_nb.errors import MonarchNbError, NodeUnreachable
+from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+
+CONTROL_TIMEOUT_S = 5.0
+
+
+class MeshRanks:
+    """The ranks of a mesh, whoever uses them. Its coroutines run on the background loop.
+
+    Attributes:
+        dead: ranks that have died, and why.
+        has_told_lone_training: once in the life of the ranks it is said that they train apart.
+    """
+
+    def __init__(self, mesh_id: str, connections: dict[int, Connection], ranks_per_node: int) -> None:
+        self.mesh_id, self.connections, self.ranks_per_node = mesh_id, connections, ranks_per_node
+        self.dead: dict[int, str] = {}
+        self.has_told_lone_training = False
+
+    @property
+    def first_node(self) -> int:
+        """The node that gives runs their numbers."""
+        return 0
+
+    def by_node(self, ranks: Iterable[int]) -> dict[int, list[int]]:
+        """Return the ranks of each node that has some."""
+        nodes: dict[int, list[int]] = {}
+        for rank in ranks:
+            nodes.setdefault(rank // self.ranks_per_node, []).append(rank)
+        return nodes
+
+    def connection_of(self, rank: int) -> Connection:
+        """Return the connection to a rank's node, or raise NodeUnreachable."""
+        node = rank // self.ranks_per_node
+        if connection := self.connections.get(node):
+            return connection
+        raise NodeUnreachable(f"the node of rank {rank} (number {node}) does not answer: %mesh attach looks again")
+
+    async def check_nodes(self, ranks: Iterable[int]) -> None:
+        """Raise NodeUnreachable unless all nodes that a run on these ranks needs answer."""
+
+        async def check(node: int) -> None:
+            connection = self.connection_of(node * self.ranks_per_node)
+            try:
+                await connection.check()
+            except NodeUnreachable:
+                raise NodeUnreachable(f"{connection.name} {ALLOCATOR_DOWN}", connection.name) from None
+
+        checks = await asyncio.gather(*map(check, self.nodes_for(ranks)), return_exceptions=True)
+        for error in checks:
+            if error is not None:
+                raise error
+
+    def nodes_for(self, ranks: Iterable[int]) -> list[int]:
+        """Return the nodes that a run on these ranks needs: theirs, and the one that gives it its number."""
+        return sorted({self.first_node, *self.by_node(ranks)})
+
+    async def control(
+        self, ranks: Iterable[int], *, timeout_s: float = CONTROL_TIMEOUT_S, **message: Any
+    ) -> dict[int, pb.RankReply]:
+        """Ask or tell the control threads of ranks; those that did not answer are missing."""
+
+        async def one(node: int, on_node: list[int]) -> list[pb.RankReply]:
+            request = pb.ControlRanksRequest(mesh_id=self.mesh_id, ranks=on_node, timeout_s=timeout_s, **message)
+            try:
+                reply = await self.connection_of(on_node[0]).unary("Control", request, timeout_s + 2)
+            except NodeUnreachable:
+                return []
+            return list(reply.replies)
+
+        replies = await asyncio.gather(*(one(node, on_node) for node, on_node in self.by_node(ranks).items()))
+        return {reply.rank: reply for node in replies for reply in node if reply.answered}
+
+    async def where(self, ranks: Iterable[int], run_id: str = "") -> dict[int, run_pb2.Where]:
+        """Return where ranks are (in a script, by its run); those that did not answer are missing."""
+        replies = await self.control(ranks, timeout_s=1.0, where=True, run_id=run_id)
+        return {rank: reply.where for rank, reply in replies.items()}
+
+    async def kill_script(self, run_id: str, ranks: Iterable[int]) -> None:
+        """SIGKILL the processes of a script on some ranks, with all that they started."""
+        await self.control(ranks, kill=True, run_id=run_id)
+
+    async def abort_groups(self, reason: str, ranks: Iterable[int] | None = None, *, last_run: int = 0) -> None:
+        """Make every rank forget its process groups, so that the next init by all forms a clean one.
+
+        Args:
+            reason: shown to the user. ranks: those that are told; None for all.
+            last_run: spare groups that runs after this one made; 0 spares none.
+        """
+        chosen = range(self.ranks_per_node * len(self.connections)) if ranks is None else ranks
+        await self.control(chosen, timeout_s=2.0, abort_groups=reason, last_run=last_run)
+
+    async def restart(self, ranks: Iterable[int]) -> None:
+        """Replace ranks by fresh ones and abort the survivors' groups."""
+        chosen = sorted(ranks)
+        by_node = self.by_node(chosen)
+        requests = [
+            (self.connection_of(on_node[0]), pb.RestartRequest(mesh_id=self.mesh_id, ranks=on_node))
+            for on_node in by_node.values()
+        ]
+        await asyncio.gather(*(c.unary("Restart", request, SPAWN_TIMEOUT_S) for c, request in requests))
+        for rank in chosen:
+            self.dead.pop(rank, None)
+        survivors = set(range(self.ranks_per_node * len(self.connections))) - set(chosen)
+        if survivors:
+            await self.abort_groups(f"{name_ranks(chosen)} restarted", survivors)
+
+    async def names_running_on(self, ranks: Iterable[int]) -> tuple[str, ...]:
+        """Return what the runs that have begun on some of these ranks, and go on there, are called."""
+        if not (wanted := set(ranks)):
+            return ()
+        infos = run_infos((connection.name, mesh) for connection, mesh in await self.status())
+        going_on = [info for info in infos if wanted.intersection(info.running)]
+        return tuple(name_here(info.number, info.cell_number, info.notebook) for info in going_on)
+
+    async def status(
+        self, *, memory: bool = False, past_runs: pb.PastRuns | None = None
+    ) -> list[tuple[Connection, pb.MeshStatus]]:
+        """Return what every node says of the mesh."""
+        request = pb.StatusRequest(memory=memory, past_runs=past_runs)
+        calls = {connection: connection.unary("Status", request) for connection in self.connections.values()}
+        replies = list((await answers(calls)).values())
+        if away := [reply for reply in replies if isinstance(reply, BaseException)]:
+            unexpected = [error for error in away if not isinstance(error, NodeUnreachable)]
+            if unexpected or len(away) == len(replies):
+                raise (unexpected or away)[0]
+        found = []
+        for connection, reply in zip(self.connections.values(), replies, strict=True):
+            if isinstance(reply, BaseException):
+                continue
+            for reservation in reply.reservations:
+                found += [(connection, mesh) for mesh in reservation.meshes if mesh.mesh_id == self.mesh_id]
+        if not found:
+            for reply in replies:
+                for ended in () if isinstance(reply, BaseException) else reply.ended:
+                    if self.mesh_id in ended.mesh_ids:
+                        raise expired(ended)
+            raise MonarchNbError("the mesh does not exist any more (released?): %mesh reserve makes a new one")
+        self.dead = {
+            rank.rank: describe_death(rank.death)
+            for _, mesh in found
+            for rank in mesh.ranks
+            if rank.state == pb.Rank.STATE_DEAD
+        }
+        return found
