@@ -1,7 +1,7 @@
 """What this kernel holds: its reservation, and how a new kernel of the same notebook finds it again.
 
 A notebook is known by its path. The reservation remembers the notebook that made it; what was attached or detached
-since is remembered as well (see monarch_nb.client.pools.memory).
+since is remembered as well (see monarch_nb.client.reservations.memory).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from monarch_nb.client.pools.memory import (
+from monarch_nb.client.reservations.memory import (
     Memory,
     choose,
     choose_unnamed,

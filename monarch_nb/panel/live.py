@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from monarch_nb.client.connections.bridge import background_loop, post
 from monarch_nb.client.connections.connection import Connection
-from monarch_nb.client.pools.memory import Memories
 from monarch_nb.client.pools.pool import STATUS_TIMEOUT_S, HeldReservation, Pool, current_owner
+from monarch_nb.client.reservations.memory import Memories
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.panel.hints import clickable

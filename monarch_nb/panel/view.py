@@ -10,7 +10,7 @@ from typing import Any
 
 from monarch_nb.allocator.state.limits import Limits, how_it_ended
 from monarch_nb.client.pools.infos import RankInfo, RunInfo, infos_of_node, run_infos
-from monarch_nb.client.pools.memory import Memory, choose
+from monarch_nb.client.reservations.memory import Memory, choose
 from monarch_nb.config import DEFAULT_POOL
 from monarch_nb.ground.rank_sets import format_ranks
 from monarch_nb.panel.hangs import Hangs

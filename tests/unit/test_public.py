@@ -48,7 +48,7 @@ def test_public_functions_and_methods_are_typed_and_documented() -> None:
         value = getattr(monarch_nb, name)
         functions = [value] if inspect.isfunction(value) else []
         if inspect.isclass(value) and not issubclass(value, Exception):
-            # on_…: what connections call, described by client.connection.RunListener.
+            # on_…: what connections call, described by client.connections.connection.RunListener.
             public = {key: member for key, member in vars(value).items() if not key.startswith(("_", "on_"))}
             functions += [member for member in public.values() if inspect.isfunction(member)]
         for function in functions:

@@ -1,1 +1,6 @@
-"""TODO."""
+"""What differs between this process and the nodes of a reservation, and pip on them.
+
+doctor          asks this process and every node what they are
+diagnosis       compares the answers, and says what to do about it
+environments    which nodes share an environment; pip once in each
+"""

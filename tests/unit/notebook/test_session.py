@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from monarch_nb import config
-from monarch_nb.client.pools.memory import Memory, choose, choose_unnamed, recall, remember
+from monarch_nb.client.reservations.memory import Memory, choose, choose_unnamed, recall, remember
 from monarch_nb.errors import UsageError
 from monarch_nb.notebook.session import bounded, notebook_path
 

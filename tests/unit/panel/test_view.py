@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.pools.memory import Memory, memory_of_this_kernel
+from monarch_nb.client.reservations.memory import Memory, memory_of_this_kernel
 from monarch_nb.panel.view import Before, CpuSlots, Json, NodeAnswer, Sent, build_view, is_as_sent
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2

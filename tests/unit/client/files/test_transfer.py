@@ -8,7 +8,7 @@ from monarch_nb.client.files.transfer import Sender, Transfer
 from monarch_nb.errors import FilesError, NodeUnreachable
 from monarch_nb.files.chunks import hash_of
 from monarch_nb.proto import files_pb2 as pb
-from unit.client.fake_nodes import DISK_FULL, FakeNode, connections, fake_nodes
+from unit.client.files.fake_nodes import DISK_FULL, FakeNode, connections, fake_nodes
 
 CONTENT = {b"a.py": b"a = 1\n", b"b.py": b"b = 1\n"}
 

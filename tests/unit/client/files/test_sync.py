@@ -16,7 +16,7 @@ from monarch_nb.client.files.sync_report import Given
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable, UsageError
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.rpc.status import error_to_json
-from unit.client.fake_nodes import (
+from unit.client.files.fake_nodes import (
     DISK_FULL,
     DISK_RESERVATION,
     DiskNode,
