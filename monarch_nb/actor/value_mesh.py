@@ -1,0 +1,156 @@
+"""Values with coordinates: what a call of a mesh's actors returns."""
+
+from __future__ import annotations
+
+import operator
+import reprlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+from monarch_nb.actor.shape import MeshTrait
+from monarch_nb.errors import DimensionError
+from monarch_nb.ground.rank_sets import counted, name_ranks
+from monarch_nb.shape import Extent, Point, Region
+
+Value = TypeVar("Value")
+
+_MAX_GROUPS = 16
+_MAX_TEXT = 1000
+_MAX_RANKS_TEXT = 60
+_MAX_INTEGER_BITS = 640
+
+
+class ValueMesh(MeshTrait, Generic[Value]):
+    """One value per rank, in the shape of the mesh that was called.
+
+    It is sliced, split, flattened and renamed as the mesh; ranks of the result count from 0.
+
+    Example:
+        >>> losses = trainers.step.call(10).get()
+        >>> for point, loss in losses:  # or losses.items()
+        ...     print(point["hosts"], point["gpus"], loss)
+        >>> max(losses.values()), losses.item(hosts=0, gpus=3)
+
+    Args:
+        shape: an extent, or the part of a mesh that was called.
+        values: in row-major order.
+
+    Raises:
+        ValueError: there are more or fewer values than ranks.
+    """
+
+    def __init__(self, shape: Extent | Region, values: Sequence[Value]) -> None:
+        self._extent = shape.extent if isinstance(shape, Region) else shape
+        self._values = list(values)
+        if len(self._values) != self._extent.size:
+            raise ValueError(
+                f"invalid value mesh: expected {self._extent.size} ranks, but contains {len(self._values)} ranks"
+            )
+
+    def _region(self) -> Region:
+        return self._extent.region
+
+    def _with_region(self, region: Region) -> ValueMesh[Value]:
+        return ValueMesh(region, [self._values[rank] for rank in region.ranks()])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ValueMesh, (self._extent, self._values)
+
+    def __iter__(self) -> Iterator[tuple[Point, Value]]:
+        return self.items()
+
+    def items(self) -> Iterator[tuple[Point, Value]]:
+        """Yield every place with its value."""
+        for rank, value in enumerate(self._values):
+            yield Point(rank, self._extent), value
+
+    def values(self) -> list[Value]:
+        """Return the values alone, in row-major order."""
+        return list(self._values)
+
+    def get(self, rank: int) -> Value:
+        """Return the value of a rank of this mesh.
+
+        Raises:
+            ValueError: there is no such rank.
+        """
+        if not 0 <= rank < len(self._values):
+            raise ValueError(f"index {rank} out of range (len={len(self._values)})")
+        return self._values[rank]
+
+    def item(self, **coordinates: int) -> Value:
+        """Return the value at a place: all dimensions are named; none, where the mesh has none.
+
+        Raises:
+            KeyError: a dimension is missing, or unknown.
+            IndexError: a coordinate is out of range.
+        """
+        if missing := [label for label in self._extent if label not in coordinates]:
+            raise DimensionError(f"item is missing dimensions: {missing}. This mesh is {self._extent!r}")
+        if extra := [label for label in coordinates if label not in self._extent]:
+            raise DimensionError(f"item has extra dimensions: {extra}. This mesh is {self._extent!r}")
+        chosen = {label: operator.index(coordinate) for label, coordinate in coordinates.items()}
+        [rank] = self._region().slice(chosen).ranks()
+        return self._values[rank]
+
+    def __repr__(self) -> str:
+        """Equal values once, with their ranks; long values, and many different ones, are cut."""
+        ranks_of: dict[str, list[int]] = {}
+        for rank, value in enumerate(self._values):
+            ranks_of.setdefault(_REPR.repr(value), []).append(rank)
+        groups = list(ranks_of.items())
+        lines = [f"  {_ranks_text(ranks)}:{_indented(text)}" for text, ranks in groups[:_MAX_GROUPS]]
+        if left_out := sum(len(ranks) for _, ranks in groups[_MAX_GROUPS:]):
+            lines.append(f"  … and {counted(left_out, 'rank')} with other values")
+        return "\n".join([f"ValueMesh({self._extent!r}):", *lines])
+
+
+class _ShortRepr(reprlib.Repr):
+    """The texts of values, of bounded length, made without the text of a whole long container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = 20
+        self.maxdict = 20
+        self.maxstring, self.maxlevel = 200, 4
+        self.maxother = _MAX_TEXT
+
+    def repr(self, x: object) -> str:
+        text = super().repr(x)
+        return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Python refuses to write very long numbers."""
+        return repr(x) if x.bit_length() < _MAX_INTEGER_BITS else f"<integer of {x.bit_length()} bits>"
+
+    def repr_array(self, x: object, level: int) -> str:
+        """The base goes by the name of the class, and other libraries have arrays too."""
+        return self.repr_instance(x, level)
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        """As the base's, in the dict's own order."""
+        if level <= 0 and x:
+            return "{...}"
+        pieces: list[str] = []
+        for key, value in x.items():
+            if len(pieces) == self.maxdict:
+                pieces.append("...")
+                break
+            pieces.append(f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}")
+        return "{" + ", ".join(pieces) + "}"
+
+
+_REPR = _ShortRepr()
+
+
+def _ranks_text(ranks: list[int]) -> str:
+    text = name_ranks(ranks)
+    if len(text) <= _MAX_RANKS_TEXT:
+        return text
+    shown, _, _ = text[:_MAX_RANKS_TEXT].rpartition(",")
+    return f"{shown},… ({counted(len(ranks), 'rank')})"
+
+
+def _indented(text: str) -> str:
+    """Values of several lines (tensors) start on a line of their own, so that their columns stay in line."""
+    return f" {text}" if "\n" not in text else "\n    " + text.replace("\n", "\n    ")
