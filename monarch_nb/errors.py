@@ -314,3 +314,100 @@ class RunFailed(MonarchNbError):
 
 def _failure(facts: Mapping[str, Any]) -> RankFailure:
     return RankFailure(**{**facts, "stderr_tail": tuple(facts["stderr_tail"])})
+
+
+@dataclass(frozen=True)
+class ActorFailure:
+    """Why a call failed on one rank.
+
+    Attributes:
+        rank: as the addressed mesh counts.
+        coordinates: of the rank there.
+        host: the name of its host; empty when unknown.
+        kind: "error" (the endpoint raised), "interrupted", "died" (its process), or "stopped" (the actor, or it failed
+            before: in `__init__`, say).
+        exception: what was raised, or says what happened.
+        traceback: of the endpoint's exception, as text; empty for deaths.
+    """
+
+    rank: int
+    coordinates: Mapping[str, int]
+    host: str
+    kind: str
+    exception: BaseException = field(compare=False)
+    traceback: str = field(default="", repr=False)
+
+
+class ActorError(MonarchNbError):
+    """A call of actors failed on some ranks. Its text says on which, and has the tracebacks: equal ones once.
+
+    Attributes:
+        message: the first line: "Actor call trainers.step failed on ranks 1,3 of 8."
+        endpoint: "trainers.step".
+        failures: one ActorFailure per failing rank, by rank (given as a list of them).
+        values: what the ranks returned that did not fail, by rank.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        endpoint: str = "",
+        failures: Iterable[ActorFailure] = (),
+        values: Mapping[int, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.endpoint, self.values = message, endpoint, dict(values or {})
+        self.failures = {failure.rank: failure for failure in failures}
+
+    @property
+    def exception(self) -> BaseException:
+        """What was raised on the first rank that failed by itself."""
+        return self._first.exception if self.failures else self
+
+    @property
+    def exception_formatted(self) -> str:
+        """The traceback of that rank, as text."""
+        return self._first.traceback if self.failures else ""
+
+    @property
+    def _first(self) -> ActorFailure:
+        return min(self.failures.values(), key=lambda failure: (failure.kind != "error", failure.rank))
+
+    def __str__(self) -> str:
+        return escapes.strip("\n ".join([self.message, *map(self._describe, self.groups())]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.endpoint, list(self.failures.values()), self.values)
+
+    def to_facts(self) -> dict[str, Any]:
+        """As for every error, as its text alone: values and exceptions stay behind."""
+        return {"error": type(self).__name__, "message": str(self), "endpoint": self.endpoint}
+
+    def groups(self) -> list[tuple[list[int], ActorFailure]]:
+        """Return the failures that are equal but for rank and host, each once, with its ranks."""
+        groups: dict[tuple[str, str, str], tuple[list[int], ActorFailure]] = {}
+        for rank, failure in sorted(self.failures.items()):
+            said = failure.traceback or str(failure.exception)
+            groups.setdefault((failure.kind, type(failure.exception).__name__, said), ([], failure))[0].append(rank)
+        return sorted(groups.values(), key=lambda group: group[1].kind != "error")
+
+    def _describe(self, group: tuple[list[int], ActorFailure]) -> str:
+        ranks, failure = group
+        hosts = ", ".join(dict.fromkeys(host for rank in ranks if (host := self.failures[rank].host)))
+        head = f"\x1b[1m{name_ranks(ranks)}\x1b[0m{hosts and f' ({hosts})'}: "
+        said = failure.traceback.rstrip("\n") or f"{failure.exception}"
+        return head + said.replace(_TRACEBACK, f"Traceback of where the remote call failed{_TRACEBACK[9:]}")
+
+    def _render_traceback_(self, *_: Any) -> list[str]:
+        head = f"\x1b[31m{type(self).__name__}\x1b[39m: {self.message}"
+        lines = "\n".join([head, *map(self._describe, self.groups())])
+        if self.values and self.failures:
+            lines += f"\nranks {format_ranks(self.values)} answered: `.values` of the error has what they returned"
+        return lines.splitlines()
+
+
+_TRACEBACK = "Traceback (most recent call last):"
+
+
+class SupervisionError(ActorError, RuntimeError):
+    """Actors do not answer any more: they were stopped, have failed, or their process died."""

@@ -1,6 +1,7 @@
 """What everything else stands on: standard library, and no file but pickling knows of a package of anyone's.
 
 interrupting  Ctrl-C where it may come, and for another thread
+flag          an event for threads that Ctrl-C interrupts
 frames        messages on sockets, and pickles whose large buffers lie outside
 pickling      pickling by value
 code_names    what cells, runs and pulls are called

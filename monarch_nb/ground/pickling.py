@@ -7,6 +7,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
@@ -15,15 +16,31 @@ _INLINE_BYTES = 1 << 16
 """Storages up to here are pickled as torch does: they can be resized afterwards, those that are views can not."""
 
 
-def dumps(value: Any, *, protocol: int, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> bytes:
-    """As `cloudpickle.dumps`; what a tensor's `__reduce_ex__` says holds, only its storage is written elsewhere."""
+def dumps(
+    value: Any,
+    *,
+    protocol: int,
+    buffer_callback: Callable[[pickle.PickleBuffer], Any],
+    on_function: Callable[[FunctionType], object] | None = None,
+) -> bytes:
+    """As `cloudpickle.dumps`; what a tensor's `__reduce_ex__` says holds, only its storage is written elsewhere.
+
+    Args:
+        on_function: called with each function that is met, whether it is pickled by value or not.
+    """
     with io.BytesIO() as file:
-        _Pickler(file, protocol=protocol, buffer_callback=buffer_callback).dump(value)
+        pickler = _Pickler(file, protocol=protocol, buffer_callback=buffer_callback)
+        pickler.on_function = on_function
+        pickler.dump(value)
         return file.getvalue()
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    on_function: Callable[[FunctionType], object] | None = None
+
     def reducer_override(self, value: Any) -> Any:
+        if self.on_function is not None and type(value) is FunctionType:
+            self.on_function(value)
         torch: Any = sys.modules.get("torch.storage")
         if torch is not None and type(value) in (torch.TypedStorage, torch.UntypedStorage):
             return _reduce_storage(value)

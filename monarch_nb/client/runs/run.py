@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from monarch_nb.client.connections import events
-from monarch_nb.client.connections.bridge import Flag, call, post
+from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import ALLOCATOR_DOWN, GAP_S, Connection, close_all
 from monarch_nb.client.connections.decoding import OutputDecoder, result_event
 from monarch_nb.client.logs.records import LogRecord
@@ -22,6 +22,7 @@ from monarch_nb.client.runs.nodes import RunNodes
 from monarch_nb.client.runs.values import RunValues
 from monarch_nb.client.runs.waits_watch import WaitsWatch
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, ReservationExpired, RunFailed
+from monarch_nb.ground.flag import Flag
 from monarch_nb.ground.interrupting import at_waits, kernel_ends
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import allocator_pb2 as pb

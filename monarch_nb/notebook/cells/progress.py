@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from monarch_nb.client.connections.bridge import Flag
+from monarch_nb.ground.flag import Flag
 from monarch_nb.notebook.output.tables import calm_line, show, show_updatable
 from monarch_nb.times import duration
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from monarch_nb.client.connections import bridge
-from monarch_nb.client.connections.bridge import Flag
 from monarch_nb.ground import interrupting
+from monarch_nb.ground.flag import Flag
 from monarch_nb.ground.interrupting import anywhere, at_waits, kernel_ends
 from unit.pressing import Press
 

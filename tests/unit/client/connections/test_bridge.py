@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from monarch_nb.client.connections import bridge
-from monarch_nb.client.connections.bridge import Flag, background_loop, call
+from monarch_nb.client.connections.bridge import background_loop, call
 from monarch_nb.errors import UsageError
+from monarch_nb.ground.flag import Flag
 
 
 async def value_of(thing: object) -> object:
