@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.connections import bridge
+from monarch_nb.ground import flag as flags
 from monarch_nb.ground import interrupting
 from monarch_nb.ground.flag import Flag
 from monarch_nb.ground.interrupting import anywhere, at_waits, kernel_ends
@@ -162,7 +162,7 @@ def test_a_press_at_any_moment_before_a_wait_ends_it(monkeypatch: pytest.MonkeyP
     step, came = 0, True
     while came:
         step += 1
-        pressed, slept = Press(step, ("ground/interrupting.py", "bridge.py", "contextlib.py", "threading.py")), []
+        pressed, slept = Press(step, ("ground/interrupting.py", "ground/flag.py", "contextlib.py", "threading.py")), []
 
         class Sleeper:
             def acquire(self, timeout: float | None = None) -> bool:
@@ -173,7 +173,7 @@ def test_a_press_at_any_moment_before_a_wait_ends_it(monkeypatch: pytest.MonkeyP
             def release(self) -> None:
                 pass
 
-        monkeypatch.setattr(bridge, "allocate_lock", Sleeper)
+        monkeypatch.setattr(flags, "allocate_lock", Sleeper)
 
         def work() -> None:
             with at_waits():
@@ -197,6 +197,6 @@ def test_a_press_just_before_it_sleeps_is_seen_soon(monkeypatch: pytest.MonkeyPa
             assert 0 <= timeout < 1
             return False
 
-    monkeypatch.setattr(bridge, "allocate_lock", Sleeper)
+    monkeypatch.setattr(flags, "allocate_lock", Sleeper)
     with at_waits(), pytest.raises(KeyboardInterrupt):
         Flag().wait()
