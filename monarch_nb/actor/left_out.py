@@ -1,0 +1,60 @@
+"""Names of Monarch's actor API that are not here, in 0.7 or in earlier releases, and what to use instead."""
+
+_WORKER_LOOPS = (
+    "the processes of a node are looked after by its allocator, which monarch_nb.reserve() starts on this machine "
+    "(monarch-nb allocator in the foreground); reserve hosts with monarch_nb.reserve(name, nodes=2, gpus=8)"
+)
+_TRANSPORTS = "messages go through the allocators of the nodes, so there is no transport to choose: leave the line out"
+_SHAPES = "the shape of a mesh is mesh.extent, and mesh.slice(), split() and flatten() make others"
+_TELEMETRY = (
+    "nothing here collects spans; torch.profiler.record_function(name), with `with` or as a decorator, is seen by the "
+    "profiler, and %mesh actors says what runs and for how long"
+)
+_TORCH_ELASTIC = "ranks have RANK, WORLD_SIZE, MASTER_ADDR and the others from the start: leave the line out"
+
+LEFT_OUT = {
+    # Of 0.7.
+    "ChannelTransport": _TRANSPORTS,
+    "attach_to_workers": (
+        "hosts are reserved: monarch_nb.reserve(name, nodes=2, gpus=8); other processes find them with "
+        "monarch_nb.attach(name)"
+    ),
+    "config": "what endpoints print lands in the cell that called them, with its ranks: there is no prefix to switch",
+    "default_bootstrap_cmd": (
+        "processes are forked from the node's template: give them environment variables with "
+        "monarch_nb.reserve(name, env={...}), and run code in each before its actors with spawn_procs(bootstrap=...)"
+    ),
+    "enable_transport": _TRANSPORTS,
+    "get_meter": "nothing here collects metrics; Monarch's is OpenTelemetry's: opentelemetry.metrics.get_meter(name)",
+    "returns_future": "make the function async and await it, or return the Future of the call that it makes",
+    "run_worker_loop_forever": _WORKER_LOOPS,
+    "run_worker_loop_until_shutdown": _WORKER_LOOPS,
+    "span": _TELEMETRY,
+    "start_worker_loop_forever": _WORKER_LOOPS,
+    "traced": _TELEMETRY,
+    # Of releases before 0.7.
+    "MonarchContext": "context() returns a Context, as in Monarch's later releases",
+    "NDSlice": _SHAPES,
+    "Shape": _SHAPES,
+    "hosts_from_config": "hosts are reserved: monarch_nb.reserve(name, nodes=2, gpus=8)",
+    "sim_proc_mesh": (
+        "hosts are simulated by a local pool: monarch_nb.reserve(name, nodes=4, procs=2) makes four of this machine"
+    ),
+    # Of modules beside monarch.actor.
+    "SPMDActor": "a script runs on all ranks with mesh.run_script(path, *arguments), in torchrun's environment",
+    "setup_env_for_distributed": _TORCH_ELASTIC,
+    "setup_torch_elastic_env": _TORCH_ELASTIC,
+    "setup_torch_elastic_env_async": _TORCH_ELASTIC,
+}
+"""What to use instead of each."""
+
+
+def explain(name: str) -> str | None:
+    """Return why `monarch_nb.actor` has no `name`, and what to use instead; None if Monarch has no such name either.
+
+    Example:
+        >>> explain("enable_transport")
+        'monarch_nb.actor leaves enable_transport out: messages go through …: leave the line out'
+    """
+    instead = LEFT_OUT.get(name)
+    return None if instead is None else f"monarch_nb.actor leaves {name} out: {instead}"
