@@ -20,6 +20,7 @@ from monarch_nb.allocator.logs.limit import default_limit_bytes
 from monarch_nb.allocator.readings import facts
 from monarch_nb.allocator.readings.gpus import discover_gpus
 from monarch_nb.allocator.supervision import processes
+from monarch_nb.allocator.supervision.warming import Warming
 from monarch_nb.errors import MonarchNbError, PoolError
 from monarch_nb.sizes import bytes_of
 
@@ -49,6 +50,9 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
     from monarch_nb.allocator.node import Node
+    from monarch_nb.allocator.serving.describe import Description
+    from monarch_nb.allocator.serving.read_lines import LogLines
+    from monarch_nb.allocator.serving.read_logs import LogReader
     from monarch_nb.allocator.serving.service import AllocatorService
     from monarch_nb.allocator.supervision.supervisor import ProcessWatch
     from monarch_nb.proto import allocator_pb2_grpc
@@ -67,7 +71,20 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
     )
     await node.start()
     server = make_server()
-    allocator_pb2_grpc.add_AllocatorServicer_to_server(AllocatorService(node), server)
+    description = Description(
+        node.identity,
+        node.state,
+        node.supervisor,
+        node.warming,
+        node.readings,
+        node.whereabouts,
+        node.leases.expiry,
+        node.scripts,
+    )
+    log_lines = LogLines(node.paths, node.state, node.watch)
+    log_reader = LogReader(node.paths, node.state, node.watch, node.sessions)
+    service = AllocatorService(node, description, log_lines, log_reader)
+    allocator_pb2_grpc.add_AllocatorServicer_to_server(service, server)
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     paths.allocator_socket.unlink(missing_ok=True)
@@ -86,7 +103,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
             "boot_id": identity.boot_id,
             "address": address,
             "procs": node.state.procs,
-            "gpus": len(node.gpus),
+            "gpus": len(node.identity.gpus),
         },
     )
     report(options.ready_fd, {"serving": address})
@@ -96,7 +113,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
         loop.add_signal_handler(number, _on_signal, stopped_by_signal, number)
     loop.add_signal_handler(signal.SIGCHLD, processes.reap_orphans, ProcessWatch.watched)
     freshener = asyncio.create_task(keep_fresh(paths))
-    watcher = asyncio.create_task(_report_template(node, options.ready_fd))
+    watcher = asyncio.create_task(_report_template(node.warming, options.ready_fd))
     waits = [asyncio.create_task(event.wait()) for event in (stopped_by_signal, node.shutdown)]
     await asyncio.wait([*waits, freshener], return_when=asyncio.FIRST_COMPLETED)
     unreachable = freshener.done()
@@ -104,6 +121,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
         task.cancel()
     await server.stop(grace=0.2)
     await node.close(end_processes=unreachable or node.shutdown.is_set())
+    await log_lines.close()
 
 
 def _log_limit_bytes(options: argparse.Namespace, paths: config.NodePaths) -> int:
@@ -118,9 +136,9 @@ def _on_signal(stopped: asyncio.Event, number: int) -> None:
     stopped.set()
 
 
-async def _report_template(node: object, ready_fd: int | None) -> None:
-    await node.template_ready.wait()  # type: ignore[attr-defined]
-    report(ready_fd, {"template_error": node.template_error})  # type: ignore[attr-defined]
+async def _report_template(warming: Warming, ready_fd: int | None) -> None:
+    await warming.ready.wait()
+    report(ready_fd, {"template_error": warming.error})
     if ready_fd is not None:
         os.close(ready_fd)
 

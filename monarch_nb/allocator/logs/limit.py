@@ -19,14 +19,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from monarch_nb import config
 from monarch_nb.allocator.logs.output import Dropped, RankFiles, stored_outputs
+from monarch_nb.allocator.state.runs import Mesh
+from monarch_nb.config import NodePaths
 from monarch_nb.sizes import bytes_of, size
-
-if TYPE_CHECKING:
-    from monarch_nb.allocator.node import Node
 
 _log = logging.getLogger(__name__)
 
@@ -116,11 +114,12 @@ class LogLimit:
     """Holds a node to its limit.
 
     Args:
+        meshes: the node's, by id, as they come and go.
         limit_bytes: 0 for none.
     """
 
-    def __init__(self, node: Node, limit_bytes: int) -> None:
-        self._node, self.limit_bytes = node, limit_bytes
+    def __init__(self, paths: NodePaths, meshes: Mapping[str, Mesh], limit_bytes: int) -> None:
+        self._paths, self._meshes, self.limit_bytes = paths, meshes, limit_bytes
         self._measured: dict[tuple[Path, int], StoredOutput] = {}
         self._measured_s = 0.0
         self._closing = threading.Event()
@@ -143,8 +142,7 @@ class LogLimit:
             room_s = (self.limit_bytes - used_bytes) / FASTEST_BYTES_PER_S
             await asyncio.sleep(min(LONGEST_S, max(SHORTEST_S, room_s)))
             unfinished = {
-                self._node.paths.runs(mesh_id): {run.output for run in mesh.queue}
-                for mesh_id, mesh in self._node.state.meshes.items()
+                self._paths.runs(mesh_id): {run.output for run in mesh.queue} for mesh_id, mesh in self._meshes.items()
             }
             try:
                 used_bytes = await asyncio.to_thread(self.sweep, unfinished)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 from monarch_nb.allocator.logs.search_worker import LENGTH
-from monarch_nb.allocator.supervision.supervisor import python_environment
+from monarch_nb.allocator.supervision.pythons import python_environment
 from monarch_nb.errors import MonarchNbError, UsageError
 
 SEARCH_S = 30.0

@@ -1,11 +1,10 @@
-"""The environment of a rank: torchrun's variables, the leased GPUs, threads, what makes defaults of training libraries
-mean the mesh; and which pythons are the same."""
+"""The environment of a rank: torchrun's variables, the leased GPUs, threads, and what makes defaults of training
+libraries mean the mesh."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from monarch_nb.config import RANK_TOKEN_VARIABLE, SHARED_VARIABLE
 from monarch_nb.proto import allocator_pb2 as pb
@@ -122,13 +121,3 @@ def _library_defaults(ranks: int, nodes: int, *, has_gpus: bool) -> dict[str, st
     if not has_gpus:
         defaults["ACCELERATE_USE_CPU"] = "true"  # else accelerate and transformers look for GPUs only
     return defaults
-
-
-def python_identity(python: str) -> tuple[str, ...]:
-    """Return what is equal for two paths of the same python.
-
-    A kernel is often started as `python`, a command as `python3.11`: in one directory (an environment knows its
-    packages by it) the links to one executable are the same python.
-    """
-    path = Path(python)
-    return (str(path.parent.resolve()), str(path.resolve())) if path.exists() else (python,)

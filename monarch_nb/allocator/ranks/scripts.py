@@ -14,20 +14,23 @@ import signal
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from monarch_nb.allocator.logs.output import RankFiles
+from monarch_nb.allocator.ranks.forking import Forking
 from monarch_nb.allocator.ranks.specs import plan_script
+from monarch_nb.allocator.readings.load import Readings
+from monarch_nb.allocator.recovery.records import Records
+from monarch_nb.allocator.runs.runs import Runs
+from monarch_nb.allocator.sessions.audience import Audience
 from monarch_nb.allocator.state.runs import Mesh, Run
-from monarch_nb.allocator.supervision.supervisor import RankProcess
+from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
+from monarch_nb.config import NodePaths
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.ground.frames import pack_pickle
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.sizes import size
-
-if TYPE_CHECKING:
-    from monarch_nb.allocator.node import Node
 
 INTERRUPT_WAIT_S = 2.0
 UNATTENDED_S = 10.0
@@ -49,8 +52,19 @@ class _Start:
 class Scripts:
     """Starts, watches and ends the scripts of a node."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        paths: NodePaths,
+        state: NodeState,
+        records: Records,
+        supervisor: Supervisor,
+        audience: Audience,
+        readings: Readings,
+        runs: Runs,
+        forking: Forking,
+    ) -> None:
+        self._paths, self._state, self._records, self._supervisor = paths, state, records, supervisor
+        self._audience, self._readings, self._runs, self._forking = audience, readings, runs, forking
         self._starting: dict[asyncio.Task[None], _Start] = {}
         self._interrupting: set[asyncio.Task[None]] = set()
 
@@ -58,17 +72,17 @@ class Scripts:
 
     def start(self, mesh_id: str, run_id: str, ranks: Iterable[int]) -> None:
         """Fork a run's processes on these ranks' slots, and send them the run."""
-        mesh = self._node.state.meshes[mesh_id]
+        mesh = self._state.meshes[mesh_id]
         start = _Start(mesh.runs[run_id], list(ranks))
         task = asyncio.get_running_loop().create_task(self._start(mesh, start))
         self._starting[task] = start
         task.add_done_callback(self._starting.pop)
 
     async def _start(self, mesh: Mesh, start: _Start) -> None:
-        node, run, ranks = self._node, start.run, start.ranks
+        run, ranks = start.run, start.ranks
         try:
-            forked = await node.fork(
-                mesh, lambda copy: [plan_script(node.paths, mesh, run, rank, copy) for rank in ranks]
+            forked = await self._forking.fork(
+                mesh, lambda copy: [plan_script(self._paths, mesh, run, rank, copy) for rank in ranks]
             )
         except (MonarchNbError, OSError) as error:
             failure = run_pb2.Failure(name=type(error).__name__, message=str(error))
@@ -76,11 +90,11 @@ class Scripts:
                 self._give_back(run, rank, outcome=run_pb2.OUTCOME_ERROR, failure=failure)
             return
         if start.given_up:
-            await node.supervisor.end(forked, patience_s=0.0)
-            node.forget_ranks(forked)
+            await self._supervisor.end(forked, patience_s=0.0)
+            self._records.delete_ranks(forked)
             return
         if held := await self._held_on_gpus(mesh, run):
-            node.audience.say(run, ranks[0], held)
+            self._audience.say(run, ranks[0], held)
         encoded = wire.ToRank(run=run.submit.run).SerializeToString()
         for process in forked:
             process.link.start(encoded)
@@ -91,8 +105,8 @@ class Scripts:
         indices = {index for slot in slots for index in slot.gpu_indices}
         if not indices or any(slot.scripts != {run.run_id} for slot in slots):
             return ""
-        pids = [process.record.process.pid for process in self._node.supervisor.ranks.values()]
-        gpus = (await self._node.readings.read(pids)).node.gpus
+        pids = [process.record.process.pid for process in self._supervisor.ranks.values()]
+        gpus = (await self._readings.read(pids)).node.gpus
         used = {gpu.index: gpu.memory_used_bytes for gpu in gpus if gpu.index in indices}
         much = [f"{size(held)} of GPU {index}" for index, held in sorted(used.items()) if held >= WORTH_A_WORD_BYTES]
         return f"live ranks hold {', '.join(much)}: %mesh restart frees it" if much else ""
@@ -103,19 +117,19 @@ class Scripts:
         """A run has not begun on a rank, and will not."""
         mesh_id = run.submit.mesh_id
         result = run_pb2.RankResult(run_id=run.run_id, rank=rank, outcome=outcome, failure=failure)
-        self._node.apply(self._node.state.script_result(mesh_id, result))
-        self._node.apply(self._node.state.script_ended(mesh_id, rank, run.run_id))
+        self._runs.apply(self._state.script_result(mesh_id, result))
+        self._runs.apply(self._state.script_ended(mesh_id, rank, run.run_id))
 
     # ---- the end ----
 
     def on_result(self, process: RankProcess, result: run_pb2.RankResult) -> None:
         """A script has ended: so does its process, with all that it started, once the result is written down."""
         self._finish(process.home_id, result)
-        self._node.flush()
+        self._records.flush()
         process.watch.kill()
 
     def _finish(self, mesh_id: str, result: run_pb2.RankResult) -> None:
-        self._node.apply(self._node.state.script_result(mesh_id, result))
+        self._runs.apply(self._state.script_result(mesh_id, result))
         if result.outcome in (run_pb2.OUTCOME_ERROR, run_pb2.OUTCOME_DIED):
             asyncio.get_running_loop().call_later(UNATTENDED_S, self._end_rest, result.run_id)
 
@@ -128,18 +142,18 @@ class Scripts:
 
     def on_death(self, process: RankProcess, status: int | None) -> None:
         """The process has ended: on our word, or in the middle of the script."""
-        node, mesh_id, rank = self._node, process.home_id, process.rank
-        mesh = node.state.meshes.get(mesh_id)
+        mesh_id, rank = process.home_id, process.rank
+        mesh = self._state.meshes.get(mesh_id)
         run = mesh.runs.get(process.mesh_id) if mesh else None
         if run is not None and rank not in run.results:
             self._finish(mesh_id, self._outcome(process, run, status))
-        node.supervisor.stacks(process).unlink(missing_ok=True)
-        node.forget_ranks([process])
-        node.apply(node.state.script_ended(mesh_id, rank, process.mesh_id))
+        self._supervisor.stacks(process).unlink(missing_ok=True)
+        self._records.delete_ranks([process])
+        self._runs.apply(self._state.script_ended(mesh_id, rank, process.mesh_id))
 
     def _outcome(self, process: RankProcess, run: Run, status: int | None) -> run_pb2.RankResult:
         """Return what became of a script that ended its process, or was ended, without a word."""
-        files = RankFiles(self._node.paths.runs(process.home_id), run.output, process.rank)
+        files = RankFiles(self._paths.runs(process.home_id), run.output, process.rank)
         result = run_pb2.RankResult(run_id=run.run_id, rank=process.rank, end=files.end())
         result.duration_s = time.time() - (run.started_at or run.submitted_at)
         if status == 0:
@@ -150,7 +164,7 @@ class Scripts:
             result.failure.name, result.failure.message = KeyboardInterrupt.__name__, "interrupted"
             return result
         result.outcome = run_pb2.OUTCOME_DIED
-        result.death.CopyFrom(self._node.explain_death(process, status, files))
+        result.death.CopyFrom(self._supervisor.explain_death(process, status, files.tail_lines("err")))
         if result.death.HasField("exit_code"):
             result.death.likely_cause = ""  # as any program that ends with a code of its own
         return result
@@ -180,18 +194,18 @@ class Scripts:
     def kill(self, run_id: str, ranks: Iterable[int]) -> list[RankProcess]:
         """SIGKILL a run's processes on some ranks, with all that they started."""
         doomed = [process for process in self.of_run(run_id) if process.rank in ranks]
-        self._node.supervisor.kill(doomed)
+        self._supervisor.kill(doomed)
         return doomed
 
     # ---- who does what ----
 
     def of_run(self, run_id: str) -> list[RankProcess]:
         """Return a run's living processes."""
-        return [process for process in self._node.supervisor.ranks.values() if process.mesh_id == run_id]
+        return [process for process in self._supervisor.ranks.values() if process.mesh_id == run_id]
 
     def at_work(self, mesh: Mesh, rank: int) -> RankProcess | None:
         """Return the process that executes the newest script on a rank's slot, if one does."""
-        known = self._node.supervisor.ranks
+        known = self._supervisor.ranks
         running = [run for run_id in mesh.ranks[rank].scripts if (run := mesh.runs.get(run_id))]
         there = {run.number: known.get((run.run_id, rank)) for run in running if rank not in run.results}
         return there[max(there)] if there else None
@@ -201,11 +215,11 @@ class Scripts:
     def resume(self, records: Iterable[state_pb2.RankRecord]) -> None:
         """Know the processes that the allocator before this one had, before they are adopted."""
         known = ((record.script_of, record.rank, record.mesh_id) for record in records if record.script_of)
-        self._node.apply(self._node.state.scripts_known(known))
+        self._runs.apply(self._state.scripts_known(known))
 
     def on_hello(self, process: RankProcess, hello: wire.RankHello) -> None:
         """A process says what it has done: the run may not have been sent to it."""
-        mesh = self._node.state.meshes.get(process.home_id)
+        mesh = self._state.meshes.get(process.home_id)
         run = mesh.runs.get(process.mesh_id) if mesh else None
         for result in hello.results:
             self.on_result(process, result)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from monarch_nb.allocator.readings.facts import proportional_memory_bytes
 from monarch_nb.allocator.readings.gpus import GpuReader
+from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.proto import allocator_pb2 as pb
 
 INTERVAL_S = 0.9
@@ -62,15 +63,16 @@ class Readings:
     """
 
     def __init__(self, gpus: list[pb.Gpu]) -> None:
-        self._gpus = GpuReader(gpus)
+        self._has_gpus, self._gpus = bool(gpus), GpuReader(gpus)
         self._processes = ProcessReader()
         self._newest = NodeReading()
         self._newest_s = -INTERVAL_S
         self._reading: asyncio.Task[None] | None = None
 
-    async def gpu_troubles(self) -> dict[int, str]:
-        """Return why GPUs can not be used, by index."""
-        return await self._gpus.troubles(INTERVAL_S)
+    async def look_at_gpus(self, state: NodeState) -> None:
+        """See which GPUs can be used: those that can not are not leased until they can again."""
+        if self._has_gpus:
+            state.gpu_troubles = await self._gpus.troubles(INTERVAL_S)
 
     async def read(self, pids: Collection[int]) -> NodeReading:
         """Return what the node and its ranks do.

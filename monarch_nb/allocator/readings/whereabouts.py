@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.allocator.supervision.supervisor import RankProcess
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
-
-if TYPE_CHECKING:
-    from monarch_nb.allocator.node import Node
-    from monarch_nb.allocator.supervision.supervisor import RankProcess
 
 LASTS_S = 1.5
 """Shorter runs are not asked about."""
@@ -31,10 +29,14 @@ class _Asked:
 
 
 class Whereabouts:
-    """Asks the control threads of a node's ranks, each once a second at most."""
+    """Asks the control threads of a node's ranks, each once a second at most.
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    Args:
+        ranks: the living processes, as they come and go.
+    """
+
+    def __init__(self, state: NodeState, ranks: Mapping[tuple[str, int], RankProcess]) -> None:
+        self._state, self._ranks = state, ranks
         self._asked: dict[int, _Asked] = {}
         """By pid."""
 
@@ -54,8 +56,8 @@ class Whereabouts:
     def _running(self) -> dict[int, RankProcess]:
         started_before = time.time() - LASTS_S
         running = {}
-        for process in self._node.supervisor.ranks.values():
-            mesh = self._node.state.meshes.get(process.home_id)
+        for process in self._ranks.values():
+            mesh = self._state.meshes.get(process.home_id)
             slot = mesh.ranks.get(process.rank) if mesh else None
             run_id = process.mesh_id if process.record.script_of else slot.running if slot else ""
             run = mesh.runs.get(run_id) if mesh else None

@@ -5,23 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import TYPE_CHECKING
 
+from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.state.runs import Mesh
 from monarch_nb.allocator.supervision.supervisor import RankProcess
 from monarch_nb.errors import UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import worker_pb2 as wire
 
-if TYPE_CHECKING:
-    from monarch_nb.allocator.node import Node
-
 STACK_WAIT_S = 1.0
 
 
 def interrupt(node: Node, run_id: str) -> None:
     """Drop a run where it has not begun, and interrupt it where it runs."""
-    node.apply(node.state.cancel(run_id))
+    node.runs.apply(node.state.cancel(run_id))
     for process in node.supervisor.ranks.values():
         mesh = node.state.meshes.get(process.mesh_id)
         if mesh is not None and mesh.ranks[process.rank].running == run_id:
@@ -32,7 +29,7 @@ def interrupt(node: Node, run_id: str) -> None:
 def drop(node: Node, request: pb.DropRequest) -> pb.DropReply:
     """Drop runs where they have not begun."""
     begun, effects = node.state.drop(request.mesh_id, request.run_ids)
-    node.apply(effects)
+    node.runs.apply(effects)
     return pb.DropReply(begun=begun)
 
 

@@ -8,18 +8,16 @@ import logging
 import sys
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from monarch_nb.allocator.logs.index import Line, RankIndex, digests
 from monarch_nb.allocator.logs.output import RankFiles, stored_outputs
 from monarch_nb.allocator.logs.search import Lines, Searcher
-from monarch_nb.allocator.serving.describe import failed_results
+from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.sessions.sessions import FLOOD_INTERVAL_S, UNWATCHED_INTERVAL_S
+from monarch_nb.allocator.state.runs import Run, failed_results
+from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.config import NodePaths
 from monarch_nb.proto import allocator_pb2 as pb
-
-if TYPE_CHECKING:
-    from monarch_nb.allocator.node import Node
-    from monarch_nb.allocator.state.runs import Run
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +34,8 @@ _DIGESTS_STEP_BYTES = 256 << 10
 class LogLines:
     """The indices of a node's logs. They are made when somebody looks, and forgotten when nobody does any more."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, paths: NodePaths, state: NodeState, watch: DirectoryWatch) -> None:
+        self._paths, self._state, self._watch = paths, state, watch
         self._loop = asyncio.get_running_loop()
         self._indices: dict[str, dict[tuple[int, int], RankIndex]] = {}
         """By mesh; by output and rank."""
@@ -54,17 +52,17 @@ class LogLines:
         Raises:
             MeshNotFound: there is no such mesh (any more).
         """
-        told = _Told(request, self._node)
+        told = _Told(request, self._state)
         changed = asyncio.Event()
-        runs = self._node.paths.runs(request.mesh_id)
+        runs = self._paths.runs(request.mesh_id)
         outputs: list[int] | None = None
         try:
             while True:
-                self._node.state.mesh(request.mesh_id)
+                self._state.mesh(request.mesh_id)
                 changed.clear()
                 newest = stored_outputs(runs)[-_FOLLOWED_OUTPUTS:]
                 for directory in (runs, *(runs / str(output) for output in newest)) if request.follow else ():
-                    self._node.watch.arm(directory, changed.set)
+                    self._watch.arm(directory, changed.set)
                 async with contextlib.aclosing(self._changes(request, outputs, newest, told)) as changes:
                     async for change in changes:
                         yield change
@@ -76,7 +74,7 @@ class LogLines:
                         await changed.wait()
                 await asyncio.sleep(FLOOD_INTERVAL_S)
         finally:
-            self._node.watch.disarm(changed.set)
+            self._watch.disarm(changed.set)
 
     async def _changes(
         self, request: pb.WatchLogRequest, outputs: list[int] | None, newest: list[int], told: _Told
@@ -99,8 +97,8 @@ class LogLines:
         self, request: pb.WatchLogRequest, outputs: Iterable[int] | None = None
     ) -> AsyncIterator[RankIndex]:
         """Count what was written and is asked for; yield the indices, run after run."""
-        mesh = self._node.state.mesh(request.mesh_id)
-        runs = self._node.paths.runs(request.mesh_id)
+        mesh = self._state.mesh(request.mesh_id)
+        runs = self._paths.runs(request.mesh_id)
         ranks = [rank for rank in sorted(mesh.ranks) if not request.ranks or rank in request.ranks]
         # Of the runs that share an output only a rank's newest can have written to it there.
         known = {(run.output, rank): run.number for run in mesh.runs.values() for rank in run.ranks}
@@ -136,7 +134,7 @@ class LogLines:
         self._forget_timer = None
         unused_s = self._loop.time() - KEPT_S
         for mesh_id, indices in list(self._indices.items()):
-            is_gone = mesh_id not in self._node.state.meshes
+            is_gone = mesh_id not in self._state.meshes
             for key in [key for key, index in indices.items() if is_gone or index.used_s <= unused_s]:
                 index = indices.pop(key)
                 self._of_runs.pop((mesh_id, index.number, index.files.rank), None)
@@ -147,7 +145,7 @@ class LogLines:
 
     async def _index(self, mesh_id: str, window: pb.LogWindow) -> RankIndex | None:
         """Return the index of what a rank wrote in a run; None when that is nothing."""
-        self._node.state.mesh(mesh_id)
+        self._state.mesh(mesh_id)
         if known := self._of_runs.get((mesh_id, window.number, window.rank)):
             return await self._extended(known)
         request = pb.WatchLogRequest(mesh_id=mesh_id, ranks=[window.rank], number=window.number)
@@ -223,8 +221,8 @@ class LogLines:
 class _Told:
     """What a watcher knows already."""
 
-    def __init__(self, request: pb.WatchLogRequest, node: Node) -> None:
-        self._mesh_id, self._number, self._node = request.mesh_id, request.number, node
+    def __init__(self, request: pb.WatchLogRequest, state: NodeState) -> None:
+        self._mesh_id, self._number, self._state = request.mesh_id, request.number, state
         self._parts: dict[tuple[int, int], pb.LogPart] = {}
         self._runs: dict[int, pb.LogRun] = {}
         self._ended: set[int] = set()
@@ -242,7 +240,7 @@ class _Told:
         return {run.number for run in self._remembered() if run.finished}
 
     def _remembered(self) -> Iterable[Run]:
-        return self._node.state.mesh(self._mesh_id).runs.values()
+        return self._state.mesh(self._mesh_id).runs.values()
 
     def add_runs(self, change: pb.LogChange, finished: set[int]) -> None:
         """Tell of the runs that have lines, if there is news of them; of those in `finished` that there is no more.

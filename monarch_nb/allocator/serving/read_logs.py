@@ -6,50 +6,18 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import TYPE_CHECKING
 
 from monarch_nb.allocator.logs.output import RankFiles, stored_outputs
+from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.sessions.sessions import OUTPUT_INTERVAL_S, UNWATCHED_INTERVAL_S, Session
+from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.config import NodePaths
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
-
-if TYPE_CHECKING:
-    from monarch_nb.allocator.node import Node
 
 _PIECE_BYTES = 256 << 10
 _FOLLOWED_OUTPUTS = 16
 """The newest: what older runs may still write is not worth a watch each."""
-
-
-async def read_logs(node: Node, request: pb.ReadLogsRequest) -> AsyncGenerator[pb.LogRecords, None]:
-    """Yield what ranks wrote: by run, then by rank, whole lines, stdout and stderr interleaved as they were written.
-
-    With `last_lines` only the newest lines of each rank. With `follow`, then what they go on to write, as it comes.
-    """
-    shown: dict[RankFiles, run_pb2.Cursor] = {}
-    if request.last_lines:
-        if records := _newest_records(_written(node, request), request.last_lines, shown):
-            yield pb.LogRecords(records=records)
-    else:
-        for number, files in _written(node, request):
-            async for batch in _records_since(files, number, shown):
-                yield batch
-    if request.follow:
-        async with contextlib.aclosing(_follow(node, request, shown)) as coming:
-            async for batch in coming:
-                yield batch
-
-
-def _written(node: Node, request: pb.ReadLogsRequest) -> list[tuple[int, RankFiles]]:
-    """Return the files that are asked for, each with the number of its run, in order."""
-    mesh = node.state.mesh(request.mesh_id)
-    ranks = [rank for rank in sorted(mesh.ranks) if not request.ranks or rank in request.ranks]
-    runs = node.paths.runs(request.mesh_id)
-    # Of the runs that share an output only a rank's newest can have written to it there.
-    known = {(run.output, rank): run.number for run in mesh.runs.values() for rank in run.ranks}
-    stored = [RankFiles(runs, output, rank) for output in stored_outputs(runs) for rank in ranks]
-    numbered = sorted(((files.run_number(known), files) for files in stored), key=lambda pair: (pair[0], pair[1].rank))
-    return [(number, files) for number, files in numbered if request.number in (0, number)]
 
 
 class _Wake(Session):
@@ -63,34 +31,75 @@ class _Wake(Session):
         self.changed.set()
 
 
-async def _follow(
-    node: Node, request: pb.ReadLogsRequest, shown: dict[RankFiles, run_pb2.Cursor]
-) -> AsyncGenerator[pb.LogRecords, None]:
-    mesh, runs = node.state.mesh(request.mesh_id), node.paths.runs(request.mesh_id)
-    followed = next((run for run in mesh.runs.values() if run.number == request.number), None)
-    wake = _Wake()
-    wake.run_ids |= {followed.run_id} if followed else set()
-    node.sessions.add(wake)
-    try:
-        while True:
-            is_last = request.number != 0 and (followed is None or followed.finished)
-            wake.changed.clear()
-            newest = stored_outputs(runs)[-_FOLLOWED_OUTPUTS:]
-            for directory in (runs, *(runs / str(output) for output in newest)):
-                node.watch.arm(directory, wake.changed.set)
-            for number, files in _written(node, request):
-                if files.output in newest:
-                    async for batch in _records_since(files, number, shown):
-                        yield batch
-            if is_last:
-                return
-            with contextlib.suppress(TimeoutError):  # no change of a file tells that the mesh was released
-                async with asyncio.timeout(UNWATCHED_INTERVAL_S):
-                    await wake.changed.wait()
-            await asyncio.sleep(OUTPUT_INTERVAL_S)  # what comes at a time goes in one message
-    finally:
-        node.watch.disarm(wake.changed.set)
-        node.sessions.discard(wake)
+class LogReader:
+    """Reads the logs of a node.
+
+    Args:
+        sessions: the clients: who follows a log is one of them.
+    """
+
+    def __init__(self, paths: NodePaths, state: NodeState, watch: DirectoryWatch, sessions: set[Session]) -> None:
+        self._paths, self._state, self._watch, self._sessions = paths, state, watch, sessions
+
+    async def read(self, request: pb.ReadLogsRequest) -> AsyncGenerator[pb.LogRecords, None]:
+        """Yield what ranks wrote: by run, then by rank, whole lines, stdout and stderr interleaved as they were
+        written.
+
+        With `last_lines` only the newest lines of each rank. With `follow`, then what they go on to write, as it comes.
+        """
+        shown: dict[RankFiles, run_pb2.Cursor] = {}
+        if request.last_lines:
+            if records := _newest_records(self._written(request), request.last_lines, shown):
+                yield pb.LogRecords(records=records)
+        else:
+            for number, files in self._written(request):
+                async for batch in _records_since(files, number, shown):
+                    yield batch
+        if request.follow:
+            async with contextlib.aclosing(self._follow(request, shown)) as coming:
+                async for batch in coming:
+                    yield batch
+
+    def _written(self, request: pb.ReadLogsRequest) -> list[tuple[int, RankFiles]]:
+        """Return the files that are asked for, each with the number of its run, in order."""
+        mesh = self._state.mesh(request.mesh_id)
+        ranks = [rank for rank in sorted(mesh.ranks) if not request.ranks or rank in request.ranks]
+        runs = self._paths.runs(request.mesh_id)
+        # Of the runs that share an output only a rank's newest can have written to it there.
+        known = {(run.output, rank): run.number for run in mesh.runs.values() for rank in run.ranks}
+        stored = [RankFiles(runs, output, rank) for output in stored_outputs(runs) for rank in ranks]
+        numbered = [(files.run_number(known), files) for files in stored]
+        numbered.sort(key=lambda pair: (pair[0], pair[1].rank))
+        return [(number, files) for number, files in numbered if request.number in (0, number)]
+
+    async def _follow(
+        self, request: pb.ReadLogsRequest, shown: dict[RankFiles, run_pb2.Cursor]
+    ) -> AsyncGenerator[pb.LogRecords, None]:
+        mesh, runs = self._state.mesh(request.mesh_id), self._paths.runs(request.mesh_id)
+        followed = next((run for run in mesh.runs.values() if run.number == request.number), None)
+        wake = _Wake()
+        wake.run_ids |= {followed.run_id} if followed else set()
+        self._sessions.add(wake)
+        try:
+            while True:
+                is_last = request.number != 0 and (followed is None or followed.finished)
+                wake.changed.clear()
+                newest = stored_outputs(runs)[-_FOLLOWED_OUTPUTS:]
+                for directory in (runs, *(runs / str(output) for output in newest)):
+                    self._watch.arm(directory, wake.changed.set)
+                for number, files in self._written(request):
+                    if files.output in newest:
+                        async for batch in _records_since(files, number, shown):
+                            yield batch
+                if is_last:
+                    return
+                with contextlib.suppress(TimeoutError):  # no change of a file tells that the mesh was released
+                    async with asyncio.timeout(UNWATCHED_INTERVAL_S):
+                        await wake.changed.wait()
+                await asyncio.sleep(OUTPUT_INTERVAL_S)  # what comes at a time goes in one message
+        finally:
+            self._watch.disarm(wake.changed.set)
+            self._sessions.discard(wake)
 
 
 def _newest_records(

@@ -14,8 +14,10 @@ from monarch_nb import config
 from monarch_nb.allocator.files import tokens
 from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.serving.control import control_ranks, drop, interrupt
-from monarch_nb.allocator.serving.describe import describe_environment, describe_node, describe_status
-from monarch_nb.allocator.serving.read_logs import read_logs
+from monarch_nb.allocator.serving.describe import Description
+from monarch_nb.allocator.serving.environment import describe_environment
+from monarch_nb.allocator.serving.read_lines import LogLines
+from monarch_nb.allocator.serving.read_logs import LogReader
 from monarch_nb.allocator.sessions.sessions import Session as ClientSession
 from monarch_nb.errors import MonarchNbError, UsageError, VersionMismatch
 from monarch_nb.proto import allocator_pb2 as pb
@@ -36,7 +38,7 @@ def _translated(method: _Method) -> _Method:
         except MonarchNbError as error:
             await refuse(context, error)
         except OSError as error:  # a full disk, no more processes, …
-            await refuse(context, MonarchNbError(f"{self._node.node_id}: {error}"))
+            await refuse(context, MonarchNbError(f"{self._node.identity.node_id}: {error}"))
 
     return translated
 
@@ -44,28 +46,29 @@ def _translated(method: _Method) -> _Method:
 class AllocatorService(service.AllocatorServicer):
     """One node's service. A call that a client abandons still runs to its end: half a spawn would leak ranks."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, node: Node, description: Description, log_lines: LogLines, log_reader: LogReader) -> None:
+        self._node, self._description = node, description
+        self._log_lines, self._log_reader = log_lines, log_reader
 
     @_translated
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         check_protocol(request.protocol, request.client_version)
-        await self._node.look_at_gpus()
-        return describe_node(self._node)
+        await self._node.readings.look_at_gpus(self._node.state)
+        return self._description.node()
 
     @_translated
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
-        await self._node.look_at_gpus()
-        return pb.ReserveReply(gpu_indices=self._node.reserve(request))
+        await self._node.readings.look_at_gpus(self._node.state)
+        return pb.ReserveReply(gpu_indices=self._node.leases.reserve(request))
 
     @_translated
     async def Confirm(self, request: pb.ConfirmRequest, context: Any) -> pb.ConfirmReply:
-        self._node.confirm(request)
+        self._node.leases.confirm(request)
         return pb.ConfirmReply()
 
     @_translated
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:
-        ended = await _whole(self._node.release(request.reservation_id, request.why))
+        ended = await _whole(self._node.leases.release(request.reservation_id, request.why))
         reply = pb.ReleaseReply(ranks_ended=ended)
         if kept := self._node.files.kept.get(request.reservation_id):
             reply.kept.directory, reply.kept.files = str(kept.directory), kept.files
@@ -74,12 +77,12 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.ExtendReply:
-        self._node.expiry.extend(request.reservation_id, request.time_s)
+        self._node.leases.expiry.extend(request.reservation_id, request.time_s)
         return pb.ExtendReply()
 
     @_translated
     async def Idle(self, request: pb.IdleRequest, context: Any) -> pb.IdleReply:
-        return pb.IdleReply(idle_for_s=self._node.expiry.idle_for_s(request.reservation_id))
+        return pb.IdleReply(idle_for_s=self._node.leases.expiry.idle_for_s(request.reservation_id))
 
     @_translated
     async def HostStore(self, request: pb.HostStoreRequest, context: Any) -> pb.HostStoreReply:
@@ -88,16 +91,24 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def Spawn(self, request: pb.SpawnRequest, context: Any) -> pb.SpawnReply:
-        return pb.SpawnReply(ranks=await _whole(self._node.spawn(request)))
+        return pb.SpawnReply(ranks=await _whole(self._spawn(request)))
+
+    async def _spawn(self, request: pb.SpawnRequest) -> list[pb.Rank]:
+        mesh = await self._node.forking.spawn(request)
+        return self._description.ranks(mesh, mesh.ranks)
 
     @_translated
     async def Restart(self, request: pb.RestartRequest, context: Any) -> pb.RestartReply:
-        return pb.RestartReply(ranks=await _whole(self._node.restarts.restart(request.mesh_id, request.ranks)))
+        return pb.RestartReply(ranks=await _whole(self._restart(request)))
+
+    async def _restart(self, request: pb.RestartRequest) -> list[pb.Rank]:
+        mesh = await self._node.restarts.restart(request.mesh_id, request.ranks)
+        return self._description.ranks(mesh, request.ranks)
 
     @_translated
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
-        return await describe_status(
-            self._node, memory=request.memory, readings=request.readings, past_runs=request.past_runs
+        return await self._description.status(
+            memory=request.memory, readings=request.readings, past_runs=request.past_runs
         )
 
     @_translated
@@ -120,7 +131,7 @@ class AllocatorService(service.AllocatorServicer):
             writer.cancel()
             self._node.sessions.discard(session)
             for reservation_id in list(session.attached):
-                self._node.expiry.detach(session, reservation_id)
+                self._node.leases.expiry.detach(session, reservation_id)
             session.close()
 
     async def _write_events(self, session: ClientSession, context: Any) -> None:
@@ -137,32 +148,33 @@ class AllocatorService(service.AllocatorServicer):
             match kind:
                 case "open":
                     check_protocol(message.protocol, message.client_id)
-                    opened = pb.Opened(protocol=config.PROTOCOL, version=config.VERSION, token=self._node.token)
+                    token = self._node.identity.token
+                    opened = pb.Opened(protocol=config.PROTOCOL, version=config.VERSION, token=token)
                     session.send(opened=opened)
                 case "submit":
                     session.run_ids.add(run_id)
-                    self._node.submit(session, message)
+                    self._node.runs.submit(session, message)
                 case "follow":
                     session.run_ids.add(run_id)
-                    self._node.follow(session, message)
+                    self._node.runs.follow(session, message)
                 case "cancel":
                     interrupt(self._node, run_id)
                 case "shown":
-                    self._node.shown(message)
+                    self._node.audience.note_shown(message)
                 case "unfollow":
                     session.unfollow(run_id)
                 case "proceed":
-                    self._node.apply(self._node.state.proceed(message.mesh_id, message.run_id))
+                    self._node.runs.apply(self._node.state.proceed(message.mesh_id, message.run_id))
                 case "attach":
-                    self._node.expiry.attach(session, message.reservation_id)
+                    self._node.leases.expiry.attach(session, message.reservation_id)
                 case "detach":
-                    self._node.expiry.detach(session, message.reservation_id)
+                    self._node.leases.expiry.detach(session, message.reservation_id)
         except MonarchNbError as error:
             session.send(refused=pb.Refused(run_id=run_id, error_json=error_to_json(error)))
 
     async def ReadLogs(self, request: pb.ReadLogsRequest, context: Any) -> AsyncIterator[pb.LogRecords]:
         try:
-            async with contextlib.aclosing(read_logs(self._node, request)) as coming:
+            async with contextlib.aclosing(self._log_reader.read(request)) as coming:
                 async for records in coming:
                     yield records
         except MonarchNbError as error:
@@ -170,7 +182,7 @@ class AllocatorService(service.AllocatorServicer):
 
     async def WatchLog(self, request: pb.WatchLogRequest, context: Any) -> AsyncIterator[pb.LogChange]:
         try:
-            async with contextlib.aclosing(self._node.log_lines.watch(request)) as changes:
+            async with contextlib.aclosing(self._log_lines.watch(request)) as changes:
                 async for change in changes:
                     yield change
         except MonarchNbError as error:
@@ -178,11 +190,11 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def ReadLines(self, request: pb.ReadLinesRequest, context: Any) -> pb.ReadLinesReply:
-        return await self._node.log_lines.read(request)
+        return await self._log_lines.read(request)
 
     @_translated
     async def SearchLog(self, request: pb.SearchLogRequest, context: Any) -> pb.SearchLogReply:
-        return await self._node.log_lines.search(request)
+        return await self._log_lines.search(request)
 
     @_translated
     async def PutBlob(self, request_iterator: Any, context: Any) -> pb.PutBlobReply:
@@ -190,7 +202,7 @@ class AllocatorService(service.AllocatorServicer):
         try:
             async for chunk in request_iterator:
                 if file is None:
-                    path = self._node.blob_path(chunk.mesh_id, chunk.blob)
+                    path = self._node.values.blob_path(chunk.mesh_id, chunk.blob)
                     file = path.open("wb")
                 file.write(chunk.data)
                 size_bytes += len(chunk.data)
@@ -198,7 +210,7 @@ class AllocatorService(service.AllocatorServicer):
             if path is not None:
                 path.unlink(missing_ok=True)
             if isinstance(error, OSError):
-                raise MonarchNbError(f"{self._node.node_id} can not store {path}: {error.strerror}") from error
+                raise MonarchNbError(f"{self._node.identity.node_id} can not store {path}: {error.strerror}") from error
             raise
         finally:
             if file is not None:
@@ -207,7 +219,7 @@ class AllocatorService(service.AllocatorServicer):
 
     async def ReadBlob(self, request: pb.ReadBlobRequest, context: Any) -> AsyncIterator[pb.BlobChunk]:
         try:
-            path = self._node.blob_path(request.mesh_id, request.blob)
+            path = self._node.values.blob_path(request.mesh_id, request.blob)
             with path.open("rb") as file:
                 while data := file.read(config.CHUNK_BYTES):
                     yield pb.BlobChunk(data=data)
@@ -234,7 +246,7 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def ChangeFiles(self, request: files_pb2.ChangeFilesRequest, context: Any) -> files_pb2.ChangeFilesReply:
-        return files_pb2.ChangeFilesReply(files=self._node.change_files(request))
+        return files_pb2.ChangeFilesReply(files=self._node.leases.change_files(request))
 
     @_translated
     async def Workspace(self, request: files_pb2.WorkspaceRequest, context: Any) -> files_pb2.WorkspaceReply:
@@ -244,7 +256,7 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def ListFiles(self, request: files_pb2.ListFilesRequest, context: Any) -> files_pb2.ListFilesReply:
-        directory = self._node.rank_directory(request.reservation_id, request.rank)
+        directory = self._node.forking.rank_directory(request.reservation_id, request.rank)
         return await asyncio.to_thread(self._node.files.list, directory, request)
 
     async def ReadFile(self, request: files_pb2.ReadFileRequest, context: Any) -> AsyncIterator[files_pb2.FilePiece]:
@@ -256,14 +268,14 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def SeeToken(self, request: files_pb2.SeeTokenRequest, context: Any) -> files_pb2.SeeTokenReply:
-        why_not = await asyncio.to_thread(tokens.handle, request, shares_nothing=self._node.isolated)
+        why_not = await asyncio.to_thread(tokens.handle, request, shares_nothing=self._node.identity.isolated)
         return files_pb2.SeeTokenReply(seen=not why_not, why_not=why_not)
 
     @_translated
     async def DescribeEnvironment(
         self, request: files_pb2.DescribeEnvironmentRequest, context: Any
     ) -> files_pb2.DescribeEnvironmentReply:
-        return await describe_environment(self._node, request)
+        return await describe_environment(str(self._node.paths.directory), self._node.identity.python, request)
 
     @_translated
     async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownReply:

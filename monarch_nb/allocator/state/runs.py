@@ -7,6 +7,7 @@ each of which has processes of its own: they wait for each other, but not for ce
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -18,6 +19,8 @@ MAX_FINISHED_RUNS = 200
 MAX_DROPPED_EARLY = 200
 MAX_MESSAGE_CHARACTERS = 300
 """Of what a run raised, as status tells it."""
+FAILURE_CHARACTERS = 500
+"""Of a failure's message, where its traceback is not asked for."""
 
 
 @dataclass(frozen=True)
@@ -262,6 +265,18 @@ def failure_of(result: run_pb2.RankResult) -> run_pb2.Failure | None:
         return None
     failure = result.failure
     return run_pb2.Failure(name=failure.name, message=failure.message[:MAX_MESSAGE_CHARACTERS], where=failure.where)
+
+
+def failed_results(run: Run, *, with_tracebacks: bool = False) -> Iterator[run_pb2.RankResult]:
+    """Yield what the ranks of a run told that did not come to its end."""
+    for result in run.results.values():
+        if result.outcome != run_pb2.OUTCOME_OK:
+            failure = run_pb2.Failure()
+            failure.CopyFrom(result.failure)
+            if not with_tracebacks:
+                failure.traceback = ""
+                failure.message = failure.message[:FAILURE_CHARACTERS]
+            yield run_pb2.RankResult(rank=result.rank, outcome=result.outcome, failure=failure, death=result.death)
 
 
 def name_of(run: Run, beside: Run) -> str:

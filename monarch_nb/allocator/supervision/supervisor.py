@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import shutil
 import signal
@@ -16,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import monarch_nb
-from monarch_nb.allocator.ranks.environment import python_identity
 from monarch_nb.allocator.supervision import processes
 from monarch_nb.allocator.supervision.links import RankLink, TemplateLink
+from monarch_nb.allocator.supervision.pythons import python_environment, template_key
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import PreloadError, SpawnError
 from monarch_nb.proto import run_pb2, state_pb2
@@ -31,6 +29,8 @@ READY_WAIT_S = 60.0
 ADOPT_WAIT_S = 3.0
 """A restarted allocator serves after this time, also when a rank or template is too busy to say hello so soon."""
 TEMPLATE_WAIT_S = 300.0
+STDERR_TAIL_LINES = 8
+"""Of what a process that died said last."""
 
 _TEMPLATE_ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",  # else numpy starts threads, and a process with threads can not fork safely
@@ -384,6 +384,20 @@ class Supervisor:
         """Return the file to which faulthandler writes where a rank is."""
         return self.paths.stacks(rank.home_id, rank.rank, rank.mesh_id if rank.record.script_of else "")
 
+    def explain_death(self, rank: RankProcess, status: int | None, stderr: list[str]) -> run_pb2.Death:
+        """Say how a process ended, and what it said last.
+
+        Args:
+            stderr: the last lines that it wrote there.
+        """
+        return processes.explain_death(
+            rank.record.process.pid,
+            status,
+            killed_by_us=rank.killed_by_us,
+            oom_kills_before=rank.oom_kills_before,
+            stderr_tail=processes.last_words(stderr, self.stacks(rank), STDERR_TAIL_LINES),
+        )
+
     def _socket(self, rank: RankProcess) -> Path:
         return self.paths.rank_socket(rank.mesh_id, rank.rank, rank.record.incarnation)
 
@@ -452,18 +466,6 @@ def _end_unknown(pids: Iterable[int]) -> None:
             unknown.append((processes.identify(pid), ""))
     if unknown:
         processes.kill_trees(unknown)
-
-
-def template_key(python: str, preload: Sequence[str]) -> str:
-    """Return the short name of a template: one per python and preload list."""
-    return hashlib.sha256("\0".join([*python_identity(python), *preload]).encode()).hexdigest()[:8]
-
-
-def python_environment() -> dict[str, str]:
-    """Return the environment in which any python finds this monarch_nb."""
-    source = str(Path(monarch_nb.__file__).parent.parent)
-    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path}
 
 
 def new_token() -> str:

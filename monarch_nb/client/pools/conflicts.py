@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monarch_nb import config
-from monarch_nb.allocator.ranks.environment import python_identity
+from monarch_nb.allocator.supervision.pythons import python_identity
 from monarch_nb.client.files.project import holds_home
 from monarch_nb.client.pools.pool import HeldReservation, Shape
 from monarch_nb.errors import ReservationConflict

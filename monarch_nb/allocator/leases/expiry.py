@@ -12,20 +12,18 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from monarch_nb import config
+from monarch_nb.allocator.files.relay import Relay
+from monarch_nb.allocator.sessions.sessions import Session
 from monarch_nb.allocator.state.limits import how_it_ended
+from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.processes import seconds_since_boot
 from monarch_nb.errors import MonarchNbError, ReservationNotFound
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
-
-if TYPE_CHECKING:
-    from monarch_nb.allocator.node import Node
-    from monarch_nb.allocator.sessions.sessions import Session
 
 _log = logging.getLogger(__name__)
 
@@ -33,17 +31,35 @@ PEER_TIMEOUT_S = 10.0
 
 
 class Expiry:
-    """Looks after the ends of a node's reservations: one timer each."""
+    """Looks after the ends of a node's reservations: one timer each.
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    Args:
+        sessions: the clients, as they come and go.
+        relay: reaches the other nodes of a reservation.
+        releases: the reservations that are being released.
+        save_lease: writes a lease down.
+        start_release: begins to release a reservation; why, when no person asked for it.
+    """
+
+    def __init__(
+        self,
+        state: NodeState,
+        sessions: Iterable[Session],
+        relay: Relay,
+        *,
+        releases: Container[str],
+        save_lease: Callable[[str], None],
+        start_release: Callable[[str, str], object],
+    ) -> None:
+        self._state, self._sessions, self._relay = state, sessions, relay
+        self._releases, self._save_lease, self._start_release = releases, save_lease, start_release
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._saved_s: dict[str, float] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     def resume(self) -> None:
         """Go on with what the allocator before this one held, now that its processes are known."""
-        for reservation_id in list(self._node.state.leases):
+        for reservation_id in list(self._state.leases):
             self.watch(reservation_id)
 
     def close(self) -> None:
@@ -63,8 +79,8 @@ class Expiry:
         """Look at a reservation when it may have to end."""
         if timer := self._timers.pop(reservation_id, None):
             timer.cancel()
-        lease = self._node.state.leases.get(reservation_id)
-        if lease is None or reservation_id in self._node.releases:
+        lease = self._state.leases.get(reservation_id)
+        if lease is None or reservation_id in self._releases:
             return
         in_s: float | None = config.PROVISIONAL_LEASE_S
         if lease.confirmed:
@@ -76,7 +92,7 @@ class Expiry:
     @contextlib.contextmanager
     def held_up(self, reservation_id: str) -> Iterator[None]:
         """A provisional lease does not expire while its ranks are being started: preloads may need minutes."""
-        lease = self._node.state.leases.get(reservation_id)
+        lease = self._state.leases.get(reservation_id)
         if lease is not None and not lease.confirmed:
             self.forget(reservation_id)
         try:
@@ -88,12 +104,12 @@ class Expiry:
 
     def is_busy(self, reservation_id: str) -> bool:
         """Whether a client of this node is attached, or a cell runs here."""
-        attached = any(reservation_id in session.attached for session in self._node.sessions)
-        return attached or self._node.state.is_running(reservation_id)
+        attached = any(reservation_id in session.attached for session in self._sessions)
+        return attached or self._state.is_running(reservation_id)
 
     def used(self, reservation_id: str) -> None:
         """The reservation is used just now."""
-        if lease := self._node.state.leases.get(reservation_id):
+        if lease := self._state.leases.get(reservation_id):
             lease.limits.used_s = seconds_since_boot()
 
     def idle_for_s(self, reservation_id: str) -> float:
@@ -102,19 +118,19 @@ class Expiry:
         Raises:
             ReservationNotFound: it is not held here.
         """
-        lease = self._node.state.lease(reservation_id)
+        lease = self._state.lease(reservation_id)
         return 0.0 if self.is_busy(reservation_id) else seconds_since_boot() - lease.limits.used_s
 
     def attach(self, session: Session, reservation_id: str) -> None:
         """A client uses a reservation; it is told what others say of its files, and when the time is nearly up."""
         self.used(reservation_id)
         session.attached.add(reservation_id)
-        if lease := self._node.state.leases.get(reservation_id):
+        if lease := self._state.leases.get(reservation_id):
             if lease.files.revision:
                 session.send(files_changed=pb.FilesChanged(reservation_id=reservation_id, files=lease.files))
             if lease.limits.is_nearly_up(seconds_since_boot()):
                 session.send(time_left=self._time_left(reservation_id))
-        elif ended := self._node.state.ended.get(reservation_id):
+        elif ended := self._state.ended.get(reservation_id):
             session.send(time_left=pb.TimeLeft(reservation_id=reservation_id, ended=ended))
 
     def detach(self, session: Session, reservation_id: str) -> None:
@@ -130,18 +146,18 @@ class Expiry:
         Raises:
             ReservationNotFound: it is not held here.
         """
-        limits = self._node.state.lease(reservation_id).limits
+        limits = self._state.lease(reservation_id).limits
         was_warned = limits.warned
         limits.extend(time_s, seconds_since_boot())
-        self._node.save_lease(reservation_id)
+        self._save_lease(reservation_id)
         self.watch(reservation_id)
         if was_warned:
             self._tell(reservation_id, self._time_left(reservation_id))
 
     def end(self, reservation_id: str, why: str) -> pb.Ended:
         """A reservation ends by itself: clients learn it before their runs are refused."""
-        request = self._node.state.leases[reservation_id].request
-        ended = self._node.state.end(reservation_id, why, time.time())
+        request = self._state.leases[reservation_id].request
+        ended = self._state.end(reservation_id, why, time.time())
         slots = counted(request.gpus or request.procs, "gpu" if request.gpus else "proc")
         _log.warning("%s (%s, held by %s)", how_it_ended(ended), slots, ended.owner)
         self._tell(reservation_id, pb.TimeLeft(reservation_id=reservation_id, ended=ended))
@@ -149,13 +165,13 @@ class Expiry:
 
     def _look(self, reservation_id: str) -> None:
         del self._timers[reservation_id]
-        lease, now_s = self._node.state.leases[reservation_id], seconds_since_boot()
+        lease, now_s = self._state.leases[reservation_id], seconds_since_boot()
         if not lease.confirmed:
-            self._node.start_release(reservation_id)
+            self._start_release(reservation_id, "")
             return
         limits, busy = lease.limits, self.is_busy(reservation_id)
         if limits.time_left_s(now_s) == 0:
-            self._node.start_release(reservation_id, limits.time_is_up)
+            self._start_release(reservation_id, limits.time_is_up)
             return
         if limits.is_nearly_up(now_s) and not limits.warned:
             limits.warned = True
@@ -164,7 +180,7 @@ class Expiry:
             limits.used_s = now_s
         if limits.used_s != self._saved_s.get(reservation_id):
             self._saved_s[reservation_id] = limits.used_s
-            self._node.save_lease(reservation_id)
+            self._save_lease(reservation_id)
         is_idle = limits.idle_left_s(now_s, busy=busy) == 0 and lease.request.node_rank == 0
         if is_idle and reservation_id not in self._asking:
             task = self._asking[reservation_id] = asyncio.create_task(self._end_idle(reservation_id))
@@ -173,7 +189,7 @@ class Expiry:
 
     async def _end_idle(self, reservation_id: str) -> None:
         """Release a reservation on all its nodes, if nobody uses it there either."""
-        lease = self._node.state.leases[reservation_id]
+        lease = self._state.leases[reservation_id]
         others = lease.nodes[1:]
         request = pb.IdleRequest(reservation_id=reservation_id)
         replies = await asyncio.gather(*(self._idle_for_s(peer, request) for peer in others))
@@ -184,12 +200,12 @@ class Expiry:
         now_s, limits = seconds_since_boot(), lease.limits
         limits.used_s = max([limits.used_s, *(now_s - idle_for_s for idle_for_s in replies if idle_for_s is not None)])
         busy = self.is_busy(reservation_id)  # somebody may have come meanwhile
-        if reservation_id not in self._node.state.leases or limits.idle_left_s(now_s, busy=busy) != 0:
+        if reservation_id not in self._state.leases or limits.idle_left_s(now_s, busy=busy) != 0:
             return
         why = limits.was_idle
-        self._node.start_release(reservation_id, why)  # before the others: from now on no run gets a number
+        self._start_release(reservation_id, why)  # before the others: from now on no run gets a number
         release = pb.ReleaseRequest(reservation_id=reservation_id, why=why)
-        calls = (self._node.files.relay.call(peer, "Release", release, PEER_TIMEOUT_S) for peer in others)
+        calls = (self._relay.call(peer, "Release", release, PEER_TIMEOUT_S) for peer in others)
         for peer, reply in zip(others, await asyncio.gather(*calls, return_exceptions=True), strict=True):
             if isinstance(reply, BaseException):
                 _log.warning("%s could not be released on %s: %s", lease.request.name, peer.node_id, reply)
@@ -197,7 +213,7 @@ class Expiry:
     async def _idle_for_s(self, peer: files_pb2.Peer, request: pb.IdleRequest) -> float | None:
         """Return how long nobody has used it there, None when that is not known."""
         try:
-            reply: pb.IdleReply = await self._node.files.relay.call(peer, "Idle", request, PEER_TIMEOUT_S)
+            reply: pb.IdleReply = await self._relay.call(peer, "Idle", request, PEER_TIMEOUT_S)
         except ReservationNotFound:
             return float("inf")
         except MonarchNbError:
@@ -205,7 +221,7 @@ class Expiry:
         return reply.idle_for_s
 
     def _time_left(self, reservation_id: str) -> pb.TimeLeft:
-        limits, now_s = self._node.state.leases[reservation_id].limits, seconds_since_boot()
+        limits, now_s = self._state.leases[reservation_id].limits, seconds_since_boot()
         return pb.TimeLeft(
             reservation_id=reservation_id,
             time_s=limits.time_s,
@@ -214,6 +230,6 @@ class Expiry:
         )
 
     def _tell(self, reservation_id: str, message: pb.TimeLeft) -> None:
-        for session in self._node.sessions:
+        for session in self._sessions:
             if reservation_id in session.attached:
                 session.send(time_left=message)

@@ -1,0 +1,113 @@
+"""The leases of a node: given, confirmed, and given back with everything that ran on their slots."""
+
+from __future__ import annotations
+
+import asyncio
+
+from monarch_nb.allocator.files.node_files import NodeFiles
+from monarch_nb.allocator.leases.expiry import Expiry
+from monarch_nb.allocator.leases.meshes import Meshes
+from monarch_nb.allocator.recovery.records import Records
+from monarch_nb.allocator.sessions.sessions import Session
+from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.allocator.supervision.processes import seconds_since_boot
+from monarch_nb.allocator.supervision.supervisor import Supervisor
+from monarch_nb.errors import ReservationNotFound
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import files_pb2
+
+
+class Leases:
+    """Leases slots of a node to reservations.
+
+    Attributes:
+        expiry: ends those that end by themselves.
+        releases: those that go on, by reservation.
+    """
+
+    def __init__(
+        self,
+        state: NodeState,
+        records: Records,
+        supervisor: Supervisor,
+        meshes: Meshes,
+        files: NodeFiles,
+        sessions: set[Session],
+    ) -> None:
+        self._state, self._records, self._supervisor = state, records, supervisor
+        self._meshes, self._files, self._sessions = meshes, files, sessions
+        self.releases: dict[str, asyncio.Task[int]] = {}
+        self.expiry = Expiry(
+            state,
+            sessions,
+            files.relay,
+            releases=self.releases,
+            save_lease=records.save_lease,
+            start_release=self.start_release,
+        )
+
+    # ---- to have ----
+
+    def reserve(self, request: pb.ReserveRequest) -> list[int]:
+        """Lease slots provisionally; return the GPUs' indices."""
+        lease = self._state.reserve(request)
+        self.expiry.watch(request.reservation_id)
+        self._records.save_lease(request.reservation_id)
+        return lease.gpu_indices
+
+    def confirm(self, request: pb.ConfirmRequest) -> None:
+        """Keep a provisional lease."""
+        self._state.confirm(request.reservation_id, request.nodes, seconds_since_boot())
+        self.expiry.watch(request.reservation_id)
+        self._records.save_lease(request.reservation_id)
+
+    def change_files(self, request: files_pb2.ChangeFilesRequest) -> files_pb2.ReservationFiles:
+        """Do what a client says of a reservation's files, and tell all that are attached."""
+        files = self._state.lease(request.reservation_id).change_files(request)
+        self._records.save_lease(request.reservation_id)
+        for session in self._sessions:
+            if request.reservation_id in session.attached:
+                session.send(files_changed=pb.FilesChanged(reservation_id=request.reservation_id, files=files))
+        return files
+
+    def check_held(self, reservation_id: str) -> None:
+        """Raise ReservationNotFound when a reservation is not held, or about to be so no longer."""
+        self._state.lease(reservation_id)
+        if reservation_id in self.releases:
+            raise ReservationNotFound("the reservation was released while its ranks were being started")
+
+    # ---- to give back ----
+
+    async def release(self, reservation_id: str, why: str = "") -> int:
+        """End everything of a reservation and give its slots back; return how many ranks ended.
+
+        Args:
+            why: when no person asked for it.
+        """
+        return await asyncio.shield(self.start_release(reservation_id, why))
+
+    def start_release(self, reservation_id: str, why: str = "") -> asyncio.Task[int]:
+        """Begin to release, unless that is going on."""
+        if reservation_id not in self.releases:
+            if why and reservation_id in self._state.leases:
+                self._records.save_end(self.expiry.end(reservation_id, why))
+            task = self.releases[reservation_id] = asyncio.create_task(self._release(reservation_id))
+            task.add_done_callback(lambda _: self.releases.pop(reservation_id))
+        return self.releases[reservation_id]
+
+    async def _release(self, reservation_id: str) -> int:
+        self.expiry.forget(reservation_id)
+        meshes = [m for m, record in self._records.meshes.items() if record.spec.reservation_id == reservation_id]
+        ranks = [rank for rank in self._supervisor.ranks.values() if rank.home_id in meshes]
+        replaced = [rank for rank in self._supervisor.leaving if rank.home_id in meshes]
+        for mesh_id in meshes:
+            self._meshes.close(mesh_id)  # first, so that ranks which are being started find that it is gone
+        await self._supervisor.end([*ranks, *replaced], patience_s=1.0)
+        self._records.delete_ranks(ranks)
+        for mesh_id in meshes:
+            await self._meshes.remove(mesh_id)
+        if lease := self._state.leases.get(reservation_id):
+            await self._files.release(reservation_id, lease.request.name)
+        self._state.release(reservation_id)
+        self._records.delete_lease(reservation_id)
+        return sum(not rank.record.script_of for rank in ranks)

@@ -1,0 +1,106 @@
+"""Forking the processes of ranks and scripts from a warm template, and writing them down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from monarch_nb.allocator.files.node_files import NodeFiles
+from monarch_nb.allocator.leases.leases import Leases
+from monarch_nb.allocator.leases.meshes import Meshes
+from monarch_nb.allocator.ranks.specs import Plan, plan_rank, start_directory
+from monarch_nb.allocator.recovery.records import Records
+from monarch_nb.allocator.runs.runs import Runs
+from monarch_nb.allocator.state.identity import Identity
+from monarch_nb.allocator.state.runs import Mesh
+from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
+from monarch_nb.config import NodePaths
+from monarch_nb.errors import MeshNotFound, ReservationNotFound
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import state_pb2
+
+
+class Forking:
+    """Makes the processes of a node's meshes."""
+
+    def __init__(
+        self,
+        paths: NodePaths,
+        identity: Identity,
+        state: NodeState,
+        records: Records,
+        supervisor: Supervisor,
+        files: NodeFiles,
+        leases: Leases,
+        meshes: Meshes,
+        runs: Runs,
+    ) -> None:
+        self._paths, self._identity, self._state, self._records = paths, identity, state, records
+        self._supervisor, self._files = supervisor, files
+        self._leases, self._meshes, self._runs = leases, meshes, runs
+
+    async def spawn(self, spec: pb.SpawnRequest) -> Mesh:
+        """Fork the mesh's ranks on this node and wait until they are ready."""
+        self._leases.check_held(spec.reservation_id)
+        mesh = self._state.add_mesh(spec)
+        try:
+            for directory in (self._paths.runs(spec.mesh_id), self._paths.blobs(spec.mesh_id)):
+                directory.mkdir(parents=True, exist_ok=True)
+            record = self._records.meshes.get(spec.mesh_id) or state_pb2.MeshRecord()
+            record.spec.CopyFrom(spec)
+            self._records.save_mesh(record)
+            self._records.note_number(spec.mesh_id, 0)
+            with self._leases.expiry.held_up(spec.reservation_id):
+                await self.fork_ranks(mesh, sorted(mesh.ranks), dict.fromkeys(mesh.ranks, 0))
+        except BaseException:
+            self._meshes.close(spec.mesh_id)
+            await self._meshes.remove(spec.mesh_id)
+            raise
+        return mesh
+
+    def rank_directory(self, reservation_id: str, rank: int) -> str:
+        """Return where a rank of a reservation's main mesh started."""
+        self._state.lease(reservation_id)
+        for mesh in self._state.meshes.values():
+            spec = mesh.spec
+            if (spec.reservation_id, spec.name) == (reservation_id, "main") and rank in mesh.ranks:
+                return str(start_directory(spec, self._workspace(spec)))
+        raise MeshNotFound(f"{self._identity.node_id} has no rank {rank} of that reservation")
+
+    def _workspace(self, spec: pb.SpawnRequest) -> Path | None:
+        """Return the node's copy of the notebook's files, if the mesh has one."""
+        return self._files.workspaces.directory(spec.reservation_id) if spec.in_workspace else None
+
+    async def fork_ranks(self, mesh: Mesh, ranks: list[int], incarnations: dict[int, int]) -> None:
+        """Fork a mesh's live ranks; `incarnations` says how often each was restarted."""
+
+        def plan(workspace: Path | None) -> list[Plan]:
+            return [plan_rank(self._paths, mesh, rank, incarnations[rank], workspace) for rank in ranks]
+
+        for process in await self.fork(mesh, plan):
+            self._runs.apply(self._state.rank_ready(mesh.spec.mesh_id, process.rank))
+
+    async def fork(self, mesh: Mesh, plan: Callable[[Path | None], list[Plan]]) -> list[RankProcess]:
+        """Fork processes on a mesh's slots, and write them down.
+
+        Args:
+            plan: told the node's copy of the notebook's files, if it has one, returns what they are to be.
+        """
+        spec = mesh.spec
+        self._leases.check_held(spec.reservation_id)  # else a workspace would be made that nobody removes
+        workspace = self._workspace(spec)
+        if workspace is not None:
+            start_directory(spec, workspace).mkdir(parents=True, exist_ok=True)
+        template = await self._supervisor.template(spec.python or self._identity.python, spec.preload)
+        self._leases.check_held(spec.reservation_id)
+        forked = await self._supervisor.fork_ranks(template, plan(workspace))
+        try:
+            self._leases.check_held(spec.reservation_id)
+        except ReservationNotFound:
+            await self._supervisor.end(forked)
+            raise
+        for process in forked:
+            self._records.save_rank(process.record)
+        self._records.flush()
+        return forked

@@ -1,0 +1,218 @@
+"""What a node writes down while it works, so that the allocator after it can go on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Iterable
+
+from monarch_nb.allocator.recovery.database import Database, leaving_key, rank_key, run_key
+from monarch_nb.allocator.recovery.read_state import read_state
+from monarch_nb.allocator.recovery.run_numbers import RunNumbers
+from monarch_nb.allocator.state.runs import Mesh, Run
+from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.allocator.supervision import processes
+from monarch_nb.allocator.supervision.supervisor import RankProcess
+from monarch_nb.config import NodePaths
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import state_pb2
+
+_log = logging.getLogger(__name__)
+
+FLUSH_DELAY_S = 0.25
+"""Runs are written down a few at once: the ranks and the client know what is not written yet, and most runs are over
+and collected before they have to be."""
+
+
+class Records:
+    """The records of a node's leases, meshes, processes and runs.
+
+    Args:
+        state: what is written down, and filled again by `read`.
+        on_stored: called with (mesh id, rank, run ids) when results of a rank's are on the disk.
+
+    Attributes:
+        meshes: those of which this node has ranks or the store.
+    """
+
+    def __init__(self, paths: NodePaths, state: NodeState, on_stored: Callable[[str, int, list[str]], None]) -> None:
+        self._state, self._on_stored = state, on_stored
+        self._loop = asyncio.get_running_loop()
+        self.database = Database(paths.database)
+        self.meshes: dict[str, state_pb2.MeshRecord] = {}
+        self._numbers = RunNumbers(paths)
+        self._newest_runs: dict[str, str] = {}
+        self._dirty_runs: set[tuple[str, str]] = set()
+        self._unacknowledged: dict[tuple[str, int], list[str]] = {}
+        self._flush_timer: asyncio.TimerHandle | None = None
+
+    def read(self) -> None:
+        """Fill the state with what the allocator before this one knew."""
+        read_state(self.database, self._state, self.meshes)
+        for mesh_id, mesh in self._state.meshes.items():
+            mesh.last_number = self._numbers.newest(mesh)
+            if mesh.runs:
+                self._newest_runs[mesh_id] = max(mesh.runs.values(), key=lambda run: run.number).run_id
+
+    # ---- leases ----
+
+    def save_lease(self, reservation_id: str) -> None:
+        """Write a lease down."""
+        lease = self._state.leases[reservation_id]
+        record = state_pb2.LeaseRecord(
+            request=lease.request,
+            gpu_indices=lease.gpu_indices,
+            confirmed=lease.confirmed,
+            limits=lease.limits.record(processes.boot_id()),
+            nodes=lease.nodes,
+            files=lease.files,
+        )
+        self.database.put("lease", reservation_id, record)
+        self.flush()
+
+    def delete_lease(self, reservation_id: str) -> None:
+        """The reservation is released."""
+        self.database.delete("lease", reservation_id)
+        self.flush()
+
+    def save_end(self, ended: pb.Ended) -> None:
+        """Write down that a reservation ended by itself, and forget the ends that the state has forgotten."""
+        self.database.put("ended", ended.reservation_id, ended)
+        for key, _ in list(self.database.read("ended", pb.Ended)):
+            if key not in self._state.ended:
+                self.database.delete("ended", key)
+        self.flush()
+
+    # ---- meshes ----
+
+    def save_mesh(self, record: state_pb2.MeshRecord) -> None:
+        """Know a mesh, of which this node has ranks or the store."""
+        self.meshes[record.spec.mesh_id] = record
+        self.database.put("mesh", record.spec.mesh_id, record)
+        self.flush_soon()
+
+    def close_mesh(self, mesh_id: str) -> None:
+        """The state does not know the mesh any more: its runs are not written again."""
+        self._dirty_runs = {key for key in self._dirty_runs if key[0] != mesh_id}
+        self._newest_runs.pop(mesh_id, None)
+
+    def delete_mesh(self, mesh_id: str) -> None:
+        """Forget a mesh with all that was its."""
+        self.meshes.pop(mesh_id, None)
+        self._numbers.forget(mesh_id)
+        self.database.delete("mesh", mesh_id)
+        self.database.delete_prefix("rank", mesh_id)
+        self.database.delete_prefix("leaving", mesh_id)
+        self.database.delete_prefix("run", mesh_id)
+
+    # ---- processes ----
+
+    def save_template(self, key: str, record: state_pb2.TemplateRecord | None) -> None:
+        """Write a template down; None: it has ended."""
+        if record is None:
+            self.database.delete("template", key)
+            self.flush_soon()
+        else:
+            self.database.put("template", key, record)
+            self.flush()  # at once: whoever is killed before leaves a process to nobody
+
+    def save_rank(self, record: state_pb2.RankRecord) -> None:
+        """Write a rank's process down at the next flush."""
+        self.database.put("rank", rank_key(record.mesh_id, record.rank), record)
+
+    def next_incarnation(self, mesh_id: str, rank: int) -> int:
+        """Return what comes after the process of a rank that has ended."""
+        for key, record in self.database.read("rank", state_pb2.RankRecord):
+            if key == rank_key(mesh_id, rank):
+                return record.incarnation + 1
+        return 1
+
+    def delete_ranks(self, ranks: Iterable[RankProcess]) -> None:
+        """Nobody needs to know of these processes any more."""
+        for process in ranks:
+            self.database.delete("rank", rank_key(process.mesh_id, process.rank))
+        self.flush_soon()
+
+    def save_leaving(self, ranks: Iterable[RankProcess]) -> None:
+        """Write down, with what comes, that these are to end: their successors have their keys."""
+        for process in ranks:
+            self.database.put("leaving", leaving_key(process.record), process.record)
+
+    def delete_leaving(self, ranks: Iterable[RankProcess]) -> None:
+        """They have ended."""
+        for process in ranks:
+            self.database.delete("leaving", leaving_key(process.record))
+        self.flush_soon()
+
+    # ---- runs ----
+
+    def note_number(self, mesh_id: str, number: int) -> None:
+        """Write the newest run's number of a mesh down, before anybody is told of it."""
+        self._numbers.note(mesh_id, number)
+
+    def run_added(self, mesh_id: str, run_id: str) -> None:
+        """A mesh has a run that is newer than all others."""
+        older = self._newest_runs.get(mesh_id, run_id)
+        self._newest_runs[mesh_id] = run_id
+        self._dirty_runs |= {(mesh_id, older), (mesh_id, run_id)}
+        self.flush_soon()
+
+    def run_changed(self, mesh_id: str, run_id: str) -> None:
+        """Write a run at the next flush."""
+        self._dirty_runs.add((mesh_id, run_id))
+
+    def delete_run(self, mesh_id: str, run_id: str) -> None:
+        """The state does not know a run any more."""
+        self.database.delete("run", run_key(mesh_id, run_id))
+        self._dirty_runs.discard((mesh_id, run_id))
+
+    def acknowledge(self, mesh_id: str, rank: int, run_id: str) -> None:
+        """Say that a rank's result of a run is stored, when it is."""
+        self._unacknowledged.setdefault((mesh_id, rank), []).append(run_id)
+
+    def _save_run(self, mesh: Mesh, run: Run) -> None:
+        """Write a run down, unless its client has everything: then nobody will ask for it again. The newest is kept all
+        the same: the next one says that it comes after it."""
+        mesh_id = mesh.spec.mesh_id
+        key = run_key(mesh_id, run.run_id)
+        if run.finished and run.collected and self._newest_runs.get(mesh_id) != run.run_id:
+            self.database.delete("run", key)
+        else:
+            self.database.put("run", key, run.record())
+
+    # ---- to the disk ----
+
+    def flush_soon(self) -> None:
+        """Write down what has changed, with what changes in the next moments."""
+        if self._flush_timer is None:
+            self._flush_timer = self._loop.call_later(FLUSH_DELAY_S, self.flush)
+
+    def flush(self) -> None:
+        """Write down what has changed."""
+        self._cancel_timer()
+        for mesh_id, run_id in self._dirty_runs:
+            mesh = self._state.meshes[mesh_id]
+            if run := mesh.runs.get(run_id):
+                self._save_run(mesh, run)
+        self._dirty_runs.clear()
+        try:
+            self.database.flush()
+        except sqlite3.Error as error:  # a full disk: ranks keep their results until it can be written
+            _log.warning("state can not be written: %s", error)
+            return
+        for (mesh_id, rank), run_ids in self._unacknowledged.items():
+            self._on_stored(mesh_id, rank, run_ids)
+        self._unacknowledged.clear()
+
+    def _cancel_timer(self) -> None:
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+
+    def close(self) -> None:
+        """Write what is left, and no more."""
+        self.flush()
+        self._cancel_timer()
+        self.database.close()
+        self._numbers.close()

@@ -1,0 +1,168 @@
+"""The runs of a node: queued for who follows them, sent to ranks as the state decides, and what they come to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+
+from monarch_nb.allocator.leases.expiry import Expiry
+from monarch_nb.allocator.logs.output import RankFiles, stored_outputs
+from monarch_nb.allocator.recovery.records import Records
+from monarch_nb.allocator.sessions.audience import Audience
+from monarch_nb.allocator.sessions.sessions import Session
+from monarch_nb.allocator.state.runs import Effect, RankFinished, RunDropped, StartRun
+from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
+from monarch_nb.config import NodePaths
+from monarch_nb.errors import RunNotFound
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+from monarch_nb.proto import worker_pb2 as wire
+
+
+class Runs:
+    """Carries out what the state decides of runs.
+
+    Args:
+        sessions: the clients, as they come and go.
+        expiry: told that a reservation is used.
+        start_scripts: called with (mesh id, run id, ranks) where a run needs processes of its own.
+    """
+
+    def __init__(
+        self,
+        paths: NodePaths,
+        state: NodeState,
+        records: Records,
+        supervisor: Supervisor,
+        sessions: set[Session],
+        audience: Audience,
+        expiry: Expiry,
+        start_scripts: Callable[[str, str, list[int]], None],
+    ) -> None:
+        self._paths, self._state, self._records, self._supervisor = paths, state, records, supervisor
+        self._sessions, self._audience, self._expiry = sessions, audience, expiry
+        self._start_scripts = start_scripts
+
+    # ---- what clients want ----
+
+    def submit(self, session: Session, submit: pb.Submit) -> None:
+        """Queue a run for a session that follows it; the same run id again only follows it."""
+        mesh = self._state.mesh(submit.mesh_id)
+        known = submit.run.run_id in mesh.runs
+        # Else the allocator before this one had started it, and there is output.
+        is_new = not known and not submit.run.output and not mesh.is_running(submit.run.run_id)
+        queued, effects = self._state.submit(submit, time.time())
+        run = mesh.runs[submit.run.run_id]
+        self._expiry.used(mesh.spec.reservation_id)
+        if not known:
+            self._records.note_number(submit.mesh_id, mesh.last_number)
+            self._audience.prepare_output(mesh, run)
+        others_wait = submit.give_number and len(submit.all_ranks) > len(submit.ranks)
+        session.send(urgent=others_wait or bool(queued.ahead), queued=queued)
+        if not submit.quiet:
+            # Before it starts: then there is nothing to read.
+            self._audience.follow(session, mesh, run, dict(submit.cursors), is_new=is_new)
+        self.apply(effects)
+        if known:
+            self._audience.send_results(session, run)
+        else:
+            self._records.run_added(submit.mesh_id, run.run_id)
+
+    def follow(self, session: Session, request: pb.Follow) -> None:
+        """Send a run's output from the given cursors, and the results it has."""
+        mesh = self._state.mesh(request.mesh_id)
+        run = mesh.runs.get(request.run_id)
+        if run is None:
+            raise RunNotFound("the run is not known here any more: `%mesh logs` has its output")
+        cursors = self._audience.shown(run.run_id) if request.from_shown else dict(request.cursors)
+        session.send(queued=self._state.queued(mesh, run))
+        self._audience.follow(session, mesh, run, cursors)
+        self._audience.send_results(session, run)
+
+    # ---- what the state decides ----
+
+    def apply(self, effects: list[Effect]) -> None:
+        """Carry out what the state decided."""
+        encoded: dict[str, bytes] = {}
+        scripts: dict[tuple[str, str], list[int]] = {}
+        for effect in effects:
+            if isinstance(effect, StartRun):
+                run_id = effect.run.run_id
+                if self._state.begun(effect.mesh_id, run_id, time.time()):
+                    self._audience.begun(run_id)
+                if effect.run.HasField("script"):
+                    scripts.setdefault((effect.mesh_id, run_id), []).append(effect.rank)
+                    continue
+                if run_id not in encoded:
+                    encoded[run_id] = wire.ToRank(run=effect.run).SerializeToString()
+                if process := self._supervisor.ranks.get((effect.mesh_id, effect.rank)):
+                    process.link.start(encoded[run_id])
+                self._records.run_changed(effect.mesh_id, run_id)
+            elif isinstance(effect, RankFinished):
+                self._finish(effect)
+            elif isinstance(effect, RunDropped):
+                self._drop(effect)
+        for (mesh_id, run_id), ranks in scripts.items():
+            self._start_scripts(mesh_id, run_id, ranks)
+
+    def _finish(self, effect: RankFinished) -> None:
+        mesh = self._state.meshes[effect.mesh_id]
+        run = mesh.runs[effect.run_id]
+        self._expiry.used(mesh.spec.reservation_id)
+        self._records.run_changed(effect.mesh_id, effect.run_id)
+        if run.output != run.number and not effect.result.untouched:
+            RankFiles(self._paths.runs(effect.mesh_id), run.output, effect.result.rank).note_run(run.number)
+        self._audience.rank_finished(run, effect.result)
+        self._records.flush_soon()
+
+    def _drop(self, effect: RunDropped) -> None:
+        self._records.delete_run(effect.mesh_id, effect.run_id)
+        self._audience.forget(effect.run_id)
+        if not effect.output:
+            return
+        directory = self._paths.runs(effect.mesh_id) / str(effect.output)
+        try:
+            if not any(entry.stat().st_size for entry in os.scandir(directory)):
+                shutil.rmtree(directory, ignore_errors=True)  # it printed nothing: no log is lost
+        except FileNotFoundError:
+            pass
+
+    # ---- what ranks say ----
+
+    def on_result(self, process: RankProcess, result: run_pb2.RankResult) -> None:
+        """A rank's live process finished a run."""
+        mesh_id = process.mesh_id
+        mesh = self._state.meshes.get(mesh_id)
+        if mesh and result.run_id in mesh.runs:  # else its client will submit it again, and then the rank has it still
+            self._records.acknowledge(mesh_id, result.rank, result.run_id)
+        self.apply(self._state.result(mesh_id, result))
+        self._records.flush_soon()
+
+    def on_hello(self, process: RankProcess, hello: wire.RankHello) -> None:
+        """A rank says what it has done and what it does."""
+        if process.mesh_id in self._state.meshes:  # else it is being released
+            for result in hello.results:
+                self.on_result(process, result)
+            self.apply(self._state.rank_adopted(process.mesh_id, process.rank, hello.running, hello.done))
+
+    def on_death(self, process: RankProcess, status: int | None) -> None:
+        """A rank's live process ended, and was not asked to."""
+        mesh = self._state.meshes.get(process.mesh_id)
+        if mesh is None:
+            return
+        running = mesh.ranks[process.rank].running
+        runs = self._paths.runs(process.mesh_id)
+        others = {run.output for run in mesh.runs.values() if run.is_script}
+        newest = max((output for output in stored_outputs(runs) if output not in others), default=0)
+        output = mesh.runs[running].output if running in mesh.runs else newest
+        stderr = RankFiles(runs, output, process.rank).tail_lines("err")
+        death = self._supervisor.explain_death(process, status, stderr)
+        process.record.death.CopyFrom(death)
+        self._records.save_rank(process.record)
+        self.apply(self._state.rank_died(process.mesh_id, process.rank, death))
+        for session in self._sessions:
+            session.send(rank_died=pb.RankDied(mesh_id=process.mesh_id, rank=process.rank, death=death))
+        self._records.flush_soon()
