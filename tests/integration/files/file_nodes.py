@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 from monarch_nb.allocator.files.node_files import NodeFiles
 from monarch_nb.allocator.serving.service import AllocatorService
@@ -43,9 +44,11 @@ class FileNode:
         return self.files.workspaces.directory(RESERVATION)
 
     async def start(self) -> None:
-        node: Any = SimpleNamespace(node_id=self.name, files=self.files, state=SimpleNamespace(lease=lambda _: None))
+        identity, state = SimpleNamespace(node_id=self.name), SimpleNamespace(lease=lambda _: None)
+        node: Any = SimpleNamespace(identity=identity, files=self.files, state=state)
+        service = AllocatorService(node, *[Mock()] * 3)  # nobody asks it for anything but files
         self.server = make_server()
-        allocator_pb2_grpc.add_AllocatorServicer_to_server(AllocatorService(node), self.server)
+        allocator_pb2_grpc.add_AllocatorServicer_to_server(service, self.server)
         self.server.add_insecure_port(self.address)
         await self.server.start()
         self._door = await asyncio.start_unix_server(self._let_through, self.door.removeprefix("unix:"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from monarch_nb.allocator.supervision.supervisor import template_key
+from monarch_nb.allocator.supervision.pythons import template_key
 
 
 def test_names_of_one_python_share_a_template_and_environments_do_not(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from monarch_nb.allocator.serving.read_lines import LogLines
 from monarch_nb.errors import MeshNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
-from unit.allocator.log_node import FakeNode
+from unit.allocator.serving.log_node import FakeNode
 
 Part = tuple[int, int, int, int]
 
@@ -32,7 +32,7 @@ async def node(tmp_path: Path) -> AsyncIterator[FakeNode]:
 
 @pytest.fixture
 async def log(node: Any) -> AsyncIterator[LogLines]:
-    made = LogLines(node)
+    made = LogLines(node.paths, node.state, node.watch)
     yield made
     await made.close()
 

@@ -74,7 +74,7 @@ async def node(monkeypatch: pytest.MonkeyPatch) -> Node:
 
 
 async def test_a_run_that_lasts_is_asked_about(node: Any) -> None:
-    places = Whereabouts(node)
+    places = Whereabouts(node.state, node.supervisor.ranks)
     node.began(ago_s=5)
     await places.refresh()
     where = places.of(10, node.slot.running)
@@ -86,7 +86,7 @@ async def test_a_run_that_lasts_is_asked_about(node: Any) -> None:
 
 
 async def test_a_short_run_is_not(node: Any) -> None:
-    places = Whereabouts(node)
+    places = Whereabouts(node.state, node.supervisor.ranks)
     node.began(ago_s=0.1)
     await places.refresh()
     assert node.links[0].asked == 0
@@ -97,7 +97,7 @@ async def test_who_does_not_answer_is_waited_for_a_little_and_not_asked_again_me
     node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(whereabouts, "INTERVAL_S", 0.0)
-    places = Whereabouts(node)
+    places = Whereabouts(node.state, node.supervisor.ranks)
     node.began(ago_s=5)
     node.links[0].silent = True
     async with asyncio.timeout(5):
@@ -113,7 +113,7 @@ async def test_who_does_not_answer_is_waited_for_a_little_and_not_asked_again_me
 
 
 async def test_an_answer_about_another_run_or_long_ago_is_none(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = Whereabouts(node)
+    places = Whereabouts(node.state, node.supervisor.ranks)
     node.began(ago_s=5)
     await places.refresh()
     node.slot.running = "b"

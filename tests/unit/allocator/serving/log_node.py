@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from monarch_nb.allocator.logs.watch import DirectoryWatch
+from monarch_nb.allocator.serving.read_logs import LogReader
 from monarch_nb.allocator.sessions.sessions import Session
 from monarch_nb.allocator.state.runs import Mesh, Run
 from monarch_nb.config import NodePaths
@@ -33,6 +34,9 @@ class FakeNode:
         self.state = State({"m": self.mesh})
         self.sessions: set[Session] = set()
         self.watch = DirectoryWatch(asyncio.get_running_loop())
+
+    def reader(self) -> LogReader:
+        return LogReader(self.paths, self.state, self.watch, self.sessions)  # type: ignore[arg-type]
 
     def add_run(self, number: int, ranks: list[int], output: int = 0) -> None:
         spec = {"run_id": f"run{number}", "number": number, "output": output}

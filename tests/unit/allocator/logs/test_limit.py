@@ -10,7 +10,7 @@ import pytest
 from monarch_nb.allocator.logs import limit
 from monarch_nb.allocator.logs.limit import LogLimit, StoredFile, StoredOutput, choose, default_limit_bytes
 from monarch_nb.allocator.logs.output import RankFiles
-from monarch_nb.config import LOG_LIMIT_VARIABLE
+from monarch_nb.config import LOG_LIMIT_VARIABLE, NodePaths
 from monarch_nb.errors import UsageError
 from monarch_nb.ground.frames import encode_frame
 from monarch_nb.proto import run_pb2
@@ -62,7 +62,7 @@ class TestSweeping:
         return files
 
     def sweep(self, runs: Path, limit_bytes: int, going_on: set[int] = set()) -> int:  # noqa: B006
-        return LogLimit(None, limit_bytes).sweep({runs: going_on})  # type: ignore[arg-type]
+        return LogLimit(NodePaths(runs), {}, limit_bytes).sweep({runs: going_on})
 
     def test_the_disk_gets_its_room_back_and_positions_stay(self, runs: Path) -> None:
         old, new = (self.write(runs, output, LINE * 10_000) for output in (1, 2))
@@ -78,7 +78,7 @@ class TestSweeping:
         assert new.read("out", MB, MB + 5) == b"more\n"
 
     def test_what_has_gone_on_for_long_loses_its_beginning_again_and_again(self, runs: Path) -> None:
-        limit = LogLimit(None, MB)  # type: ignore[arg-type]
+        limit = LogLimit(NodePaths(runs), {}, MB)
         left = []
         for _ in range(5):
             files = self.write(runs, 1, LINE * 5_000)

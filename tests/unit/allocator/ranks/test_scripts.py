@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -48,9 +49,11 @@ class Node:
         self.killed += [process.rank for process in processes]
         self.is_killed.set()
 
-    def apply(self, _: object) -> None: ...
-
-    def flush(self) -> None: ...
+    def scripts(self) -> Scripts:
+        known: Any = {"state": self.state, "supervisor": self.supervisor}
+        carries_out: Any = {"records": Mock(), "runs": Mock()}
+        unused: Any = dict.fromkeys(("paths", "audience", "readings", "forking"))
+        return Scripts(**known, **carries_out, **unused)
 
 
 @pytest.fixture
@@ -64,7 +67,7 @@ async def test_where_one_has_failed_the_others_end_although_no_client_sees_to_it
     node: Any, outcome: run_pb2.Outcome.ValueType
 ) -> None:
     failed = node.supervisor.ranks.pop(("run", 0))
-    Scripts(node).on_result(failed, run_pb2.RankResult(run_id="run", rank=0, outcome=outcome))
+    node.scripts().on_result(failed, run_pb2.RankResult(run_id="run", rank=0, outcome=outcome))
     async with asyncio.timeout(10):
         await node.links[1].is_told.wait()
         await node.is_killed.wait()
@@ -74,12 +77,12 @@ async def test_where_one_has_failed_the_others_end_although_no_client_sees_to_it
 
 async def test_where_one_has_ended_well_the_others_go_on(node: Any) -> None:
     ended = node.supervisor.ranks.pop(("run", 0))
-    Scripts(node).on_result(ended, run_pb2.RankResult(run_id="run", rank=0, outcome=run_pb2.OUTCOME_OK))
+    node.scripts().on_result(ended, run_pb2.RankResult(run_id="run", rank=0, outcome=run_pb2.OUTCOME_OK))
     for _ in range(5):
         await asyncio.sleep(0)
     assert (node.links[1].told, node.killed) == ([], [])
 
 
 async def test_only_the_runs_own_processes_are_killed(node: Any) -> None:
-    assert [process.rank for process in Scripts(node).kill("run", [1])] == [1]
-    assert Scripts(node).kill("another", [0, 1]) == []
+    assert [process.rank for process in node.scripts().kill("run", [1])] == [1]
+    assert node.scripts().kill("another", [0, 1]) == []

@@ -16,7 +16,7 @@ from monarch_nb.errors import MeshNotFound
 from monarch_nb.ground.frames import encode_frame
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
-from unit.allocator.log_node import FakeNode
+from unit.allocator.serving.log_node import FakeNode
 
 Line = tuple[int, int, str]
 
@@ -32,7 +32,7 @@ async def node(tmp_path: Path) -> AsyncIterator[FakeNode]:
 async def read(node: Any, **request: Any) -> list[Line]:
     return [
         (record.number, record.rank, record.text.decode(errors="backslashreplace"))
-        async for batch in read_logs.read_logs(node, pb.ReadLogsRequest(mesh_id="m", **request))
+        async for batch in node.reader().read(pb.ReadLogsRequest(mesh_id="m", **request))
         for record in batch.records
     ]
 
@@ -76,7 +76,7 @@ async def test_both_streams_in_the_order_of_writing(node: FakeNode) -> None:
     node.write(1, 0, b"two\n", "err")
     node.write(1, 0, encode_frame(run_pb2.Mark(stdout_bytes=4, stderr_bytes=4).SerializeToString()), "marks")
     node.write(1, 0, b"three\n")
-    batches = [batch async for batch in read_logs.read_logs(node, pb.ReadLogsRequest(mesh_id="m"))]  # type: ignore[arg-type]
+    batches = [batch async for batch in node.reader().read(pb.ReadLogsRequest(mesh_id="m"))]
     records = [(record.stderr, record.text) for batch in batches for record in batch.records]
     assert records == [(False, b"one\n"), (True, b"two\n"), (False, b"three\n")]
     assert [line for _, _, line in await read(node, last_lines=2)] == ["two\n", "three\n"]
@@ -173,7 +173,7 @@ class TestFollow:
 
     async def follow(self, node: Any, **options: Any) -> AsyncGenerator[list[Line], None]:
         request = pb.ReadLogsRequest(mesh_id="m", follow=True, **options)
-        async with contextlib.aclosing(read_logs.read_logs(node, request)) as batches:
+        async with contextlib.aclosing(node.reader().read(request)) as batches:
             async for batch in batches:
                 yield [(record.number, record.rank, record.text.decode()) for record in batch.records]
 
@@ -215,7 +215,7 @@ class TestDropped:
         monkeypatch.setattr(read_logs, "_PIECE_BYTES", 100)
         node.write(1, 0, b"line 0000\n" * 100)
         text = ""
-        async for batch in read_logs.read_logs(node, pb.ReadLogsRequest(mesh_id="m")):  # type: ignore[arg-type]
+        async for batch in node.reader().read(pb.ReadLogsRequest(mesh_id="m")):
             if not text:
                 self.drop(node, 1, 0, 900)
             text += "".join(record.text.decode() for record in batch.records)

@@ -1,0 +1,267 @@
+"""Releasing: everything of a reservation goes, whatever else goes on or fails meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.allocator.files.node_files import SMALL_CHANGE_ENTRIES
+from monarch_nb.allocator.files.workspace.pending import Pending
+from monarch_nb.allocator.sessions.sessions import Session
+from monarch_nb.errors import MonarchNbError, ReservationNotFound
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import files_pb2, state_pb2
+from unit.allocator.idle_node import (
+    MESH,
+    NodeWithoutProcesses,
+    assert_nothing_left,
+    events,
+    fails_on_disk,
+    make_node,
+    reserve,
+    spawn,
+    spawn_request,
+    store_request,
+    submit,
+)
+
+
+class TestRelease:
+    async def test_everything_goes(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        assert await node.leases.release("r") == 2
+        assert node.supervisor.ended == [0, 1]
+        assert_nothing_left(node)
+        assert await node.leases.release("r") == 0
+
+    @pytest.mark.parametrize("held_up", ["warm", "may_fork"])
+    @pytest.mark.parametrize("call", ["host_store", "spawn"])
+    async def test_while_ranks_are_being_started(self, node: NodeWithoutProcesses, call: str, held_up: str) -> None:
+        """A notebook's `%mesh reserve` was interrupted: the call goes on here, its client does not."""
+        reserve(node)
+        if call == "spawn":
+            await node.stores.host(store_request())
+        getattr(node.supervisor, held_up).clear()
+        work: Any = node.stores.host(store_request()) if call == "host_store" else node.forking.spawn(spawn_request())
+        node.supervisor.asked.clear()
+        task = asyncio.create_task(work)
+        await node.supervisor.asked.wait()
+        await node.leases.release("r")
+        assert "r" not in node.state.leases, "a slow start does not hold the slots up"
+        getattr(node.supervisor, held_up).set()
+        with pytest.raises(ReservationNotFound):
+            await task
+        assert_nothing_left(node)
+
+    async def test_while_ranks_are_being_restarted(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        node.supervisor.may_fork.clear()
+        node.supervisor.asked.clear()
+        task = asyncio.create_task(node.restarts.restart(MESH, [0, 1]))
+        await node.supervisor.asked.wait()
+        release = asyncio.create_task(node.leases.release("r"))
+        await asyncio.sleep(0)
+        node.supervisor.may_fork.set()
+        with pytest.raises(MonarchNbError):
+            await task
+        await release
+        assert_nothing_left(node)
+
+    async def test_twice_at_once(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        node.supervisor.may_end.clear()
+        first = asyncio.create_task(node.leases.release("r"))
+        second = asyncio.create_task(node.leases.release("r"))
+        node.supervisor.asked.clear()
+        await node.supervisor.asked.wait()
+        await asyncio.sleep(0)
+        assert not second.done(), "the slots are free only when the ranks have ended"
+        assert "r" in node.state.leases
+        with pytest.raises(ReservationNotFound):
+            await node.forking.spawn(spawn_request())
+        node.supervisor.may_end.set()
+        assert await asyncio.gather(first, second) == [2, 2]
+        assert_nothing_left(node)
+
+    async def test_its_client_may_go_away(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        node.supervisor.may_end.clear()
+        node.supervisor.asked.clear()
+        abandoned = asyncio.create_task(node.leases.release("r"))
+        await node.supervisor.asked.wait()
+        abandoned.cancel()
+        node.supervisor.may_end.set()
+        assert await node.leases.release("r") == 2
+        assert_nothing_left(node)
+
+    async def test_whoever_waits_for_a_run_is_told(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        session = submit(node, "a")
+        stranger = Session()
+        node.sessions.add(stranger)
+        await node.leases.release("r")
+        [refused] = events(session, "refused")
+        assert refused.run_id == "a"
+        assert "released" in refused.error_json
+        assert events(stranger, "refused") == []
+
+    async def test_a_sync_that_comes_too_late_makes_no_workspace(self, node: NodeWithoutProcesses) -> None:
+        """It was waiting while the workspace was removed."""
+        await spawn(node)
+        node.files.workspaces.directory("r")
+        entered, may_go = threading.Event(), threading.Event()
+        remove = node.files.workspaces.release
+
+        def slow(reservation_id: str, name: str) -> object:
+            entered.set()
+            may_go.wait(10)
+            return remove(reservation_id, name)
+
+        node.files.workspaces.release = slow  # type: ignore[method-assign,assignment]
+        releasing = asyncio.create_task(node.leases.release("r"))
+        await asyncio.to_thread(entered.wait, 10)
+        request = files_pb2.SyncTreeRequest(reservation_id="r", change={"version": "v", "whole": True})
+        syncing = asyncio.create_task(node.files.sync(request, asyncio.Event()))
+        await asyncio.sleep(0)
+        may_go.set()
+        await releasing
+        reply = await syncing
+        assert "released" in reply.nodes[0].error_json
+        assert node.files.workspaces.reservations() == []
+        node.files.removal.finish()
+        assert list(node.paths.workspaces.iterdir()) == []
+
+    async def test_down_in_the_middle_of_a_sync_leaves_nothing(
+        self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await spawn(node)
+        node.files.workspaces.directory("r")
+        entered, may_go = threading.Event(), threading.Event()
+        prepare = Pending.prepare
+
+        def slow(pending: Pending) -> list[bytes]:
+            entered.set()
+            may_go.wait(10)
+            return prepare(pending)
+
+        monkeypatch.setattr(Pending, "prepare", slow)
+        names = [f"d{number}".encode() for number in range(SMALL_CHANGE_ENTRIES + 1)]
+        kind = files_pb2.TreeEntry.KIND_DIRECTORY
+        change = {
+            "version": "v",
+            "source": "s",
+            "whole": True,
+            "changed": [{"path": n, "kind": kind, "mode": 0o755} for n in names],
+        }
+        request = files_pb2.SyncTreeRequest(reservation_id="r", change=change)
+        syncing = asyncio.create_task(node.files.sync(request, asyncio.Event()))
+        await asyncio.to_thread(entered.wait, 10)
+        closing = asyncio.create_task(node.files.close())
+        done, _ = await asyncio.wait({closing}, timeout=0.1)
+        assert not done
+        may_go.set()
+        await closing
+        assert (await syncing).nodes[0].HasField("applied")
+
+    @pytest.mark.parametrize("at", ["the lock", "prepare"])
+    async def test_a_sync_that_nobody_waits_for_leaves_the_old_tree(
+        self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch, at: str
+    ) -> None:
+        await spawn(node)
+        tree = node.files.workspaces.directory("r")
+        gone = asyncio.Event()
+        prepare = Pending.prepare
+
+        def leaving(pending: Pending) -> list[bytes]:
+            gone.set()
+            return prepare(pending)
+
+        if at == "prepare":
+            monkeypatch.setattr(Pending, "prepare", leaving)
+        entry = {"path": b"d", "kind": files_pb2.TreeEntry.KIND_DIRECTORY, "mode": 0o755}
+        change = {"version": "v", "source": "s", "whole": True, "changed": [entry]}
+        request = files_pb2.SyncTreeRequest(reservation_id="r", change=change)
+        async with node.files._locks["r"]:
+            syncing = asyncio.create_task(node.files.sync(request, gone))
+            await asyncio.sleep(0)
+            if at == "the lock":
+                gone.set()
+        await syncing
+        assert list(tree.iterdir()) == []
+        monkeypatch.undo()
+        assert (await node.files.sync(request, asyncio.Event())).nodes[0].HasField("applied")
+        assert [path.name for path in tree.iterdir()] == ["d"]
+
+    async def test_a_workspace_that_can_not_be_removed_holds_no_slots(
+        self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await spawn(node)
+        node.files.workspaces.directory("r")
+        monkeypatch.setattr(node.files.workspaces, "release", fails_on_disk)
+        await node.leases.release("r")
+        assert_nothing_left(node)
+
+    async def test_at_the_end_processes_go_before_big_trees(
+        self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await spawn(node)
+        removing, may_go = threading.Event(), threading.Event()
+
+        def release(*_: object) -> None:
+            removing.set()
+            may_go.wait(10)
+
+        monkeypatch.setattr(node.files.workspaces, "release", release)
+        releasing = node.leases.start_release("r")
+        await asyncio.to_thread(removing.wait, 10)
+        closed = asyncio.Event()
+
+        async def close(**_: object) -> None:
+            closed.set()
+
+        monkeypatch.setattr(node.supervisor, "close", close)
+        closing = asyncio.create_task(node.close(end_processes=True))
+        await asyncio.wait_for(closed.wait(), 10)
+        assert not releasing.done()
+        may_go.set()
+        await closing
+        assert not node.paths.workspaces.exists()
+        monkeypatch.setattr(node, "close", close)  # once is enough
+
+    async def test_the_log_says_where_files_of_ranks_are(
+        self, node: NodeWithoutProcesses, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        await spawn(node)
+        (node.files.workspaces.directory("r") / "result").write_text("42")
+        with caplog.at_level("INFO"):
+            await node.leases.release("r")
+        [kept] = node.paths.kept.iterdir()
+        assert str(kept) in caplog.text
+
+    async def test_a_workspace_that_nobody_holds_goes_when_the_node_starts(self, tmp_path: Path) -> None:
+        killed = make_node(tmp_path)
+        reserve(killed)
+        killed.leases.confirm(pb.ConfirmRequest(reservation_id="r"))
+        for reservation_id in ("r", "gone"):
+            (killed.files.workspaces.directory(reservation_id) / "result").write_text("42")
+        killed.records.database.close()
+        node = make_node(tmp_path)
+        await node.start()
+        try:
+            assert node.files.workspaces.reservations() == ["r"]
+            assert [path.name for path in node.paths.workspaces.iterdir()] == ["r"]
+            assert [(path / "result").read_text() for path in node.paths.kept.iterdir()] == ["42"]
+        finally:
+            await node.close(end_processes=False)
+
+    async def test_a_disk_that_is_full(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        node.records.flush()
+        node.records.database._connection.execute("PRAGMA max_page_count = 2")
+        node.records.database.put("lease", "big", state_pb2.LeaseRecord(request={"name": "x" * 1_000_000}))
+        assert await node.leases.release("r") == 2
+        assert (node.state.leases, node.state.meshes) == ({}, {})
