@@ -1,7 +1,7 @@
 """What an allocator knows and decides: leases, meshes, ranks and the order of runs. Pure: no I/O, no clock.
 
 Each method is a stimulus. It changes the state, or raises without changing it, and returns what is to be done as a list
-of effects, which the node carries out (monarch_nb.allocator.node).
+of effects, which the node carries out (monarch_nb.allocator.runs).
 """
 
 from __future__ import annotations
