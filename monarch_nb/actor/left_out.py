@@ -1,5 +1,7 @@
 """Names of Monarch's actor API that are not here, in 0.7 or in earlier releases, and what to use instead."""
 
+import sys
+
 _WORKER_LOOPS = (
     "the processes of a node are looked after by its allocator, which monarch_nb.reserve() starts on this machine "
     "(monarch-nb allocator in the foreground); reserve hosts with monarch_nb.reserve(name, nodes=2, gpus=8)"
@@ -58,3 +60,16 @@ def explain(name: str) -> str | None:
     """
     instead = LEFT_OUT.get(name)
     return None if instead is None else f"monarch_nb.actor leaves {name} out: {instead}"
+
+
+def missing(name: str) -> AttributeError | ImportError:
+    """Return what the package's `__getattr__` raises for a name that it does not have.
+
+    `from package import name` takes an AttributeError for granted and loses its text. So whoever imports is told by an
+    ImportError; `hasattr` and other lookups need the AttributeError.
+    """
+    text = explain(name) or f"module 'monarch_nb.actor' has no attribute {name!r}"
+    asking = sys._getframe(2)
+    if name in LEFT_OUT and asking.f_globals.get("__name__") == "importlib._bootstrap":
+        return ImportError(text, name="monarch_nb.actor")
+    return AttributeError(text, name=name)

@@ -1,7 +1,11 @@
 """The names of Monarch: each is either here or explained, and the docs say which."""
 
+import importlib
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -18,6 +22,18 @@ MONARCH_0_7 = [
     *("run_worker_loop_until_shutdown", "send", "shutdown_context", "span", "start_worker_loop_forever", "this_host"),
     *("this_proc", "traced", "unhandled_fault_hook"),
 ]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A package that says what it leaves out."""
+    (tmp_path / "leaving_out").mkdir()
+    (tmp_path / "leaving_out" / "__init__.py").write_text(
+        "from monarch_nb.actor.left_out import missing\n\n\ndef __getattr__(name):\n    raise missing(name)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("leaving_out")
+    del sys.modules["leaving_out"]
 
 
 def documented(section: str) -> list[str]:
@@ -45,3 +61,18 @@ def test_what_is_left_out_is_explained(name: str) -> None:
 def test_what_monarch_does_not_have_either_is_not_explained() -> None:
     assert explain("Actor") is None
     assert explain("Aktor") is None
+
+
+def test_imports_are_told_what_to_use_instead(package: ModuleType) -> None:
+    with pytest.raises(ImportError, match=r"leaves enable_transport out: messages go through the allocators"):
+        exec("from leaving_out import enable_transport")
+    with pytest.raises(ImportError, match="cannot import name 'Aktor'"):
+        exec("from leaving_out import Aktor")
+
+
+def test_attributes_are_told_too_and_can_be_asked_for(package: ModuleType) -> None:
+    with pytest.raises(AttributeError, match=r"leaves enable_transport out"):
+        package.enable_transport  # noqa: B018
+    with pytest.raises(AttributeError, match="has no attribute 'Aktor'"):
+        package.Aktor  # noqa: B018
+    assert not hasattr(package, "span")
