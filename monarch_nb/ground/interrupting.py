@@ -112,6 +112,11 @@ def waits(function: F) -> F:
     return function
 
 
+def is_wait(code: CodeType) -> bool:
+    """Return whether `code` is that of a function that `waits`."""
+    return code in _waits
+
+
 class HeldBack:
     """The handler of SIGINT in a block of `at_waits`: it raises in functions that wait, and else remembers the press.
 

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -33,7 +33,7 @@ _SWEEP_S = 0.05
 
 @dataclass(frozen=True)
 class _Break:
-    """Why groups were broken, and what the main thread was in."""
+    """Why groups were broken, and what the thread was in that was to be freed."""
 
     reason: str = ""
     collective: str | None = None
@@ -59,6 +59,7 @@ class _State:
         breaker: the thread that does it.
         forgotten: why the last groups were forgotten; None once new ones were made.
         dropped: the groups that were forgotten.
+        forgetting: held while they are forgotten.
         run: the number of the newest run. made_in: that of the run which made the last default group, or tried to.
     """
 
@@ -70,6 +71,7 @@ class _State:
         self.breaker: _Breaker | None = None
         self.forgotten: _Break | None = None
         self.dropped: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.forgetting = threading.Lock()
         self.run = self.made_in = 0
 
 
@@ -94,8 +96,14 @@ def collective(frame: FrameType) -> str | None:
     return None if name in ("backward", "wait") and not in_use() else name
 
 
-def break_groups(reason: str, last_run: int = 0, *, prepare: Callable[[], None] = lambda: None) -> bool:
-    """Make whatever waits for peers or the store fail soon. Call it from any thread but the one that hangs.
+def break_groups(
+    reason: str,
+    last_run: int = 0,
+    *,
+    threads: Collection[int] | None = None,
+    prepare: Callable[[], None] = lambda: None,
+) -> bool:
+    """Make whatever waits for peers or the store fail soon. Call it from any thread but those that hang.
 
     It is done in 0.03 s when nothing moves; a transfer gets up to 5 s to come to its end, without holding up the
     caller. A second call does no harm.
@@ -103,13 +111,17 @@ def break_groups(reason: str, last_run: int = 0, *, prepare: Callable[[], None] 
     Args:
         reason: shown to the user: "interrupted", or a clause such as "rank 3 was restarted".
         last_run: spare groups that runs after this one made; 0 spares none.
+        threads: the idents of those that are to be freed, besides all that can be seen to be in a collective; the main
+            thread when it is not given.
         prepare: called before anything is broken, if something is.
 
     Returns:
         Whether there was anything to break.
     """
-    main = _main_frame()
-    where = collective(main) if main is not None else None
+    threads = (threading.main_thread().ident or 0,) if threads is None else threads
+    frames = sys._current_frames()
+    waiting = {thread: name for thread, frame in frames.items() if (name := collective(frame))}
+    where = next((waiting[thread] for thread in (*threads, *waiting) if thread in waiting), None)
     with state.connections.lock:
         if last_run and state.made_in > last_run:
             return False
@@ -122,26 +134,28 @@ def break_groups(reason: str, last_run: int = 0, *, prepare: Callable[[], None] 
         state.hush.begin()
         breaker = state.breaker
         if breaker is None or not breaker.is_alive() or breaker.cause is not state.broken:
-            breaker = state.breaker = _Breaker(state.broken)
+            breaker = state.breaker = _Breaker(state.broken, {*threads, *waiting})
             breaker.start()
     breaker.swept.wait(_BREAK_WAIT_S)
     return True
 
 
 def forget_groups() -> None:
-    """Clear all that torch knows of groups that were broken, here or by a peer. Call it from the main thread.
+    """Clear all that torch knows of groups that were broken, here or by a peer. Call it from a thread that was in one
+    of them, or would be in the next.
 
     Does nothing when no group is broken, or when user code has made a new one since. Never raises, and ends in
     seconds whatever the groups do.
     """
-    if state.broken is None and not is_left():
-        return
-    state.hush.begin()
-    with state.connections.lock:
-        state.forgotten, state.broken = state.broken or _Break(), None
-        state.connections.shut_down(stores=False)
-    drop_groups()
-    state.hush.end()
+    with state.forgetting:
+        if state.broken is None and not is_left():
+            return
+        state.hush.begin()
+        with state.connections.lock:
+            state.forgotten, state.broken = state.broken or _Break(), None
+            state.connections.shut_down(stores=False)
+        drop_groups()
+        state.hush.end()
 
 
 def is_broken(wait_s: float = 0) -> bool:
@@ -203,7 +217,7 @@ def drop_groups() -> None:
 
 
 class _Breaker(threading.Thread):
-    """Shuts connections down until the main thread is free, or has gone on to something else.
+    """Shuts connections down until the threads are free, or have gone on to something else.
 
     The store's comes last: the next group can use it again, and it may be all that a group that is being made has.
 
@@ -211,9 +225,11 @@ class _Breaker(threading.Thread):
         swept: set when all connections to peers have been shut down.
     """
 
-    def __init__(self, cause: _Break) -> None:
+    def __init__(self, cause: _Break, threads: Iterable[int]) -> None:
         super().__init__(name="monarch_nb-break", daemon=True)
-        self.cause, self._place = cause, _place()
+        self.cause = cause
+        frames = sys._current_frames()
+        self._places = {thread: _place(frames[thread]) for thread in threads if thread in frames}
         self.swept = threading.Event()
 
     def run(self) -> None:
@@ -231,9 +247,12 @@ class _Breaker(threading.Thread):
                 stores = True
 
     def _is_needed(self) -> bool:
-        """Return whether the main thread is where it was, or in the next collective already."""
-        frame = _main_frame()
-        return _place() == self._place or (frame is not None and collective(frame) is not None)
+        """Return whether a thread is where it was, or in the next collective already."""
+        frames = sys._current_frames()
+        return any(
+            (frame := frames.get(thread)) is not None and (_place(frame) == place or collective(frame) is not None)
+            for thread, place in self._places.items()
+        )
 
     def _sweep(self, stores: bool) -> bool:
         """Shut down what there is now; return False when the groups that were to be broken are gone."""
@@ -245,14 +264,9 @@ class _Breaker(threading.Thread):
         return is_current
 
 
-def _place() -> tuple[int, int]:
-    """Return where the main thread is: the same again when it has not moved."""
-    frame = _main_frame()
-    return (id(frame), frame.f_lasti) if frame is not None else (0, 0)
-
-
-def _main_frame() -> FrameType | None:
-    return sys._current_frames().get(threading.main_thread().ident or 0)
+def _place(frame: FrameType) -> tuple[int, int]:
+    """Return where a thread is, given its innermost frame: the same again when it has not moved."""
+    return id(frame), frame.f_lasti
 
 
 def raise_if_broken() -> None:

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 
 from monarch_nb.worker.groups import sockets
 from monarch_nb.worker.groups.sockets import Connection, Endpoint, GlooLoop
+from monarch_nb.worker.groups.store_connection import pause
 
+_TURN_S = 0.02
 _SAMPLE_S = 0.01
 _MOVING_S = 5.0
 _STUCK_S = 0.5
@@ -28,6 +30,7 @@ class GroupConnections:
     def __init__(self) -> None:
         self.endpoints: set[Endpoint] = set()
         self.lock = threading.Lock()
+        self._turn = threading.RLock()
         self._depth = 0
         self._idle = threading.Event()
         self._idle.set()
@@ -42,26 +45,38 @@ class GroupConnections:
         return self._depth > 0
 
     @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """One thread at a time makes or destroys groups: a cell and an actor may want to at once, and neither torch's
+        books nor these can tell them apart."""
+        while not self._turn.acquire(blocking=False):  # here no interrupt comes, but in the pause
+            pause(_TURN_S)
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    @contextlib.contextmanager
     def making(self, group_size: int = 0) -> Iterator[None]:
         """While it is open, new Gloo loops belong to groups. May be nested.
 
         Args:
             group_size: of the group that is made; 0 where it is not known yet.
         """
-        with self.lock:
-            if self._depth == 0:
-                self._others = frozenset(loop.listener for loop in sockets.gloo_loops()) - self._listeners
-                self._idle.clear()
-            self._group_size = group_size
-            self._depth += 1
-        try:
-            yield
-        finally:
-            if self._depth == 1:
-                self._listeners = frozenset(loop.listener for loop in self._loops())
-            self._depth -= 1
-            if self._depth == 0:
-                self._idle.set()
+        with self.turn():
+            with self.lock:
+                if self._depth == 0:
+                    self._others = frozenset(loop.listener for loop in sockets.gloo_loops()) - self._listeners
+                    self._idle.clear()
+                self._group_size = group_size
+                self._depth += 1
+            try:
+                yield
+            finally:
+                if self._depth == 1:
+                    self._listeners = frozenset(loop.listener for loop in self._loops())
+                self._depth -= 1
+                if self._depth == 0:
+                    self._idle.set()
 
     @contextlib.contextmanager
     def making_default(self) -> Iterator[None]:

@@ -29,11 +29,11 @@ from monarch_nb.worker.groups.breaking import (
 from monarch_nb.worker.groups.rendezvous import Rendezvous
 from monarch_nb.worker.groups.sockets import Endpoint, resolve
 from monarch_nb.worker.groups.store_connection import connect
+from monarch_nb.worker.user_code import is_standard
 
 _LOOPBACK = "127.0.0.1"
 _DESCRIPTORS = 1 << 16
 _BOOKKEEPING = {__file__, *(module.__file__ for module in (breaking, c10d, sockets, connections, rendezvous))}
-_STANDARD_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 
 
 def prepare() -> None:
@@ -55,8 +55,12 @@ def install() -> None:
 
 
 def begin_run(number: int) -> None:
-    """What makes a group from now on belongs to this run. On the main thread."""
-    state.run = number
+    """What makes a group from now on belongs to this run, or to a newer one that has begun on another thread."""
+    state.run = max(state.run, number)
+
+
+def free_unused() -> None:
+    """Free the groups that nobody refers to any more. On the main thread, between runs."""
     freeing.free_unused()
 
 
@@ -70,8 +74,7 @@ def keeps_books(frames: Iterable[FrameType]) -> bool:
         path = each.f_code.co_filename
         if path in _BOOKKEEPING:
             return True
-        is_standard = path.startswith(("<frozen ", _STANDARD_LIBRARY)) and "-packages" not in path
-        if not is_standard:
+        if not is_standard(path):
             break
     return False
 
@@ -131,8 +134,7 @@ def _wrap_init(rendezvous: Rendezvous, module: Any) -> Callable[..., None]:
     init: Callable[..., None] = module.init_process_group
     signature = inspect.signature(init)
 
-    @functools.wraps(init)
-    def init_process_group(*args: Any, **kwargs: Any) -> None:
+    def form(*args: Any, **kwargs: Any) -> None:
         wanted = signature.bind(*args, **kwargs).arguments
         if c10d.default_group() is not None:
             if state.broken is None and not is_left():
@@ -159,6 +161,11 @@ def _wrap_init(rendezvous: Rendezvous, module: Any) -> Callable[..., None]:
         finally:
             sys.excepthook = hook  # torch adds a layer of "[rank0]:" at every init
         state.forgotten = None
+
+    @functools.wraps(init)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        with state.connections.turn():
+            form(*args, **kwargs)
 
     return init_process_group
 
@@ -188,8 +195,7 @@ def _endpoints(wanted: dict[str, Any]) -> set[Endpoint]:
 def _wrap_destroy(module: Any) -> Callable[..., None]:
     destroy: Callable[..., None] = module.destroy_process_group
 
-    @functools.wraps(destroy)
-    def destroy_process_group(group: Any = None) -> None:
+    def end(group: Any) -> None:
         if state.broken is not None:
             forget_groups()
         if group is None:
@@ -206,5 +212,10 @@ def _wrap_destroy(module: Any) -> Callable[..., None]:
             raise
         if c10d.default_group() is None:
             state.connections.forget_default()
+
+    @functools.wraps(destroy)
+    def destroy_process_group(group: Any = None) -> None:
+        with state.connections.turn():
+            end(group)
 
     return destroy_process_group

@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,7 @@ from monarch_nb.worker.groups import c10d
 _MENDED = "2.14"
 """The first torch that releases the lock there too; docs/architecture.md says which ones were tried."""
 
+_freeing = threading.Lock()
 _groups: list[Any] = []
 """All that there are, but for what was freed."""
 _OURS = 2
@@ -54,8 +56,14 @@ def install() -> None:
 
 
 def free_unused() -> None:
-    """Free the groups that nobody refers to any more. On the main thread, between runs or before a group is made."""
-    unused = [_groups.pop(at) for at in reversed(range(len(_groups))) if sys.getrefcount(_groups[at]) == _OURS]
+    """Free the groups that nobody refers to any more. Between runs or before a group is made; nothing happens when
+    another thread does it already."""
+    if not _freeing.acquire(blocking=False):
+        return
+    try:
+        unused = [_groups.pop(at) for at in reversed(range(len(_groups))) if sys.getrefcount(_groups[at]) == _OURS]
+    finally:
+        _freeing.release()
     if unused:
         c10d.run_bounded(unused.clear, _FREE_WAIT_S)
 

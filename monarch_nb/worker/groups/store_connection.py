@@ -13,11 +13,18 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
+from monarch_nb.ground import interrupting
 from monarch_nb.times import duration
 
 _ATTEMPT_S = 2.0
 _PAUSE_S = 0.3
 """Between attempts, in Python: here an interrupt gets through, which is tried again every tenth of a second."""
+
+
+@interrupting.waits
+def pause(time_s: float) -> None:
+    """Wait, here in Python, where an interrupt gets through."""
+    time.sleep(time_s)
 
 
 def connect(
@@ -44,7 +51,7 @@ def connect(
             if not said:
                 said = True
                 sys.stderr.write(f"no store answers at {where} yet: trying for {duration(timeout.total_seconds())}\n")
-            time.sleep(_PAUSE_S)
+            pause(_PAUSE_S)
         else:
             store.set_timeout(timeout)
             return store
