@@ -8,6 +8,7 @@ import json
 import os
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from monarch_nb.proto.run_pb2 import Display
 from monarch_nb.worker.groups import c10d
@@ -24,7 +25,8 @@ class _Run:
     is_settled: bool = False
 
 
-_run = _Run()
+_runs: WeakKeyDictionary[streams.RunOutput, _Run] = WeakKeyDictionary()
+"""By where they print: endpoints on other threads belong to other runs."""
 
 
 def install() -> None:
@@ -33,24 +35,28 @@ def install() -> None:
 
 
 def begin_run() -> None:
-    """Another run begins."""
-    _run.lone_steps, _run.is_settled = 0, False
+    """Another run of the main thread begins; its output may be that of the run before."""
+    _runs.pop(streams.newest_output(), None)
 
 
 def _watch(module: Any) -> None:
     torch = module.torch  # it may be in the middle of its own import: what is in it is looked up later
 
     def after_step(optimizer: Any, *_: Any) -> None:
-        if torch.compiler.is_compiling() or _run.is_settled:
+        if torch.compiler.is_compiling():
+            return
+        output = streams.current_output()
+        run = _runs.get(output) or _runs.setdefault(output, _Run())
+        if run.is_settled:
             return
         if c10d.default_group() is not None or os.environ.get("WORLD_SIZE", "1") == "1":
-            _run.is_settled = True
+            run.is_settled = True
             return
-        _run.lone_steps += 1
-        if _run.lone_steps >= _STEPS:
-            _run.is_settled = True
+        run.lone_steps += 1
+        if run.lone_steps >= _STEPS:
+            run.is_settled = True
             told = Display(content_json=json.dumps(_signature(optimizer)), kind=Display.KIND_TRAINS_ALONE)
-            streams.current_output().display(told)
+            output.display(told)
 
     module.register_optimizer_step_post_hook(after_step)
 

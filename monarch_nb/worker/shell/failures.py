@@ -23,6 +23,9 @@ _END_OF_INPUT = "EOF when reading a line"
 class RunInterrupted(KeyboardInterrupt):
     """Raised in user code by an interrupt of its run. Shown as the KeyboardInterrupt that it is."""
 
+    def __reduce__(self) -> tuple[type[KeyboardInterrupt], tuple[object, ...]]:
+        return KeyboardInterrupt, self.args
+
 
 RunInterrupted.__name__ = RunInterrupted.__qualname__ = "KeyboardInterrupt"
 RunInterrupted.__module__ = "builtins"

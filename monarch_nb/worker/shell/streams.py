@@ -3,7 +3,9 @@
 `sys.stdout` and `sys.stderr` are made once and live for ever, so a logging handler made in run 3 still works in run 30.
 Each write goes to the run of its context: asyncio tasks copy the context of the cell that made them, and a thread keeps
 the run of the code that started it (`install` patches `Thread.start`, because threads inherit no context before 3.14).
-File descriptors 1 and 2 point at the newest run, so that C++ libraries and child processes are caught too.
+File descriptors 1 and 2 point at the newest run of the main thread, so that C++ libraries and child processes are
+caught too. They are the process's, not a thread's: when an endpoint starts a process they point at its run until it
+ends; what C++ code prints meanwhile goes there as well.
 
 Nothing here can block on a reader or fail for want of space: what a full disk refuses is dropped, and noted once in
 `RunOutput.notice`, which the rank's result carries to the allocator.
@@ -16,8 +18,10 @@ import io
 import os
 import sys
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,9 @@ from monarch_nb.proto.run_pb2 import Cursor, Display, Mark
 
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _THREAD_ATTRIBUTE = "_monarch_nb_run"
+_KINDS = ("out", "err", "marks")
+_MARKS = 2
+_KEPT_OUTPUTS = 4
 _PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "pty.spawn"}
 
 FLUSH_AFTER_S = 0.2
@@ -35,13 +42,16 @@ FLUSH_AFTER_S = 0.2
 _run_of_context: ContextVar["RunOutput"] = ContextVar("monarch_nb_run")
 _newest: "RunOutput | None" = None
 _streams: "dict[str, RunStream]" = {}
+_described: "RunOutput | None" = None
+"""The one that file descriptors 1 and 2 point at."""
+_alive: "weakref.WeakSet[RunOutput]" = weakref.WeakSet()
 _unflushed: "list[RunOutput]" = []
 _flushing = threading.Lock()
 """Held while another thread flushes and while a child is forked: buffers have locks of their own."""
 
 
 class RunOutput:
-    """The output files of one run on this rank: RANK.out, RANK.err and, once something needs it, RANK.marks.
+    """The output files of one run on this rank: RANK.out, RANK.err and RANK.marks, each made once something needs it.
 
     Closed when nothing refers to it any more: no context, no thread, no newer run.
 
@@ -54,6 +64,7 @@ class RunOutput:
         notice: why output was lost; empty while none was.
         has_started_processes: whether a process was started that may write here.
         has_started_threads: whether a thread was.
+        is_lent: whether endpoints that belong to no run have written here.
     """
 
     def __init__(self, directory: str, number: int, rank: int) -> None:
@@ -61,18 +72,25 @@ class RunOutput:
         self.notice = ""
         self.has_started_processes = False
         self.has_started_threads = False
+        self.is_lent = False
         self._base = str(run_file(Path(directory), number, rank, ""))
-        self._descriptors = [self._open("out"), self._open("err")]
-        self._marks: int | None = None
+        self._descriptors: list[int | None] = [None, None, None]
         self._lock = threading.RLock()
         self.last: int | None = None
         self.is_listed = False
         self.renew()
+        _alive.add(self)
 
     def redirect_descriptors(self) -> None:
         """Point file descriptors 1 and 2 at this run."""
-        for kind, descriptor in enumerate(self._descriptors):
-            os.dup2(descriptor, kind + 1, inheritable=True)
+        global _described
+        _described = self
+        for kind in (0, 1):
+            os.dup2(self._descriptor(kind), kind + 1, inheritable=True)
+
+    def has_descriptors(self) -> bool:
+        """Return whether file descriptors 1 and 2 still are this run's: user code may have pointed them elsewhere."""
+        return all(_is_same_file(self._descriptor(kind), kind + 1) for kind in (0, 1))
 
     def switch(self, kind: int) -> None:
         """Note in the marks that Python code writes to the other stream from here on."""
@@ -112,9 +130,8 @@ class RunOutput:
     def cursor(self) -> Cursor:
         """Return the sizes of the files, with everything flushed."""
         self.flush()
-        out, err = (os.fstat(descriptor).st_size for descriptor in self._descriptors)
-        marks = os.fstat(self._marks).st_size if self._marks is not None else 0
-        return Cursor(stdout_bytes=out, stderr_bytes=err, marks_bytes=marks)
+        marks = os.fstat(self._descriptor(_MARKS)).st_size if self._descriptors[_MARKS] is not None else 0
+        return Cursor(stdout_bytes=self._size_bytes(0), stderr_bytes=self._size_bytes(1), marks_bytes=marks)
 
     def is_untouched(self, end: Cursor, loop: "RankLoop") -> bool:
         """Return whether nothing was written and nothing is left that could still write: the next run may use it.
@@ -129,6 +146,7 @@ class RunOutput:
             or end.marks_bytes
             or self.notice
             or self.has_started_processes
+            or self.is_lent
             or (self.has_started_threads and any(_output_of(thread) is self for thread in threading.enumerate()))
             or (loop.has_had_tasks and bool(asyncio.all_tasks(loop) - {asyncio.current_task(loop)}))
             or len(getattr(loop, "_scheduled", ())) > 0
@@ -150,14 +168,31 @@ class RunOutput:
 
     def write_text(self, kind: int, text: str) -> int:
         """Write the first text to a stream; `writers` has the means for the next."""
-        return self._make_text(kind).write(text)
+        return (self._text[kind] or self._make_text(kind)).write(text)
 
     def _make_text(self, kind: int) -> io.TextIOWrapper:
-        raw = io.FileIO(self._descriptors[kind], "wb", closefd=False)
-        text = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", newline="\n", line_buffering=True)
-        self._text[kind] = text
-        self.writers[kind] = text.write
-        return text
+        with self._lock:
+            if (made := self._text[kind]) is not None:  # by another thread
+                return made
+            raw = io.FileIO(self._descriptor(kind), "wb", closefd=False)
+            text = io.TextIOWrapper(
+                io.BufferedWriter(raw), "utf-8", "backslashreplace", newline="\n", line_buffering=True
+            )
+            self._text[kind] = text
+            self.writers[kind] = text.write
+            return text
+
+    def _descriptor(self, kind: int) -> int:
+        descriptor = self._descriptors[kind]
+        if descriptor is None:
+            with self._lock:
+                descriptor = self._descriptors[kind]
+                if descriptor is None:
+                    descriptor = self._descriptors[kind] = self._open(_KINDS[kind])
+        return descriptor
+
+    def _size_bytes(self, kind: int) -> int:
+        return os.fstat(self._descriptor(kind)).st_size
 
     def _open(self, kind: str) -> int:
         path = self._base + kind
@@ -172,18 +207,16 @@ class RunOutput:
             return _nowhere()
 
     def _mark(self, mark: Mark) -> None:
-        if self._marks is None:
-            self._marks = self._open("marks")
-        mark.stdout_bytes, mark.stderr_bytes = (os.fstat(descriptor).st_size for descriptor in self._descriptors)
+        mark.stdout_bytes, mark.stderr_bytes = self._size_bytes(0), self._size_bytes(1)
         try:
-            os.write(self._marks, encode_frame(mark.SerializeToString()))
+            os.write(self._descriptor(_MARKS), encode_frame(mark.SerializeToString()))
         except OSError as error:
             self.notice = self.notice or f"output was lost: {error.strerror}"
 
     def __del__(self) -> None:
         self.flush()
-        for descriptor in (*self._descriptors, *([] if self._marks is None else [self._marks])):
-            if descriptor != _nowhere():
+        for descriptor in self._descriptors:
+            if descriptor is not None and descriptor != _nowhere():
                 os.close(descriptor)
 
 
@@ -201,6 +234,49 @@ class RankLoop(asyncio.SelectorEventLoop):
     def create_task(self, *args: Any, **kwargs: Any) -> "asyncio.Task[Any]":
         self.has_had_tasks = True
         return super().create_task(*args, **kwargs)
+
+
+class CallOutputs:
+    """The outputs of runs of calls, by number: each is kept while it is used, and the newest for the next call.
+
+    Args:
+        directory: holds one directory per run.
+        rank: this rank.
+    """
+
+    def __init__(self, directory: str, rank: int) -> None:
+        self._directory, self._rank = directory, rank
+        self._lock = threading.Lock()
+        self._used: weakref.WeakValueDictionary[int, RunOutput] = weakref.WeakValueDictionary()
+        self._newest: deque[RunOutput] = deque(maxlen=_KEPT_OUTPUTS)
+
+    def of(self, number: int) -> RunOutput:
+        """Return the output of a run of calls. From any thread."""
+        output = self._used.get(number)
+        if output is None:
+            with self._lock:
+                output = self._used.get(number)
+                if output is None:
+                    output = self._used[number] = RunOutput(self._directory, number, self._rank)
+                    self._newest.append(output)
+        return output
+
+
+def enter_output(output: RunOutput | None) -> Token[RunOutput]:
+    """Let what the calling context writes go to `output`; None stands for that of the main thread's newest run."""
+    if output is None:
+        output = newest_output()
+        output.is_lent = True
+    return _run_of_context.set(output)
+
+
+def leave_output(token: Token[RunOutput]) -> None:
+    """Let it go where it went before `enter_output`, with everything flushed."""
+    output = _run_of_context.get()
+    output.flush()
+    _run_of_context.reset(token)
+    if _described is output and output is not _newest and _newest is not None and output.has_descriptors():
+        _newest.redirect_descriptors()
 
 
 def _above_standard(descriptor: int) -> int:
@@ -295,6 +371,11 @@ def current_output() -> RunOutput:
     if started_in is not None:
         _run_of_context.set(started_in)
         return started_in
+    return newest_output()
+
+
+def newest_output() -> RunOutput:
+    """Return the output of the main thread's newest run."""
     assert _newest is not None, "install() was not called"
     return _newest
 
@@ -354,21 +435,32 @@ def install(output: RunOutput, on_text: Callable[[], None]) -> None:
 
 def _note_started_process(event: str, _: object) -> None:
     if event in _PROCESS_EVENTS and _newest is not None:
-        _newest.has_started_processes = True
+        output = current_output()
+        output.has_started_processes = True
+        output.flush()  # what it prints comes after what was printed before
+        if output is not _described and _described is not None and _described.has_descriptors():
+            output.redirect_descriptors()
+
+
+def _is_same_file(descriptor: int, other: int) -> bool:
+    try:
+        return os.path.sameopenfile(descriptor, other)
+    except OSError:  # user code has closed it
+        return False
 
 
 def _before_fork() -> None:
     """A fork copies buffers; flushed ones are not written twice."""
     _flushing.acquire()
-    if _newest is not None:
-        _newest.flush()
+    for output in list(_alive):
+        output.flush()
 
 
 def _after_fork_in_child() -> None:
     global _on_text
     _on_text = _nothing  # nobody would flush
-    if _newest is not None:
-        _newest.renew()
+    for output in list(_alive):
+        output.renew()
     _flushing.release()
 
 

@@ -32,7 +32,7 @@ def test_output_files_close_with_the_last_reference(tmp_path: Path) -> None:
     output = RunOutput(str(tmp_path), 1, 0)
     output.switch(0)
     output.write_text(0, "x")
-    assert len(os.listdir("/proc/self/fd")) == before + 2
+    assert len(os.listdir("/proc/self/fd")) == before + 1, "stderr has not been needed"
     del output
     assert len(os.listdir("/proc/self/fd")) == before
     assert (tmp_path / "1" / "0.out").read_text() == "x"
@@ -40,6 +40,6 @@ def test_output_files_close_with_the_last_reference(tmp_path: Path) -> None:
 
 def test_output_that_can_not_be_written_is_noted_once() -> None:
     output = RunOutput("/proc/nowhere", 1, 0)
-    assert "/proc/nowhere/1/0.out" in output.notice
     output.write_text(0, "lost\n")
+    assert "/proc/nowhere/1/0.out" in output.notice
     assert output.cursor().stdout_bytes == 0
