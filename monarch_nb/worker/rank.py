@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from google.protobuf.message import DecodeError
 
+from monarch_nb.actor.engine.process import Process
 from monarch_nb.errors import MeshMismatch, ProcessGroupAborted
 from monarch_nb.ground.frames import FrameError, FrameSplitter
 from monarch_nb.integrations import lightning
@@ -34,12 +35,15 @@ from monarch_nb.proto.run_pb2 import (
     RunSpec,
 )
 from monarch_nb.proto.worker_pb2 import RankSpec, ToRank
-from monarch_nb.worker.control.interrupts import PEERS_BREAK_WITHIN_S, ActiveRun, Interrupter
+from monarch_nb.worker.control.activities import Activities
+from monarch_nb.worker.control.executions import Executions
+from monarch_nb.worker.control.interrupts import ActiveRun, Interrupter
 from monarch_nb.worker.control.thread import ControlThread
 from monarch_nb.worker.forking import after_fork
-from monarch_nb.worker.groups import breaking, forming
+from monarch_nb.worker.groups import forming
 from monarch_nb.worker.reload.changed_modules import Reloader
 from monarch_nb.worker.runs import cells, lone_training, script, values
+from monarch_nb.worker.runs.actors import LiveActors
 from monarch_nb.worker.runs.import_times import ImportTimes
 from monarch_nb.worker.runs.results import Results
 from monarch_nb.worker.shell import failures, streams
@@ -88,14 +92,21 @@ class Rank:
         self._runner = cells.CellRunner(shell, spec.blob_directory, self._reloader)
         entries = cells.user_code_entries() | {script.call.__code__}
         files = cells.not_user_files() | {script.__file__}
-        self._interrupter = Interrupter(self._loop, self._user_code, entries, files)
+        self._activities = Activities()
+        outputs = streams.CallOutputs(spec.log_directory, spec.rank)
+        self._executions = Executions(self._activities, spec.mesh_id, outputs)
+        self._engine: Process | None = None
+        """Of this rank's actors; there is one once a message has come."""
+        self._interrupter = Interrupter(self._activities, self._loop, self._user_code, entries, files)
         self._queue: deque[RunSpec] = deque()
         self._script: RunSpec | None = None
         self._work: socket.socket | None = None
-        self._must_forget_groups = False
         self._pid = os.getpid()
         self._control = ControlThread(
             listener,
+            activities=self._activities,
+            executions=self._executions,
+            actors=lambda: self._engine.actors() if self._engine is not None else (),
             interrupter=self._interrupter,
             user_code=self._user_code,
             entries=entries,
@@ -112,6 +123,7 @@ class Rank:
         streams.install(self._output, self._control.wake_for_text)
         forming.install()
         self._shell.user_ns.update(after_fork.presets(os.environ))
+        self._shell.user_ns["actors"] = LiveActors(lambda: self._engine.instances() if self._engine is not None else {})
         self._interrupter.install()
         self._control.start()
         if self._spec.for_script:
@@ -197,6 +209,7 @@ class Rank:
         output = self._output_of(spec)
         self._interrupter.install()
         forming.begin_run(spec.number)
+        forming.free_unused()
         lone_training.begin_run()
         lightning.begin_run(spec.ranks)
         if not self._interrupter.begin(active):
@@ -281,13 +294,11 @@ class Rank:
             self._shell.keep_error(error)
             self._describe(error, active, result)
         result.group_aborted = active.group_aborted and not active.is_script
-        result.duration_s = time.monotonic() - active.started
+        result.duration_s = time.monotonic() - active.started_s
         result.end.CopyFrom(output.cursor())
         result.untouched = output.is_untouched(result.end, self._loop)
         result.notice = output.notice
-        if active.group_aborted or self._must_forget_groups:
-            self._must_forget_groups = False
-            breaking.forget_groups()
+        self._activities.forget_groups(active)
 
     def _describe(self, error: BaseException, active: ActiveRun, result: RankResult) -> None:
         """Fill `result` with what became of an error."""
@@ -298,7 +309,7 @@ class Rank:
             shown, only_users = error, True
             if active.requested_at is not None:
                 result.outcome = OUTCOME_INTERRUPTED
-        elif active.requested_at is not None and _is_interruption(error, active):
+        elif active.was_ended_by(error):
             result.outcome, only_users = OUTCOME_INTERRUPTED, True
             shown = active.error().with_traceback(error.__traceback__)
         elif isinstance(error, SystemExit):
@@ -315,13 +326,7 @@ class Rank:
 
     def _after_abort(self) -> None:
         """On the control thread."""
-        self._loop.call_soon_threadsafe(self._groups_were_broken)
-
-    def _groups_were_broken(self) -> None:
-        if self._interrupter.active is None:
-            breaking.forget_groups()
-        else:
-            self._must_forget_groups = True
+        self._loop.call_soon_threadsafe(self._activities.forget_groups)
 
     # ---- end ----
 
@@ -354,20 +359,6 @@ def _behind_exit(error: BaseException) -> BaseException:
     """Return the interrupt to which a library answered with `sys.exit()`, as Lightning does; else the error."""
     cause = error.__context__ if isinstance(error, SystemExit) else None
     return cause if isinstance(cause, KeyboardInterrupt) else error
-
-
-def _is_interruption(error: BaseException, active: ActiveRun) -> bool:
-    """Return whether `error` is what the interrupt of a run caused; note in `active` what it did to process groups.
-
-    Its peers were interrupted too: they may have broken the group that this rank was about to use.
-    """
-    aborted = breaking.readable(error)
-    if aborted is not None:
-        active.group_aborted = True
-        active.collective = active.collective or aborted.collective
-    elif isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
-        active.group_aborted = active.group_aborted or breaking.is_broken(PEERS_BREAK_WITHIN_S)
-    return aborted is not None or isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
 
 
 def _leave() -> None:

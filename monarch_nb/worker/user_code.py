@@ -22,7 +22,8 @@ _FILE = r'(File (?:\x1b\[[0-9;]*m)*"?)'
 """What comes before a file's name in a traceback, of Python's or IPython's."""
 _MAX_FRAMES = 200
 _MAX_RECURSION_FRAMES = 2_000
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STANDARD_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 @functools.cache
@@ -30,13 +31,18 @@ def library_directories() -> tuple[str, ...]:
     """Return the directories whose files are not the user's, each with a slash at its end."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     paths = {sysconfig.get_path(name) for name in names} | {*site.getsitepackages(), site.getusersitepackages()}
-    return (_PACKAGE, *(os.path.join(path, "") for path in paths if path))
+    return (PACKAGE, *(os.path.join(path, "") for path in paths if path))
 
 
 def is_library(path: str) -> bool:
     """Return whether a file is not the user's. One environment may build on another, whose directory Python does not
     name: what packages are installed in is called the same everywhere."""
     return path.startswith(library_directories()) or "/site-packages/" in path or "/dist-packages/" in path
+
+
+def is_standard(path: str) -> bool:
+    """Return whether a file is of the standard library."""
+    return path.startswith(("<frozen ", _STANDARD_LIBRARY)) and "-packages" not in path
 
 
 class UserCode:
@@ -63,7 +69,7 @@ class UserCode:
         """Return whether a frame executes the user's own code. What runs as `__main__` does, also a module of an
         installed package (`python -m`)."""
         filename = frame.f_code.co_filename
-        is_main = frame.f_globals.get("__name__") == "__main__" and not filename.startswith(_PACKAGE)
+        is_main = frame.f_globals.get("__name__") == "__main__" and not filename.startswith(PACKAGE)
         return is_main or self.is_users(filename)
 
     def file_name(self, filename: str) -> str:
@@ -115,7 +121,7 @@ class UserCode:
         kept: list[TracebackType] = []
         for each in _each(trace):
             filename = each.tb_frame.f_code.co_filename
-            if self.owns(each.tb_frame) or (kept and not filename.startswith(_PACKAGE)):
+            if self.owns(each.tb_frame) or (kept and not filename.startswith(PACKAGE)):
                 kept.append(each)
         while only_users and kept and not self.owns(kept[-1].tb_frame):
             kept.pop()

@@ -79,6 +79,7 @@ async def _control_rank(node: Node, request: pb.ControlRanksRequest, mesh: Mesh,
         completions=reply.completions,
         completion_start=reply.completion_start,
         inspection=reply.inspection,
+        actors=reply.actors,
     )
 
 
@@ -108,9 +109,11 @@ async def _stack_from_outside(node: Node, process: RankProcess) -> str:
 def _rank_request(request: pb.ControlRanksRequest) -> wire.ControlRequest:
     match request.WhichOneof("message"):
         case "where":
-            return wire.ControlRequest(where=wire.GetWhere())
+            return wire.ControlRequest(where=wire.GetWhere(run_id=request.run_id))
         case "stack":
             return wire.ControlRequest(stack=wire.GetStack())
+        case "actors":
+            return wire.ControlRequest(actors=wire.GetActors())
         case "complete":
             complete = wire.GetCompletions(code=request.complete.code, cursor=request.complete.cursor)
             return wire.ControlRequest(complete=complete)

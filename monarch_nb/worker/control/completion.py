@@ -8,9 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-_EXPRESSION = re.compile(r"((?:[^\W\d]\w*\.)*)([^\W\d]\w*)?$")
+from monarch_nb.worker.runs.actors import LiveActors
+
+_EXPRESSION = re.compile(r"""((?:[^\W\d]\w*(?:\[(?:"[^"]*"|'[^']*')\])?\.)*)([^\W\d]\w*)?$""")
+_STEP = re.compile(r"""\[["']([^"']*)["']\]|(\w+)""")
 _KEY = re.compile(r"((?:[^\W\d]\w*\.)*[^\W\d]\w*)\[(['\"])([^'\"\[\]]*)$")
 MISSING = object()
+_MAPPINGS = (dict, LiveActors)
+"""Looking into them runs no code of the user's."""
 _TORCH_DICTIONARIES = ("_parameters", "_buffers", "_modules")
 """An nn.Module finds these by __getattr__."""
 _LIMIT = 500
@@ -39,7 +44,7 @@ def complete(code: str, cursor: int, namespace: Mapping[str, Any]) -> tuple[list
     if line[: len(line) - len(match[0])].endswith("."):
         return [], start  # an attribute of something that only running the code would tell
     if path := match[1]:
-        owner = resolve(path[:-1].split("."), namespace)
+        owner = resolve(_steps(path), namespace)
         names: Iterable[str] = [] if owner is MISSING else _attributes(owner)
     else:
         names = {*namespace, *vars(builtins), *keyword.kwlist} if prefix else set(namespace)
@@ -52,12 +57,23 @@ def _matching(names: Iterable[str], prefix: str) -> list[str]:
     return sorted(matches)[:_LIMIT]
 
 
+class Key(str):
+    """A step to an item, as ["trainers"]; others are attributes."""
+
+    __slots__ = ()
+
+
+def _steps(path: str) -> list[str]:
+    """Return the steps of `actors["trainers"].model`."""
+    return [step[2] if step[2] is not None else Key(step[1]) for step in _STEP.finditer(path)]
+
+
 def resolve(path: Sequence[str], namespace: Mapping[str, Any]) -> Any:
     """Return what a dotted name means; MISSING when only running code would tell."""
     first, *rest = path
     value = namespace.get(first, getattr(builtins, first, MISSING))
     for name in rest:
-        value = _attribute(value, name)
+        value = _item(value, name) if isinstance(name, Key) else _attribute(value, name)
         if value is MISSING:
             return MISSING
     return value
@@ -106,5 +122,9 @@ def _torch_dictionaries(own: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [own[name] for name in _TORCH_DICTIONARIES if type(own.get(name)) is dict]
 
 
+def _item(owner: Any, key: str) -> Any:
+    return owner.get(key, MISSING) if type(owner) in _MAPPINGS else MISSING
+
+
 def _keys(value: Any) -> list[str]:
-    return [key for key in value if isinstance(key, str)] if type(value) is dict else []
+    return [key for key in value if isinstance(key, str)] if type(value) in _MAPPINGS else []

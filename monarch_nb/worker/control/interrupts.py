@@ -1,4 +1,5 @@
-"""Interrupting a run: SIGINT for Python code, cancellation for a cell that awaits, broken connections for a collective.
+"""Interrupting a run of the main thread: SIGINT for Python code, cancellation for a cell that awaits, broken groups for
+a collective.
 
 An interrupt carries a run id and counts only while that run's user code executes: the handler raises only when the
 user's frames are on the stack, so neither an idle rank nor our own code is ever hit. The control thread calls `press`
@@ -14,59 +15,42 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
-from monarch_nb.errors import GROUP_ABORTED, ProcessGroupAborted
-from monarch_nb.worker.groups import breaking, forming
-from monarch_nb.worker.shell.failures import RunInterrupted, interruption
+from monarch_nb.worker.control.activities import PRESS_INTERVAL_S, Activities, Activity
+from monarch_nb.worker.groups import forming
+from monarch_nb.worker.shell.failures import RunInterrupted
 from monarch_nb.worker.user_code import UserCode, outwards
 
-PRESS_INTERVAL_S = 0.1
-PEERS_BREAK_WITHIN_S = 3 * PRESS_INTERVAL_S
-"""Peers that hang in a collective break it one interval after their interrupt."""
 _FORCE_AFTER_S = 1.0
 """A signal handler of the user's gets this long before the exception is forced on the main thread."""
 
 
-@dataclass
-class ActiveRun:
+class ActiveRun(Activity):
     """The run that the main thread executes.
 
     Attributes:
         is_script: the process ends with it.
-        task: of a cell that awaits.
-        requested_at: when its interrupt was asked for; None when none was.
-        delivered: the interrupt was raised in user code, or its task cancelled.
-        collective: what it was freed from.
-        group_aborted: process groups were broken.
-        abort: what to raise in user code because its group was aborted, though the run was not interrupted.
-        abort_delivered: it was raised.
+        forced: the exception was forced on the main thread.
     """
 
-    run_id: str
-    is_script: bool = False
-    started: float = field(default_factory=time.monotonic)
-    task: asyncio.Task[None] | None = None
-    requested_at: float | None = None
-    delivered: bool = False
-    forced: bool = False
-    collective: str = ""
-    group_aborted: bool = False
-    abort: ProcessGroupAborted | None = None
-    abort_delivered: bool = False
-    cpu_ticks: int = -1
+    def __init__(self, run_id: str, *, is_script: bool = False) -> None:
+        main = threading.main_thread().ident or 0
+        # Python 3.11 keeps the main thread's native_id of before the fork.
+        super().__init__(run_id=run_id, thread=main, native_thread=os.getpid(), makes_another=not is_script)
+        self.is_script = is_script
+        self.forced = False
 
-    def error(self) -> RunInterrupted:
-        """Return what its interrupt raises."""
-        return interruption(self.collective, self.group_aborted, makes_another=not self.is_script)
+    def poke(self) -> None:
+        signal.pthread_kill(self.thread, signal.SIGINT)
 
 
 class Interrupter:
     """Owns SIGINT in a rank.
 
     Args:
+        activities: all that executes user code.
         loop: the main thread's.
         user_code: knows the user's frames.
         entries: the code of those functions that call user code; the handler raises only below one of them.
@@ -74,15 +58,20 @@ class Interrupter:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, user_code: UserCode, entries: set[CodeType], not_user_files: set[str]
+        self,
+        activities: Activities,
+        loop: asyncio.AbstractEventLoop,
+        user_code: UserCode,
+        entries: set[CodeType],
+        not_user_files: set[str],
     ) -> None:
+        self._activities = activities
         self._loop = loop
         self._user_code = user_code
         self._entries = entries
         self._not_user_files = not_user_files
         self._pid = os.getpid()
-        self._main = threading.main_thread()
-        self._breaking = threading.Lock()
+        self._forcing = threading.Lock()
         self._early = ""
         self.active: ActiveRun | None = None
 
@@ -101,14 +90,15 @@ class Interrupter:
         active = self.active
         if active is None or run_id not in ("", active.run_id):
             return False
-        active.requested_at = time.monotonic()
-        active.delivered = active.forced = False
+        active.request()
+        active.forced = False
         self.press()
         return True
 
     def begin(self, active: ActiveRun) -> bool:
         """A run begins; return False when its interrupt was faster. On the main thread."""
         self.active = active
+        self._activities.begin(active)
         if active.run_id == self._early:  # looked at after `active` is set: `request` does it the other way round
             active.requested_at = time.monotonic()
             return False
@@ -120,79 +110,42 @@ class Interrupter:
         if active is None:
             return False
         if active.abort is not None and not active.abort_delivered:
-            self._send_signal()
+            active.poke()
         if active.requested_at is None:
             return active.abort is not None
         if active.is_script and self._has_own_handler():
             if not active.delivered:
                 active.delivered = True
-                self._send_signal()
+                active.poke()
             return False
-        waited_s = time.monotonic() - active.requested_at
+        waited_s = active.waited_s()
         if waited_s >= PRESS_INTERVAL_S:
-            self._break_collective(active)
+            self._activities.free_if_hung(active)
         if not active.delivered:
             if active.task is not None:
                 self._loop.call_soon_threadsafe(self._cancel, active)
             if self.active is active:
-                self._send_signal()
+                active.poke()
             if waited_s >= _FORCE_AFTER_S and not active.forced and self._handler_was_replaced():
                 self._force(active)
         return True
 
     def finished(self) -> None:
         """The active run has ended. On the main thread, which waits for what is being done to that run."""
-        with self._breaking:
-            active, self.active = self.active, None
-        if active is not None and active.forced:
-            _raise_in_thread(self._main, None)
-
-    def break_groups(self, active: ActiveRun, collective: str, reason: str, last_run: int = 0) -> None:
-        """Break this rank's process groups under a run, but none that a run after `last_run` made. On the control
-        thread.
-        """
-
-        def stop_cell() -> None:
-            # A kernel of an aborted communicator ends without an error, its data undefined: the cell must not go on.
-            if active.requested_at is None and _uses_nccl():
-                active.abort = ProcessGroupAborted(f"{reason}; {GROUP_ABORTED}", reason=reason)
-                active.abort_delivered = False
-                self._send_signal()
-
-        with self._breaking:
-            if self.active is active and breaking.break_groups(reason, last_run, prepare=stop_cell):
-                active.group_aborted = True
-                active.collective = active.collective or collective
+        active = self.active
+        if active is None:
+            return
+        self._activities.end(active)
+        with self._forcing:
+            self.active = None
+        if active.forced:
+            raise_in_thread(active.thread, None)
 
     def _force(self, active: ActiveRun) -> None:
-        with self._breaking:
+        with self._forcing:
             if self.active is active:  # else the next run would be hit
                 active.forced = True
-                _raise_in_thread(self._main, RunInterrupted)
-
-    def _send_signal(self) -> None:
-        if self._main.ident is not None:
-            signal.pthread_kill(self._main.ident, signal.SIGINT)
-
-    def _break_collective(self, active: ActiveRun) -> None:
-        frame = sys._current_frames().get(self._main.ident or 0)
-        collective = breaking.collective(frame) if frame is not None else None
-        blocked = self._is_blocked(active)
-        if collective and collective != "backward":
-            hangs = True
-        elif collective or (active.task is None and not active.delivered):
-            # Backward may only compute; and C code that SIGINT does not reach may be a wait without a name.
-            hangs = blocked and breaking.in_use()
-        else:
-            hangs = False
-        if hangs:
-            self.break_groups(active, collective or "", "interrupted")
-
-    def _is_blocked(self, active: ActiveRun) -> bool:
-        """Return whether the main thread sleeps and has used no CPU since this was last asked."""
-        state, ticks = thread_state(self._pid)  # the main thread; Python 3.11 keeps its native_id of before the fork
-        before, active.cpu_ticks = active.cpu_ticks, ticks
-        return state == "S" and ticks == before
+                raise_in_thread(active.thread, RunInterrupted)
 
     def _on_signal(self, _: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
@@ -200,15 +153,11 @@ class Interrupter:
         active = self.active
         if active is None or forming.keeps_books(outwards(frame)):
             return
-        if active.abort is not None and not active.abort_delivered and self._runs_user_code(frame):
-            active.abort_delivered = True
-            raise active.abort
+        if active.is_due and self._runs_user_code(frame):
+            raise active.take_due()
         if active.requested_at is None or active.delivered:
             return
-        if self._runs_user_code(frame):
-            active.delivered = True
-            raise active.error()
-        if time.monotonic() - active.requested_at > _FORCE_AFTER_S and self._user_code.line_of_stack(outwards(frame)):
+        if active.waited_s() > _FORCE_AFTER_S and self._user_code.line_of_stack(outwards(frame)):
             raise active.error()  # in a callback of the user's that keeps the event loop from cancelling the cell
 
     def _runs_user_code(self, frame: FrameType | None) -> bool:
@@ -241,25 +190,7 @@ class Interrupter:
             sys.__unraisablehook__(unraisable)
 
 
-def _uses_nccl() -> bool:
-    c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if c10d is None or cuda is None or not cuda.is_initialized():
-        return False
-    return any("nccl" in str(backends) for backends in c10d._world.pg_backend_config.values())
-
-
-def thread_state(thread_id: int) -> tuple[str, int]:
-    """Return the state letter of a thread of this process and the CPU time it has used, in clock ticks."""
-    try:
-        with open(f"/proc/self/task/{thread_id}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return "", -1
-    return fields[0].decode(), int(fields[11]) + int(fields[12])
-
-
-def _raise_in_thread(thread: threading.Thread, error: type[BaseException] | None) -> None:
+def raise_in_thread(thread: int, error: type[BaseException] | None) -> None:
     """Let a thread raise `error` at its next bytecode; None takes that back."""
     argument = ctypes.py_object(error) if error is not None else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), argument)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), argument)

@@ -5,21 +5,23 @@ import sys
 import threading
 from types import FrameType
 
-from monarch_nb.worker.user_code import UserCode, outwards
+from monarch_nb.worker.user_code import UserCode
 
 
-def describe_threads(user_code: UserCode, main: list[FrameType] | None, others: list[tuple[str, FrameType]]) -> str:
+def describe_threads(
+    user_code: UserCode, main: list[FrameType] | None, others: list[tuple[str, list[FrameType]]]
+) -> str:
     """Return the main thread's stack and those of the other threads that run user code, most recent call last.
 
     Args:
         user_code: knows the user's frames.
         main: the main thread's frames, innermost first; None when it is idle.
-        others: names and innermost frames of other threads.
+        others: of other threads what they are called, and their frames, innermost first.
     """
     parts = ["\n".join(describe_stack(user_code, main)) if main is not None else "idle"]
-    for name, frame in others:
-        if lines := describe_stack(user_code, list(outwards(frame))):
-            parts.append("\n".join([f"thread {name}:", *lines]))
+    for name, frames in others:
+        if lines := describe_stack(user_code, frames):
+            parts.append("\n".join([f"{name}:", *lines]))
     return "\n\n".join(parts) + "\n"
 
 

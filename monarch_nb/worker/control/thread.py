@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -19,11 +19,14 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from monarch_nb.actor.engine.outside import ActorState
 from monarch_nb.ground.frames import FrameError, FrameSplitter, encode_frame
-from monarch_nb.proto.run_pb2 import Where
+from monarch_nb.proto.run_pb2 import ActorStatus, Where
 from monarch_nb.proto.worker_pb2 import ControlReply, ControlRequest, FromRank, Hello, ToRank
 from monarch_nb.worker.control import completion, inspection, stacks
-from monarch_nb.worker.control.interrupts import PRESS_INTERVAL_S, ActiveRun, Interrupter
+from monarch_nb.worker.control.activities import PRESS_INTERVAL_S, Activities, Activity
+from monarch_nb.worker.control.executions import Executions
+from monarch_nb.worker.control.interrupts import ActiveRun, Interrupter
 from monarch_nb.worker.groups import breaking
 from monarch_nb.worker.runs.results import send_all
 from monarch_nb.worker.shell import streams
@@ -48,6 +51,9 @@ class ControlThread(threading.Thread):
 
     Args:
         listener: where the allocator connects.
+        activities: all that executes user code.
+        executions: what actors execute.
+        actors: returns the actors of this rank.
         interrupter: knows the active run.
         user_code: knows the user's frames.
         entries: the code of the functions that call user code: frames below are not shown.
@@ -61,6 +67,9 @@ class ControlThread(threading.Thread):
         self,
         listener: socket.socket,
         *,
+        activities: Activities,
+        executions: Executions,
+        actors: Callable[[], Sequence[ActorState]],
         interrupter: Interrupter,
         user_code: UserCode,
         entries: set[CodeType],
@@ -71,6 +80,7 @@ class ControlThread(threading.Thread):
     ) -> None:
         super().__init__(name="monarch_nb-control", daemon=True)
         self._listener = listener
+        self._activities, self._executions, self._actors = activities, executions, actors
         self._interrupter = interrupter
         self._user_code = user_code
         self._entries = entries
@@ -129,7 +139,8 @@ class ControlThread(threading.Thread):
             self._flush_at = None
             streams.flush_unflushed()
         if self._press_at is not None and self._press_at <= now:
-            self._press_at = now + PRESS_INTERVAL_S if self._interrupter.press() else None
+            presses = [self._interrupter.press(), self._executions.press()]
+            self._press_at = now + PRESS_INTERVAL_S if any(presses) else None
 
     def _woken(self) -> None:
         os.read(self._wake_read, 4096)
@@ -201,12 +212,15 @@ class ControlThread(threading.Thread):
     def _fill(self, reply: ControlReply, request: ControlRequest) -> None:
         match request.WhichOneof("message"):
             case "interrupt":
-                reply.ok = self._interrupter.request(request.interrupt.run_id)
+                run_id = request.interrupt.run_id
+                reply.ok = any([self._interrupter.request(run_id), self._executions.request(run_id)])
                 self._press_soon()
             case "where":
-                reply.where.CopyFrom(self._where())
+                reply.where.CopyFrom(self._where(request.where.run_id))
             case "stack":
                 reply.stack = self._stack()
+            case "actors":
+                reply.actors.extend(self._describe(actor) for actor in self._actors())
             case "complete":
                 matches, start = completion.complete(request.complete.code, request.complete.cursor, self._namespace)
                 reply.completions.extend(map(encodable, matches))
@@ -224,33 +238,58 @@ class ControlThread(threading.Thread):
         self._press_at = time.monotonic() + PRESS_INTERVAL_S
 
     def _abort_groups(self, reason: str, last_run: int) -> None:
-        active = self._interrupter.active
-        if active is None:
-            breaking.break_groups(reason, last_run)
-        else:
-            self._interrupter.break_groups(active, "", reason, last_run)
-            self._press_soon()
+        self._activities.break_groups(reason, last_run, freed=self._interrupter.active)
+        self._press_soon()
         self._on_abort()
 
-    def _where(self) -> Where:
+    def _where(self, run_id: str) -> Where:
+        """Return where the main thread is, or with the id of a run of calls, who of those that it has called waits in a
+        collective, else who runs longest."""
         active = self._interrupter.active
-        if active is None:
+        called = self._executions.of_run(run_id) if run_id and (active is None or active.run_id != run_id) else []
+        if called:
+            places = [self._place(each, each.frames(), run_id) for each in called]
+            return max(places, key=lambda place: (place.state == Where.STATE_COLLECTIVE, place.running_s))
+        if active is None or run_id not in ("", active.run_id):
             return Where(state=Where.STATE_IDLE)
-        frames = self._frames(active)
+        return self._place(active, self._frames(active), active.run_id)
+
+    def _place(self, activity: Activity, frames: list[FrameType], run_id: str) -> Where:
         collective = breaking.collective(frames[0]) if frames else None
         return Where(
             state=Where.STATE_COLLECTIVE if collective else Where.STATE_RUNNING,
-            run_id=active.run_id,
+            run_id=run_id,
             collective=collective or "",
             line=encodable(self._user_code.line_of_stack(frames)),
-            running_s=time.monotonic() - active.started,
+            running_s=time.monotonic() - activity.started_s,
         )
+
+    def _describe(self, actor: ActorState) -> ActorStatus:
+        status = ActorStatus(
+            name=encodable(actor.name),
+            class_name=encodable(actor.class_name),
+            uid=actor.uid,
+            waiting=actor.waiting,
+            called=actor.called,
+            failure=encodable(actor.failure),
+        )
+        if actor.running:
+            oldest = min(actor.running, key=lambda execution: execution.started_s)
+            status.running, status.caller = encodable(oldest.endpoint), encodable(oldest.caller)
+            status.running_s = time.monotonic() - oldest.started_s
+            for each in self._executions:
+                if each.execution is oldest:
+                    status.where.CopyFrom(self._place(each, each.frames(), each.run_id))
+        return status
 
     def _stack(self) -> str:
         active = self._interrupter.active
         main = self._frames(active) if active is not None else None
-        others = stacks.other_threads({self.ident or 0})
-        return encodable(stacks.describe_threads(self._user_code, main, others))
+        executions = list(self._executions)
+        actors = [(f"actor {each.title}", each.frames()) for each in executions]
+        ours = {self.ident or 0, *(each.thread for each in executions)}
+        others = [(f"thread {name}", list(outwards(frame))) for name, frame in stacks.other_threads(ours)]
+        return encodable(stacks.describe_threads(self._user_code, main, actors + others))
 
     def _frames(self, active: ActiveRun) -> list[FrameType]:
         """Return the main thread's frames of user code and below, innermost first."""

@@ -2,6 +2,7 @@
 
 values         what was pushed is unpacked, what is pulled is packed
 cells          a cell, a push or a pull is executed in the shell
+actors         the rank's actors, as cells see them
 script         a program is executed as `python train.py` would
 import_times   how long a program waited for imports that could be preloaded
 lone_training  a model that trains without any process group is noticed

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.worker.control.completion import complete
+from monarch_nb.worker.runs.actors import LiveActors
 from unit.worker.users import Trap
 
 NAMESPACE: dict[str, Any] = {
@@ -18,6 +19,7 @@ NAMESPACE: dict[str, Any] = {
     "os": os,
     "table": {"lr": 1, "batch size": 2, 3: 4},
     "nested": SimpleNamespace(inner=SimpleNamespace(deep=1)),
+    "actors": LiveActors(lambda: {"trainers": SimpleNamespace(model=1), "data": 2}),
     "module": SimpleNamespace(_modules={"layer": SimpleNamespace(_parameters={"weight": 1})}),
 }
 
@@ -36,6 +38,11 @@ NAMESPACE: dict[str, Any] = {
         ("nested.inner.", ["deep"]),
         ("module.layer.", ["weight"]),
         ("table['", ["batch size", "lr"]),
+        ("actors['", ["data", "trainers"]),
+        ('actors["trainers"].', ["model"]),
+        ("f(actors['trainers'].mo", ["model"]),
+        ("actors['nobody'].", []),
+        ("trap['here'].", []),
         ('table["l', ["lr"]),
         ("f().", []),
         ("x[0].", []),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from monarch_nb.worker.control.interrupts import thread_state
+from monarch_nb.worker.control.activities import thread_state
 
 
 def test_the_state_of_a_thread() -> None:

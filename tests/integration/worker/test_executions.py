@@ -1,0 +1,342 @@
+"""What actors execute, driven as the engine drives it, on threads of a rank: output, interrupts, places, groups."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, run_all
+from monarch_nb.proto.run_pb2 import Where
+from monarch_nb.proto.worker_pb2 import GetWhere, InterruptRun
+
+DRIVER = """
+import asyncio, gc, os, queue, subprocess, sys, threading, time
+import torch
+import torch.distributed as dist
+from monarch_nb.actor.engine.outside import Execution
+from monarch_nb.worker.control.executions import Executions
+
+executions = next(each for each in gc.get_objects() if isinstance(each, Executions))
+outcomes = {}
+
+def start(name, body, number=1000, run_id="calls"):
+    runs = {"mesh": (run_id, number)} if number else {}
+    def execute():
+        execution = Execution("trainers", "Trainer", name, name, rank, "the notebook", runs)
+        try:
+            with executions.executing(execution):
+                outcomes[name] = body()
+        except BaseException as error:
+            outcomes[name] = f"{type(error).__name__}: {error}"
+        execution.is_over = True
+    thread = threading.Thread(target=execute, name=name)
+    thread.start()
+    return thread
+
+def start_async(name, body, number=1000, run_id="calls"):
+    async def run():
+        execution = Execution("trainers", "Trainer", name, name, rank, "the notebook", {"mesh": (run_id, number)})
+        execution.loop, execution.task = asyncio.get_running_loop(), asyncio.current_task()
+        try:
+            with executions.executing(execution):
+                outcomes[name] = await body()
+        except BaseException as error:
+            outcomes[name] = type(error).__name__
+        execution.is_over = True
+    thread = threading.Thread(target=lambda: asyncio.run(run()), name=name)
+    thread.start()
+    return thread
+"""
+
+
+@pytest.fixture
+def driver(rank: RankProcess) -> RankProcess:
+    """A rank whose cells can execute endpoints."""
+    rank.ok(DRIVER)
+    return rank
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait for a state that nothing announces."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def where(rank: RankProcess, run_id: str = "calls") -> Where:
+    return rank.ask(where=GetWhere(run_id=run_id)).where
+
+
+def interrupt(rank: RankProcess, run_id: str = "calls") -> bool:
+    return rank.ask(interrupt=InterruptRun(run_id=run_id)).ok
+
+
+def test_what_an_endpoint_prints_goes_to_the_run_that_called_it(driver: RankProcess) -> None:
+    driver.ok(
+        "def body():\n"
+        "    print('said', end='')\n"
+        "    print('warned', file=sys.stderr)\n"
+        "    inner = threading.Thread(target=lambda: print(' in a thread', end='')); inner.start(); inner.join()\n"
+        "    subprocess.run(['echo', ' by a child'])\n"
+        "    display('shown')\n"
+        "start('step', body).join()"
+    )
+    assert driver.text("out", 1000) == "said in a thread by a child\n"
+    assert driver.text("err", 1000) == "warned\n"
+    assert sum(mark.HasField("display") for mark in driver.marks(1000)) == 1
+    driver.ok("start('other', lambda: print('again'), 1000).join(); subprocess.run(['echo', 'of the cell'])")
+    assert driver.text("out", 1000).endswith("again\n")
+    assert driver.text("out", 3) == "of the cell\n"
+
+
+def test_silent_endpoints_make_no_files(driver: RankProcess) -> None:
+    driver.ok("start('step', lambda: 1, 1000).join()")
+    driver.ok("start('step', lambda: print('x'), 1001).join()")
+    assert driver.text("out", 1001) == "x\n"
+    assert driver.ok(f"os.listdir('{driver.spec.log_directory}')").count("1000") == 0
+
+
+def test_what_is_called_in_no_run_prints_into_the_newest(driver: RankProcess) -> None:
+    spec = driver.start("start('late', lambda: print('late'), 0).join()")
+    assert not driver.result().untouched
+    assert driver.text("out", spec.number) == "late\n"
+
+
+def test_two_endpoints_and_a_cell_print_at_once(driver: RankProcess) -> None:
+    driver.ok(
+        "def talk(): [print('line', i) for i in range(2000)]\n"
+        "threads = [start(f'a{n}', talk, 1000 + n) for n in range(2)]\n"
+        "talk()\n"
+        "for each in threads: each.join()"
+    )
+    expected = "".join(f"line {number}\n" for number in range(2000))
+    assert driver.text("out", 1000) == driver.text("out", 1001) == driver.text("out", 2) == expected
+
+
+ENDLESS = {
+    "sleep": "time.sleep(1000)",
+    "loop": "\n    while True: pass",
+    "event": "threading.Event().wait()",
+    "timed event": "threading.Event().wait(1000)",
+    "queue": "queue.Queue().get()",
+    "future": "__import__('concurrent.futures').futures.Future().result()",
+    "join": "threading.Thread(target=threading.Event().wait, daemon=True).start() or threading.enumerate()[-1].join()",
+    "child": "subprocess.run(['sleep', '1000'])",
+    "printing": "\n    while True: print('x')",
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_an_interrupt_reaches_a_sync_endpoint_and_no_other_and_no_cell(driver: RankProcess, name: str) -> None:
+    driver.ok(f"def body():\n    print('began')\n    {ENDLESS[name]}")
+    driver.start(
+        "hit = start('hit', body)\n"
+        "spared = start('spared', lambda: (time.sleep(0.5), 'done')[1], 1001, 'others')\n"
+        "hit.join(); spared.join(); time.sleep(0.3)\n"
+        "outcomes"
+    )
+    wait_until(lambda: driver.text("out", 1000).startswith("began"))
+    assert interrupt(driver)
+    result = driver.result()
+    assert driver.value(result) == {"hit": "KeyboardInterrupt: interrupted", "spared": "done"}, result.failure
+    assert not driver.interrupt("calls")
+
+
+def test_an_interrupt_of_a_cell_spares_endpoints(driver: RankProcess) -> None:
+    driver.ok("gate = threading.Event(); spared = start('spared', lambda: gate.wait() and 'done')")
+    spec = driver.start("time.sleep(1000)")
+    assert driver.interrupt(spec.run_id)
+    assert driver.result().failure.name == "KeyboardInterrupt"
+    assert driver.ok("gate.set(); spared.join(); outcomes") == {"spared": "done"}
+
+
+def test_cleanup_after_an_interrupt_is_not_hit_and_a_second_one_reaches_it(driver: RankProcess) -> None:
+    driver.ok(
+        "def body():\n"
+        "    try:\n        print('began'); time.sleep(1000)\n"
+        "    except KeyboardInterrupt:\n"
+        "        for _ in range(5): time.sleep(0.1)\n"
+        "        print('cleaned'); time.sleep(1000)\n"
+        "thread = start('step', body)"
+    )
+    wait_until(lambda: "began" in driver.text("out", 1000))
+    interrupt(driver)
+    wait_until(lambda: "cleaned" in driver.text("out", 1000))
+    interrupt(driver)
+    assert driver.ok("thread.join(); outcomes") == {"step": "KeyboardInterrupt: interrupted"}
+
+
+def test_what_begins_in_the_name_of_an_interrupted_run_does_not_begin(driver: RankProcess) -> None:
+    assert not interrupt(driver)
+    code = "start('step', lambda: 1).join(); start_async('also', asyncio.sleep).join(); outcomes"
+    assert driver.ok(code) == {"step": "KeyboardInterrupt: interrupted", "also": "CancelledError"}
+
+
+@pytest.mark.parametrize(
+    "body", ["await asyncio.sleep(1000)", "time.sleep(1000)", "await asyncio.gather(asyncio.sleep(1000))"]
+)
+def test_an_interrupt_reaches_an_async_endpoint(driver: RankProcess, body: str) -> None:
+    driver.ok(f"async def body():\n    print('began')\n    {body}\nthread = start_async('step', body)")
+    wait_until(lambda: "began" in driver.text("out", 1000))
+    assert interrupt(driver)
+    assert driver.ok("thread.join(); outcomes['step']") in ("CancelledError", "KeyboardInterrupt")
+
+
+def test_short_endpoints_are_interrupted_whole_or_not_at_all(driver: RankProcess) -> None:
+    """An interrupt that comes when the endpoint has just ended must not hit what calls it."""
+    driver.ok(
+        "stray = []\n"
+        "def serve():\n"
+        "    for number in range(20_000):\n"
+        "        if stopping.is_set(): break\n"
+        "        execution = Execution('a', 'A', 'u', 'e', 0, 'n', {'mesh': (f'run{number // 100}', 1000)})\n"
+        "        try:\n"
+        "            try:\n"
+        "                with executions.executing(execution): sum(range(20))\n"
+        "            except KeyboardInterrupt: pass\n"
+        "            execution.is_over = True\n"
+        "            sum(range(20))\n"
+        "        except BaseException as error: stray.append(repr(error))\n"
+        "stopping = threading.Event(); thread = threading.Thread(target=serve); thread.start()"
+    )
+    for number in range(200):
+        interrupt(driver, f"run{number}")
+    assert driver.ok("thread.join(); stray, len(list(executions))") == ([], 0)
+
+
+def test_where_and_stacks_of_an_endpoint(driver: RankProcess) -> None:
+    driver.ok("gate = threading.Event()\ndef body():\n    gate.wait()\nthread = start('step', body)", cell_number=7)
+    wait_until(lambda: where(driver).line == "Cell In[7]:3")
+    assert where(driver).state == Where.STATE_RUNNING
+    assert where(driver, "another").state == Where.STATE_IDLE
+    assert where(driver, "").state == Where.STATE_IDLE
+    stack = driver.stack()
+    assert stack.startswith("idle\n\nactor trainers (Trainer.step):\n")
+    assert 'File "Cell In[7]", line 3, in body' in stack
+    assert "executions.py" not in stack
+    driver.ok("gate.set(); thread.join()")
+    assert "actor" not in driver.stack()
+
+
+def test_where_a_suspended_endpoint_is(driver: RankProcess) -> None:
+    driver.ok(
+        "async def inner():\n    await gate.wait()\n"
+        "async def body():\n    global gate, loop\n    gate, loop = asyncio.Event(), asyncio.get_running_loop()\n"
+        "    await inner()\n"
+        "thread = start_async('step', body)",
+        cell_number=4,
+    )
+    wait_until(lambda: where(driver).line == "Cell In[4]:2")
+    assert "in body" in driver.stack()
+    driver.ok("loop.call_soon_threadsafe(gate.set); thread.join()")
+
+
+INIT = "dist.init_process_group('gloo')"
+
+
+def mesh_of_drivers(template: TemplateProcess, count: int = 2) -> list[RankProcess]:
+    ranks = template.fork_mesh(count)
+    for rank in ranks:
+        rank.ok(DRIVER)
+    return ranks
+
+
+def values(ranks: list[RankProcess], code: str) -> list[object]:
+    """Run a cell on all ranks, and return its values."""
+    results = run_all(ranks, code)
+    assert not any(result.HasField("failure") for result in results), results[0].failure.traceback
+    return [rank.value(result) for rank, result in zip(ranks, results, strict=True)]
+
+
+def test_a_group_of_an_endpoint_is_that_of_the_cells(template: TemplateProcess) -> None:
+    ranks = mesh_of_drivers(template)
+    train = (
+        "def train():\n"
+        f"    {INIT}\n"
+        "    torch.manual_seed(0)\n"
+        "    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "    for step in range(3):\n"
+        "        optimizer.zero_grad(); model(torch.full((2, 4), rank + 1.0)).sum().backward(); optimizer.step()\n"
+        "    return next(model.parameters()).sum().item()\n"
+        "start('train', train).join(); outcomes['train']"
+    )
+    first, second = values(ranks, train)
+    assert first == second
+    reduce = "total = torch.ones(1); dist.all_reduce(total); total.item()"
+    assert values(ranks, reduce) == [2.0, 2.0]
+    values(ranks, "dist.destroy_process_group()")
+    code = f"start('init', lambda: {INIT}).join(); outcomes['init'], dist.get_world_size()"
+    assert values(ranks, code) == [(None, 2)] * 2
+    values(ranks, "start('end', dist.destroy_process_group).join()")
+    assert values(ranks, f"{INIT}; {reduce}") == [2.0, 2.0]
+
+
+def test_a_cell_and_an_endpoint_that_make_the_group_at_once(template: TemplateProcess) -> None:
+    ranks = mesh_of_drivers(template)
+    code = f"thread = start('init', lambda: {INIT}); {INIT}; thread.join(); outcomes['init'], dist.get_world_size()"
+    for _ in range(3):
+        assert values(ranks, code) == [(None, 2)] * 2
+        values(ranks, "dist.destroy_process_group()")
+
+
+@pytest.mark.parametrize("made", ["cell", "endpoint"])
+def test_an_endpoint_that_hangs_in_a_collective_is_freed(template: TemplateProcess, made: str) -> None:
+    ranks = mesh_of_drivers(template)
+    values(ranks, INIT if made == "cell" else f"start('init', lambda: {INIT}).join()")
+    ranks[0].ok("thread = start('hang', lambda: dist.all_reduce(torch.ones(1)))")
+    wait_until(lambda: where(ranks[0]).collective == "all_reduce")
+    assert where(ranks[0]).state == Where.STATE_COLLECTIVE
+    assert interrupt(ranks[0])
+    outcome = ranks[0].ok("thread.join(); outcomes['hang']")
+    assert outcome.startswith("KeyboardInterrupt: interrupted in all_reduce"), outcome
+    code = f"{INIT}; total = torch.ones(1); dist.all_reduce(total); total.item()"
+    assert values(ranks, code) == [2.0, 2.0]
+
+
+def test_a_cell_that_hangs_with_an_interrupted_endpoint_is_told(template: TemplateProcess) -> None:
+    ranks = mesh_of_drivers(template)
+    values(ranks, f"{INIT}; groups = [dist.new_group([0, 1]) for _ in range(2)]")
+    ranks[0].submit(
+        "thread = start('hang', lambda: dist.all_reduce(torch.ones(1), group=groups[0]))\ndist.barrier(group=groups[1])"
+    )
+    wait_until(lambda: where(ranks[0]).collective == "all_reduce")
+    ranks[0].wait_hung()
+    assert interrupt(ranks[0])
+    result = ranks[0].result()
+    assert result.failure.name == "ProcessGroupAborted", result.failure.traceback
+    assert result.group_aborted
+    assert ranks[0].ok("thread.join(); outcomes['hang']").startswith("KeyboardInterrupt: interrupted in all_reduce")
+    assert values(ranks, f"{INIT}; dist.get_world_size()") == [2, 2]
+
+
+def test_an_endpoint_that_hangs_is_freed_when_a_peer_breaks_the_group(template: TemplateProcess) -> None:
+    ranks = mesh_of_drivers(template)
+    values(ranks, INIT)
+    ranks[0].ok("thread = start('hang', lambda: dist.all_reduce(torch.ones(1)))")
+    wait_until(lambda: where(ranks[0]).collective == "all_reduce")
+    ranks[0].abort_groups("rank 1 was restarted")
+    outcome = ranks[0].ok("thread.join(); outcomes['hang']")
+    assert outcome.startswith("ProcessGroupAborted: interrupted in all_reduce (rank 1 was restarted)")
+    ranks[1].abort_groups("rank 1 was restarted")
+    assert values(ranks, f"{INIT}; dist.get_world_size()") == [2, 2]
+
+
+def test_training_apart_is_noticed_of_endpoints_and_not_taken_for_the_cells(template: TemplateProcess) -> None:
+    rank = mesh_of_drivers(template)[0]
+    rank.ok(
+        "model = torch.nn.Linear(2, 1); optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "def step(): model(torch.ones(2)).sum().backward(); optimizer.step()\n"
+        "for _ in range(3): start('step', step).join()"
+    )
+    assert len(rank.marks(1000)) == 1
+    assert not rank.marks(2)
+
+
+def test_actors_of_a_rank_that_has_none(driver: RankProcess) -> None:
+    assert driver.ok("repr(actors), len(actors)") == ("no actors on this rank", 0)
+    result = driver.run("actors['trainers']")
+    assert result.failure.message == "this rank has no actors, so none is called 'trainers': spawn it first"
