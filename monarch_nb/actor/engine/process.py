@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Mapping, Sequence
+import contextlib
+import importlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from monarch_nb import config
+from monarch_nb.actor.engine.calls import Answer, Call, Calls, Gather, Lifetime
+from monarch_nb.actor.engine.failing import Failed, describe, died, stopped
+from monarch_nb.actor.engine.faults import report
+from monarch_nb.actor.engine.handles import Birth, Handle, Identity, Place, Places, PortAddress
+from monarch_nb.actor.engine.mailbox import Mailbox
+from monarch_nb.actor.engine.messages import (
+    ANSWER,
+    ASK,
+    FAILED,
+    INVOKE,
+    POST,
+    POST_RAISED,
+    RAISED,
+    SPAWN,
+    STOP,
+    Body,
+    Pieces,
+    Plain,
+    Value,
+    pack,
+    unpack,
+)
 from monarch_nb.actor.engine.outside import (
     HERE,
     ActorState,
@@ -15,7 +42,12 @@ from monarch_nb.actor.engine.outside import (
     Runs,
     Tag,
 )
+from monarch_nb.actor.engine.ports import Port
+from monarch_nb.actor.engine.runner import Message, Runner, Step, current_process, current_step
+from monarch_nb.actor.supervision import MeshFailure
+from monarch_nb.errors import ActorError
 from monarch_nb.proto.run_pb2 import Death
+from monarch_nb.shape import Extent
 
 __all__ = [
     "HERE",
@@ -27,10 +59,16 @@ __all__ = [
     "Process",
     "Runs",
     "Tag",
+    "current",
     "executing",
     "install",
     "process",
 ]
+
+_REMEMBERED = 10_000
+"""So many actors that were stopped are known by why, which who calls them is told."""
+
+Receiver = Callable[[Answer], object]
 
 
 class Process:
@@ -43,8 +81,21 @@ class Process:
 
     def __init__(self, outside: Outside, title: str) -> None:
         self.outside, self.title = outside, title
+        self.identity = Identity("root", None, "", 0, Extent({}), None)
+        self.nothing = Plain(((), {}))
+        self._lock = threading.Lock()
+        self._calls = Calls()
+        self._actors: dict[str, Runner] = {}
+        self._newest: dict[tuple[str, str], Runner] = {}
+        self._first: list[Runner] = []
+        self._stopped: dict[str, Failed] = {}
+        self._ports: dict[int, Receiver] = {}
+        self._next_port = 1
+        self._asked: Mailbox[Callable[[], object]] = Mailbox()
+        self._asked_thread: threading.Thread | None = None
+        self._is_closed = False
 
-    def receive(self, sender: Address, body: bytes | memoryview | mmap.mmap, *, call: int, answers: int) -> None:
+    def receive(self, sender: Address, body: Body, *, call: int, answers: int) -> None:
         """Take a message that arrived: it only queues it. Never raises.
 
         Args:
@@ -52,7 +103,58 @@ class Process:
             body: the pieces that `Outside.send` was given, joined.
             call, answers: as given there.
         """
-        raise NotImplementedError
+        try:
+            head, value = unpack(self, body)
+        except Exception as error:  # noqa: BLE001 -- of another version, or damaged
+            if answers:
+                self._answered(answers, sender, -1, Answer(FAILED, Plain(describe("error", error))))
+            self.reply_to(sender, call, -1, FAILED, describe("error", error))
+            return
+        kind = head[0]
+        if kind == INVOKE:
+            self._invoke(sender, call, value, *head[1:])
+        elif kind in (ANSWER, FAILED, RAISED):
+            self._answered(answers, sender, head[1], Answer(kind, value))
+        elif kind in (POST, POST_RAISED):
+            if receiver := self._ports.get(head[1]):
+                receiver(Answer(kind, value))
+        elif kind == SPAWN:
+            self._spawn_here(sender, call, value, head[1])
+        elif kind == STOP:
+            self._stop_here(sender, call, *head[1:])
+        elif kind == ASK:
+            self.aside(lambda: self._answer_question(sender, call, value))
+
+    def _invoke(
+        self,
+        sender: Address,
+        call: int,
+        value: Value,
+        uid: str,
+        endpoint: str,
+        place: Place | None,
+        port: PortAddress | None,
+        caller: str,
+        runs: Runs,
+    ) -> None:
+        response = Port[Any](self, port) if port is not None else None
+        message = Message(endpoint, place, value, sender, call, response, caller, runs)
+        runner = self._actors.get(uid)
+        if runner is not None:
+            runner.put(message)
+            return
+        failed = self._stopped.get(uid) or stopped("its process does not have it: it was started anew")
+        if response is not None:
+            response.exception(self.error_of(endpoint, 0, Extent({}), failed))
+        self.reply_to(sender, call, -1, FAILED, failed)
+
+    def _answered(self, number: int, sender: Address, rank: int, answer: Answer) -> None:
+        if rank < 0:  # the answering process did not know
+            ranks = self._calls.ranks_of(
+                number, lambda place: place == sender or (self.is_here(place) and sender == HERE)
+            )
+            rank = ranks[0] if ranks else -1
+        self._calls.answered(number, rank, answer)
 
     def undelivered(self, call: int, processes: Sequence[str], node: str, reason: str, death: Death | None) -> None:
         """Take note that processes will not answer a call: they died, or never were.
@@ -60,34 +162,245 @@ class Process:
         Args:
             reason: for people: "rank 3 died: killed by signal 9 (SIGKILL)".
         """
-        raise NotImplementedError
+        self._calls.undelivered(call, node, processes, died(reason, death))
 
     def node_lost(self, node: str, reason: str) -> None:
         """Take note that nothing that was sent to a node is answered any more."""
-        raise NotImplementedError
+        self._calls.node_lost(node, died(reason, None))
 
     def actors(self) -> list[ActorState]:
         """Return the actors of this process."""
-        raise NotImplementedError
+        return [runner.state() for runner in list(self._actors.values())]
 
     def executions(self) -> list[Execution]:
         """Return what actors of this process execute now."""
-        raise NotImplementedError
+        return [each for runner in list(self._actors.values()) for each in runner.executions()]
 
     def calls(self) -> list[CallState]:
         """Return the calls of this process that are not answered yet."""
-        raise NotImplementedError
+        return self._calls.states()
 
     def instances(self) -> Mapping[str, object]:
         """Return the live Actor objects of this process by name, the newest of each name."""
-        raise NotImplementedError
+        runners = list(self._actors.values())
+        return {each.birth.handle.name: each.instance for each in runners if each.instance is not None}
+
+    def handles(self) -> list[Handle]:
+        """Return the meshes of the actors of this process."""
+        return [runner.birth.handle for runner in list(self._actors.values())]
 
     def close(self, timeout_s: float) -> None:
         """Stop all actors of this process, each after what it executes, and wait for them until the time is up."""
-        raise NotImplementedError
+        until_s = time.monotonic() + timeout_s
+        runners = list(self._actors.values())
+        for runner in runners:
+            runner.stop("its process ends", HERE, 0)
+        for runner in runners:
+            runner.ended.wait(max(0.0, until_s - time.monotonic()))
+
+    # What the public files call.
+
+    def is_here(self, address: Address) -> bool:
+        """Return whether an address is this process's."""
+        return address == HERE or self.outside.home(address.node) == address
+
+    def owner(self) -> Runner | None:
+        """Return the actor of which the calling code is part."""
+        step = current_step.get()
+        return step.runner if step is not None and step.runner.process is self else None
+
+    def who(self) -> str:
+        """Return what the calling code is called, for people."""
+        owner = self.owner()
+        return owner.title if owner is not None else self.title
+
+    def send(self, places: Places, head: tuple[Any, ...], value: Any, call: Call | None) -> None:
+        """Send a message to all of some places. Raises whatever pickling it raises, before anything is sent."""
+        groups = places.by_node()
+        pieces = pack(self, next((node for node, _ in groups if node), ""), head, value)
+        number = self._calls.add(call) if call is not None else 0
+        for node, processes in groups:
+            self._deliver(node, processes, pieces, number, 0)
+
+    def _deliver(self, node: str, processes: Sequence[str], pieces: Pieces, call: int, answers: int) -> None:
+        if len(processes) == 1 and self.is_here(Address(node, processes[0])):
+            self.receive(HERE, pieces[0] if len(pieces) == 1 else b"".join(pieces), call=call, answers=answers)
+            return
+        home = self.outside.home(node)
+        if home.node == node and home.process in processes:
+            self.receive(HERE, pieces[0] if len(pieces) == 1 else b"".join(pieces), call=call, answers=answers)
+            processes = [process for process in processes if process != home.process]
+        self.outside.send(node, processes, pieces, call=call, answers=answers)
+
+    def reply_to(self, address: Address, call: int, rank: int, kind: int, value: Any) -> None:
+        """Answer a call, if there is one. Raises whatever pickling an ANSWER's value raises."""
+        if call:
+            pieces = pack(self, address.node, (kind, rank), value)
+            self._deliver(address.node, (address.process,), pieces, 0, call)
+
+    def post(self, target: PortAddress, kind: int, value: Any) -> None:
+        """Send a value to a port. Raises whatever pickling it raises."""
+        if target.answers:
+            self.reply_to(target.address, target.number, target.rank, kind, value)
+        else:
+            pieces = pack(self, target.address.node, (kind, target.number, target.rank), value)
+            self._deliver(target.address.node, (target.address.process,), pieces, 0, 0)
+
+    def port_to(self, address: Address, call: int, rank: int) -> Port[Any]:
+        """Return the port by which a call is answered; one into which all falls when nobody waits."""
+        return Port(self, PortAddress(address, call, rank, True) if call else None)
+
+    def open_port(self, receiver: Receiver) -> PortAddress:
+        """Return where values are sent that `receiver` is then called with, as they arrive."""
+        with self._lock:
+            number = self._next_port
+            self._next_port += 1
+            self._ports[number] = receiver
+        return PortAddress(HERE, number, 0, False)
+
+    def close_port(self, number: int) -> None:
+        """Drop what is sent there from now on."""
+        self._ports.pop(number, None)
+
+    def spawn(
+        self,
+        handle: Handle,
+        value: Any,
+        mesh: object,
+        *,
+        is_async: bool,
+        runs: Runs,
+        is_first: bool = False,
+    ) -> None:
+        """Have actors made, and watch them. Raises whatever pickling the class or its arguments raises.
+
+        Args:
+            value: the class, and its arguments by place and by name.
+            mesh: what `MeshFailure.mesh` will be.
+        """
+        owner = self.owner()
+        creator = owner.identity if owner is not None else self.identity
+        root = owner.birth.root if owner is not None else HERE
+        birth = Birth(handle, is_async, (HERE, owner.uid if owner else ""), creator, root, self.who(), runs, is_first)
+
+        def ended(rank: int, failed: Failed | None) -> None:
+            self._child_ended(owner, handle, mesh, creator, rank, failed)
+
+        if owner is not None:
+            owner.children[handle.uid] = handle
+        self.send(handle.places, (SPAWN, birth), value, Lifetime(handle.name, handle.places, handle.extent, ended))
+
+    def _spawn_here(self, sender: Address, call: int, value: Value, birth: Birth) -> None:
+        handle = birth.handle
+        rank = next(rank for rank, place in enumerate(handle.places) if self.is_here(place))
+        key = birth.owner[1], handle.name
+        with self._lock:
+            old = self._newest.get(key)
+            after = [*self._first, *([old] if old is not None else [])]
+            runner = Runner(self, birth, rank, value, sender, call, after)
+            self._newest[key] = self._actors[handle.uid] = runner
+            if birth.is_first:
+                self._first.append(runner)
+        if old is not None:
+            old.stop(f"{self.owner_title(birth)} spawned others under its name", HERE, 0)
+        runner.start()
+
+    @staticmethod
+    def owner_title(birth: Birth) -> str:
+        """Return who spawned an actor, for people."""
+        return birth.caller
+
+    def _child_ended(
+        self, owner: Runner | None, handle: Handle, mesh: object, creator: Identity, rank: int, failed: Failed | None
+    ) -> None:
+        if failed is None:
+            return
+        actor = Identity(handle.name, handle.class_name, handle.uid, rank, handle.extent, creator)
+        what = (failed.traceback or failed.text).rstrip("\n").replace("\n", "\n  ")
+        host = f" on {failed.host}" if failed.host else ""
+        failure = MeshFailure(mesh, handle.uid, [rank], f"Supervision event: actor {actor!r}{host} failed:\n  {what}")
+        if owner is None:
+            self.aside(lambda: report(self.outside, failure))
+        elif owner.refuses is None:
+            owner.supervise(failure)
+
+    def stop(self, handle: Handle, places: Places, reason: str) -> Gather:
+        """Have actors stopped; return the call."""
+        call = Gather(f"{handle.name}.stop", None, places, Extent({"actors": len(places)}), lambda _: None)
+        self.send(places, (STOP, handle.uid, reason), None, call)
+        return call
+
+    def _stop_here(self, sender: Address, call: int, uid: str, reason: str) -> None:
+        runner = self._actors.get(uid)
+        if runner is None:
+            self.reply_to(sender, call, -1, ANSWER, None)
+        else:
+            runner.stop(reason, sender, call)
+
+    def stop_children(self, runner: Runner, timeout_s: float) -> None:
+        """Stop what an actor has spawned, and wait for it until the time is up."""
+        until_s = time.monotonic() + timeout_s
+        children, runner.children = runner.children, {}
+        calls = [
+            self.stop(each, each.places, f"{runner.title}, which spawned it, has ended") for each in children.values()
+        ]
+        for call in calls:
+            call.outcome.wait(max(0.0, until_s - time.monotonic()))
+
+    def note_end(self, runner: Runner) -> bool:
+        """Take note that an actor has ended; return whether it had failed. One that failed stays, to say why, until
+        another takes its name."""
+        failed = runner.refuses
+        has_failed = failed is not None and failed.name != ""
+        with self._lock:
+            key = runner.birth.owner[1], runner.birth.handle.name
+            if not has_failed or self._newest.get(key) is not runner:
+                self._actors.pop(runner.uid, None)
+                if failed is not None:
+                    self._stopped[runner.uid] = failed
+                    while len(self._stopped) > _REMEMBERED:
+                        del self._stopped[next(iter(self._stopped))]
+            if not has_failed and self._newest.get(key) is runner:
+                del self._newest[key]
+            with contextlib.suppress(ValueError):
+                self._first.remove(runner)
+        return has_failed
+
+    @staticmethod
+    def error_of(title: str, rank: int, extent: Extent, failed: Failed) -> ActorError:
+        """Return the error that a port gets for a rank that failed."""
+        what = f"Actor call {title} failed on rank {rank}."
+        return ActorError(what, title, [failed.at(rank, extent)])
+
+    def ask(self, address: Address, function: Callable[..., Any], *arguments: Any) -> Gather:
+        """Have a process call a function of a module, beside its actors, one question after the other."""
+        call = Gather(function.__name__, None, [address], Extent({}), lambda values: values[0])
+        self.send(Places([address]), (ASK,), (function, arguments), call)
+        return call
+
+    def _answer_question(self, sender: Address, call: int, value: Value) -> None:
+        try:
+            function, arguments = value.load()
+            self.reply_to(sender, call, 0, ANSWER, function(*arguments))
+        except Exception as error:  # noqa: BLE001 -- told to who asked
+            self.reply_to(sender, call, 0, FAILED, describe("error", error))
+
+    def aside(self, work: Callable[[], object]) -> None:
+        """Call `work`, which never raises, on a thread beside the actors', after what was given before."""
+        self._asked.put(work)
+        with self._lock:
+            if self._asked_thread is None:
+                self._asked_thread = threading.Thread(target=self._work_aside, name="monarch-actor-aside", daemon=True)
+                self._asked_thread.start()
+
+    def _work_aside(self) -> None:
+        current_process.set(self)
+        while True:
+            self._asked.get()()
 
 
 _installed: list[Process] = []
+_installing = threading.Lock()
 
 
 def install(process: Process) -> None:
@@ -97,9 +410,23 @@ def install(process: Process) -> None:
 
 def process() -> Process:
     """Return the engine of this process; that of a client is made when none is installed (`config.ACTOR_OUTSIDE`)."""
-    raise NotImplementedError
+    found = current_process.get()
+    if found is not None:
+        return found
+    if not _installed:
+        with _installing:
+            if not _installed:
+                module, _, name = config.ACTOR_OUTSIDE.partition(":")
+                getattr(importlib.import_module(module), name)()
+    return _installed[0]
+
+
+def current() -> Step | None:
+    """Return the message of which the calling code is part."""
+    return current_step.get()
 
 
 def executing() -> Execution | None:
     """Return what the calling code is part of, if an actor executes it."""
-    raise NotImplementedError
+    step = current_step.get()
+    return step.execution if step is not None else None

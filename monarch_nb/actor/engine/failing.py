@@ -1,0 +1,121 @@
+"""How exceptions of endpoints travel, and what a call makes of them where it was made."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import traceback
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from monarch_nb.errors import ActorFailure
+from monarch_nb.proto.run_pb2 import Death
+from monarch_nb.shape import Extent, Point
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+class Failed(NamedTuple):
+    """What travels of a failure.
+
+    Attributes:
+        kind: as in ActorFailure.
+        host: where it happened; empty when unknown.
+        pickled: the exception; None when it can not travel.
+        name, text: its class and message, for that case.
+        traceback: as text.
+    """
+
+    kind: str
+    host: str
+    pickled: bytes | None
+    name: str
+    text: str
+    traceback: str
+
+    def exception(self) -> BaseException:
+        """Return the exception, or one that says the same where its class is not known."""
+        if self.pickled is not None:
+            try:
+                error = pickle.loads(self.pickled)
+            except Exception:  # noqa: BLE001 -- a class that is defined only there, or that can not be made anew
+                error = None
+            if isinstance(error, BaseException):
+                return error
+        return RuntimeError(f"{self.name}: {self.text}" if self.name else self.text)
+
+    def at(self, rank: int, extent: Extent) -> ActorFailure:
+        """Return it as the failure of a rank."""
+        place: Mapping[str, int] = dict(Point(rank, extent)) if rank < extent.size else {}
+        return ActorFailure(rank, place, self.host, self.kind, self.exception(), self.traceback)
+
+
+def describe(kind: str, error: BaseException) -> Failed:
+    """Return what travels of an exception that was caught in an actor of this process."""
+    trimmed = error.with_traceback(_trimmed(error.__traceback__))
+    text = _text(error)
+    try:
+        lines = "".join(traceback.format_exception(trimmed))
+    except Exception:  # noqa: BLE001 -- a message or a source that can not be shown
+        lines = f"{type(error).__name__}: {text}\n"
+    return Failed(kind, socket.gethostname(), _pickled(error), type(error).__name__, text, lines)
+
+
+def stopped(reason: str) -> Failed:
+    """Return why an actor of this process does not answer: it was stopped, or never was."""
+    return Failed("stopped", socket.gethostname(), None, "", reason, "")
+
+
+def died(reason: str, death: Death | None) -> Failed:
+    """Return why a process does not answer."""
+    return Failed(
+        "died", "", None, "", "\n    ".join([_died(reason, death), *(death.stderr_tail if death else ())]), ""
+    )
+
+
+def _died(reason: str, death: Death | None) -> str:
+    if death is None:
+        return reason
+    facts = []
+    if death.HasField("signal"):
+        facts.append(f"killed by signal {death.signal} ({_signal_name(death.signal)})")
+    elif death.HasField("exit_code"):
+        facts.append(f"exit code {death.exit_code}")
+    facts += [death.likely_cause] if death.likely_cause else []
+    return f"{reason} ({'; '.join(facts)})" if facts and facts[0] not in reason else reason
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as problem:  # noqa: BLE001 -- the user's __str__
+        return f"<its message can not be shown: {type(problem).__name__}>"
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    try:
+        data: bytes = cloudpickle.dumps(error)
+        pickle.loads(data)  # an __init__ of two arguments, say, can be pickled but not made anew
+    except Exception:  # noqa: BLE001 -- whatever pickling of the user's class raises
+        return None
+    return data
+
+
+def _trimmed(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without our frames at its beginning."""
+    first: Any = trace
+    while first is not None and first.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        first = first.tb_next
+    return first if first is not None else trace

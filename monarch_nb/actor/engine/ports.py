@@ -1,0 +1,66 @@
+"""Ports: where values are sent, one by one."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from monarch_nb.actor.engine.handles import PortAddress, abroad
+from monarch_nb.actor.engine.messages import ANSWER, POST, POST_RAISED, RAISED, traveller
+
+if TYPE_CHECKING:
+    from monarch_nb.actor.engine.process import Process
+
+R = TypeVar("R")
+
+
+class Port(Generic[R]):
+    """Sends values to the PortReceiver that it was made with, or as responses to a call. It travels as an argument, and
+    can be used by any thread, at any time.
+
+    Attributes:
+        return_undeliverable: as in Monarch; what can not be delivered is dropped here, whatever it says.
+    """
+
+    def __init__(self, process: Process, target: PortAddress | None, *, once: bool = False) -> None:
+        self._process, self._target, self._once = process, target, once
+        self._lock, self._is_used = threading.Lock(), False
+        self.return_undeliverable = True
+
+    def send(self, obj: R) -> None:
+        """Send a value. Values of one sender arrive in the order in which they were sent.
+
+        Raises:
+            RuntimeError: it takes one value only, and has it.
+        """
+        self._send(ANSWER, POST, obj)
+
+    def exception(self, e: Exception) -> None:
+        """Send an exception: who receives it gets it raised, as it is."""
+        self._send(RAISED, POST_RAISED, e)
+
+    def _send(self, answer: int, post: int, value: object) -> None:
+        if self._target is None:
+            return
+        if self._once:
+            with self._lock:
+                if self._is_used:
+                    raise RuntimeError("OncePortRef already used: the channel was opened for one value")
+                self._is_used = True
+        self._process.post(self._target, answer if self._target.answers else post, value)
+
+    def __repr__(self) -> str:
+        return f"<Port {self._target.number if self._target is not None else 'of nobody'}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        target = self._target
+        if target is not None:
+            target = target._replace(address=abroad(target.address))
+        return _arrived, (target, self._once)
+
+
+def _arrived(target: PortAddress | None, once: bool) -> Port[Any]:
+    goes = traveller()
+    if goes is None:
+        raise RuntimeError("a Port is unpickled only by actors: send it as an argument or a result")
+    return Port(goes[0], target, once=once)

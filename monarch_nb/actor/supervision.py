@@ -1,0 +1,30 @@
+"""What owners of actors are told when these fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class MeshFailure:
+    """The failure of actors of a mesh, as `__supervise__` of the actor that spawned it gets it, and
+    `unhandled_fault_hook` when nobody handles it. It is no exception.
+
+    Attributes:
+        mesh: the mesh of actors.
+        mesh_name: its identifier: its name and some characters.
+        crashed_ranks: the ranks that failed.
+        event: what happened, with the traceback.
+    """
+
+    def __init__(self, mesh: Any, mesh_name: str, crashed_ranks: Sequence[int], event: str) -> None:
+        self.mesh, self.mesh_name, self.crashed_ranks, self.event = mesh, mesh_name, list(crashed_ranks), event
+
+    def report(self) -> str:
+        """Return what happened, for people."""
+        return self.event
+
+    def __str__(self) -> str:
+        return f"MeshFailure(mesh_name={self.mesh_name}, crashed_ranks={self.crashed_ranks}, event={self.event})"
+
+    __repr__ = __str__
