@@ -44,7 +44,7 @@ class Call:
         self.title, self.tag, self.places, self.extent = title, tag, places, extent
         self.unanswered = set(range(len(places)))
         self.started_s = time.monotonic()
-        self.waits_for_itself = ""  # the actor that would have to answer itself, for people
+        self.waits_for_itself: tuple[str, int] | None = None  # the caller's uid and rank, if it is to answer itself
 
     def take(self, rank: int, answer: Answer) -> Callable[[], object] | None:
         """Note an answer, with the engine's lock held; return what is to be called without it."""

@@ -3,23 +3,64 @@
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Sequence
 
 from monarch_nb.actor.engine.outside import Outside
 from monarch_nb.actor.supervision import MeshFailure
+from monarch_nb.ground.rank_sets import name_ranks
+
+_TOGETHER_S = 0.2
+"""Failures of a mesh that come this soon after the first are told together."""
 
 
-def report(outside: Outside, failure: MeshFailure) -> None:
-    """Tell the program's fault hook: the one that its user set, or else people."""
-    hook = vars(sys.modules["monarch_nb.actor"]).get("unhandled_fault_hook")
-    if hook is None:
-        outside.tell(describe(failure))
-        return
-    try:
-        hook(failure)
-    except BaseException as error:  # noqa: BLE001 -- raised to say that it is not handled; nothing ends for it here
-        outside.tell(f"{describe(failure)}\nunhandled_fault_hook raised {type(error).__name__}: {error}")
+def unhandled_fault_hook(failure: MeshFailure) -> None:
+    """What is called when nobody handles a failure; assign another function to `monarch_nb.actor.unhandled_fault_hook`.
+    This one, unlike Monarch's, ends nothing: a cell shows what happened."""
+    sys.stderr.write(f"{describe([failure])}\n")
 
 
-def describe(failure: MeshFailure) -> str:
-    """Return what people are told of a failure that nobody handled."""
-    return f"{failure.report()}\n  Nobody handles this (`__supervise__` of an actor that spawns others would)."
+class Faults:
+    """Tells the failures that nobody handles: to the hook that the program has set, else to people.
+
+    Args:
+        outside: knows people.
+    """
+
+    def __init__(self, outside: Outside) -> None:
+        self._outside = outside
+        self._lock = threading.Lock()
+        self._waiting: dict[str, list[MeshFailure]] = {}
+
+    def report(self, failure: MeshFailure) -> None:
+        """Tell a failure; it never raises."""
+        hook = vars(sys.modules["monarch_nb.actor"]).get("unhandled_fault_hook", unhandled_fault_hook)
+        if hook is unhandled_fault_hook:
+            self._tell_soon(failure)
+            return
+        try:
+            hook(failure)
+        except BaseException as error:  # noqa: BLE001 -- raised to say that it is not handled: nothing ends for that here
+            said = f"unhandled_fault_hook raised {type(error).__name__}: {error}"
+            self._outside.tell(f"{describe([failure])}\n{said}")
+
+    def _tell_soon(self, failure: MeshFailure) -> None:
+        with self._lock:
+            others = self._waiting.setdefault(failure.mesh_name, [])
+            others.append(failure)
+        if len(others) == 1:
+            timer = threading.Timer(_TOGETHER_S, self._tell, [failure.mesh_name])
+            timer.daemon = True
+            timer.start()
+
+    def _tell(self, mesh_name: str) -> None:
+        with self._lock:
+            failures = self._waiting.pop(mesh_name)
+        self._outside.tell(describe(failures))
+
+
+def describe(failures: Sequence[MeshFailure]) -> str:
+    """Return what people are told of failures of a mesh that nobody handled."""
+    ranks = [rank for failure in failures for rank in failure.crashed_ranks]
+    others = f"\n  {name_ranks(ranks)} failed." if len(ranks) > 1 else ""
+    return f"{failures[0].report()}{others}\n  Nobody handles it: `__supervise__` of an actor that spawns could."

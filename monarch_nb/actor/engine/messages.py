@@ -18,13 +18,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from monarch_nb.actor.engine.outside import Outside
 from monarch_nb.ground import pickling
 from monarch_nb.ground.frames import pack_pickle, unpack_pickle
-
-if TYPE_CHECKING:
-    from monarch_nb.actor.engine.process import Process
 
 
 class Kind(IntEnum):
@@ -50,14 +48,23 @@ _ALIGNMENT_BYTES = 64
 _MAX_PLAIN = 4096
 _ATOMS = frozenset({bool, int, float, complex, type(None)})
 
+
+class Traveller(Protocol):
+    """What pickling has to know of the process that it is for."""
+
+    @property
+    def outside(self) -> Outside:
+        """What that has around it."""
+
+
 Body = bytes | memoryview | mmap.mmap
 Pieces = list[bytes | memoryview]
 
-_travelling: contextvars.ContextVar[tuple[Process, str]] = contextvars.ContextVar("monarch_nb_actor_travelling")
+_travelling: contextvars.ContextVar[tuple[Traveller, str]] = contextvars.ContextVar("monarch_nb_actor_travelling")
 
 
 @contextmanager
-def travelling(process: Process, node: str) -> Iterator[None]:
+def travelling(process: Traveller, node: str) -> Iterator[None]:
     """Pickle or unpickle for `process`; what is pickled goes to `node` ("": nowhere)."""
     token = _travelling.set((process, node))
     try:
@@ -66,7 +73,7 @@ def travelling(process: Process, node: str) -> Iterator[None]:
         _travelling.reset(token)
 
 
-def traveller() -> tuple[Process, str] | None:
+def traveller() -> tuple[Traveller, str] | None:
     """Return whose pickling goes on in this thread, and where to."""
     return _travelling.get(None)
 
@@ -76,7 +83,7 @@ class Packed:
 
     __slots__ = ("_data", "_process", "_sources")
 
-    def __init__(self, process: Process, data: memoryview, sources: Mapping[str, str]) -> None:
+    def __init__(self, process: Traveller, data: memoryview, sources: Mapping[str, str]) -> None:
         self._process, self._data, self._sources = process, data, sources
 
     def load(self) -> Any:
@@ -104,7 +111,7 @@ class Plain:
 Value = Plain | Packed
 
 
-def pack(process: Process, node: str, head: tuple[Any, ...], value: Any) -> Pieces:
+def pack(process: Traveller, node: str, head: tuple[Any, ...], value: Any) -> Pieces:
     """Return a message of `process` to `node`, in pieces. Raises whatever pickling raises."""
     if _is_plain(value, 3):
         return [_PLAIN + pickle.dumps((head, value), 5)]
@@ -120,7 +127,7 @@ def pack(process: Process, node: str, head: tuple[Any, ...], value: Any) -> Piec
     return [_PREFIX.pack(_PACKED, len(stream)) + stream + bytes(padding), *pieces]
 
 
-def unpack(process: Process, body: Body) -> tuple[tuple[Any, ...], Value]:
+def unpack(process: Traveller, body: Body) -> tuple[tuple[Any, ...], Value]:
     """Return the head and the value of a message. Raises what unpickling raises where a head is none of ours."""
     view = memoryview(body)
     if view[0] == 0:

@@ -28,7 +28,8 @@ class Outcome:
         self._flag = Flag()
         self._lock = Lock()
         self._callbacks: list[Callable[[], object]] = []
-        self._raw = self._value = None
+        self._raw: Any = None
+        self._value: Any = None
         self._error: BaseException | None = None
 
     def is_resolved(self) -> bool:

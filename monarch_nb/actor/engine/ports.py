@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from monarch_nb.actor.engine.handles import PortAddress, abroad
-from monarch_nb.actor.engine.messages import ANSWER, POST, POST_RAISED, RAISED, traveller
-
-if TYPE_CHECKING:
-    from monarch_nb.actor.engine.process import Process
+from monarch_nb.actor.engine.messages import ANSWER, POST, POST_RAISED, RAISED, Traveller, traveller
+from monarch_nb.actor.engine.outside import HERE
 
 R = TypeVar("R")
+
+
+class Postman(Traveller, Protocol):
+    """What a port needs of its process."""
+
+    def post(self, target: PortAddress, kind: int, value: Any) -> None:
+        """Send a value to a port."""
 
 
 class Port(Generic[R]):
@@ -22,7 +27,7 @@ class Port(Generic[R]):
         return_undeliverable: as in Monarch; what can not be delivered is dropped here, whatever it says.
     """
 
-    def __init__(self, process: Process, target: PortAddress | None, *, once: bool = False) -> None:
+    def __init__(self, process: Postman, target: PortAddress | None, *, once: bool = False) -> None:
         self._process, self._target, self._once = process, target, once
         self._lock, self._is_used = threading.Lock(), False
         self.return_undeliverable = True
@@ -38,6 +43,18 @@ class Port(Generic[R]):
     def exception(self, e: Exception) -> None:
         """Send an exception: who receives it gets it raised, as it is."""
         self._send(RAISED, POST_RAISED, e)
+
+    def at(self, rank: int) -> Port[R]:
+        """Return it as the port of a rank, which who receives can ask for."""
+        target = self._target and self._target._replace(rank=rank)
+        return Port(self._process, target, once=self._once)
+
+    def target_at(self, node: str) -> PortAddress | None:
+        """Return where it sends to, as processes of a node know it."""
+        target = self._target
+        if target is None or target.address != HERE or not node:
+            return target
+        return target._replace(address=self._process.outside.home(node))
 
     def _send(self, answer: int, post: int, value: object) -> None:
         if self._target is None:
@@ -63,4 +80,4 @@ def _arrived(target: PortAddress | None, once: bool) -> Port[Any]:
     goes = traveller()
     if goes is None:
         raise RuntimeError("a Port is unpickled only by actors: send it as an argument or a result")
-    return Port(goes[0], target, once=once)
+    return Port(cast(Postman, goes[0]), target, once=once)

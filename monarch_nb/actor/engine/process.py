@@ -12,7 +12,7 @@ from typing import Any
 from monarch_nb import config
 from monarch_nb.actor.engine.calls import Answer, Call, Calls, Gather, Lifetime
 from monarch_nb.actor.engine.failing import Failed, describe, died, stopped
-from monarch_nb.actor.engine.faults import report
+from monarch_nb.actor.engine.faults import Faults
 from monarch_nb.actor.engine.handles import Birth, Handle, Identity, Place, Places, PortAddress
 from monarch_nb.actor.engine.mailbox import Mailbox
 from monarch_nb.actor.engine.messages import (
@@ -43,7 +43,7 @@ from monarch_nb.actor.engine.outside import (
     Tag,
 )
 from monarch_nb.actor.engine.ports import Port
-from monarch_nb.actor.engine.runner import Message, Runner, Step, current_process, current_step
+from monarch_nb.actor.engine.runner import Message, Runner, Step, current_home, current_step
 from monarch_nb.actor.supervision import MeshFailure
 from monarch_nb.errors import ActorError
 from monarch_nb.proto.run_pb2 import Death
@@ -68,7 +68,8 @@ __all__ = [
 _REMEMBERED = 10_000
 """So many actors that were stopped are known by why, which who calls them is told."""
 
-Receiver = Callable[[Answer], object]
+Receiver = Callable[[int, Answer], object]
+"""Called with the sender's rank, where it has one, and what came."""
 
 
 class Process:
@@ -82,9 +83,11 @@ class Process:
     def __init__(self, outside: Outside, title: str) -> None:
         self.outside, self.title = outside, title
         self.identity = Identity("root", None, "", 0, Extent({}), None)
-        self.nothing = Plain(((), {}))
+        self.nothing: Value = Plain(((), {}))
         self._lock = threading.Lock()
+        self.controllers: dict[str, Any] = {}
         self._calls = Calls()
+        self._faults = Faults(outside)
         self._actors: dict[str, Runner] = {}
         self._newest: dict[tuple[str, str], Runner] = {}
         self._first: list[Runner] = []
@@ -93,7 +96,6 @@ class Process:
         self._next_port = 1
         self._asked: Mailbox[Callable[[], object]] = Mailbox()
         self._asked_thread: threading.Thread | None = None
-        self._is_closed = False
 
     def receive(self, sender: Address, body: Body, *, call: int, answers: int) -> None:
         """Take a message that arrived: it only queues it. Never raises.
@@ -117,7 +119,7 @@ class Process:
             self._answered(answers, sender, head[1], Answer(kind, value))
         elif kind in (POST, POST_RAISED):
             if receiver := self._ports.get(head[1]):
-                receiver(Answer(kind, value))
+                receiver(head[2], Answer(kind, value))
         elif kind == SPAWN:
             self._spawn_here(sender, call, value, head[1])
         elif kind == STOP:
@@ -191,10 +193,14 @@ class Process:
 
     def close(self, timeout_s: float) -> None:
         """Stop all actors of this process, each after what it executes, and wait for them until the time is up."""
+        self.stop_actors("its process ends", timeout_s)
+
+    def stop_actors(self, reason: str, timeout_s: float) -> None:
+        """As `close`; others can be spawned afterwards."""
         until_s = time.monotonic() + timeout_s
         runners = list(self._actors.values())
         for runner in runners:
-            runner.stop("its process ends", HERE, 0)
+            runner.stop(reason, HERE, 0)
         for runner in runners:
             runner.ended.wait(max(0.0, until_s - time.monotonic()))
 
@@ -320,7 +326,7 @@ class Process:
         host = f" on {failed.host}" if failed.host else ""
         failure = MeshFailure(mesh, handle.uid, [rank], f"Supervision event: actor {actor!r}{host} failed:\n  {what}")
         if owner is None:
-            self.aside(lambda: report(self.outside, failure))
+            self.aside(lambda: self._faults.report(failure))
         elif owner.refuses is None:
             owner.supervise(failure)
 
@@ -372,18 +378,19 @@ class Process:
         what = f"Actor call {title} failed on rank {rank}."
         return ActorError(what, title, [failed.at(rank, extent)])
 
-    def ask(self, address: Address, function: Callable[..., Any], *arguments: Any) -> Gather:
-        """Have a process call a function of a module, beside its actors, one question after the other."""
-        call = Gather(function.__name__, None, [address], Extent({}), lambda values: values[0])
-        self.send(Places([address]), (ASK,), (function, arguments), call)
+    def ask(self, places: Places, function: Callable[..., Any], *arguments: Any) -> Gather:
+        """Have processes call a function of a module, beside their actors, one question after the other; return the
+        call whose value is the list of their answers."""
+        call = Gather(function.__name__, None, places, Extent({"procs": len(places)}), lambda values: values)
+        self.send(places, (ASK,), (function, arguments), call)
         return call
 
     def _answer_question(self, sender: Address, call: int, value: Value) -> None:
         try:
             function, arguments = value.load()
-            self.reply_to(sender, call, 0, ANSWER, function(*arguments))
+            self.reply_to(sender, call, -1, ANSWER, function(*arguments))
         except Exception as error:  # noqa: BLE001 -- told to who asked
-            self.reply_to(sender, call, 0, FAILED, describe("error", error))
+            self.reply_to(sender, call, -1, FAILED, describe("error", error))
 
     def aside(self, work: Callable[[], object]) -> None:
         """Call `work`, which never raises, on a thread beside the actors', after what was given before."""
@@ -394,7 +401,7 @@ class Process:
                 self._asked_thread.start()
 
     def _work_aside(self) -> None:
-        current_process.set(self)
+        current_home.set(self)
         while True:
             self._asked.get()()
 
@@ -410,8 +417,8 @@ def install(process: Process) -> None:
 
 def process() -> Process:
     """Return the engine of this process; that of a client is made when none is installed (`config.ACTOR_OUTSIDE`)."""
-    found = current_process.get()
-    if found is not None:
+    found = current_home.get()
+    if isinstance(found, Process):
         return found
     if not _installed:
         with _installing:

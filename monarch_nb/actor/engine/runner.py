@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from monarch_nb.actor.engine.failing import Failed, describe, stopped
 from monarch_nb.actor.engine.handles import Birth, Handle, Identity, Place, region_of
@@ -14,12 +14,10 @@ from monarch_nb.actor.engine.mailbox import Mailbox
 from monarch_nb.actor.engine.messages import ANSWER, FAILED, Value
 from monarch_nb.actor.engine.methods import Declared, find_method
 from monarch_nb.actor.engine.outside import ActorState, Address, Execution, Runs
-from monarch_nb.actor.engine.ports import Port
+from monarch_nb.actor.engine.ports import Port, Postman
 from monarch_nb.actor.supervision import MeshFailure
+from monarch_nb.errors import ActorError
 from monarch_nb.shape import Extent, Point
-
-if TYPE_CHECKING:
-    from monarch_nb.actor.engine.process import Process
 
 PREDECESSOR_S = 10.0
 """How long a new actor waits until the one that it replaces has cleaned up: that may be stuck."""
@@ -27,6 +25,27 @@ CHILDREN_S = 10.0
 """How long an actor that ends waits until those that it spawned have ended."""
 _TURN = 64
 """After so many messages that did not wait for anything, tasks of an async actor get a turn."""
+
+
+class Home(Postman, Protocol):
+    """What an actor needs of its process."""
+
+    nothing: Value
+
+    def reply_to(self, address: Address, call: int, rank: int, kind: int, value: Any) -> None:
+        """Answer a call, if there is one."""
+
+    def port_to(self, address: Address, call: int, rank: int) -> Port[Any]:
+        """Return the port by which a call is answered."""
+
+    def error_of(self, title: str, rank: int, extent: Extent, failed: Failed) -> ActorError:
+        """Return the error that a port gets for a rank that failed."""
+
+    def stop_children(self, runner: Runner, timeout_s: float) -> None:
+        """Stop what an actor has spawned, and wait for it until the time is up."""
+
+    def note_end(self, runner: Runner) -> bool:
+        """Take note that an actor has ended; return whether it had failed."""
 
 
 class Message:
@@ -92,9 +111,7 @@ class Step:
 
 
 current_step: contextvars.ContextVar[Step | None] = contextvars.ContextVar("monarch_nb_actor_step", default=None)
-current_process: contextvars.ContextVar[Process | None] = contextvars.ContextVar(
-    "monarch_nb_actor_process", default=None
-)
+current_home: contextvars.ContextVar[Home | None] = contextvars.ContextVar("monarch_nb_actor_home", default=None)
 
 
 class Runner:
@@ -111,7 +128,7 @@ class Runner:
 
     def __init__(
         self,
-        process: Process,
+        process: Home,
         birth: Birth,
         rank: int,
         value: Value,
@@ -157,8 +174,8 @@ class Runner:
             self._refuse_waiting()
 
     def stop(self, reason: str, sender: Address, call: int) -> None:
-        """End it after what it executes, of which who waits for it learns now; what waits is refused. `call` is answered
-        when it has ended."""
+        """End it after what it executes, of which who waits for it learns now; what waits is refused. `call` is
+        answered when it has ended."""
         with self._ending_lock:
             if not self.ended.is_set() and call:
                 self._stopped_by.append((sender, call))
@@ -205,7 +222,7 @@ class Runner:
     # On the actor's own thread.
 
     def _run(self) -> None:
-        current_process.set(self.process)
+        current_home.set(self.process)
         for each in self._after:
             if each.birth.is_first:
                 each.made.wait()
@@ -326,8 +343,8 @@ class Runner:
                 if isinstance(result, Coroutine):
                     result.close()
                     raise TypeError(
-                        f"{message.endpoint} is an async def method, but its actor's endpoints are all def, so it has no "
-                        "event loop to run on"
+                        f"{message.endpoint} is an async def method, but its actor's endpoints are all def, so it has "
+                        "no event loop to run on"
                     )
             if not is_explicit:
                 self._answer(message, step.rank, result)
@@ -381,18 +398,21 @@ class Runner:
             self._over(step)
 
     def _port(self, step: Step) -> Port[Any]:
-        return step.message.port or self.process.port_to(step.message.sender, step.message.call, step.rank)
+        message = step.message
+        if message.port is not None:
+            return message.port.at(step.rank)
+        return self.process.port_to(message.sender, message.call, step.rank)
 
     def _answer(self, message: Message, rank: int, value: Any) -> None:
         if message.port is not None:
-            message.port.send(value)
+            message.port.at(rank).send(value)
         elif message.call:
             self.process.reply_to(message.sender, message.call, rank, ANSWER, value)
 
     def _answer_failed(self, message: Message, rank: int, failed: Failed) -> None:
         title = f"{self.birth.handle.name}.{message.endpoint}"
         if message.port is not None:
-            message.port.exception(self.process.error_of(title, rank, self._place(message.place)[1], failed))
+            message.port.at(rank).exception(self.process.error_of(title, rank, self._place(message.place)[1], failed))
         elif message.call:
             self.process.reply_to(message.sender, message.call, rank, FAILED, failed)
 

@@ -1,0 +1,230 @@
+"""Meshes of actors, and the ways to call their endpoints."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Iterator
+from typing import Any, NoReturn, Self
+
+from monarch_nb.actor.endpoints import ClassFacts, Endpoint, Parameters, unpacked
+from monarch_nb.actor.engine.calls import Call, Gather, Stream
+from monarch_nb.actor.engine.handles import Handle, Place, Places, PortAddress
+from monarch_nb.actor.engine.messages import INVOKE
+from monarch_nb.actor.engine.methods import PORT
+from monarch_nb.actor.engine.ports import Port
+from monarch_nb.actor.engine.process import Process, Tag, process
+from monarch_nb.actor.future import Future, future_of
+from monarch_nb.actor.shape import MeshTrait
+from monarch_nb.actor.value_mesh import ValueMesh
+from monarch_nb.shape import Extent, Region
+
+
+class ActorMesh(MeshTrait):
+    """Actors, as `spawn` returns them: every endpoint of their class is an attribute. It travels as an argument."""
+
+    def __init__(self, handle: Handle, region: Region) -> None:
+        self._handle, self._view = handle, region
+        self._targets: Targets | None = None
+
+    def _region(self) -> Region:
+        return self._view
+
+    def _with_region(self, region: Region) -> Self:
+        return type(self)(self._handle, region)
+
+    @property
+    def _facts(self) -> ClassFacts:
+        return unpacked(self._handle.facts)
+
+    def _find_targets(self) -> Targets:
+        if self._targets is None:
+            self._targets = Targets(self._handle, self._view)
+        return self._targets
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        facts = self._facts
+        if name in facts.endpoints:
+            found: Any = ActorEndpoint(self._find_targets(), name, facts.endpoints[name])
+            self.__dict__[name] = found
+            return found
+        if name in facts.methods:
+            return PlainMethod(self._find_targets(), name, facts.methods[name], facts.text)
+        raise AttributeError(f"{self!r} has no endpoint {name!r}: {facts.text} has {', '.join(facts.endpoints)}")
+
+    @property
+    def initialized(self) -> Future[None]:
+        """Resolved when all of them were made; raises what `__init__` of one raised."""
+        targets = self._find_targets()
+        call = Gather(f"{self._handle.name}.__init__", None, targets.places, targets.extent, lambda _: None)
+        targets.send(process(), "", targets.place, ((), {}), call, None)
+        return future_of(call.outcome, call)
+
+    def stop(self, reason: str = "stopped by client") -> Future[None]:
+        """Stop them: each runs its `__cleanup__` after what it executes; what waits is refused, with a SupervisionError
+        as later calls. The future is resolved when all have ended."""
+        call = process().stop(self._handle, self._find_targets().places, reason)
+        return future_of(call.outcome, call)
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """As in Monarch's first releases, where a spawn was awaited."""
+        yield from ()
+        return self
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{label}={size}" for label, size in self._view.extent.items())
+        return f"ActorMesh({self._handle.name!r}, class={self._facts.text}, shape={{{sizes}}})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ActorMesh, (self._handle, self._view)
+
+
+class Targets:
+    """Actors of a mesh that are called together, with what all their calls have in common."""
+
+    def __init__(self, handle: Handle, region: Region) -> None:
+        self.handle, self.region, self.extent = handle, region, region.extent
+        self.places = handle.places if region == handle.extent.region else handle.places.part(region.ranks())
+        self.mesh_ids = self.places.mesh_ids
+        is_whole = region == handle.extent.region
+        self.place: Place | None = None
+        if not is_whole:
+            self.place = region.labels, region.offset, region.sizes, region.strides
+
+    def send(
+        self,
+        process: Process,
+        key: str,
+        place: Place | None,
+        value: Any,
+        call: Call | None,
+        port: PortAddress | None,
+        *,
+        tag: Tag | None = None,
+        places: Places | None = None,
+    ) -> None:
+        """Send a call of an endpoint. Raises whatever pickling the arguments raises, before anything is sent."""
+        owner = process.owner()
+        if owner is not None and call is not None and owner.uid == self.handle.uid:
+            region = self.region if place is None else Region(*place)
+            if (rank := region.index_of(owner.rank)) is not None:
+                call.waits_for_itself = owner.uid, rank
+        caller = owner.title if owner is not None else process.title
+        head = (INVOKE, self.handle.uid, key, place, port, caller, tag.runs if tag is not None else {})
+        process.send(places or self.places, head, value, call)
+
+
+class ActorEndpoint:
+    """An endpoint of the actors of a mesh."""
+
+    def __init__(self, targets: Targets, name: str, parameters: Parameters, key: str = "") -> None:
+        self._targets, self._name, self._parameters = targets, name, parameters
+        self._key = key or name
+        self._title = f"{targets.handle.name}.{name}"
+
+    def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
+        """Call it on all ranks; the result has one value per rank, in the shape of the mesh.
+
+        Raises:
+            TypeError: wrong arguments, or one that can not be pickled: nothing was sent.
+        """
+        return self._gather(args, kwargs, lambda values: ValueMesh(self._targets.extent, values))
+
+    def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call it on the only rank.
+
+        Raises:
+            ValueError: there are several.
+            TypeError: as `call`.
+        """
+        if len(self._targets.places) != 1:
+            raise ValueError(f"call_one requires exactly 1 actor, but mesh has {len(self._targets.places)}")
+        return self._gather(args, kwargs, _only)
+
+    def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call it on one rank that is chosen by chance. Raises as `call`."""
+        self._parameters.check(args, kwargs)
+        current, tag = self._begin()
+        places, place = self._choice()
+        call = Gather(self._title, tag, places, Extent({}), _only)
+        self._targets.send(current, self._key, place, (args, kwargs), call, None, tag=tag, places=places)
+        return future_of(call.outcome, call)
+
+    def stream(self, *args: Any, **kwargs: Any) -> Iterator[Future[Any]]:
+        """Call it on all ranks; return an iterator over one future for each, resolved in the order in which ranks
+        answer. Raises as `call`."""
+        self._parameters.check(args, kwargs)
+        current, tag = self._begin()
+        call = Stream(self._title, tag, self._targets.places, self._targets.extent)
+        self._targets.send(current, self._key, self._targets.place, (args, kwargs), call, None, tag=tag)
+        return iter([future_of(outcome, call) for outcome in call.outcomes])
+
+    def broadcast(self, *args: Any, **kwargs: Any) -> None:
+        """Call it on all ranks and expect no response: where it raises, the actor has failed, and who spawned it is
+        told. Raises as `call`."""
+        self._parameters.check(args, kwargs)
+        current, tag = self._begin()
+        self._targets.send(current, self._key, self._targets.place, (args, kwargs), None, None, tag=tag)
+
+    def send_to(self, port: Port[Any] | None, args: tuple[Any, ...], kwargs: dict[str, Any], *, chosen: bool) -> None:
+        """Call it on all ranks, or on one that is chosen by chance, and have them respond to a port. Raises as
+        `call`."""
+        self._parameters.check(args, kwargs)
+        current, tag = self._begin()
+        places, place = self._choice() if chosen else (self._targets.places, self._targets.place)
+        target = port.target_at(places[0].node) if port is not None else None
+        self._targets.send(current, self._key, place, (args, kwargs), None, target, tag=tag, places=places)
+
+    def _begin(self) -> tuple[Process, Tag]:
+        current = process()
+        return current, current.outside.tag(self._targets.mesh_ids, self._title)
+
+    def _choice(self) -> tuple[Places, Place]:
+        rank = random.randrange(len(self._targets.places))
+        return self._targets.places.part([rank]), ((), self._targets.region.ranks()[rank], (), ())
+
+    def _gather(self, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Future[Any]:
+        self._parameters.check(args, kwargs)
+        current, tag = self._begin()
+        call = Gather(self._title, tag, self._targets.places, self._targets.extent, value)
+        self._targets.send(current, self._key, self._targets.place, (args, kwargs), call, None, tag=tag)
+        return future_of(call.outcome, call)
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._title} of {self._targets.extent!r}>"
+
+
+def _only(values: list[Any]) -> Any:
+    return values[0]
+
+
+class PlainMethod:
+    """A method that is no endpoint: `as_endpoint` makes one of it."""
+
+    def __init__(self, targets: Targets, name: str, parameters: Parameters, text: str) -> None:
+        self.targets, self.name, self.parameters, self._text = targets, name, parameters, text
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError(
+            f"Actor {self._text}.{self.name} is not annotated as an endpoint. To call it as one, add a @endpoint "
+            "decorator to it, or directly wrap it in one as_endpoint(obj.method).call(...)"
+        )
+
+
+def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Endpoint:
+    """Return a plain method of a mesh's actors as an endpoint.
+
+    Example:
+        >>> as_endpoint(trainers.evaluate).call().get()
+
+    Raises:
+        ValueError: what is given is no method of spawned actors.
+    """
+    if not isinstance(not_an_endpoint, PlainMethod):
+        raise ValueError("expected an method of a spawned actor")
+    parameters = not_an_endpoint.parameters
+    if explicit_response_port:
+        parameters = Parameters(parameters.parameters[1:])
+    key = not_an_endpoint.name + (PORT if explicit_response_port else "")
+    return ActorEndpoint(not_an_endpoint.targets, not_an_endpoint.name, parameters, key)

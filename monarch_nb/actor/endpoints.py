@@ -1,0 +1,211 @@
+"""Endpoints: methods of actors that others call."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from monarch_nb.actor.engine.methods import Declared
+from monarch_nb.actor.future import Future
+
+
+class EndpointProperty(Declared):
+    """What the class itself has under the name of an endpoint; meshes of its actors have what can be called."""
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self.method.__qualname__}>"
+
+
+class Endpoint(Protocol):
+    """What a mesh of actors has under the name of an endpoint."""
+
+    def call(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call it on all ranks; the result is a ValueMesh."""
+
+    def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call it on the mesh's only rank."""
+
+    def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call it on a rank that is chosen by chance."""
+
+    def stream(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it on all ranks; iterate over the futures of their results, in the order in which these come."""
+
+    def broadcast(self, *args: Any, **kwargs: Any) -> None:
+        """Call it on all ranks and expect no response."""
+
+
+def endpoint(
+    method: Any = None,
+    *,
+    propagate: Any = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
+) -> Any:
+    """Make a method an endpoint.
+
+    Example:
+        >>> class Trainer(Actor):
+        ...     @endpoint
+        ...     def step(self, batch): ...
+        ...
+        ...     @endpoint(explicit_response_port=True)
+        ...     def predict(self, port, x): ...  # port.send(result), also later, from another thread
+
+    Args:
+        explicit_response_port: the method gets a Port as its first argument, by which it responds; what it returns is
+            ignored.
+        propagate, instrument: as in Monarch, where they concern distributed tensors and tracing; without effect here.
+    """
+    if method is None:
+        return functools.partial(
+            endpoint, propagate=propagate, explicit_response_port=explicit_response_port, instrument=instrument
+        )
+    return EndpointProperty(method, explicit_response_port, False)
+
+
+def concurrent_endpoint(
+    method: Any = None,
+    *,
+    propagate: Any = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
+) -> Any:
+    """Make an `async def` method an endpoint beside which its actor takes other messages: each call is a task.
+
+    Raises:
+        ValueError: the method is no `async def`, or an endpoint already.
+    """
+    if method is None:
+        return functools.partial(
+            concurrent_endpoint,
+            propagate=propagate,
+            explicit_response_port=explicit_response_port,
+            instrument=instrument,
+        )
+    if isinstance(method, Declared):
+        raise ValueError("concurrent_endpoint can not be applied to what is an endpoint already")
+    if not inspect.iscoroutinefunction(method):
+        raise ValueError("concurrent_endpoint can only wrap async endpoints")
+    return EndpointProperty(method, explicit_response_port, True)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The signature of a method as its callers see it, without annotations and default values: it travels.
+
+    Attributes:
+        parameters: name, kind, and whether there is a default.
+    """
+
+    parameters: Sequence[tuple[str, int, bool]]
+
+    @staticmethod
+    def of(function: Callable[..., Any], left_out: int) -> Parameters:
+        """Return those of a function, without its first ones."""
+        all_of_them = list(inspect.signature(function).parameters.values())
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        while left_out and all_of_them and all_of_them[0].kind in positional:
+            del all_of_them[0]
+            left_out -= 1
+        return Parameters(tuple((each.name, int(each.kind), each.default is not each.empty) for each in all_of_them))
+
+    @functools.cached_property
+    def _positional(self) -> tuple[int, int]:
+        """How many arguments by place are right for sure, when there are none by name: from, to."""
+        is_simple = all(kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD for _, kind, _ in self.parameters)
+        needed = sum(not has_default for _, _, has_default in self.parameters)
+        return (needed, len(self.parameters)) if is_simple else (1, 0)
+
+    @functools.cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.Signature(
+            [
+                inspect.Parameter(name, inspect._ParameterKind(kind), default=None if has else inspect.Parameter.empty)
+                for name, kind, has in self.parameters
+            ]
+        )
+
+    def check(self, values: Sequence[Any], named: Mapping[str, Any]) -> None:
+        """Raise TypeError unless a method takes these arguments."""
+        least, most = self._positional
+        if named or not least <= len(values) <= most:
+            self._signature.bind(*values, **named)
+
+
+@dataclass(frozen=True)
+class ClassFacts:
+    """What callers have to know of an actor's class, also those that do not have it.
+
+    Attributes:
+        text: as `str` of it.
+        endpoints: their parameters, by name.
+        methods: the parameters of other methods.
+    """
+
+    text: str
+    endpoints: Mapping[str, Parameters]
+    methods: Mapping[str, Parameters]
+
+    def packed(self) -> bytes:
+        """Return it as one piece of data."""
+        endpoints = {name: each.parameters for name, each in self.endpoints.items()}
+        return pickle.dumps((self.text, endpoints, {name: each.parameters for name, each in self.methods.items()}), 5)
+
+
+@functools.lru_cache(maxsize=1000)
+def unpacked(facts: bytes) -> ClassFacts:
+    """Return the facts of a class that came with a mesh."""
+    text, endpoints, methods = pickle.loads(facts)
+    return ClassFacts(
+        text,
+        {name: Parameters(parameters) for name, parameters in endpoints.items()},
+        {name: Parameters(parameters) for name, parameters in methods.items()},
+    )
+
+
+def declared(kind: type) -> dict[str, Declared]:
+    """Return the endpoints of a class, also those that it inherits."""
+    found = {name: inspect.getattr_static(kind, name, None) for name in dir(kind)}
+    return {name: each for name, each in found.items() if isinstance(each, Declared)}
+
+
+def facts_of(kind: type) -> ClassFacts:
+    """Return the facts of a class."""
+    endpoints = {name: Parameters.of(each.method, 1 + each.is_explicit) for name, each in declared(kind).items()}
+    methods = {}
+    for name in dir(kind):
+        found = inspect.getattr_static(kind, name, None)
+        if not name.startswith("__") and inspect.isfunction(found):
+            methods[name] = Parameters.of(found, 1)
+    return ClassFacts(str(kind), endpoints, methods)
+
+
+_ASYNC_HOOKS = ("__cleanup__", "__supervise__", "_handle_undeliverable_message")
+
+
+def is_async_class(kind: type) -> bool:
+    """Return whether the actors of a class have an event loop: unless all of their endpoints are `def`.
+
+    Raises:
+        ValueError: it mixes both kinds, or its hooks are not of the kind of its endpoints.
+    """
+    kinds = {name: inspect.iscoroutinefunction(each.method) for name, each in declared(kind).items()}
+    sync = [name for name, is_async in kinds.items() if not is_async]
+    if sync and len(sync) < len(kinds):
+        raise ValueError(
+            f"{kind} mixes both async and sync endpoints."
+            "Synchronous endpoints cannot be mixed with async endpoints because they can cause the asyncio loop to "
+            f"deadlock if they wait.sync: {sync} async: {[name for name in kinds if name not in sync]}"
+        )
+    for name in _ASYNC_HOOKS:
+        hook = getattr(kind, name, None)
+        if sync and inspect.iscoroutinefunction(hook):
+            raise ValueError(f"{kind} has sync endpoints, so that its {name} can not be async")
+        if kinds and not sync and name == "__cleanup__" and hook is not None and not inspect.iscoroutinefunction(hook):
+            raise ValueError(f"{kind} has async endpoints, so that its {name} must be async")
+    return not sync

@@ -1,0 +1,158 @@
+"""Results that come later."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar
+
+from monarch_nb.actor.engine.calls import Call
+from monarch_nb.actor.engine.outcomes import Outcome
+from monarch_nb.actor.engine.process import current
+
+R = TypeVar("R")
+
+_CLEAN_UP_S = 10.0
+"""How long who was interrupted waits for ranks to end what was interrupted too."""
+
+
+class Future(Generic[R]):
+    """A result that comes later: what the adverbs of endpoints return. The call was sent already; that nobody waits for
+    its result does no harm.
+
+    Example:
+        >>> losses = trainers.step.call(10).get(timeout=60)  # or: await trainers.step.call(10)
+    """
+
+    _outcome: Outcome
+    _call: Call | None
+
+    def __init__(self) -> None:
+        raise TypeError("Future objects are returned by Monarch operations and cannot be constructed directly.")
+
+    @classmethod
+    def _of(cls, outcome: Outcome, call: Call | None = None) -> Future[Any]:
+        future = cls.__new__(cls)
+        future._outcome, future._call = outcome, call
+        return future
+
+    def get(self, timeout: float | None = None) -> R:
+        """Wait for the result; as often as you like.
+
+        Args:
+            timeout: in seconds. When it is up nothing is cancelled, and a later `get` returns the result.
+
+        Raises:
+            TimeoutError: the time is up.
+            ActorError: the call failed on some ranks; SupervisionError when these do not answer any more.
+            RuntimeError: an actor waits for itself.
+            KeyboardInterrupt: Ctrl-C; what was called is interrupted as well.
+        """
+        if timeout is not None and not (0 <= timeout < math.inf):
+            raise ValueError(f"invalid timeout {timeout}: expected a non-negative, finite number of seconds")
+        if not self._outcome.is_resolved():
+            self._check_waiting()
+            self._wait(timeout)
+        value: R = self._outcome.value()
+        return value
+
+    def result(self, timeout: float | None = None) -> R:
+        """As `get`."""
+        return self.get(timeout)
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        """Wait for the result; return what `get` would raise, or None."""
+        try:
+            self.get(timeout)
+        except Exception as error:  # noqa: BLE001 -- wanted
+            return error
+        return None
+
+    def as_asyncio(self) -> asyncio.Future[R]:
+        """Return a new asyncio future of the running loop; to cancel it does not cancel the call."""
+        asyncio.get_running_loop()
+        return asyncio.ensure_future(self._awaited())
+
+    async def _awaited(self) -> R:
+        return await self
+
+    def __await__(self) -> Generator[Any, None, R]:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise ValueError("__await__ with no active event loop: use get()") from None
+        if not self._outcome.is_resolved():
+            self._refuse_to_wait_for_itself()
+            waiter = loop.create_future()
+
+            def wake() -> None:
+                with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                    loop.call_soon_threadsafe(_wake, waiter)
+
+            self._outcome.when_resolved(wake)
+            try:
+                yield from waiter
+            finally:
+                self._outcome.forget(wake)
+        value: R = self._outcome.value()
+        return value
+
+    def _wait(self, timeout: float | None) -> None:
+        try:
+            is_there = self._outcome.wait(timeout)
+        except KeyboardInterrupt:
+            if self._call is not None and self._call.tag is not None and self._call.tag.runs:
+                self._call.tag.interrupt()
+                self._outcome.wait(_CLEAN_UP_S)
+            raise
+        if not is_there:
+            raise TimeoutError
+
+    def _check_waiting(self) -> None:
+        self._refuse_to_wait_for_itself()
+        step = current()
+        if step is not None and step.execution.loop is not None and step.is_waiting_thread():
+            warnings.warn(
+                "Future.get() was called from within an active event loop. It holds up everything else in the loop of "
+                f"actor {step.runner.title}: use `await` instead.",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    def _refuse_to_wait_for_itself(self) -> None:
+        step, call = current(), self._call
+        if step is None or call is None or not call.waits_for_itself or not step.is_waiting_thread():
+            return
+        uid, rank = call.waits_for_itself
+        if uid == step.runner.uid and rank in call.unanswered:
+            raise RuntimeError(
+                f"{step.runner.title}.{step.execution.endpoint} waits for its own actor ({call.title}), which takes "
+                "the next message only after this one: it would wait for ever. Call the method itself, or make this a "
+                "concurrent_endpoint"
+            )
+
+    def __repr__(self) -> str:
+        return f"<Future of {self._call.title if self._call is not None else 'a value'}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("cannot pickle a Future: wait for its result and send that")
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def future_of(outcome: Outcome, call: Call | None = None) -> Future[Any]:
+    """Return a future, for who has the outcome."""
+    return Future._of(outcome, call)
+
+
+def follow(first: Outcome, then: Callable[[Outcome], object], finish: Callable[[Any], Any]) -> Future[Any]:
+    """Return the future of what `then` resolves, which is called when `first` is."""
+    outcome = Outcome(finish)
+    first.when_resolved(lambda: then(outcome))
+    return future_of(outcome)

@@ -1,0 +1,373 @@
+"""Hosts, their processes, and how actors come into these."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+import glob
+import inspect
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Self
+
+from monarch_nb.actor.actor import Actor
+from monarch_nb.actor.actor_mesh import ActorMesh
+from monarch_nb.actor.endpoints import Parameters, facts_of, is_async_class
+from monarch_nb.actor.engine.handles import Handle, Places, new_uid
+from monarch_nb.actor.engine.outcomes import Outcome
+from monarch_nb.actor.engine.outside import HERE, Address
+from monarch_nb.actor.engine.process import process
+from monarch_nb.actor.future import Future, future_of
+from monarch_nb.actor.shape import MeshTrait
+from monarch_nb.errors import UsageError
+from monarch_nb.shape import Extent, Region
+
+_STOP_S = 10.0
+"""How long actors of processes that are stopped may take to clean up."""
+
+
+class Procs:
+    """The processes behind a mesh and its slices.
+
+    Args:
+        name: as given.
+        extent: of all of them.
+        places: their addresses, or who starts them.
+        is_owned: whether they end when the mesh is stopped.
+    """
+
+    def __init__(self, name: str, extent: Extent, places: Places | Outcome, is_owned: bool) -> None:
+        self.name, self.extent, self.is_owned = name, extent, is_owned
+        self.is_stopped = False
+        self._places = places
+
+    def outcome(self) -> Outcome:
+        """Return what is resolved when they are there."""
+        if isinstance(self._places, Outcome):
+            return self._places
+        outcome = Outcome(lambda places: places)
+        outcome.resolve(self._places)
+        return outcome
+
+    def places(self) -> Places:
+        """Return their addresses, once they are there. Raises why they could not be started."""
+        if isinstance(self._places, Outcome):
+            self._places.wait()
+            self._places = self._places.value()
+        return self._places  # type: ignore[return-value]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Procs, (self.name, self.extent, self.places(), self.is_owned)
+
+
+class ProcMesh(MeshTrait):
+    """Processes, into which actors are spawned."""
+
+    def __init__(self, procs: Procs, region: Region) -> None:
+        self._procs, self._view = procs, region
+
+    @classmethod
+    def of(cls, name: str, extent: Mapping[str, int], addresses: Sequence[Address]) -> ProcMesh:
+        """Return the mesh of processes that are there already, in row-major order."""
+        shape = Extent(dict(extent))
+        return cls(Procs(name, shape, Places(addresses), False), shape.region)
+
+    def _region(self) -> Region:
+        return self._view
+
+    def _with_region(self, region: Region) -> Self:
+        return type(self)(self._procs, region)
+
+    def places(self) -> Places:
+        """Return where its processes are, once they have been started. Raises why they could not be."""
+        return self._procs.places().part(self._view.ranks())
+
+    def spawn(self, name: str, Class: type[Any], *args: Any, **kwargs: Any) -> Any:
+        """Make an actor in each process, without waiting for it: what `__init__` raises, the first call tells. Actors
+        that the caller spawned here under the same name end first.
+
+        Returns:
+            the ActorMesh, in the shape of this one.
+
+        Raises:
+            TypeError: wrong arguments for `__init__`, or one that can not be pickled: nothing was sent.
+            ValueError: no Actor, or one whose endpoints do not go together.
+            RuntimeError: this mesh was stopped.
+        """
+        return self._spawn(name, Class, args, kwargs)
+
+    def _spawn(
+        self, name: str, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_first: bool = False
+    ) -> ActorMesh:
+        if self._procs.is_stopped:
+            raise RuntimeError("`ProcMesh` has already been stopped")
+        if not (isinstance(kind, type) and issubclass(kind, Actor)):
+            what = kind if isinstance(kind, type) else type(kind)
+            raise ValueError(f"{what} must subclass monarch.service.Actor to spawn it.")
+        is_async, facts = is_async_class(kind) and not is_first, facts_of(kind)
+        for each in facts.endpoints:
+            if hasattr(ActorMesh, each):
+                raise ValueError(
+                    f"ActorMesh has an attribute that collides with an endpoint name: attribute={each}, "
+                    f"ActorMesh.{each}={getattr(ActorMesh, each)}, endpoint={kind.__qualname__}.{each}"
+                )
+        if kind.__init__ is not object.__init__:
+            Parameters.of(kind.__init__, 1).check(args, kwargs)
+        elif args or kwargs:
+            raise TypeError("too many positional arguments")
+        class_name = f"{kind.__module__}.{kind.__qualname__}"
+        extent = self._view.extent
+        handle = Handle(new_uid(name), name, class_name, facts.packed(), self.places(), extent, self._procs.name)
+        mesh, here = ActorMesh(handle, extent.region), process()
+        tag = here.outside.tag(handle.places.mesh_ids, f"{name}.__init__")
+        here.spawn(handle, (kind, args, kwargs), mesh, is_async=is_async, runs=tag.runs, is_first=is_first)
+        return mesh
+
+    @property
+    def initialized(self) -> Future[bool]:
+        """Resolved with True when the processes are there."""
+        ready = Outcome(lambda places: bool(places.value()))
+        processes = self._procs.outcome()
+        processes.when_resolved(lambda: ready.resolve(processes))
+        return future_of(ready)
+
+    @property
+    def host_mesh(self) -> HostMesh:
+        """The host of a single process."""
+        if len(self) != 1:
+            raise NotImplementedError("`ProcMesh.host_mesh` is not yet supported for non-singleton proc meshes.")
+        return HostMesh([self.places()[0].node], Extent({}).region)
+
+    def stop(self, reason: str = "stopped by client") -> Future[None]:
+        """Stop all actors of these processes, after what they execute, and end the processes if the mesh was made by
+        `spawn_procs`. The future is resolved when that is done."""
+        places = self.places()
+        self._procs.is_stopped = True
+        stopped = process().ask(places, _stop_actors, reason)
+        done = Outcome(_result)
+        outside = process().outside
+        mesh_ids = places.mesh_ids if self._procs.is_owned and len(self) == self._procs.extent.size else ()
+
+        def end() -> None:
+            endings = [outside.stop_procs(mesh_id) for mesh_id in mesh_ids]
+            if not endings:
+                done.resolve(None)
+            for ending in endings:
+                ending.add_done_callback(done.resolve)
+
+        stopped.outcome.when_resolved(end)
+        return future_of(done)
+
+    async def logging_option(self, *_: Any, **__: Any) -> None:
+        """As in Monarch, without effect: what ranks print is always there, in the cell that called and in the logs."""
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """As in Monarch's first releases, where a mesh was awaited."""
+        yield from ()
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if not self._procs.is_stopped:
+            await self.stop()
+
+    def __repr__(self) -> str:
+        return f"ProcMesh({self._procs.name!r}, {self._view.extent!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ProcMesh, (self._procs, self._view)
+
+
+def _result(done: concurrent.futures.Future[None] | None) -> None:
+    if done is not None:
+        done.result()
+
+
+def _stop_actors(reason: str) -> None:
+    process().stop_actors(reason, _STOP_S)
+
+
+class HostMesh(MeshTrait):
+    """Hosts, on which processes are started."""
+
+    def __init__(self, hosts: Sequence[str], region: Region) -> None:
+        self._hosts, self._view = list(hosts), region
+
+    @classmethod
+    def of(cls, extent: Mapping[str, int], nodes: Sequence[str]) -> HostMesh:
+        """Return the mesh of nodes (the addresses of their allocators), in row-major order."""
+        return cls(nodes, Extent(dict(extent)).region)
+
+    def _region(self) -> Region:
+        return self._view
+
+    def _with_region(self, region: Region) -> Self:
+        return type(self)(self._hosts, region)
+
+    def spawn_procs(
+        self,
+        per_host: Mapping[str, int] | None = None,
+        bootstrap: Callable[[], Any] | None = None,
+        name: str | None = None,
+        proc_bind: Sequence[Mapping[str, str]] | None = None,
+        bootstrap_command: Any = None,
+    ) -> ProcMesh:
+        """Start processes on each host, without waiting for them.
+
+        Args:
+            per_host: dimensions and their sizes: `{"gpus": 8}`; one process when left out.
+            bootstrap: called in each process before there are actors; may be async.
+            name: for people.
+            proc_bind, bootstrap_command: left out: see what they raise.
+
+        Raises:
+            ValueError: a dimension that hosts have, or one without places.
+        """
+        if proc_bind is not None or bootstrap_command is not None:
+            raise UsageError(
+                "spawn_procs has no proc_bind and no bootstrap_command: processes are forked from the node's template; "
+                "bind or set up each with bootstrap=, a function that is called in it before there are actors"
+            )
+        sizes = dict(per_host or {})
+        if overlap := [label for label in sizes if label in self._view.labels]:
+            raise ValueError(f"per_host labels {overlap} overlap with host labels {self._view.labels}")
+        if any(size < 1 for size in sizes.values()):
+            raise ValueError(f"per_host {sizes}: each dimension has a size of 1 or more")
+        extent = Extent({**self._view.extent, **sizes})
+        hosts = [self._hosts[rank] for rank in self._view.ranks()]
+        started = process().outside.spawn_procs(hosts, sizes, name or "anon")
+        places = Outcome(_places_of)
+        started.add_done_callback(places.resolve)
+        mesh = ProcMesh(Procs(name or "anon", extent, places, True), extent.region)
+        if bootstrap is not None:
+            mesh._spawn("bootstrap", _SetUp, (bootstrap,), {}, is_first=True)
+        return mesh
+
+    @property
+    def initialized(self) -> Future[bool]:
+        """Resolved with True: the hosts are there."""
+        outcome = Outcome(lambda _: True)
+        outcome.resolve(None)
+        return future_of(outcome)
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """As in Monarch's first releases."""
+        yield from ()
+        return self
+
+    def __repr__(self) -> str:
+        return f"HostMesh({self._view.extent!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HostMesh, (self._hosts, self._view)
+
+
+def _places_of(started: concurrent.futures.Future[Sequence[Address]]) -> Places:
+    return Places(started.result())
+
+
+class _SetUp(Actor):
+    """Sets a process up before there are other actors."""
+
+    def __init__(self, bootstrap: Callable[[], Any]) -> None:
+        result = bootstrap()
+        if inspect.iscoroutine(result):
+            asyncio.run(result)
+
+
+def this_host() -> HostMesh:
+    """Return the host on which this runs."""
+    return HostMesh([process().outside.home("").node], Extent({}).region)
+
+
+def this_proc() -> ProcMesh:
+    """Return the process in which this runs."""
+    return ProcMesh(Procs("local", Extent({}), Places([HERE]), False), Extent({}).region)
+
+
+def proc_mesh_of(handle: Handle) -> ProcMesh:
+    """Return the processes of a mesh of actors."""
+    return ProcMesh(Procs(handle.procs, handle.extent, handle.places, False), handle.extent.region)
+
+
+def proc_mesh(
+    *,
+    gpus: int | None = None,
+    hosts: int = 1,
+    env: Mapping[str, str] | None = None,
+    setup: Callable[[], Any] | None = None,
+) -> ProcMesh:
+    """Start processes on this host, as in Monarch's first releases: a mesh of `hosts` and `gpus`.
+
+    Args:
+        gpus: how many processes; as many as there are GPUs when left out.
+        env: environment variables for them.
+        setup: called in each before there are actors.
+    """
+    if hosts != 1:
+        raise UsageError("proc_mesh is for this host: reserve others with monarch_nb.reserve(name, nodes=2, gpus=8)")
+    count = gpus if gpus is not None else len(glob.glob("/dev/nvidia[0-9]*")) or 1
+    bootstrap = functools.partial(_set_up, dict(env or {}), setup) if env or setup else None
+    return this_host().spawn_procs({"hosts": 1, "gpus": count}, bootstrap)
+
+
+def local_proc_mesh(*, gpus: int | None = None, hosts: int = 1) -> ProcMesh:
+    """As `proc_mesh`; processes of their own here too."""
+    return proc_mesh(gpus=gpus, hosts=hosts)
+
+
+def _set_up(environment: Mapping[str, str], setup: Callable[[], Any] | None) -> Any:
+    os.environ.update(environment)
+    return setup() if setup is not None else None
+
+
+def find_actors(procs: ProcMesh) -> Future[dict[str, ActorMesh]]:
+    """Return the meshes of actors that live in some processes, by name: the newest of each name."""
+    asked = process().ask(procs.places(), _handles)
+    found = Outcome(lambda answers: {name: mesh for each in answers.value() for name, mesh in each.items()})
+    asked.outcome.when_resolved(lambda: found.resolve(asked.outcome))
+    return future_of(found, asked)
+
+
+def _handles() -> dict[str, ActorMesh]:
+    return {each.name: ActorMesh(each, each.extent.region) for each in process().handles()}
+
+
+def get_or_spawn_controller(name: str, Class: type[Any], *args: Any, **kwargs: Any) -> Future[Any]:
+    """Return the program's only actor of that name, made by whoever asks first; it lives in the program's process.
+
+    Example:
+        >>> registry = get_or_spawn_controller("registry", Registry).get()
+    """
+    here = process()
+    owner = here.owner()
+    asked = here.ask(Places([owner.birth.root if owner is not None else HERE]), _controller, name, Class, args, kwargs)
+    found = Outcome(lambda answers: answers.value()[0])
+    asked.outcome.when_resolved(lambda: found.resolve(asked.outcome))
+    return future_of(found, asked)
+
+
+def _controller(name: str, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorMesh:
+    here = process()
+    found: ActorMesh | None = here.controllers.get(name)
+    if found is None:
+        found = here.controllers[name] = this_proc()._spawn(name, kind, args, kwargs)
+    failure = next((each.failure for each in here.actors() if each.uid == found._handle.uid), "it was stopped")
+    if failure:
+        raise ValueError(f"Failure on {name}: {failure}")
+    return found
+
+
+def shutdown_context(host_timeout: float | None = None) -> Future[None]:
+    """End the actors of this process. What it spawned elsewhere lives on, until its mesh is stopped or released."""
+    if host_timeout is not None and not host_timeout >= 0:
+        raise ValueError(f"invalid timeout {host_timeout}: expected a non-negative number of seconds")
+    with contextlib.suppress(RuntimeError):
+        process().close(_STOP_S if host_timeout is None else host_timeout)
+    outcome = Outcome(lambda _: None)
+    outcome.resolve(None)
+    return future_of(outcome)
