@@ -26,7 +26,7 @@ _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
 _PIDFD_INFO_EXIT = 1 << 3
 # In what faulthandler writes.
 _CALLS_CELL = re.compile(r'/IPython/core/interactiveshell\.py", line \d+ in run_code$')
-_WORKER_FILE = "/monarch_nb/worker/"
+_OUR_FILES = ("/monarch_nb/worker/", "/monarch_nb/actor/")
 _CODE_FILE = re.compile(rf'File "({CODE_NAME.pattern})"')
 
 
@@ -206,9 +206,9 @@ def last_words(stderr: list[str], stacks: Path, count: int) -> list[str]:
 
 
 def _users_frames(frames: list[str]) -> list[str]:
-    """Return a stack, innermost frame first, without what called the cell: IPython and this package."""
+    """Return a stack, innermost frame first, without what called the cell or the endpoint: IPython and this package."""
     calls = [index for index, frame in enumerate(frames) if _CALLS_CELL.search(frame)]
-    ours = [index for index, frame in enumerate(frames) if _WORKER_FILE in frame]
+    ours = [index for index, frame in enumerate(frames) if any(file in frame for file in _OUR_FILES)]
     end = calls[-1] if calls else ours[0] if ours else len(frames)
     return [_CODE_FILE.sub(_labelled, frame) for frame in frames[: end or len(frames)]]
 

@@ -31,7 +31,7 @@ class Activity:
 
     Attributes:
         run_id: of the run that it is, or is called in the name of.
-        thread: the thread's ident. native_thread: the kernel's.
+        thread: the thread's ident.
         makes_another: whether another group can be made after one was broken: the process goes on.
         task: that executes it when it may await.
         requested_at: when its interrupt was asked for; None when none was.
@@ -44,7 +44,6 @@ class Activity:
 
     run_id: str
     thread: int
-    native_thread: int
     makes_another: bool = True
     started_s: float = field(default_factory=time.monotonic)
     task: asyncio.Task[object] | None = None
@@ -87,6 +86,11 @@ class Activity:
         """Make its thread raise what is due, if it executes user code now. From any thread."""
         raise NotImplementedError
 
+    def native_thread(self) -> int:
+        """Return what the kernel calls its thread."""
+        natives = (each.native_id for each in threading.enumerate() if each.ident == self.thread)
+        return next(natives, None) or 0
+
     def frame(self) -> FrameType | None:
         """Return the innermost frame of its thread; None when that executes something else meanwhile."""
         return sys._current_frames().get(self.thread)
@@ -97,7 +101,7 @@ class Activity:
 
     def is_blocked(self) -> bool:
         """Return whether its thread sleeps and has used no CPU since this was last asked."""
-        state, ticks = thread_state(self.native_thread)
+        state, ticks = thread_state(self.native_thread())
         before, self._cpu_ticks = self._cpu_ticks, ticks
         return state == "S" and ticks == before
 

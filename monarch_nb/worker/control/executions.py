@@ -29,6 +29,8 @@ from monarch_nb.worker.user_code import awaited_frames, outwards
 _UNSEEN_AFTER_S = 1.0
 """C code that no interrupt reaches on an actor's thread may be any I/O; if it lasts, it is taken for a collective."""
 _REMEMBERED_RUNS = 256
+_poking = threading.Lock()
+"""Held while something is raised in a thread, and while one takes care that nothing more is."""
 
 
 class EndpointActivity(Activity, waits.Waiter):
@@ -44,13 +46,11 @@ class EndpointActivity(Activity, waits.Waiter):
         super().__init__(
             run_id=run_id,
             thread=execution.thread,
-            native_thread=threading.get_native_id(),
             started_s=execution.started_s,
             task=execution.task,
         )
         self.execution = execution
         self._entry: FrameType | None = entry
-        self._poking = threading.Lock()
         self._was_hit = False
 
     @property
@@ -80,7 +80,7 @@ class EndpointActivity(Activity, waits.Waiter):
             raise self.take_due()
 
     def poke(self) -> None:
-        with self._poking:
+        with _poking:
             if self.wake():
                 return
             frames = self._frames_on_thread()
@@ -90,7 +90,7 @@ class EndpointActivity(Activity, waits.Waiter):
 
     def close(self) -> None:
         """Have nothing raised from now on. On its thread."""
-        with self._poking:
+        with _poking:
             self._entry = None
             if self._was_hit:
                 raise_in_thread(self.thread, None)

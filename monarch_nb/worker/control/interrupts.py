@@ -37,10 +37,12 @@ class ActiveRun(Activity):
 
     def __init__(self, run_id: str, *, is_script: bool = False) -> None:
         main = threading.main_thread().ident or 0
-        # Python 3.11 keeps the main thread's native_id of before the fork.
-        super().__init__(run_id=run_id, thread=main, native_thread=os.getpid(), makes_another=not is_script)
+        super().__init__(run_id=run_id, thread=main, makes_another=not is_script)
         self.is_script = is_script
         self.forced = False
+
+    def native_thread(self) -> int:
+        return os.getpid()  # Python 3.11 keeps the main thread's native_id of before the fork
 
     def poke(self) -> None:
         signal.pthread_kill(self.thread, signal.SIGINT)

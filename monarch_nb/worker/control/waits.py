@@ -126,8 +126,8 @@ def _lock_for_condition() -> Any:
     return allocate_lock() if waiter is None else _ConditionLock(waiter)
 
 
-@interrupting.waits
 def _join(self: threading.Thread, timeout: float | None = None) -> None:
+    """An exception in the middle of Python's own, before 3.13, takes the thread for ended: here none comes there."""
     waiter = _waiter()
     if waiter is None:
         return _plain_join(self, timeout)

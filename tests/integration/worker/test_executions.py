@@ -123,7 +123,7 @@ ENDLESS = {
     "timed event": "threading.Event().wait(1000)",
     "queue": "queue.Queue().get()",
     "future": "__import__('concurrent.futures').futures.Future().result()",
-    "join": "threading.Thread(target=threading.Event().wait, daemon=True).start() or threading.enumerate()[-1].join()",
+    "join": "other = threading.Thread(target=threading.Event().wait, daemon=True); other.start(); other.join()",
     "child": "subprocess.run(['sleep', '1000'])",
     "printing": "\n    while True: print('x')",
 }

@@ -218,6 +218,12 @@ Extension modules: numpy
         assert self.words(stacks, self.CRASH) == words, "not who called the cell"
         assert self.words(stacks, self.CRASH, 2) == words[:2]
 
+    def test_of_a_crash_in_an_endpoint(self, stacks: Path) -> None:
+        users = ['  File "ctypes/__init__.py", line 519 in string_at', '  File "/home/a/train.py", line 2 in step']
+        engine = '  File "/src/monarch_nb/actor/engine/runner.py", line 4 in _execute'
+        report = ["Fatal Python error: Aborted", "", "Current thread 0x1 (most recent call first):", *users, engine]
+        assert self.words(stacks, "\n".join(report)) == [report[0], *users]
+
     def test_of_a_crash_outside_of_cells(self, stacks: Path) -> None:
         stack = [
             '  File "/src/monarch_nb/worker/rank.py", line 4 in serve',
