@@ -1,13 +1,13 @@
 """The thin client: reservations, meshes and runs. Importing it imports neither grpc nor torch. Top to bottom:
 
-reservations/    what a user holds: taken, found again, attached to, released
-doctor/          what differs between this process and the nodes, and pip on them
-meshes/          a mesh and parts of it: code goes to its ranks, values come back
-scripts/         programs on a mesh, as torchrun would start them
-runs/            one execution on some ranks: followed, waited for, interrupted
-logs/            what ranks wrote, read from their nodes
-pools/           the nodes that answer: which of them are taken, what they hold, what their ranks say
-files/           the project's files: what changed here goes to nodes, what ranks wrote comes back
-connections/     gRPC to one node each, on one background loop
-presenting       the notebook that this process serves, if any: its name, and its panels
+reservations/  what a user holds: taken, found again, attached to, released
+doctor/        what differs between this process and the nodes, and pip on them
+meshes/        a mesh and parts of it: code goes to its ranks, values come back
+scripts/       programs on a mesh, as torchrun would start them
+runs/          one execution on some ranks: followed, waited for, interrupted
+logs/          what ranks wrote, read from their nodes
+pools/         the nodes that answer: which of them are taken, what they hold, what their ranks say
+files/         the project's files: what changed here goes to nodes, what ranks wrote comes back
+connections/   gRPC to one node each, on one background loop
+presenting     the notebook that this process serves, if any: its name, and its panels
 """

@@ -1,7 +1,7 @@
 """Ways to obtain nodes: one file each, found by the entry points of the group `monarch_nb.provisioners`.
 
-local      nodes of this machine: started, given another shape, ended
-daemons    allocators as daemons: detached, awaited, asked and ended
+local    nodes of this machine: started, given another shape, ended
+daemons  allocators as daemons: detached, awaited, asked and ended
 """
 
 from __future__ import annotations

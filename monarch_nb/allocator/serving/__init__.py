@@ -1,9 +1,9 @@
 """Requests of clients, and the answers: the only room that speaks gRPC to them.
 
-service: takes each request, calls the node or a file below, and packs the reply.
-control: asks and interrupts ranks on behalf of clients.
-describe: what the node, its reservations, ranks and runs are now.
-environment: what the ranks' python has installed.
-read_logs: every line that ranks wrote, in order, and what they go on to write.
-read_lines: any line, its number, and lines that match a text.
+service      takes each request, calls the node or a file below, and packs the reply
+control      asks and interrupts ranks on behalf of clients
+describe     what the node, its reservations, ranks and runs are now
+environment  what the ranks' python has installed
+read_logs    every line that ranks wrote, in order, and what they go on to write
+read_lines   any line, its number, and lines that match a text
 """

@@ -1,5 +1,5 @@
 """What clients are sent as it happens.
 
-audience: who follows which run, and hears of its output, results and end.
-sessions: batches events for one client, and reads output for it at a bounded rate.
+audience  who follows which run, and hears of its output, results and end
+sessions  batches events for one client, and reads output for it at a bounded rate
 """

@@ -1,7 +1,7 @@
 """What a node knows and decides: no I/O, no clock, no processes.
 
-identity: who it is.
-state: leases, meshes and runs; each stimulus returns what is to be done.
-runs: the runs of one mesh: which ranks get which, in what order.
-limits: how long a reservation is held, and may be unused.
+identity  who it is
+state     leases, meshes and runs; each stimulus returns what is to be done
+runs      the runs of one mesh: which ranks get which, in what order
+limits    how long a reservation is held, and may be unused
 """

@@ -1,7 +1,7 @@
 """gRPC to one node each, on one background loop.
 
-bridge        from callers' threads to the loop, and back
-connection    calls, and the session stream that comes back after every break
-decoding      what allocators send becomes events and failures
-events        what a run tells its listeners
+bridge      from callers' threads to the loop, and back
+connection  calls, and the session stream that comes back after every break
+decoding    what allocators send becomes events and failures
+events      what a run tells its listeners
 """

@@ -1,6 +1,6 @@
 """What differs between this process and the nodes of a reservation, and pip on them.
 
-doctor          asks this process and every node what they are
-diagnosis       compares the answers, and says what to do about it
-environments    which nodes share an environment; pip once in each
+doctor        asks this process and every node what they are
+diagnosis     compares the answers, and says what to do about it
+environments  which nodes share an environment; pip once in each
 """

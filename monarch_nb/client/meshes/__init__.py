@@ -1,6 +1,6 @@
 """A mesh and parts of it: code goes to its ranks, values come back.
 
-mesh         Mesh: run, push, pull, restart, status, logs, for all ranks or some
-core         what a mesh and its slices share: the ranks, and the runs that are followed from here
-interrupt    what waits is dropped on every node, then what runs is interrupted
+mesh       Mesh: run, push, pull, restart, status, logs, for all ranks or some
+core       what a mesh and its slices share: the ranks, and the runs that are followed from here
+interrupt  what waits is dropped on every node, then what runs is interrupted
 """

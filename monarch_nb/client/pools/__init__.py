@@ -1,7 +1,7 @@
 """The nodes that answer: which of them are taken, what they hold, what their ranks say.
 
-pool         asks all nodes, chooses some, leases slots and spawns ranks; releases them
-conflicts    whether what is held already is what somebody asks for
-infos        what nodes say of reservations, ranks and runs, put together
-ranks        the ranks of a mesh: asked where they are, told, restarted
+pool       asks all nodes, chooses some, leases slots and spawns ranks; releases them
+conflicts  whether what is held already is what somebody asks for
+infos      what nodes say of reservations, ranks and runs, put together
+ranks      the ranks of a mesh: asked where they are, told, restarted
 """

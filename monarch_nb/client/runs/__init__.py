@@ -1,12 +1,12 @@
 """One execution on some ranks: sent, followed, waited for, interrupted.
 
-packing             variables on their way to ranks
-needs               what a run knows of its mesh
-run                 Run: submitted, told to listeners, joined, interrupted, collected
-nodes               its connections, and which of its nodes answer
-waits_watch         looks where the ranks are while it lasts
-waits               the sentence that says who waits for whom
-lone_training       the line about ranks that train a model each
-interrupt_report    what an interrupt of it did
-values              what the ranks returned
+packing           variables on their way to ranks
+needs             what a run knows of its mesh
+run               Run: submitted, told to listeners, joined, interrupted, collected
+nodes             its connections, and which of its nodes answer
+waits_watch       looks where the ranks are while it lasts
+waits             the sentence that says who waits for whom
+lone_training     the line about ranks that train a model each
+interrupt_report  what an interrupt of it did
+values            what the ranks returned
 """
