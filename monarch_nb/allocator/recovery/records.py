@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 FLUSH_DELAY_S = 0.25
 """Runs are written down a few at once: the ranks and the client know what is not written yet, and most runs are over
-and collected before they have to be."""
+and collected before they have to be. When a client leaves, all that it knows is written at once."""
 
 
 class Records:

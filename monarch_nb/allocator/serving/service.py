@@ -129,6 +129,7 @@ class AllocatorService(service.AllocatorServicer):
                 self._handle(session, request)
         finally:
             writer.cancel()
+            self._node.records.flush()  # what only this client could have submitted again
             self._node.sessions.discard(session)
             for reservation_id in list(session.attached):
                 self._node.leases.expiry.detach(session, reservation_id)
