@@ -1,8 +1,8 @@
 """The thin client: reservations, meshes and runs. Importing it imports neither grpc nor torch. Top to bottom:
 
 reservations/  what a user holds: taken, found again, attached to, released
-doctor/        what differs between this process and the nodes, and pip on them
-meshes/        a mesh and parts of it: code goes to its ranks, values come back
+meshes/        a mesh and parts of it: code goes to its ranks, values come back; pip on its nodes
+doctor/        what differs between this process and the nodes
 scripts/       programs on a mesh, as torchrun would start them
 runs/          one execution on some ranks: followed, waited for, interrupted
 logs/          what ranks wrote, read from their nodes

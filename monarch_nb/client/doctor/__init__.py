@@ -1,6 +1,6 @@
-"""What differs between this process and the nodes of a reservation, and pip on them.
+"""What differs between this process and the nodes of a reservation.
 
 doctor        asks this process and every node what they are
 diagnosis     compares the answers, and says what to do about it
-environments  which nodes share an environment; pip once in each
+environments  which nodes share an environment; what pip is told in each, and what it did
 """

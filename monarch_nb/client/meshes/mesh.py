@@ -12,11 +12,12 @@ from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import ALLOCATOR_DOWN, Connection
 from monarch_nb.client.logs.records import LogRecord, follow_logs, read_logs
 from monarch_nb.client.meshes.core import MeshCore
+from monarch_nb.client.meshes.holder import MeshHolder
 from monarch_nb.client.meshes.interrupt import interrupt_mesh
 from monarch_nb.client.pools.infos import RankInfo, RunInfo, StackReport, infos_of_node, run_infos
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.runs.interrupt_report import InterruptReport
-from monarch_nb.client.runs.needs import Holder, Numbered
+from monarch_nb.client.runs.needs import Numbered
 from monarch_nb.client.runs.packing import pack_variables
 from monarch_nb.client.runs.run import Listener, OnError, Run
 from monarch_nb.client.scripts.finding import as_in_copies, check_ranks, find_on_nodes
@@ -52,7 +53,7 @@ class Mesh:
         mesh_id: str,
         name: str,
         extent: Extent,
-        reservation: Holder,
+        reservation: MeshHolder[Mesh],
         connections: dict[int, Connection],
         dead: Mapping[int, str] | None = None,
         ranks: Iterable[int] | None = None,

@@ -15,7 +15,7 @@ from monarch_nb import config
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.doctor.diagnosis import Diagnosis
 from monarch_nb.client.doctor.doctor import examine
-from monarch_nb.client.doctor.environments import PipReport, pip
+from monarch_nb.client.doctor.environments import PipReport
 from monarch_nb.client.files.fetch import FetchReport, FileInfo, fetch_matching, file_info, list_files
 from monarch_nb.client.files.fetch import Progress as FetchProgress
 from monarch_nb.client.files.project import find_root, read_settings
@@ -23,6 +23,7 @@ from monarch_nb.client.files.sync import Progress as SyncProgress
 from monarch_nb.client.files.sync import SyncedFiles
 from monarch_nb.client.files.sync_report import SyncReport
 from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.meshes.pip import pip
 from monarch_nb.client.pools import pool as pools
 from monarch_nb.client.pools.conflicts import Asked, check_same, shared_storage
 from monarch_nb.client.pools.infos import (

@@ -28,7 +28,9 @@ class HeldMesh(Protocol):
 
     id: str
     ranks: tuple[int, ...]
-    reservation: Holder
+
+    @property
+    def reservation(self) -> Holder: ...
 
     @property
     def core(self) -> MeshRanks: ...
