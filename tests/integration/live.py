@@ -36,6 +36,9 @@ PAUSE_S = 0.02
 HAS_FAILED = pytest.StashKey[bool]()
 """Of a test: whether anything of it has failed so far."""
 
+STACKS_ON_SIGNAL = "import faulthandler, signal; faulthandler.register(signal.SIGUSR1, chain=True)"
+"""In a program: SIGUSR1 has it write the stacks of its threads to stderr, and ends it."""
+
 E = TypeVar("E")
 
 
@@ -158,7 +161,7 @@ class Client:
     def __init__(self, program: str) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-c", f"import monarch_nb, os, sys, threading\n{program}"],
+            [sys.executable, "-u", "-c", f"{STACKS_ON_SIGNAL}\nimport monarch_nb, os, sys, threading\n{program}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -166,9 +169,14 @@ class Client:
         )
 
     def line(self) -> str:
-        """Wait for the next line that it prints."""
+        """Wait for the next line that it prints; one that prints none is ended and tells where it was."""
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        overdue = threading.Timer(TIMEOUT_S, self.process.send_signal, [signal.SIGUSR1])
+        overdue.start()
+        try:
+            line = self.process.stdout.readline()
+        finally:
+            overdue.cancel()
         assert line, f"it ended:\n{self.errors()}"
         return line.rstrip("\n")
 

@@ -301,7 +301,8 @@ class TestClient:
         return (
             "seen = threading.Semaphore(0)\n"
             "def show(event):\n"
-            "    if 'first' in getattr(event, 'text', ''): seen.release()\n"
+            "    if hasattr(event, 'stream') and 'first' in event.text: seen.release()\n"
+            "    else: print(event, file=sys.stderr)\n"  # to be read when no line comes
             "mesh = monarch_nb.attach('dev').mesh\n"
             f"run = mesh.submit({code!r}, listener=show)\n"
             "for _ in range(8): seen.acquire()\n"
