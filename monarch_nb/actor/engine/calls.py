@@ -197,7 +197,7 @@ class Calls:
         return call.number
 
     def drop(self, number: int) -> None:
-        """Do not wait for a call: it could not be sent."""
+        """Do not wait for a call any more."""
         with self._lock:
             self._calls.pop(number, None)
 

@@ -30,6 +30,7 @@ class Places(Sequence[Address]):
 
     def __init__(self, addresses: Iterable[Address]) -> None:
         self._addresses = tuple(addresses)
+        self._by_node: Groups | None = None
 
     @overload
     def __getitem__(self, index: int) -> Address: ...
@@ -53,10 +54,12 @@ class Places(Sequence[Address]):
 
     def by_node(self) -> Groups:
         """Return them node by node, in the order of the ranks."""
-        groups: dict[str, list[str]] = {}
-        for address in self._addresses:
-            groups.setdefault(address.node, []).append(address.process)
-        return [(node, tuple(processes)) for node, processes in groups.items()]
+        if self._by_node is None:
+            groups: dict[str, list[str]] = {}
+            for address in self._addresses:
+                groups.setdefault(address.node, []).append(address.process)
+            self._by_node = [(node, tuple(processes)) for node, processes in groups.items()]
+        return self._by_node
 
     @property
     def mesh_ids(self) -> frozenset[str]:

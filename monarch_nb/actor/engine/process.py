@@ -25,6 +25,7 @@ from monarch_nb.actor.engine.messages import (
     RAISED,
     SPAWN,
     STOP,
+    WATCH,
     Body,
     Pieces,
     Plain,
@@ -124,6 +125,8 @@ class Process:
             self._spawn_here(sender, call, value, head[1])
         elif kind == STOP:
             self._stop_here(sender, call, *head[1:])
+        elif kind == WATCH:
+            self._watched(sender, call, head[1])
         elif kind == ASK:
             self.aside(lambda: self._answer_question(sender, call, value))
 
@@ -307,9 +310,31 @@ class Process:
             self._newest[key] = self._actors[handle.uid] = runner
             if birth.is_first:
                 self._first.append(runner)
+            if old is not None and old.is_noted:
+                self._forget(old)
         if old is not None:
             old.stop(f"{self.owner_title(birth)} spawned others under its name", HERE, 0)
+        self._watch_owner(runner)
         runner.start()
+
+    def _watch_owner(self, runner: Runner) -> None:
+        """Have an actor end when the one that spawned it does, even without a word. Those of a program live on."""
+        address, uid = runner.birth.owner
+        if not uid or self.is_here(address):
+            return
+
+        def ended(_: int, failed: Failed | None) -> None:
+            why = f" ({failed.text})" if failed is not None else ""
+            runner.stop(f"{runner.birth.creator.title}, which spawned it, has ended{why}", HERE, 0)
+
+        place = Places([address])
+        runner.watch = Lifetime(f"{runner.birth.creator.title}", place, Extent({}), ended)
+        self.send(place, (WATCH, uid), None, runner.watch)
+
+    def _watched(self, sender: Address, call: int, uid: str) -> None:
+        runner = self._actors.get(uid)
+        if runner is None or not runner.tell_end(sender, call):
+            self.reply_to(sender, call, 0, ANSWER, None)
 
     @staticmethod
     def owner_title(birth: Birth) -> str:
@@ -342,6 +367,9 @@ class Process:
             self.reply_to(sender, call, -1, ANSWER, None)
         else:
             runner.stop(reason, sender, call)
+            with self._lock:
+                if runner.is_noted:
+                    self._forget(runner)
 
     def stop_children(self, runner: Runner, timeout_s: float) -> None:
         """Stop what an actor has spawned, and wait for it until the time is up."""
@@ -358,19 +386,27 @@ class Process:
         another takes its name."""
         failed = runner.refuses
         has_failed = failed is not None and failed.name != ""
+        if runner.watch is not None:
+            self._calls.drop(runner.watch.number)
         with self._lock:
+            runner.is_noted = True
             key = runner.birth.owner[1], runner.birth.handle.name
             if not has_failed or self._newest.get(key) is not runner:
-                self._actors.pop(runner.uid, None)
-                if failed is not None:
-                    self._stopped[runner.uid] = failed
-                    while len(self._stopped) > _REMEMBERED:
-                        del self._stopped[next(iter(self._stopped))]
-            if not has_failed and self._newest.get(key) is runner:
-                del self._newest[key]
-            with contextlib.suppress(ValueError):
-                self._first.remove(runner)
+                self._forget(runner)
         return has_failed
+
+    def _forget(self, runner: Runner) -> None:
+        """Drop an actor that has ended; why it does not answer stays known. With the lock held."""
+        self._actors.pop(runner.uid, None)
+        if runner.refuses is not None:
+            self._stopped[runner.uid] = runner.refuses
+            while len(self._stopped) > _REMEMBERED:
+                del self._stopped[next(iter(self._stopped))]
+        key = runner.birth.owner[1], runner.birth.handle.name
+        if self._newest.get(key) is runner:
+            del self._newest[key]
+        with contextlib.suppress(ValueError):
+            self._first.remove(runner)
 
     @staticmethod
     def error_of(title: str, rank: int, extent: Extent, failed: Failed) -> ActorError:

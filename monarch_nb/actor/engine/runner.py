@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+from monarch_nb.actor.engine.calls import Call
 from monarch_nb.actor.engine.failing import Failed, describe, stopped
 from monarch_nb.actor.engine.handles import Birth, Handle, Identity, Place, region_of
 from monarch_nb.actor.engine.mailbox import Mailbox
@@ -145,6 +146,8 @@ class Runner:
         self.children: dict[str, Handle] = {}
         self.called = 0
         self.refuses: Failed | None = None
+        self.is_noted = False  # by the process, that it has ended
+        self.watch: Call | None = None  # of its owner
         self._value, self._owner, self._call, self._after = value, sender, call, after
         self._kind: type = object
         self._methods: dict[str, Declared] = {}
@@ -176,11 +179,7 @@ class Runner:
     def stop(self, reason: str, sender: Address, call: int) -> None:
         """End it after what it executes, of which who waits for it learns now; what waits is refused. `call` is
         answered when it has ended."""
-        with self._ending_lock:
-            if not self.ended.is_set() and call:
-                self._stopped_by.append((sender, call))
-                call = 0
-        if call:
+        if call and not self.tell_end(sender, call):
             self.process.reply_to(sender, call, -1, ANSWER, None)
         own = current_step.get()
         if self.refuses is None:
@@ -193,6 +192,14 @@ class Runner:
                         step.execution.interrupt()
         self._refuse_waiting()
         self._mailbox.put_first(lambda: self._end(None))
+
+    def tell_end(self, sender: Address, call: int) -> bool:
+        """Answer a call when it has ended; return whether that is to come."""
+        with self._ending_lock:
+            if self.ended.is_set():
+                return False
+            self._stopped_by.append((sender, call))
+            return True
 
     def abort(self, reason: str) -> None:
         """Let it fail, after what it executes."""
@@ -236,6 +243,7 @@ class Runner:
                 self._loop.run_until_complete(self._run_async())
             finally:
                 self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+                self._loop.run_until_complete(self._loop.shutdown_default_executor())
                 self._loop.close()
 
     def _run_sync(self) -> None:
@@ -390,12 +398,13 @@ class Runner:
                 self._answer(message, step.rank, result)
         except BaseException as error:  # noqa: BLE001 -- whatever the user's endpoint raises
             self._over(step)
-            task = step.execution.task
-            if step.execution.interrupted and task is not None and task.cancelling():
-                task.uncancel()
             self._raised(step, is_explicit and not is_concurrent, error)
         else:
             self._over(step)
+        finally:
+            task = step.execution.task
+            while task is not None and task.cancelling() and not is_concurrent:
+                task.uncancel()
 
     def _port(self, step: Step) -> Port[Any]:
         message = step.message
@@ -465,7 +474,8 @@ class Runner:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.to_thread(self.process.stop_children, self, CHILDREN_S)
+        if self.children:
+            await asyncio.to_thread(self.process.stop_children, self, CHILDREN_S)
         try:
             result = self._hook("__cleanup__", error)
             if isinstance(result, Coroutine):

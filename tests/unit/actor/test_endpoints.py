@@ -1,0 +1,368 @@
+"""What an actor executes: in order, one at a time, unless an endpoint says otherwise."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import (
+    Actor,
+    Port,
+    ValueMesh,
+    as_endpoint,
+    concurrent_endpoint,
+    context,
+    current_rank,
+    current_size,
+    endpoint,
+    this_proc,
+)
+from monarch_nb.errors import ActorError
+from unit.actor.network import TIMEOUT_S, Network
+
+held = threading.Event()
+"""Ranks of the tests' network are in this process: what blocks them can be a module's."""
+
+
+class Notes(Actor):
+    def __init__(self) -> None:
+        self.notes: list[Any] = []
+        self.running = self.most = 0
+
+    @endpoint
+    def note(self, value: Any) -> None:
+        self.notes.append(value)
+
+    @endpoint
+    def notes_so_far(self) -> list[Any]:
+        return self.notes
+
+    @endpoint
+    def where(self) -> tuple[Any, ...]:
+        instance = context().actor_instance
+        return current_rank(), instance.rank, current_size(), instance.name, threading.current_thread().name
+
+    @endpoint
+    def hold(self) -> None:
+        assert held.wait(TIMEOUT_S)
+
+    def plain(self, value: int) -> int:
+        return value + 1
+
+    def respond(self, port: Port[int]) -> None:
+        port.send(7)
+
+
+class Turns(Actor):
+    def __init__(self) -> None:
+        self.running = self.most = 0
+        self.gate = asyncio.Event()
+        self.came = 0
+
+    @endpoint
+    async def turn(self) -> None:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0.001)
+        self.running -= 1
+
+    @endpoint
+    async def at_most(self) -> int:
+        return self.most
+
+    @concurrent_endpoint
+    async def meet(self, expected: int) -> int:
+        self.came += 1
+        if self.came == expected:
+            self.gate.set()
+        await self.gate.wait()
+        return self.came
+
+    @concurrent_endpoint
+    async def fail(self) -> None:
+        raise ValueError("bad")
+
+
+def test_messages_of_one_sender_are_handled_in_their_order(network: Network) -> None:
+    mesh = network.mesh(gpus=2).spawn("notes", Notes)
+    first = mesh.slice(gpus=0)
+    for number in range(200):
+        [mesh.note.broadcast, first.note.call_one, mesh.note.call][number % 3](number)
+    assert first.notes_so_far.call_one().get(TIMEOUT_S) == list(range(200))
+    others = [number for number in range(200) if number % 3 != 1]
+    assert mesh.slice(gpus=1).notes_so_far.call_one().get(TIMEOUT_S) == others
+
+
+def test_ten_thousand_broadcasts_are_queued_and_handled(network: Network) -> None:
+    notes = network.mesh(gpus=1).spawn("notes", Notes)
+    for number in range(10_000):
+        notes.note.broadcast(number)
+    assert notes.notes_so_far.call().get(TIMEOUT_S).values() == [list(range(10_000))]
+
+
+def test_an_async_actor_handles_one_message_at_a_time(network: Network) -> None:
+    turns = network.mesh(gpus=1).spawn("turns", Turns)
+    for call in [turns.turn.call() for _ in range(5)]:
+        call.get(TIMEOUT_S)
+    assert turns.at_most.call_one().get(TIMEOUT_S) == 1
+
+
+def test_concurrent_endpoints_run_beside_each_other(network: Network) -> None:
+    turns = network.mesh(gpus=1).spawn("turns", Turns)
+    assert [call.get(TIMEOUT_S) for call in [turns.meet.call_one(3) for _ in range(3)]] == [3, 3, 3]
+
+
+def test_a_concurrent_endpoint_that_raises_leaves_the_actor_alive(network: Network) -> None:
+    turns = network.mesh(gpus=1).spawn("turns", Turns)
+    with pytest.raises(ActorError, match="ValueError: bad"):
+        turns.fail.call_one().get(TIMEOUT_S)
+    assert turns.at_most.call_one().get(TIMEOUT_S) == 0
+
+
+def test_actors_of_a_process_do_not_wait_for_each_other(network: Network) -> None:
+    held.clear()
+    mesh = network.mesh(gpus=1)
+    blocked, free = mesh.spawn("blocked", Notes), mesh.spawn("free", Notes)
+    call = blocked.hold.call_one()
+    assert free.notes_so_far.call_one().get(TIMEOUT_S) == []
+    held.set()
+    call.get(TIMEOUT_S)
+
+
+def test_a_rank_knows_its_place_in_what_was_called(network: Network) -> None:
+    notes = network.mesh(hosts=2, gpus=2).spawn("notes", Notes)
+    rank, base, size, name, thread = notes.slice(hosts=1).where.call().get(TIMEOUT_S).item(gpus=1)
+    assert (repr(rank), repr(base), size, name) == (
+        "{'gpus': 1/2}",
+        "{'hosts': 1/2, 'gpus': 1/2}",
+        {"gpus": 2},
+        "notes",
+    )
+    assert thread != threading.main_thread().name
+    assert notes.slice(hosts=0, gpus=1).where.call_one().get(TIMEOUT_S)[0].rank == 0
+
+
+def test_a_mesh_spawned_on_a_slice_counts_from_0(network: Network) -> None:
+    notes = network.mesh(hosts=2, gpus=2).slice(hosts=1).spawn("notes", Notes)
+    assert [base.rank for _, base, *_ in notes.where.call().get(TIMEOUT_S).values()] == [0, 1]
+
+
+def test_the_program_itself_has_a_context(network: Network) -> None:
+    assert (context().actor_instance.name, repr(context().actor_instance), current_rank().rank) == ("root", "<root>", 0)
+
+
+def test_plain_methods_are_called_as_endpoints(network: Network) -> None:
+    notes = network.mesh(gpus=1).spawn("notes", Notes)
+    assert as_endpoint(notes.plain).call_one(1).get(TIMEOUT_S) == 2
+    assert as_endpoint(notes.respond, explicit_response_port=True).call_one().get(TIMEOUT_S) == 7
+    with pytest.raises(RuntimeError, match="plain is not annotated as an endpoint"):
+        notes.plain(1)
+    with pytest.raises(ValueError, match="expected an method of a spawned actor"):
+        as_endpoint(len)
+
+
+class Responder(Actor):
+    def __init__(self) -> None:
+        self.port: Any = None
+
+    @endpoint(explicit_response_port=True)
+    def twice(self, port: Port[int], value: int) -> int:
+        port.send(value)
+        port.send(value + 1)
+        return 99
+
+    @endpoint(explicit_response_port=True)
+    def later(self, port: Port[int]) -> None:
+        threading.Thread(target=port.send, args=[current_rank().rank]).start()
+
+    @endpoint(explicit_response_port=True)
+    def refuse(self, port: Port[int]) -> None:
+        port.exception(ValueError("px"))
+
+
+def test_responses_go_through_the_port(network: Network) -> None:
+    responder = network.mesh(gpus=2).spawn("responder", Responder)
+    assert responder.twice.call(1).get(TIMEOUT_S).values() == [1, 1]
+    assert responder.later.call().get(TIMEOUT_S).values() == [0, 1]
+    with pytest.raises(ValueError, match=r"^px$"):
+        responder.refuse.call().get(TIMEOUT_S)
+
+
+def test_results_have_the_shape_of_the_mesh(network: Network) -> None:
+    notes = network.mesh(hosts=2, gpus=2).spawn("notes", Notes)
+    result = notes.notes_so_far.call().get(TIMEOUT_S)
+    assert isinstance(result, ValueMesh)
+    assert result.sizes == {"hosts": 2, "gpus": 2}
+    assert notes.slice(hosts=0, gpus=0).notes_so_far.call().get(TIMEOUT_S).item() == []
+
+
+def test_streams_come_in_the_order_of_their_arrival(network: Network) -> None:
+    flags = [threading.Event() for _ in range(4)]
+    order = []
+    futures = network.mesh(gpus=4).spawn("late", _late(flags)).when.stream()
+    for future in futures:
+        rank = future.get(TIMEOUT_S)
+        order.append(rank)
+        flags[rank].set()
+    assert order == [3, 2, 1, 0]
+
+
+def _late(flags: list[threading.Event]) -> type[Actor]:
+    _Late.flags = flags
+    return _Late
+
+
+class _Late(Actor):
+    flags: list[threading.Event] = []  # noqa: RUF012
+
+    @endpoint
+    def when(self) -> int:
+        rank = current_rank().rank
+        for number in range(rank + 1, 4):
+            assert self.flags[number].wait(TIMEOUT_S)
+        return rank
+
+
+def test_one_of_a_stream_may_fail(network: Network) -> None:
+    class Half(Actor):
+        @endpoint
+        def half(self) -> int:
+            if current_rank().rank:
+                raise ValueError("not me")
+            return 5
+
+    half = network.mesh(gpus=2).spawn("half", Half)
+    outcomes = [future.exception(TIMEOUT_S) or future.get() for future in half.half.stream()]
+    assert sorted(type(each).__name__ for each in outcomes) == ["ActorError", "int"]
+
+
+def test_choose_reaches_one_and_finally_all(network: Network) -> None:
+    notes = network.mesh(gpus=2).spawn("notes", Notes)
+    for _ in range(100):
+        notes.note.choose(1).get(TIMEOUT_S)
+    counts = [len(each) for each in notes.notes_so_far.call().get(TIMEOUT_S).values()]
+    assert sum(counts) == 100
+    assert all(counts)
+
+
+def test_arguments_are_copies_even_within_a_process(network: Network) -> None:
+    mine: list[int] = []
+    notes = this_proc().spawn("notes", Notes)
+    notes.note.call_one(mine).get(TIMEOUT_S)
+    [theirs] = notes.notes_so_far.call_one().get(TIMEOUT_S)
+    theirs.append(1)
+    assert mine == []
+
+
+class TestRefused:
+    """Before anything is sent."""
+
+    def test_wrong_arguments(self, network: Network) -> None:
+        mesh = network.mesh(gpus=2)
+        notes = mesh.spawn("notes", Notes)
+        sent = network.wire(network.client).sent
+        with pytest.raises(TypeError, match="missing a required argument: 'value'"):
+            notes.note.call()
+        with pytest.raises(TypeError, match="too many positional arguments"):
+            notes.note.broadcast(1, 2)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'y'"):
+            notes.note.stream(1, y=1)
+        with pytest.raises(TypeError, match="too many positional arguments"):
+            mesh.spawn("notes", Notes, 1)
+        with pytest.raises(ValueError, match="call_one requires exactly 1 actor, but mesh has 2"):
+            notes.note.call_one(1)
+        with pytest.raises(TypeError, match="cannot pickle"):
+            notes.note.call(threading.Lock())
+        with pytest.raises(AttributeError, match="no endpoint 'nope'"):
+            _ = notes.nope
+        with pytest.raises(TypeError, match="not callable"):
+            notes.note(1)
+        assert network.wire(network.client).sent == sent
+        assert network.client.calls() == []
+
+    def test_classes_that_do_not_go_together(self, network: Network) -> None:
+        class Mixed(Actor):
+            @endpoint
+            def x(self) -> None: ...
+
+            @endpoint
+            async def y(self) -> None: ...
+
+        class Collides(Actor):
+            @endpoint
+            def stop(self) -> None: ...
+
+        mesh = network.mesh(gpus=1)
+        with pytest.raises(ValueError, match=r"mixes both async and sync endpoints.*sync: \['x'\] async: \['y'\]"):
+            mesh.spawn("mixed", Mixed)
+        with pytest.raises(ValueError, match="collides with an endpoint name: attribute=stop"):
+            mesh.spawn("collides", Collides)
+        with pytest.raises(ValueError, match="must subclass"):
+            mesh.spawn("int", int)
+        with pytest.raises(ValueError, match="can only wrap async endpoints"):
+            concurrent_endpoint(lambda self: None)
+
+
+class TestSelfCalls:
+    class Selfish(Actor):
+        @endpoint
+        def direct(self, mesh: Any) -> str:
+            return str(mesh.other.call().exception(TIMEOUT_S))
+
+        @endpoint
+        def other(self) -> int:
+            return 1
+
+    class Async(Actor):
+        @endpoint
+        async def direct(self, mesh: Any) -> str:
+            try:
+                await mesh.other.call()
+            except RuntimeError as error:
+                return str(error)
+            return "no error"
+
+        @concurrent_endpoint
+        async def beside(self, mesh: Any) -> Any:
+            return await mesh.other.call_one()
+
+        @endpoint
+        async def other(self) -> int:
+            return 1
+
+    def test_waiting_for_oneself_is_an_error(self, network: Network) -> None:
+        for kind in (self.Selfish, self.Async):
+            mesh = network.mesh(gpus=1).spawn("selfish", kind)
+            assert "waits for its own actor" in mesh.slice(gpus=0).direct.call_one(mesh).get(TIMEOUT_S)
+
+    def test_concurrent_endpoints_may(self, network: Network) -> None:
+        mesh = network.mesh(gpus=1).spawn("selfish", self.Async).slice(gpus=0)
+        assert mesh.beside.call_one(mesh).get(TIMEOUT_S) == 1
+
+    def test_others_of_the_mesh_may_be_called(self, network: Network) -> None:
+        mesh = network.mesh(gpus=2).spawn("selfish", self.Selfish)
+        assert mesh.slice(gpus=0).direct.call_one(mesh.slice(gpus=1)).get(TIMEOUT_S) == "None"
+
+
+def test_timeouts_consume_nothing(network: Network) -> None:
+    held.clear()
+    notes = network.mesh(gpus=1).spawn("notes", Notes)
+    call = notes.hold.call_one()
+    with pytest.raises(TimeoutError):
+        call.get(timeout=0)
+    assert isinstance(call.exception(timeout=0.01), TimeoutError)
+    with pytest.raises(ValueError, match="invalid timeout -1: expected a non-negative, finite number of seconds"):
+        call.get(-1)
+    held.set()
+    assert call.get(TIMEOUT_S) is None
+    assert call.get(0) is None
+
+
+async def test_futures_are_awaited_in_any_loop(network: Network) -> None:
+    notes = network.mesh(gpus=1).spawn("notes", Notes).slice(gpus=0)
+    first = notes.notes_so_far.call_one()
+    assert await asyncio.gather(first, notes.note.call_one(1)) == [[], None]
+    assert await first == []
+    assert await asyncio.wait_for(notes.notes_so_far.call_one().as_asyncio(), TIMEOUT_S) == [1]
+    assert await notes is notes
