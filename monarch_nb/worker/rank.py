@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from google.protobuf.message import DecodeError
 
-from monarch_nb.actor.engine.process import Process
+from monarch_nb.actor.engine import process as engine
 from monarch_nb.errors import MeshMismatch, ProcessGroupAborted
 from monarch_nb.ground.frames import FrameError, FrameSplitter
 from monarch_nb.integrations import lightning
@@ -94,9 +94,7 @@ class Rank:
         files = cells.not_user_files() | {script.__file__}
         self._activities = Activities()
         outputs = streams.CallOutputs(spec.log_directory, spec.rank)
-        self._executions = Executions(self._activities, spec.mesh_id, outputs)
-        self._engine: Process | None = None
-        """Of this rank's actors; there is one once a message has come."""
+        self._executions = Executions(self._activities, self._user_code, spec.mesh_id, outputs)
         self._interrupter = Interrupter(self._activities, self._loop, self._user_code, entries, files)
         self._queue: deque[RunSpec] = deque()
         self._script: RunSpec | None = None
@@ -106,7 +104,7 @@ class Rank:
             listener,
             activities=self._activities,
             executions=self._executions,
-            actors=lambda: self._engine.actors() if self._engine is not None else (),
+            actors=lambda: made.actors() if (made := engine.installed()) else (),
             interrupter=self._interrupter,
             user_code=self._user_code,
             entries=entries,
@@ -123,7 +121,7 @@ class Rank:
         streams.install(self._output, self._control.wake_for_text)
         forming.install()
         self._shell.user_ns.update(after_fork.presets(os.environ))
-        self._shell.user_ns["actors"] = LiveActors(lambda: self._engine.instances() if self._engine is not None else {})
+        self._shell.user_ns["actors"] = LiveActors(lambda: made.instances() if (made := engine.installed()) else {})
         self._interrupter.install()
         self._control.start()
         if self._spec.for_script:

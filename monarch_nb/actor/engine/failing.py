@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import socket
 import traceback
@@ -14,10 +15,12 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from monarch_nb.errors import ActorFailure
+from monarch_nb.ground.code_names import CODE_NAME, code_label
 from monarch_nb.proto.run_pb2 import Death
 from monarch_nb.shape import Extent, Point
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_CODE_FILE = re.compile(rf'File "({CODE_NAME.pattern})"')
 
 
 class Failed(NamedTuple):
@@ -60,7 +63,7 @@ def describe(kind: str, error: BaseException) -> Failed:
     trimmed = error.with_traceback(_trimmed(error.__traceback__))
     text = _text(error)
     try:
-        lines = "".join(traceback.format_exception(trimmed))
+        lines = _CODE_FILE.sub(_labelled, "".join(traceback.format_exception(trimmed)))
     except Exception:  # noqa: BLE001 -- a message or a source that can not be shown
         lines = f"{type(error).__name__}: {text}\n"
     return Failed(kind, socket.gethostname(), _pickled(error), type(error).__name__, text, lines)
@@ -111,6 +114,11 @@ def _pickled(error: BaseException) -> bytes | None:
     except Exception:  # noqa: BLE001 -- whatever pickling of the user's class raises
         return None
     return data
+
+
+def _labelled(file: re.Match[str]) -> str:
+    """Return what people call a cell: "Cell In[7]"."""
+    return " ".join(code_label(file[1]) or ())
 
 
 def _trimmed(trace: TracebackType | None) -> TracebackType | None:

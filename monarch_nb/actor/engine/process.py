@@ -63,6 +63,7 @@ __all__ = [
     "current",
     "executing",
     "install",
+    "installed",
     "process",
 ]
 
@@ -462,6 +463,11 @@ def process() -> Process:
                 module, _, name = config.ACTOR_OUTSIDE.partition(":")
                 getattr(importlib.import_module(module), name)()
     return _installed[0]
+
+
+def installed() -> Process | None:
+    """Return the engine of this process, if there is one already."""
+    return _installed[0] if _installed else None
 
 
 def current() -> Step | None:

@@ -17,11 +17,13 @@ STACK_WAIT_S = 1.0
 
 
 def interrupt(node: Node, run_id: str) -> None:
-    """Drop a run where it has not begun, and interrupt it where it runs."""
+    """Drop a run where it has not begun, and interrupt it where it runs: one of calls on any rank, because actors may
+    have called others in its name."""
+    is_calls = any(run_id in mesh.runs and mesh.runs[run_id].is_calls for mesh in node.state.meshes.values())
     node.runs.apply(node.state.cancel(run_id))
     for process in node.supervisor.ranks.values():
         mesh = node.state.meshes.get(process.mesh_id)
-        if mesh is not None and mesh.ranks[process.rank].running == run_id:
+        if mesh is not None and (is_calls or mesh.ranks[process.rank].running == run_id):
             process.link.tell(wire.ControlRequest(interrupt=wire.InterruptRun(run_id=run_id)))
     node.scripts.interrupt(run_id)
 

@@ -60,6 +60,7 @@ class Run:
         run_id, number, ranks: of `submit`, as plain values because they are looked at all the time.
         output: the directory of its output (RunSpec.output).
         is_script, is_beside: it is a script, and one that waits for no other and holds up none.
+        is_calls: actors are called in its name; ranks are not sent it.
         previous: what its client was told (Queued.previous).
     """
 
@@ -68,6 +69,7 @@ class Run:
         self.run_id, self.number, self.ranks = submit.run.run_id, submit.run.number, tuple(submit.ranks)
         self.output = submit.run.output or self.number
         self.is_script, self.is_beside = submit.run.HasField("script"), submit.run.script.beside
+        self.is_calls = submit.run.HasField("calls")
         self.previous: dict[int, int] = {}
         self.results: dict[int, run_pb2.RankResult] = {}
         self.started: set[int] = set()

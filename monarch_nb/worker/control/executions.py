@@ -24,7 +24,7 @@ from monarch_nb.worker.control.interrupts import raise_in_thread
 from monarch_nb.worker.groups import forming
 from monarch_nb.worker.shell import failures, streams
 from monarch_nb.worker.shell.failures import RunInterrupted
-from monarch_nb.worker.user_code import awaited_frames, outwards
+from monarch_nb.worker.user_code import UserCode, awaited_frames, outwards
 
 _UNSEEN_AFTER_S = 1.0
 """C code that no interrupt reaches on an actor's thread may be any I/O; if it lasts, it is taken for a collective."""
@@ -56,7 +56,8 @@ class EndpointActivity(Activity, waits.Waiter):
     @property
     def title(self) -> str:
         """What people call it."""
-        return f"{self.execution.actor} ({self.execution.class_name}.{self.execution.endpoint})"
+        kind = self.execution.class_name.rpartition(".")[2]
+        return f"{self.execution.actor} ({kind}.{self.execution.endpoint})"
 
     def frames(self) -> list[FrameType]:
         """Return its frames, innermost first, also while it is suspended."""
@@ -96,9 +97,9 @@ class EndpointActivity(Activity, waits.Waiter):
                 raise_in_thread(self.thread, None)
 
     def shown(self, error: BaseException) -> BaseException:
-        """Return `error`, or what tells better what became of it; raised where that was."""
-        if self.was_ended_by(error) and self.task is None:
-            return self.error().with_traceback(error.__traceback__)
+        """Return `error`, or what tells better what became of it."""
+        if self.was_ended_by(error) and not isinstance(error, asyncio.CancelledError):  # the loop's own is left to it
+            return self.error()
         return failures.readable(error)
 
     def _delivery(self) -> type[BaseException]:
@@ -117,12 +118,14 @@ class Executions:
 
     Args:
         activities: all that executes user code.
+        user_code: knows the user's frames.
         mesh_id: this rank's.
         outputs: where endpoints print.
     """
 
-    def __init__(self, activities: Activities, mesh_id: str, outputs: streams.CallOutputs) -> None:
-        self._activities, self._mesh_id, self._outputs = activities, mesh_id, outputs
+    def __init__(self, activities: Activities, user_code: UserCode, mesh_id: str, outputs: streams.CallOutputs) -> None:
+        self._activities, self._user_code = activities, user_code
+        self._mesh_id, self._outputs = mesh_id, outputs
         self._interrupted: deque[str] = deque(maxlen=_REMEMBERED_RUNS)
         self._installing = threading.Lock()
         self._is_installed = False
@@ -183,6 +186,10 @@ class Executions:
         self._activities.begin(activity)
         return activity, token
 
+    def users_part(self, trace: TracebackType | None) -> TracebackType | None:
+        """Return a traceback up to the innermost line of user code: ranks are freed at different depths."""
+        return self._user_code.trim(trace, only_users=True)
+
     def is_interrupted(self, execution: Execution) -> bool:
         """Return whether its interrupt was faster."""
         return bool(self._interrupted) and any(_is_called_by(execution, run_id) for run_id in self._interrupted.copy())
@@ -221,7 +228,7 @@ class _Executing:
         shown = self._activity.shown(error) if error is not None else None
         self._end()
         if shown is not None and shown is not error:
-            raise shown.with_traceback(trace) from None
+            raise shown.with_traceback(self._executions.users_part(trace)) from None
 
     def _close(self) -> None:
         """Have nothing raised from now on; what is raised meanwhile comes too late."""

@@ -5,7 +5,7 @@ import sys
 import threading
 from types import FrameType
 
-from monarch_nb.worker.user_code import UserCode
+from monarch_nb.worker.user_code import PACKAGE, UserCode
 
 
 def describe_threads(
@@ -26,7 +26,8 @@ def describe_threads(
 
 
 def describe_stack(user_code: UserCode, frames: list[FrameType]) -> list[str]:
-    """Return lines for each frame from the outermost of user code inwards; empty when there is no user code.
+    """Return lines for each frame from the outermost of user code inwards, without this package's; empty when there is
+    no user code.
 
     Args:
         frames: innermost first.
@@ -36,6 +37,8 @@ def describe_stack(user_code: UserCode, frames: list[FrameType]) -> list[str]:
         frames.pop()
     lines = []
     for each in reversed(frames):
+        if each.f_code.co_filename.startswith(PACKAGE):
+            continue
         code, number = each.f_code, each.f_lineno or each.f_code.co_firstlineno
         lines.append(f'  File "{user_code.file_name(code.co_filename)}", line {number}, in {code.co_name}')
         if source := linecache.getline(code.co_filename, number).strip():

@@ -100,7 +100,7 @@ def test_silent_endpoints_make_no_files(driver: RankProcess) -> None:
 
 
 def test_what_is_called_in_no_run_prints_into_the_newest(driver: RankProcess) -> None:
-    spec = driver.start("start('late', lambda: print('late'), 0).join()")
+    spec = driver.submit("start('late', lambda: print('late'), 0).join()")
     assert not driver.result().untouched
     assert driver.text("out", spec.number) == "late\n"
 

@@ -1,0 +1,168 @@
+"""Actors in a rank, called by its own cells: what the engine executes is output, interrupted, found and freed."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, run_all
+from monarch_nb.proto.run_pb2 import ActorStatus, Where
+from monarch_nb.proto.worker_pb2 import GetActors, GetWhere, InterruptRun
+
+ACTORS = """
+import asyncio, gc, threading, time
+import torch
+import torch.distributed as dist
+from monarch_nb.actor import Actor, endpoint, this_proc
+from monarch_nb.actor.engine.process import Address, Process, executing, install
+from monarch_nb.worker.control.executions import Executions
+
+class Tag:
+    def __init__(self):
+        execution = executing()
+        self.runs = execution.runs if execution else {"mesh": (run_id, number)}
+    def interrupt(self): pass
+
+class Outside:
+    executing = next(each for each in gc.get_objects() if isinstance(each, Executions)).executing
+    def home(self, node): return Address("node", f"mesh/{rank}")
+    def tag(self, mesh_ids, title): return Tag()
+    def tell(self, text): print(text)
+
+run_id, number = "calls", 1000
+install(Process(Outside(), f"rank {rank}"))
+
+class Trainer(Actor):
+    def __init__(self):
+        self.model = torch.nn.Linear(4, 1)
+    @endpoint
+    def say(self, text): print(text); return text
+    @endpoint
+    def sleep(self): time.sleep(1000)
+    @endpoint
+    def outer(self, other): return other.sleep.call_one().get()
+    @endpoint
+    def init(self): dist.init_process_group("gloo")
+    @endpoint
+    def reduce(self): total = torch.ones(1); dist.all_reduce(total); return total.item()
+    @endpoint
+    def train(self):
+        dist.init_process_group("gloo")
+        torch.manual_seed(0)
+        model = torch.nn.parallel.DistributedDataParallel(self.model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad(); model(torch.full((2, 4), rank + 1.0)).sum().backward(); optimizer.step()
+        return next(model.parameters()).sum().item()
+    @endpoint
+    def destroy(self): dist.destroy_process_group()
+
+class Loader(Actor):
+    @endpoint
+    async def sleep(self): await asyncio.sleep(1000)
+    @endpoint
+    async def block(self): time.sleep(1000)
+    @endpoint
+    async def outer(self, other): return await other.sleep.call_one()
+
+trainers, others = this_proc().spawn("trainers", Trainer), this_proc().spawn("others", Trainer)
+loaders = this_proc().spawn("loaders", Loader)
+"""
+
+
+@pytest.fixture
+def actors(rank: RankProcess) -> RankProcess:
+    """A rank with actors."""
+    rank.ok(ACTORS, cell_number=1)
+    return rank
+
+
+def wait_where(rank: RankProcess, line: str) -> Where:
+    """Wait until what is called stands at a line, or in a collective."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        where = rank.ask(where=GetWhere(run_id="calls")).where
+        if line in (where.collective, where.line):
+            return where
+        assert time.monotonic() < deadline, where
+        time.sleep(0.005)
+
+
+def statuses(rank: RankProcess) -> dict[str, ActorStatus]:
+    return {status.name: status for status in rank.ask(actors=GetActors()).actors}
+
+
+SLEEP, ASYNC_SLEEP, BLOCK = "Cell In[1]:30", "Cell In[1]:51", "Cell In[1]:53"
+CALLS = {
+    "trainers.sleep.call_one()": SLEEP,
+    "loaders.sleep.call_one()": ASYNC_SLEEP,
+    "loaders.block.call_one()": BLOCK,
+    "trainers.outer.call_one(others)": SLEEP,
+    "loaders.outer.call_one(trainers)": SLEEP,
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_interrupt_reaches_what_is_called_and_the_actors_go_on(actors: RankProcess, call: str) -> None:
+    actors.ok(f"future = {call}")
+    wait_where(actors, CALLS[call])
+    assert actors.ask(interrupt=InterruptRun(run_id="calls")).ok
+    failure = actors.run("future.get()").failure
+    assert failure.name == "ActorError"
+    assert "was interrupted" in failure.message
+    assert "Cell In[1], line" in failure.message
+    assert "/worker/" not in failure.message
+    again = "run_id = 'next'; [each.say.call_one('on').get() for each in (trainers, others)]"
+    assert actors.ok(again) == ["on", "on"]
+
+
+def test_a_cell_that_waits_for_an_endpoint_is_interrupted_alone(actors: RankProcess) -> None:
+    spec = actors.start("future = trainers.sleep.call_one(); future.get()")
+    wait_where(actors, SLEEP)
+    assert actors.interrupt(spec.run_id)
+    time.sleep(0.2)
+    assert statuses(actors)["trainers"].running == "sleep"
+    assert actors.ask(interrupt=InterruptRun(run_id="calls")).ok
+    assert actors.result().failure.name in ("KeyboardInterrupt", "ActorError")
+
+
+def test_what_actors_do(actors: RankProcess) -> None:
+    actors.ok("trainers.say.call_one('x').get(); calls = [trainers.sleep.call_one(), trainers.say.call_one('late')]")
+    wait_where(actors, SLEEP)
+    status = statuses(actors)["trainers"]
+    assert (status.class_name, status.running, status.waiting) == ("__main__.Trainer", "sleep", 1)
+    assert (status.where.line, status.where.state) == (SLEEP, Where.STATE_RUNNING)
+    assert status.caller == "rank 0"
+    assert statuses(actors)["others"].running == ""
+    assert "actor trainers (Trainer.sleep):\n" in actors.stack()
+    assert actors.complete("actors['") == ["loaders", "others", "trainers"]
+    assert actors.complete("actors['trainers'].mod") == ["model"]
+    assert actors.ok("actors['trainers'].model.weight.shape == (1, 4)")
+    assert "trainers: Trainer" in actors.ok("repr(actors)")
+
+
+def test_a_group_of_endpoints_is_that_of_the_cells(template: TemplateProcess) -> None:
+    ranks = template.fork_mesh(2)
+    reduce = "total = torch.ones(1); dist.all_reduce(total); total.item()"
+
+    def values(code: str) -> list[object]:
+        results = run_all(ranks, code)
+        assert not any(result.HasField("failure") for result in results), results[0].failure.traceback
+        return [rank.value(result) for rank, result in zip(ranks, results, strict=True)]
+
+    values(ACTORS)
+    first, second = values("trainers.train.call_one().get()")
+    assert first == second
+    assert values(reduce) == [2.0, 2.0]
+    values("dist.destroy_process_group(); trainers.init.call_one().get()")
+    assert values(reduce) == values("others.reduce.call_one().get()") == [2.0, 2.0]
+    values("trainers.destroy.call_one().get(); dist.init_process_group('gloo')")
+    assert values("trainers.reduce.call_one().get()") == [2.0, 2.0]
+    ranks[0].ok("future = trainers.reduce.call_one()")
+    wait_where(ranks[0], "all_reduce")
+    assert ranks[0].ask(interrupt=InterruptRun(run_id="calls")).ok
+    failure = ranks[0].run("future.get()").failure
+    assert "interrupted in all_reduce" in failure.message
+    values("run_id = 'next'; trainers.init.call_one().get()")
+    assert values("trainers.reduce.call_one().get()") == [2.0, 2.0]
