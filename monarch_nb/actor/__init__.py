@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from monarch_nb.errors import ActorError, SupervisionError
     from monarch_nb.shape import Extent, Point
 
+    attach: Any  # monarch_nb.attach, by name: nothing here imports what lies above
+
 __all__ = [
     "Accumulator",
     "Actor",
@@ -65,6 +67,7 @@ __all__ = [
     "Uid",
     "ValueMesh",
     "as_endpoint",
+    "attach",
     "concurrent_endpoint",
     "context",
     "current_actor_name",
@@ -82,6 +85,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "monarch_nb": ("attach",),
     "monarch_nb.actor.actor": ("Actor",),
     "monarch_nb.actor.actor_mesh": ("ActorMesh", "as_endpoint"),
     "monarch_nb.actor.channel": ("Accumulator", "Channel", "Port", "PortReceiver", "RankedPortReceiver", "send"),

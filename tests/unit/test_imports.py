@@ -19,6 +19,11 @@ def test_importing_is_light(module: str) -> None:
     assert not modules_after(f"import {module}") & set(HEAVY)
 
 
+def test_importing_actors_is_light() -> None:
+    loaded = modules_after("from monarch_nb.actor import Actor, Channel, context, endpoint, this_host")
+    assert not loaded & {"torch", "grpc", "IPython", "numpy"}
+
+
 def test_the_allocator_never_sees_torch() -> None:
     loaded = modules_after("import monarch_nb.allocator.__main__, monarch_nb.allocator.serving.service")
     assert not loaded & {"torch", "IPython", "numpy"}

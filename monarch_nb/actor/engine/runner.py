@@ -14,7 +14,7 @@ from monarch_nb.actor.engine.handles import Birth, Handle, Identity, Place, regi
 from monarch_nb.actor.engine.mailbox import Mailbox
 from monarch_nb.actor.engine.messages import ANSWER, FAILED, Value
 from monarch_nb.actor.engine.methods import Declared, find_method
-from monarch_nb.actor.engine.outside import ActorState, Address, Execution, Runs
+from monarch_nb.actor.engine.outside import HERE, ActorState, Address, Execution, Runs
 from monarch_nb.actor.engine.ports import Port, Postman
 from monarch_nb.actor.supervision import MeshFailure
 from monarch_nb.errors import ActorError
@@ -285,7 +285,7 @@ class Runner:
         step = self._begin(message)
         try:
             for each in self._after:
-                if each.birth.is_first and each.refuses is not None:
+                if each.birth.is_first and each.refuses is not None and each.refuses.name:
                     raise each.refuses.exception()
             with self.process.outside.executing(step.execution):
                 self._kind, values, named = self._value.load()
@@ -295,6 +295,8 @@ class Runner:
             self.fail(error)
         else:
             self._over(step)
+            if self.birth.is_first:  # its work is done
+                self.stop("it has set its process up", HERE, 0)
         finally:
             del self._value
             self._after.clear()
@@ -398,7 +400,7 @@ class Runner:
                 self._answer(message, step.rank, result)
         except BaseException as error:  # noqa: BLE001 -- whatever the user's endpoint raises
             self._over(step)
-            self._raised(step, is_explicit and not is_concurrent, error)
+            self._raised(step, is_explicit, error)
         else:
             self._over(step)
         finally:
@@ -432,7 +434,7 @@ class Runner:
             self._answer_failed(message, step.rank, describe("interrupted", error))
             return
         is_awaited = bool(message.call or message.port is not None) and not is_explicit
-        if (is_awaited or step.execution.is_concurrent) and isinstance(error, Exception | asyncio.CancelledError):
+        if is_awaited and isinstance(error, Exception | asyncio.CancelledError):
             self._answer_failed(message, step.rank, describe("error", error))
             return
         self.fail(error, message, step.rank)

@@ -131,6 +131,8 @@ class Network:
             death = self.dead[address] = Death(signal=signal)
             due = [each for each in self._due if each[2] == address]
             self._due.difference_update(due)
+        for runner in list(self.processes[address]._actors.values()):
+            runner.children.clear()  # nobody would hear it when it ends them
         for sender, call, to in due:
             self._at(sender).undelivered(call, [to.process], to.node, "it died", death)
 

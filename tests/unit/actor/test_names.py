@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+import monarch_nb.actor
 from monarch_nb.actor.left_out import LEFT_OUT, explain
 
 DOCS = Path(__file__).parents[3] / "docs" / "actors.md"
@@ -61,6 +62,15 @@ def test_what_is_left_out_is_explained(name: str) -> None:
 def test_what_monarch_does_not_have_either_is_not_explained() -> None:
     assert explain("Actor") is None
     assert explain("Aktor") is None
+
+
+def test_the_package_has_what_it_says_and_explains_the_rest() -> None:
+    for name in monarch_nb.actor.__all__:
+        assert getattr(monarch_nb.actor, name) is not None
+    lacking = set(MONARCH_0_7) - set(monarch_nb.actor.__all__) - set(LEFT_OUT)
+    assert lacking <= {"debug_controller"}
+    with pytest.raises(ImportError, match=r"leaves enable_transport out"):
+        exec("from monarch_nb.actor import enable_transport")
 
 
 def test_imports_are_told_what_to_use_instead(package: ModuleType) -> None:

@@ -157,6 +157,7 @@ class TestHosts:
         mesh = this_host().spawn_procs({"a": 1}, bootstrap=_slowly_set_up)
         assert len(mesh.spawn("looks", Counter).rank.call().get(TIMEOUT_S)) == 1
         assert set_up == ["rank 0"]
+        assert network.ranks(mesh)[0].instances().keys() == {"looks"}
 
     def test_a_bootstrap_that_fails_fails_all(self, network: Network) -> None:
         mesh = this_host().spawn_procs({"a": 1}, bootstrap=_fail)
