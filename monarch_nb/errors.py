@@ -118,6 +118,10 @@ class RunNotFound(MonarchNbError):
     """The run is not known (any more)."""
 
 
+class BreakpointError(MonarchNbError):
+    """`breakpoint()` in a run that is to fail there, because nobody answers."""
+
+
 class SpawnError(MonarchNbError):
     """Ranks could not be started."""
 

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from bdb import BdbQuit
 from collections import deque
 from collections.abc import Coroutine
 from typing import Any, NoReturn
@@ -39,6 +40,7 @@ from monarch_nb.worker.control.activities import Activities
 from monarch_nb.worker.control.executions import Executions
 from monarch_nb.worker.control.interrupts import ActiveRun, Interrupter
 from monarch_nb.worker.control.thread import ControlThread
+from monarch_nb.worker.debug.debugger import Debugger
 from monarch_nb.worker.forking import after_fork
 from monarch_nb.worker.groups import forming
 from monarch_nb.worker.reload.changed_modules import Reloader
@@ -96,6 +98,7 @@ class Rank:
         outputs = streams.CallOutputs(spec.log_directory, spec.rank)
         self._executions = Executions(self._activities, self._user_code, spec.mesh_id, outputs)
         self._interrupter = Interrupter(self._activities, self._loop, self._user_code, entries, files)
+        self._debugger = Debugger(self._user_code, entries, self._executions.actor_here, self._wake_control)
         self._queue: deque[RunSpec] = deque()
         self._script: RunSpec | None = None
         self._work: socket.socket | None = None
@@ -109,6 +112,7 @@ class Rank:
             user_code=self._user_code,
             entries=entries,
             namespace=shell.user_ns,
+            debugger=self._debugger,
             on_work=self._take_work_connection,
             on_abort=self._after_abort,
             on_exit=self._exit,
@@ -120,6 +124,7 @@ class Rank:
         self._context.run(streams.begin_output, self._output)
         streams.install(self._output, self._control.wake_for_text)
         forming.install()
+        self._debugger.install()
         self._shell.user_ns.update(after_fork.presets(os.environ))
         self._shell.user_ns["actors"] = LiveActors(lambda: made.instances() if (made := engine.installed()) else {})
         self._interrupter.install()
@@ -196,7 +201,8 @@ class Rank:
             active = ActiveRun(spec.run_id)
             result = RankResult(run_id=spec.run_id, rank=self._spec.rank, outcome=OUTCOME_OK)
             self._results.start(spec.run_id)
-            self._shell.release_error(spec.cell.code or spec.pull.expression)
+            if not self._debugger.looks_at_error:
+                self._shell.release_error(spec.cell.code or spec.pull.expression)
             try:
                 self._begin(spec, active, result)
             except Exception as error:  # noqa: BLE001 -- no memory, what user code did to this process: a run ends
@@ -260,6 +266,7 @@ class Rank:
             self._output = streams.RunOutput(self._spec.log_directory, number, self._spec.rank)
         # Also for those in use (1.6 µs): a run that wrote nothing may have closed its descriptors.
         self._context.run(streams.begin_output, self._output)
+        self._output.serve(spec.run_id, spec.on_breakpoint)
         return self._output
 
     async def _finish_later(self, body: Body, active: ActiveRun, result: RankResult, output: streams.RunOutput) -> None:
@@ -272,6 +279,7 @@ class Rank:
         """Report a run whose user code has ended with `error` or well."""
         if os.getpid() != self._pid:
             self._context.run(_leave_forked_child, error)
+        self._debugger.code_ended()
         self._interrupter.finished()
         try:
             self._fill(error, active, result, output)
@@ -314,13 +322,17 @@ class Rank:
             shown = failures.explain_exit(error)
         else:
             shown = failures.readable(error, makes_another=not active.is_script)
-            only_users = isinstance(shown, (MeshMismatch, ProcessGroupAborted))
+            only_users = isinstance(shown, (MeshMismatch, ProcessGroupAborted, BdbQuit))
         result.failure.CopyFrom(failures.describe(self._shell, self._user_code, shown, only_users=only_users))
         if isinstance(error, SystemExit) and active.is_script:
             result.failure.traceback = ""  # it is meant, and has said why: as in Python
         self._shell.remember_error(shown)
         if not active.is_script:  # whose value is its exit status
             _drop_value(result)
+
+    def _wake_control(self) -> None:
+        """From any thread."""
+        self._control.wake()
 
     def _after_abort(self) -> None:
         """On the control thread."""

@@ -59,6 +59,10 @@ class UserCode:
         self._directory = os.path.join(directory, "")
         self._workspace = os.path.join(workspace, "")
 
+    def is_cell(self, filename: str) -> bool:
+        """Return whether a file name is that of a cell's code."""
+        return self._cell_label(filename) is not None
+
     def is_users(self, filename: str) -> bool:
         """Return whether code from `filename` is the user's own."""
         if self._cell_label(filename):
@@ -126,6 +130,12 @@ class UserCode:
         while only_users and kept and not self.owns(kept[-1].tb_frame):
             kept.pop()
         return _chained(kept)
+
+
+def is_ours(frame: FrameType) -> bool:
+    """Return whether a frame executes this package's code, or IPython's."""
+    module = str(frame.f_globals.get("__name__", ""))
+    return frame.f_code.co_filename.startswith(PACKAGE) or module.partition(".")[0] == "IPython"
 
 
 def cut_middle(trace: TracebackType | None) -> tuple[TracebackType | None, int]:

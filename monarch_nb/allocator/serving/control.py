@@ -57,6 +57,8 @@ def _who(node: Node, request: pb.ControlRanksRequest, mesh: Mesh, rank: int) -> 
             return process
         if not mesh.ranks[rank].running and (process := node.scripts.at_work(mesh, rank)):
             return process
+    if request.WhichOneof("message") == "debug" and (process := known.get((request.run_id, rank))):
+        return process
     return known.get((request.mesh_id, rank))
 
 
@@ -65,6 +67,8 @@ async def _control_rank(node: Node, request: pb.ControlRanksRequest, mesh: Mesh,
     if process is None:
         return pb.RankReply(rank=rank)
     timeout_s = request.timeout_s or 5.0
+    if request.HasField("debug"):
+        timeout_s += request.debug.wait_s
     if request.WhichOneof("message") == "stack":
         timeout_s = min(timeout_s, STACK_WAIT_S)
     reply = await process.link.control(_rank_request(request), timeout_s)
@@ -73,6 +77,8 @@ async def _control_rank(node: Node, request: pb.ControlRanksRequest, mesh: Mesh,
         return pb.RankReply(rank=rank, answered=bool(stack), stack=stack)
     if reply is None:
         return pb.RankReply(rank=rank)
+    script = node.scripts.at_work(mesh, rank) if request.HasField("stops") else None
+    beside = await script.link.control(_rank_request(request), timeout_s) if script is not None else None
     return pb.RankReply(
         rank=rank,
         answered=True,
@@ -82,6 +88,8 @@ async def _control_rank(node: Node, request: pb.ControlRanksRequest, mesh: Mesh,
         completion_start=reply.completion_start,
         inspection=reply.inspection,
         actors=reply.actors,
+        stops=[*reply.stops, *(beside.stops if beside is not None else ())],
+        debug=reply.debug if request.HasField("debug") else None,
     )
 
 
@@ -121,6 +129,10 @@ def _rank_request(request: pb.ControlRanksRequest) -> wire.ControlRequest:
             return wire.ControlRequest(complete=complete)
         case "inspect":
             return wire.ControlRequest(inspect=request.inspect)
+        case "stops":
+            return wire.ControlRequest(stops=wire.GetStops())
+        case "debug":
+            return wire.ControlRequest(debug=request.debug)
         case "abort_groups":
             abort = wire.AbortGroups(reason=request.abort_groups, last_run=request.last_run)
             return wire.ControlRequest(abort_groups=abort)

@@ -137,6 +137,11 @@ class Executions:
         """Return what is executed in the name of a run; with an empty id all."""
         return [each for each in self if not run_id or _is_called_by(each.execution, run_id)]
 
+    def actor_here(self) -> str:
+        """Return the name of the actor whose endpoint the calling thread executes; empty when it executes none."""
+        here = threading.get_ident()
+        return next((each.execution.actor for each in self if each.thread == here), "")
+
     def executing(self, execution: Execution) -> _Executing:
         """Return what `Outside.executing` is."""
         if not self._is_installed:
@@ -181,7 +186,10 @@ class Executions:
         run_id, number = execution.runs.get(self._mesh_id, ("", 0))
         if number:
             forming.begin_run(number)
-        token = streams.enter_output(self._outputs.of(number) if number else None)
+        output = self._outputs.of(number) if number else None
+        if output is not None:
+            output.run_id = run_id
+        token = streams.enter_output(output)
         activity = EndpointActivity(execution, run_id, entry)
         self._activities.begin(activity)
         return activity, token

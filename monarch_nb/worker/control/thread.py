@@ -21,12 +21,13 @@ from google.protobuf.message import DecodeError
 
 from monarch_nb.actor.engine.outside import ActorState
 from monarch_nb.ground.frames import FrameError, FrameSplitter, encode_frame
-from monarch_nb.proto.run_pb2 import ActorStatus, Where
+from monarch_nb.proto.run_pb2 import ActorStatus, DebugAnswer, Where
 from monarch_nb.proto.worker_pb2 import ControlReply, ControlRequest, FromRank, Hello, ToRank
 from monarch_nb.worker.control import completion, inspection, stacks
 from monarch_nb.worker.control.activities import PRESS_INTERVAL_S, Activities, Activity
 from monarch_nb.worker.control.executions import Executions
 from monarch_nb.worker.control.interrupts import ActiveRun, Interrupter
+from monarch_nb.worker.debug.debugger import Debugger
 from monarch_nb.worker.groups import breaking
 from monarch_nb.worker.runs.results import send_all
 from monarch_nb.worker.shell import streams
@@ -58,6 +59,7 @@ class ControlThread(threading.Thread):
         user_code: knows the user's frames.
         entries: the code of the functions that call user code: frames below are not shown.
         namespace: the user's, for completion and inspection.
+        debugger: knows the threads that have stopped.
         on_work: called with a new work connection, its splitter and the messages that came with the hello.
         on_abort: called after process groups were broken.
         on_exit: called to end the process; must not return late.
@@ -74,6 +76,7 @@ class ControlThread(threading.Thread):
         user_code: UserCode,
         entries: set[CodeType],
         namespace: dict[str, Any],
+        debugger: Debugger,
         on_work: Callable[[socket.socket, FrameSplitter, list[ToRank]], None],
         on_abort: Callable[[], None],
         on_exit: Callable[[], None],
@@ -84,7 +87,8 @@ class ControlThread(threading.Thread):
         self._interrupter = interrupter
         self._user_code = user_code
         self._entries = entries
-        self._namespace = namespace
+        self._namespace, self._debugger = namespace, debugger
+        self._replies: deque[tuple[_Peer, ControlReply]] = deque()
         self._on_work, self._on_abort, self._on_exit = on_work, on_abort, on_exit
         self._selector = selectors.PollSelector()
         self._control: _Peer | None = None
@@ -101,6 +105,11 @@ class ControlThread(threading.Thread):
         """Text was printed: flush it a little later. From any thread."""
         with suppress(BlockingIOError):
             os.write(self._wake_write, b"t")
+
+    def wake(self) -> None:
+        """An answer is there, or due sooner than this thread knows. From any thread."""
+        with suppress(BlockingIOError):
+            os.write(self._wake_write, b"a")
 
     def forget_socket(self, connection: socket.socket) -> None:
         """A work connection is about to be closed. From the main thread."""
@@ -130,7 +139,7 @@ class ControlThread(threading.Thread):
                 traceback.print_exc()
 
     def _timeout_s(self) -> float | None:
-        times = [at for at in (self._flush_at, self._press_at) if at is not None]
+        times = [at for at in (self._flush_at, self._press_at, self._debugger.next_deadline()) if at is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _keep_appointments(self) -> None:
@@ -141,10 +150,13 @@ class ControlThread(threading.Thread):
         if self._press_at is not None and self._press_at <= now:
             presses = [self._interrupter.press(), self._executions.press()]
             self._press_at = now + PRESS_INTERVAL_S if any(presses) else None
+        self._debugger.expire(now)
+        while self._replies:
+            self._send(*self._replies.popleft())
 
     def _woken(self) -> None:
-        os.read(self._wake_read, 4096)
-        if self._flush_at is None:  # put off by every run, it would never come, and the files of all would stay open
+        why = os.read(self._wake_read, 4096)
+        if b"t" in why and self._flush_at is None:  # put off by every run, it would never come; files would stay open
             self._flush_at = time.monotonic() + streams.FLUSH_AFTER_S
 
     # ---- connections ----
@@ -196,18 +208,30 @@ class ControlThread(threading.Thread):
 
     def _answer(self, peer: _Peer, request: ControlRequest) -> None:
         reply = ControlReply(request=request.request, ok=True)
+        if request.HasField("debug"):
+            self._debugger.command(request.debug, lambda answer: self._answer_later(peer, reply, answer))
+            return
         try:
             self._fill(reply, request)
         except Exception:  # noqa: BLE001 -- odd objects of the user's must not end the thread that frees the rank
             reply.ok = False
             traceback.print_exc()
+        self._send(peer, reply)
+        if request.HasField("exit"):
+            self._on_exit()
+
+    def _answer_later(self, peer: _Peer, reply: ControlReply, answer: DebugAnswer) -> None:
+        """From any thread: only this one writes to its connections."""
+        reply.debug.CopyFrom(answer)
+        self._replies.append((peer, reply))
+        self.wake()
+
+    def _send(self, peer: _Peer, reply: ControlReply) -> None:
         try:
             frame = encode_frame(FromRank(control=reply).SerializeToString())
             send_all(peer.connection, frame, _SEND_TIMEOUT_S)
         except OSError:
             self._close(peer)
-        if request.HasField("exit"):
-            self._on_exit()
 
     def _fill(self, reply: ControlReply, request: ControlRequest) -> None:
         match request.WhichOneof("message"):
@@ -227,6 +251,8 @@ class ControlThread(threading.Thread):
                 reply.completion_start = start
             case "inspect":
                 reply.inspection = encodable(inspection.describe(request.inspect, self._namespace, self._user_code))
+            case "stops":
+                reply.stops.extend(self._debugger.stops())
             case "abort_groups":
                 self._abort_groups(request.abort_groups.reason, request.abort_groups.last_run)
             case "exit":

@@ -1,5 +1,6 @@
 """From an exception in user code to the Failure that the notebook shows."""
 
+import bdb
 import runpy
 from types import CodeType
 
@@ -18,6 +19,7 @@ _FINDERS = {ExecutionMagics.run.__code__, runpy._get_module_details.__code__}  #
 """The code that looks for what `%run` is to run, and raises itself when there is none."""
 _END_OF_INPUT = "EOF when reading a line"
 """What `input()` says."""
+_QUIT = "quit in the debugger"
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -70,6 +72,8 @@ def readable(error: BaseException, *, makes_another: bool = True) -> BaseExcepti
         return UsageError(str(error)).with_traceback(error.__traceback__)
     if type(error) is EOFError and str(error) == _END_OF_INPUT:
         error.args = (f"{_END_OF_INPUT}: a rank's stdin is empty",)
+    if type(error) is bdb.BdbQuit and not error.args:
+        error.args = (_QUIT,)
     aborted = breaking.readable(error)
     if aborted is None:
         return error

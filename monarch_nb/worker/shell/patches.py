@@ -1,5 +1,5 @@
-"""What works differently in a rank than in a script: input(), debuggers and spawning what only a cell defines say so,
-and progress bars are text."""
+"""What works differently in a rank than in a script: input(), other debuggers and spawning what only a cell defines say
+so, and progress bars are text."""
 
 import builtins
 import getpass
@@ -30,7 +30,6 @@ def install() -> None:
     """Patch this process."""
     builtins.input = _refuse_input
     getpass.getpass = _refuse_input
-    sys.breakpointhook = _refuse_breakpoint
     pdb.Pdb.interaction = _with_keyboard(pdb.Pdb.interaction)  # type: ignore[method-assign]
     # Python 3.12 warns because of the control thread, of which a forked child keeps nothing.
     for said_by_ipython in ("To exit: use", "Unknown failure executing module"):  # the run fails anyway
@@ -57,20 +56,13 @@ def _refuse_input(*_: Any, **__: Any) -> NoReturn:
     )
 
 
-def _refuse_breakpoint(*_: Any, **__: Any) -> NoReturn:
-    __tracebackhide__ = True
-    raise StdinNotImplementedError(
-        "a rank has no keyboard: breakpoint() does not work here. Use %mesh stacks to see where ranks are, or print"
-    )
-
-
 def _with_keyboard(interaction: Callable[..., None]) -> Callable[..., None]:
     def interact(debugger: pdb.Pdb, *arguments: Any) -> None:
         __tracebackhide__ = True
         if debugger.stdin in (sys.stdin, sys.__stdin__):  # else it is one that talks over a socket
             raise StdinNotImplementedError(
-                "a rank has no keyboard: debuggers do not work here. "
-                "%tb shows the last error's traceback again, and sys.last_traceback has its frames"
+                "a rank has no keyboard: breakpoint(), pdb.set_trace(), pdb.pm() and pdb.post_mortem() are answered in "
+                "the notebook; after an error %mesh debug --post-mortem enters it"
             )
         interaction(debugger, *arguments)
 

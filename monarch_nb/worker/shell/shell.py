@@ -62,6 +62,10 @@ class LastValue(DisplayHook):
         self.bundle: dict[str, Any] = {}
 
     def __call__(self, result: Any = None) -> None:
+        if streams.is_captured():  # in a debugger: no value of the cell's
+            if result is not None:
+                sys.stdout.write(f"{result!r}\n")
+            return
         shell = self.shell
         assert isinstance(shell, RankShell)
         if result is None or _ends_with_semicolon(shell.running_code):

@@ -12,22 +12,24 @@ Nothing here can block on a reader or fail for want of space: what a full disk r
 """
 
 import asyncio
+import contextlib
 import fcntl
 import functools
 import io
+import json
 import os
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar, Token
 from pathlib import Path
 from typing import Any
 
 from monarch_nb.config import run_file
 from monarch_nb.ground.frames import encode_frame
-from monarch_nb.proto.run_pb2 import Cursor, Display, Mark
+from monarch_nb.proto.run_pb2 import ON_BREAKPOINT_UNSPECIFIED, Cursor, Display, Mark
 
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _THREAD_ATTRIBUTE = "_monarch_nb_run"
@@ -65,7 +67,13 @@ class RunOutput:
         has_started_processes: whether a process was started that may write here.
         has_started_threads: whether a thread was.
         is_lent: whether endpoints that belong to no run have written here.
+        run_id: of the run that writes here now.
+        on_breakpoint: what `breakpoint()` does in it.
+        passed: the breakpoints that were passed in it, and it was said.
     """
+
+    run_id = ""
+    on_breakpoint: int = ON_BREAKPOINT_UNSPECIFIED
 
     def __init__(self, directory: str, number: int, rank: int) -> None:
         self.number = number
@@ -73,6 +81,7 @@ class RunOutput:
         self.has_started_processes = False
         self.has_started_threads = False
         self.is_lent = False
+        self.passed: set[str] = set()
         self._base = str(run_file(Path(directory), number, rank, ""))
         self._descriptors: list[int | None] = [None, None, None]
         self._lock = threading.RLock()
@@ -80,6 +89,11 @@ class RunOutput:
         self.is_listed = False
         self.renew()
         _alive.add(self)
+
+    def serve(self, run_id: str, on_breakpoint: int) -> None:
+        """A run begins that writes here."""
+        self.run_id, self.on_breakpoint = run_id, on_breakpoint
+        self.passed.clear()
 
     def redirect_descriptors(self) -> None:
         """Point file descriptors 1 and 2 at this run."""
@@ -218,6 +232,51 @@ class RunOutput:
         for descriptor in self._descriptors:
             if descriptor is not None and descriptor != _nowhere():
                 os.close(descriptor)
+
+
+class CapturedOutput(RunOutput):
+    """What a debugger's command prints: text that a function gets, instead of files."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+        self.last, self.is_listed = None, True
+        self.writers = [None, None]
+
+    def switch(self, kind: int) -> None:
+        self.last = kind
+
+    def write_text(self, kind: int, text: str) -> int:
+        self._write(text)
+        return len(text)
+
+    def write_bytes(self, kind: int, data: bytes) -> None:
+        self._write(data.decode("utf-8", "backslashreplace"))
+
+    def display(self, display: Display) -> None:
+        data = json.loads(display.content_json or "{}").get("data", {})
+        if text := data.get("text/plain"):
+            self._write(f"{text}\n")
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def __del__(self) -> None:
+        """Nothing to close."""
+
+
+@contextlib.contextmanager
+def captured(write: Callable[[str], object]) -> Iterator[None]:
+    """Give what the block prints in this thread to `write`; other threads print as before."""
+    token = _run_of_context.set(CapturedOutput(write))
+    try:
+        yield
+    finally:
+        _run_of_context.reset(token)
+
+
+def is_captured() -> bool:
+    """Return whether what is printed here is captured."""
+    return isinstance(_run_of_context.get(None), CapturedOutput)
 
 
 @functools.cache
