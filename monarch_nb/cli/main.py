@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from monarch_nb.cli import debug as debug_command
 from monarch_nb.cli import run as run_command
 from monarch_nb.config import DEFAULT_POOL, LOG_LINES, PROTOCOL, VERSION
 from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, UsageError
@@ -63,7 +64,7 @@ def _nearest(word: str, known: Sequence[str], shown: Sequence[str] = ()) -> str:
 _HINTS = (
     (r": monarch-nb up starts one, and so does %mesh reserve", ": monarch-nb up starts one"),
     (r": %mesh reserve NAME (--nodes \d+ --procs \d+)", r": monarch-nb run \1 SCRIPT reserves ranks for a script"),
-    (r"%mesh (release|doctor|logs)\b", r"monarch-nb \1"),
+    (r"%mesh (release|doctor|logs|debug)\b", r"monarch-nb \1"),
 )
 
 
@@ -128,6 +129,15 @@ def make_parser() -> argparse.ArgumentParser:
         "-f", "--follow", action="store_true", help="go on with what comes, until Ctrl-C or the end of --run"
     )
     logs.add_argument("--raw", action="store_true", help="lines of every rank by themselves, not equal ones once")
+
+    debug = command(
+        "debug",
+        debug_command.run,
+        "answer ranks that have stopped at breakpoint(), or look at their last error",
+        "debug dev",
+        "debug dev --post-mortem -t 2",
+    )
+    debug_command.add_arguments(debug)
 
     doctor = command("doctor", _doctor, "compare this environment with every node's", "doctor dev")
     doctor.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")

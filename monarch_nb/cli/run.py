@@ -173,6 +173,8 @@ def _place(options: argparse.Namespace, launch: Launch, mesh: Mesh) -> tuple[str
 
 
 def _run(mesh: Mesh, submit: Callable[[RunView], Run], shown: Collection[int] | None) -> int:
+    from monarch_nb.client.runs.stops import can_answer
+    from monarch_nb.notebook.cells.answering import Answering
     from monarch_nb.notebook.cells.following import wait_for
     from monarch_nb.notebook.output.publishing import call_later, printing
     from monarch_nb.notebook.output.view import RunView
@@ -182,7 +184,7 @@ def _run(mesh: Mesh, submit: Callable[[RunView], Run], shown: Collection[int] | 
         view = RunView(mesh.ranks, publish, call_later, show_failures=True, terminal=True, shown=shown)
         try:
             script = submit(view)
-            interrupts = wait_for(script, None, view.on_event)
+            interrupts = wait_for(script, None, view.on_event, Answering(can_answer, script, view.on_event))
         finally:
             view.close()
     script.collected()

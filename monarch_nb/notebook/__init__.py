@@ -37,8 +37,10 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
         raise UsageError("%load_ext monarch_nb and %mesh belong into the notebook's kernel, not on the ranks")
     import monarch_nb
     from monarch_nb.client.presenting import serve_notebook
+    from monarch_nb.client.runs.stops import answer_where
     from monarch_nb.notebook.assist import inspection
     from monarch_nb.notebook.assist.completion import make_matcher
+    from monarch_nb.notebook.cells.answering import takes_input
     from monarch_nb.notebook.magics import MeshMagics
     from monarch_nb.notebook.mode import MeshMode
     from monarch_nb.notebook.output.tables import calm_line, show
@@ -48,6 +50,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     unload_ipython_extension(shell)
     notebook = notebook_path(shell.user_ns, os.environ)
     leave_notebook = serve_notebook(notebook or "")
+    leave_answering = answer_where(lambda: takes_input(shell))
     session, mode = Session(monarch_nb, notebook), MeshMode()
     panels = Panels(shell, session)
     unregister_panels = panels.register()
@@ -61,6 +64,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
     def unload() -> None:
         leave_notebook()
+        leave_answering()
         unregister_panels()
         unregister_inspection()
         for event, callback in callbacks.items():

@@ -28,9 +28,9 @@ class Kernel:
         self._client.start_channels()
         self._client.wait_for_ready(timeout=TIMEOUT_S)
 
-    def start(self, code: str) -> str:
-        """Begin a cell."""
-        cell: str = self._client.execute(code)
+    def start(self, code: str, *, headless: bool = False) -> str:
+        """Begin a cell; a headless one can ask nobody."""
+        cell: str = self._client.execute(code, allow_stdin=not headless)
         self._cells[cell] = []
         return cell
 
@@ -48,9 +48,23 @@ class Kernel:
                 return self.text(cell)
         raise AssertionError(f"after {timeout_s} s the cell shows only: {self.text(cell)}")
 
-    def run(self, code: str) -> str:
+    def run(self, code: str, *, headless: bool = False) -> str:
         """Run a cell; return what it shows."""
-        return self.wait(self.start(code))
+        return self.wait(self.start(code, headless=headless))
+
+    def asked(self, cell: str, prompt: str) -> str:
+        """Wait until a cell asks at a prompt; return what it shows by then."""
+        message = self._client.get_stdin_msg(timeout=TIMEOUT_S)
+        assert message["content"]["prompt"] == prompt, message["content"]
+        while True:  # what was shown before is on its way
+            try:
+                self._take(self._client.get_iopub_msg(timeout=0.2))
+            except queue.Empty:
+                return self.text(cell)
+
+    def answer(self, line: str) -> None:
+        """Type a line at the prompt that was waited for."""
+        self._client.input(line)
 
     def text(self, cell: str) -> str:
         """What a cell shows now."""

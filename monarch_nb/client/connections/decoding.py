@@ -46,6 +46,8 @@ class OutputDecoder:
                 yield events.Elided(rank, stream, item.elided.lines, item.elided.size_bytes)
             case "display" if item.display.kind == run_pb2.Display.KIND_TRAINS_ALONE:
                 self._on_lone_training(rank, json.loads(item.display.content_json))
+            case "display" if item.display.kind == run_pb2.Display.KIND_STOPPED:
+                yield events.Stopped(rank, **json.loads(item.display.content_json))
             case "display":
                 yield _display_event(rank, item.display)
             case "notice":

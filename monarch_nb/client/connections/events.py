@@ -63,6 +63,15 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
+class Stopped:
+    """A thread of a rank has stopped at a breakpoint, or (not `on`) goes on. `stop` is its number on the rank."""
+
+    rank: int
+    stop: int
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Restart:
     """All ranks of a script start again: what comes now is the next attempt's. `text` says why."""
 
@@ -79,4 +88,4 @@ QUEUE_NOTICE = "queue"
 TIME_NOTICE = "time"
 """Key of the notice that the reservation ends soon, or has ended."""
 
-Event = Text | Elided | Display | Result | Notice | Restart | Finished
+Event = Text | Elided | Display | Result | Notice | Stopped | Restart | Finished

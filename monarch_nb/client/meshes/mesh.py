@@ -20,6 +20,7 @@ from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.client.runs.needs import Numbered
 from monarch_nb.client.runs.packing import pack_variables
 from monarch_nb.client.runs.run import Listener, OnError, Run
+from monarch_nb.client.runs.stops import OnBreakpoint, policy
 from monarch_nb.client.scripts.finding import as_in_copies, check_ranks, find_on_nodes
 from monarch_nb.client.scripts.script import Script, check_script
 from monarch_nb.client.scripts.script_run import ScriptRun, host_store
@@ -110,6 +111,7 @@ class Mesh:
         cell_number: int = 0,
         want_value: bool = True,
         sync: bool = True,
+        on_breakpoint: OnBreakpoint | None = None,
         listener: Listener | None = None,
     ) -> Run:
         """Run code on the ranks and wait until all have finished. Ctrl-C interrupts the ranks and keeps their memory.
@@ -120,6 +122,8 @@ class Mesh:
             cell_number: shown in tracebacks as `Cell In[…]`; without one it is `Run …`, the run's number.
             want_value: bring the last expression's values back.
             sync: first bring files that changed to nodes that have copies of them.
+            on_breakpoint: what `breakpoint()` does there: "stop" (`monarch-nb debug` and `%mesh debug` answer), "go-on"
+                or "error"; it stops if nothing is said and this process has a keyboard.
             listener: called with the run's events on a background thread.
 
         Returns:
@@ -140,7 +144,13 @@ class Mesh:
             self._sync()
         with at_waits():  # who presses Ctrl-C from here on interrupts the ranks
             run = self.submit(
-                code, on_error=on_error, cell_number=cell_number, want_value=want_value, sync=False, listener=listener
+                code,
+                on_error=on_error,
+                cell_number=cell_number,
+                want_value=want_value,
+                sync=False,
+                on_breakpoint=on_breakpoint,
+                listener=listener,
             )
             is_done = run.join(timeout_s)
         return _ended(run, is_done, timeout_s)
@@ -153,6 +163,7 @@ class Mesh:
         cell_number: int = 0,
         want_value: bool = True,
         sync: bool = True,
+        on_breakpoint: OnBreakpoint | None = None,
         listener: Listener | None = None,
     ) -> Run:
         """As `run`, but return at once."""
@@ -160,7 +171,8 @@ class Mesh:
             self._sync()
         cell = run_pb2.Cell(code=code, cell_number=cell_number, want_value=want_value)
         ranks = self.ranks if len(self.ranks) < self.extent.size else ()
-        spec = run_pb2.RunSpec(cell=cell, ranks=ranks, tree=self.reservation.files.tree())
+        tree = self.reservation.files.tree()
+        spec = run_pb2.RunSpec(cell=cell, ranks=ranks, tree=tree, on_breakpoint=policy(on_breakpoint))
         return self._start(spec, _title(code), on_error, listener)
 
     # ---- scripts ----
@@ -246,6 +258,7 @@ class Mesh:
         *,
         cell_number: int = 0,
         sync: bool = True,
+        on_breakpoint: OnBreakpoint | None = None,
         listener: Listener | None = None,
     ) -> Run:
         """As `submit_script`, with the script in one piece and the number of the cell that it is run by."""
@@ -260,7 +273,8 @@ class Mesh:
             call(find_on_nodes(self, script))
         if script.in_place:
             cell = run_pb2.Cell(code=script.as_cell(), cell_number=cell_number)
-            spec = run_pb2.RunSpec(cell=cell, tree=self.reservation.files.tree())
+            tree = self.reservation.files.tree()
+            spec = run_pb2.RunSpec(cell=cell, tree=tree, on_breakpoint=policy(on_breakpoint))
             return self._start(spec, script.title, "abort", listener)
         run_id = uuid.uuid4().hex
         store = call(host_store(self, run_id))
@@ -268,7 +282,9 @@ class Mesh:
             self, run_id, script, self.core.add, on_error="abort", cell_number=cell_number, listener=listener
         )
         self.core.add(run)
-        post(run.submit, run.spec(store))
+        spec = run.spec(store)
+        spec.on_breakpoint = policy(on_breakpoint)
+        post(run.submit, spec)
         return run
 
     def _sync(self, *, alive: bool = True) -> None:
@@ -348,6 +364,7 @@ class Mesh:
         return self._finish_quietly(spec, f"pull {expression}")
 
     def _finish_quietly(self, spec: run_pb2.RunSpec, title: str) -> list[Any]:
+        spec.on_breakpoint = policy("go-on")
         with at_waits():
             run = self._start(spec, title)
             run.join()

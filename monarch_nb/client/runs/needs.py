@@ -10,6 +10,7 @@ from monarch_nb.client.logs.records import LogRecord
 from monarch_nb.client.pools.infos import ReservationInfo
 from monarch_nb.client.pools.ranks import MeshRanks
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.shape import Extent
 
 
 class Numbered(Protocol):
@@ -28,6 +29,7 @@ class HeldMesh(Protocol):
 
     id: str
     ranks: tuple[int, ...]
+    extent: Extent
 
     @property
     def reservation(self) -> Holder: ...

@@ -19,6 +19,7 @@ from monarch_nb.client.runs.interrupt_report import InterruptReport, left_by_ker
 from monarch_nb.client.runs.lone_training import LoneTraining
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.nodes import RunNodes
+from monarch_nb.client.runs.stops import RunStops
 from monarch_nb.client.runs.values import RunValues
 from monarch_nb.client.runs.waits_watch import WaitsWatch
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, ReservationExpired, RunFailed
@@ -80,6 +81,7 @@ class Run:
         self._done, self._freed = Flag(), Flag()
         self._lone_training = LoneTraining(self)
         self._decoder = OutputDecoder(self._lone_training.add)
+        self.stops = RunStops()
         self._submits: dict[int, pb.Submit] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._started_on_first = self._is_aborting = False
@@ -108,6 +110,10 @@ class Run:
     def done(self) -> bool:
         """Whether every rank has finished."""
         return self._done.is_set()
+
+    def wait_news(self, timeout_s: float | None = None) -> bool:
+        """Wait until every rank has finished, or one has stopped at a breakpoint; return whether that is so."""
+        return self.stops.news.wait(timeout_s)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until every rank has finished; return whether they have."""
@@ -293,6 +299,7 @@ class Run:
         """Follow a run that another client submitted."""
         self._started_on_first = True
         self._watch_waits()
+        self._spawn(self._find_stops())
         for connection in self._nodes.connections():
             connection.follow(self, self.mesh.id, from_shown=from_shown)
 
@@ -335,6 +342,8 @@ class Run:
             for item in rank_output.items:
                 for event in self._decoder.events_of(rank_output.rank, item):
                     self.emit(event)
+                    if isinstance(event, events.Stopped):
+                        self._note_stop(event.rank, event.stop, on=event.on)
 
     def on_finished(self, connection: Connection, finished: pb.Finished) -> None:
         if self.done:
@@ -344,6 +353,7 @@ class Run:
         for packed in finished.results:
             if packed.rank not in self.results and packed.rank in self.ranks:
                 self._values.add(packed)
+                self.stops.forget(packed.rank)
                 result = self.results[packed.rank] = result_event(packed, connection.name, of_script=self.is_script)
                 self.emit(result)
                 if packed.notice:
@@ -361,6 +371,19 @@ class Run:
             self._is_aborting = True
             self._spawn(self._abort_others())
         self._check_stuck()
+
+    def _note_stop(self, rank: int, stop: int, *, on: bool) -> None:
+        if not self.done and rank not in self.results:
+            self.stops.note(rank, stop, on=on)
+            self.emit(events.Notice(self.stops.text, key="stopped"))
+
+    async def _find_stops(self) -> None:
+        """What has stopped before this process follows the run may have been told to another one."""
+        replies = await self.mesh.core.control(self._left(), stops=True)
+        for rank, reply in replies.items():
+            for stop in reply.stops:
+                if stop.run_id == self.id:
+                    self._note_stop(rank, stop.stop, on=True)
 
     def _end_replay(self, connection: Connection) -> None:
         if connection in self._replaying:
@@ -425,11 +448,17 @@ class Run:
             freed = any(result.outcome == "interrupted" for result in self.results.values())
             waited = (self._waited or self._waits_watch.past) if freed else ""
             self.emit(events.Notice(waited, key="waits"))  # what the interrupt was for stays
-            for key in (events.QUEUE_NOTICE, "stuck", *(f"link {c.name}" for c in self._nodes.connections())):
+            for key in (
+                events.QUEUE_NOTICE,
+                "stuck",
+                "stopped",
+                *(f"link {c.name}" for c in self._nodes.connections()),
+            ):
                 self.emit(events.Notice("", key=key))
             self.emit(events.Finished())
             self._done.set()
             self._freed.set()
+            self.stops.over()
             self._news.set()
             for task in self._tasks:
                 if task is not asyncio.current_task():

@@ -10,17 +10,19 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 from weakref import WeakValueDictionary
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import publish_display_data
 
 from monarch_nb.client.connections.events import TIME_NOTICE, Event, Finished, Notice
+from monarch_nb.client.runs.stops import OnBreakpoint, can_answer
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, RunFailed
 from monarch_nb.ground.interrupting import anywhere, at_waits
 from monarch_nb.ground.rank_sets import counted, name_ranks
+from monarch_nb.notebook.cells.answering import Answering
 from monarch_nb.notebook.cells.following import KernelEnds, RunInterrupted, RunTimeout, wait_for
 from monarch_nb.notebook.cells.sent_files import FilesBeforeCells
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
@@ -28,7 +30,7 @@ from monarch_nb.notebook.output.publishing import call_later, printing
 from monarch_nb.notebook.output.tables import calm_line, is_notebook, preformatted, show
 from monarch_nb.notebook.output.view import Publish, RunView
 from monarch_nb.notebook.session import Session
-from monarch_nb.notebook.syntax.command_line import checked_name, help_text, parse, wants_help
+from monarch_nb.notebook.syntax.command_line import Parsed, checked_name, help_text, parse, wants_help
 from monarch_nb.notebook.syntax.declarations import CELL
 from monarch_nb.times import duration
 
@@ -90,6 +92,7 @@ class CellRunner:
         self._execute(
             partial(mesh.submit, code, on_error=on_error, want_value=out is not None, sync=False),
             mesh.ranks,
+            on_breakpoint=_on_breakpoint(parsed),
             noblock=parsed.switch("noblock"),
             timeout_s=parsed.seconds("timeout"),
             out=out,
@@ -140,6 +143,7 @@ class CellRunner:
         stream: bool = True,
         shown: Collection[int] | None = None,
         here: str | None = None,
+        on_breakpoint: OnBreakpoint | None = None,
     ) -> None:
         """Submit a run, show its output in this cell and wait for it, unless `noblock`; `here` is code for the kernel
         meanwhile."""
@@ -147,6 +151,8 @@ class CellRunner:
         failed_here: KernelCellFailed | None = None
         with at_waits():  # from here on Ctrl-C is for the ranks, and the cell does not end before they are free
             view = self._view(ranks, group=group, stream=stream, shown=shown, background=noblock)
+            if on_breakpoint is not None:
+                submit = partial(submit, on_breakpoint=on_breakpoint)
             run = self._submit(submit, view)
             if noblock:
                 self._leave_open(run, view)
@@ -154,7 +160,7 @@ class CellRunner:
                 with anywhere():
                     failed_here = self._failed_in_kernel(here)
             if not noblock:
-                failed = self._wait(run, view, timeout_s, out)
+                failed = self._wait(run, view, timeout_s, out, on_breakpoint)
         if not noblock:
             self._finish(run, failed, out)
         elif out is not None:
@@ -249,10 +255,18 @@ class CellRunner:
 
         run.add_listener(on_event)
 
-    def _wait(self, run: Run, view: RunView, timeout_s: float | None, out: str | None = None) -> Failed:
+    def _wait(
+        self,
+        run: Run,
+        view: RunView,
+        timeout_s: float | None,
+        out: str | None = None,
+        on_breakpoint: OnBreakpoint | None = None,
+    ) -> Failed:
         """Wait for a run; return what the cell must raise. A run that goes on sets the variable `out` at its end."""
         try:
-            report = wait_for(run, timeout_s, view.on_event)
+            answering = Answering(can_answer, run, view.on_event, on_breakpoint)
+            report = wait_for(run, timeout_s, view.on_event, answering)
         except RunTimeout:
             self._leave_open(run, view)
             self._keep_later(run, out)
@@ -347,6 +361,11 @@ def others_kept(error: PickleError, out: str, kept: list[Any]) -> PickleError:
     some = not all(isinstance(value, PickleError) for value in kept)
     held = "the other ranks' values, and an error in place of these" if some else "an error in place of each value"
     return PickleError(f"{error}\n{out} has {held}", error.name, error.ranks)
+
+
+def _on_breakpoint(parsed: Parsed) -> OnBreakpoint | None:
+    choices: tuple[OnBreakpoint, ...] = get_args(OnBreakpoint)
+    return next((choice for choice in choices if choice == parsed.text("on_breakpoint")), None)
 
 
 def _is_own(failure: RankFailure, report: InterruptReport) -> bool:

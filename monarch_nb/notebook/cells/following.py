@@ -37,7 +37,9 @@ class RunTimeout(TimeoutError):
         return [f"\x1b[31mTimeoutError\x1b[39m: {self}"]
 
 
-def wait_for(run: Run, timeout_s: float | None, notify: Callable[[Notice], None]) -> InterruptReport | None:
+def wait_for(
+    run: Run, timeout_s: float | None, notify: Callable[[Notice], None], answer: Callable[[], None]
+) -> InterruptReport | None:
     """Wait until every rank has finished `run`.
 
     The first Ctrl-C interrupts the ranks, and the wait goes on; once some are found to hang, another one kills those
@@ -47,6 +49,7 @@ def wait_for(run: Run, timeout_s: float | None, notify: Callable[[Notice], None]
     Args:
         timeout_s: how long to wait; None for as long as it takes.
         notify: shows in the cell what the interrupt has done so far.
+        answer: called when ranks have stopped at breakpoints.
 
     Returns:
         What the interrupts did; None when there was none.
@@ -66,8 +69,12 @@ def wait_for(run: Run, timeout_s: float | None, notify: Callable[[Notice], None]
                     if report is None:
                         report = InterruptReport(free=tuple(sorted(run.results.keys() | run.finished_before)))
                     report = report.then(_interrupt(run, notify))
-                wait = run.wait if report is None else run.wait_freed
+                wait = run.wait_news if report is None else run.wait_freed
                 if wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                    if report is None and not run.done:
+                        run.stops.take_news()
+                        answer()
+                        continue
                     if report is not None:
                         notify(Notice("", key="stuck"))
                         notify(Notice("", key="interrupt"))

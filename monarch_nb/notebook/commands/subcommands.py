@@ -16,6 +16,7 @@ from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.notebook.cells.cell import CellRunner, others_kept
 from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.cells.progress import Progress
+from monarch_nb.notebook.commands.debugging import debug
 from monarch_nb.notebook.commands.files import FileCommands, placed_line
 from monarch_nb.notebook.commands.scripts import run_script
 from monarch_nb.notebook.mode import MeshMode
@@ -75,6 +76,7 @@ class Subcommands:
             declarations.STATUS: self._status,
             declarations.STACKS: self._stacks,
             declarations.LOGS: self._logs,
+            declarations.DEBUG: partial(debug, session, shell),
             declarations.DOCTOR: self._doctor,
             declarations.PUSH: self._push,
             declarations.PULL: self._pull,

@@ -219,6 +219,21 @@ DOCTOR = Command(
     section="Look",
     notes="Packages are those that this notebook has imported. Says what differs, where, and what to do.",
 )
+DEBUG = Command(
+    "debug",
+    "answer ranks that have stopped at breakpoint(), or look at their last error",
+    usage="[--post-mortem] [-t T]",
+    magic="%mesh ",
+    section="Look",
+    flags=(_TARGETS, Flag("--post-mortem", "enter the last exception of the ranks whose last run failed")),
+    notes="Shows where ranks have stopped and reads commands below: list, attach NAME RANK (then all of pdb; detach\n"
+    "comes back), cast NAME ranks(...) COMMAND, continue, quit, help. NAME is an actor's, or `cell`.\n"
+    "The cell that waits for ranks which stop opens the same by itself.",
+    examples=(
+        ("%mesh debug", "from another cell or notebook, also after a kernel restart"),
+        ("%mesh debug --post-mortem -t 2", "the frames of what rank 2 raised"),
+    ),
+)
 PUSH = Command(
     "push",
     "set variables of this kernel on every rank",
@@ -353,7 +368,7 @@ MESH = CommandSet(
     commands=(
         *(RESERVE, ATTACH, DETACH, RELEASE, EXTEND, LIST),
         RUN,
-        *(PANEL, STATUS, STACKS, LOGS, DOCTOR),
+        *(PANEL, STATUS, STACKS, LOGS, DEBUG, DOCTOR),
         *(PUSH, PULL),
         *(SYNC, FETCH, LS),
         *(PIP, INTERRUPT, RESTART, ON, OFF, HELP),
@@ -393,6 +408,12 @@ CELL = Command(
             "when a rank fails: wait for the others, or interrupt them after 0.5 s",
             value="HOW",
             choices=("wait", "abort"),
+        ),
+        Flag(
+            "--on-breakpoint",
+            "at breakpoint(): stop and ask here, go on, or fail (headless: go-on)",
+            value="HOW",
+            choices=("stop", "go-on", "error"),
         ),
         Flag("--sync", "first bring files that changed to the nodes, or not", negatable=True),
         Flag("--local", "run the cell in the kernel too"),

@@ -93,6 +93,9 @@ class FakeRun:
     def done(self) -> bool:
         return self._done.is_set()
 
+    def wait_news(self, timeout_s: float | None = None) -> bool:
+        return self.wait(timeout_s)
+
     def wait(self, timeout_s: float | None = None) -> bool:
         if self.done or timeout_s is not None:
             return self._done.wait(timeout_s)

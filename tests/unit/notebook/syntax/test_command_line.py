@@ -156,11 +156,6 @@ def test_durations_have_units() -> None:
         parse(declarations.RESERVE, "dev --procs 4 --time 8")
 
 
-def test_what_comes_later_is_not_offered() -> None:
-    offered = {command.name for command in declarations.MESH.commands}
-    assert not offered & {"debug"}
-
-
 def test_help_names_everything_and_is_aligned() -> None:
     text = overview(declarations.MESH)
     for command in declarations.MESH.commands:

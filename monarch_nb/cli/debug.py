@@ -1,0 +1,46 @@
+"""`monarch-nb debug`: the debugger's prompt in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
+    parser.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
+    parser.add_argument(
+        "--post-mortem", action="store_true", help="enter the last exception of the ranks whose last run failed"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Answer until everything goes on, or whoever types leaves; returns the exit code."""
+    from monarch_nb import attach
+    from monarch_nb.client.debug.console import Console
+    from monarch_nb.client.debug.debugger import Debugger
+    from monarch_nb.shape import parse_targets
+
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 -- input() then has a history
+    mesh = attach(options.name, pool=options.pool).mesh
+    debugger = Debugger(mesh.select(parse_targets(options.targets, mesh.extent)))
+    if options.post_mortem and not debugger.enter_errors():
+        print("no error to look at: the last run did not fail on these ranks")
+        return 0
+    try:
+        if Console(debugger, input, _print).run() == "nothing stopped":
+            print("no rank has stopped at a breakpoint")
+    except KeyboardInterrupt:
+        print("\nleft the debugger; what has stopped stays where it is")
+    finally:
+        if options.post_mortem:
+            debugger.leave_errors()
+    return 0
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

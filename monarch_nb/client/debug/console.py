@@ -1,0 +1,112 @@
+"""The prompt: reads commands, prints answers. Whoever opens it says how lines are read and texts are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from monarch_nb.client.debug.commands import HELP, Command, parse
+from monarch_nb.client.debug.debugger import Attached, Debugger
+from monarch_nb.client.debug.stops import StopInfo, folded, stops_table
+from monarch_nb.errors import MonarchNbError
+from monarch_nb.ground.rank_sets import name_ranks
+
+PROMPT = "monarch_dbg> "
+Left = Literal["quit", "continued", "nothing stopped"]
+
+
+class Console:
+    """One opened prompt.
+
+    Args:
+        debugger: of the mesh.
+        read: returns the line that is typed at a prompt; raises EOFError when there is no more to come, and
+            KeyboardInterrupt after Ctrl-C.
+        show: shows text, which ends with a newline.
+    """
+
+    def __init__(self, debugger: Debugger, read: Callable[[str], str], show: Callable[[str], None]) -> None:
+        self._debugger, self._read, self._show = debugger, read, show
+
+    def run(self) -> Left:
+        """Show what has stopped, and do what is typed until everything goes on, or whoever types leaves.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C at the prompt.
+        """
+        stops = self._debugger.stops()
+        if not stops:
+            return "nothing stopped"
+        self._show(f"{stops_table(stops)}\n")
+        while True:
+            try:
+                line = self._read(PROMPT)
+            except EOFError:
+                return "quit"
+            try:
+                command = parse(line)
+                if command.word == "quit":
+                    return "quit"
+                if command.word:
+                    self._do(command)
+            except MonarchNbError as error:
+                self._show(f"{error}\n")
+                continue
+            if command.word in ("continue", "attach", "cast"):
+                stops = self._debugger.stops()
+                if not stops:
+                    return "continued"
+                if command.word == "continue":  # to the next breakpoint
+                    self._show(f"{stops_table(stops)}\n")
+
+    def _do(self, command: Command) -> None:
+        match command.word:
+            case "list":
+                self._show(f"{stops_table(self._debugger.stops())}\n")
+            case "help":
+                self._show(f"{HELP}\n")
+            case "continue":
+                self._show(f"{_continued(self._debugger.continue_all())}\n")
+            case "cast":
+                self._show(f"{folded(self._debugger.cast(command.name, command.ranks, command.line))}\n")
+            case "attach":
+                self._attach(self._debugger.attach(command.name, command.rank))
+
+    def _attach(self, attached: Attached) -> None:
+        stop = attached.stop
+        who = f"{stop.actor} {stop.rank} ({stop.host})"
+        self._show(f"Attached to debug session for {who}\n")
+        text = attached.look()
+        if "-> " not in text:  # its last words were about something else
+            self._show(f"> {stop.file}({stop.line_number})\n-> {stop.line}\n")
+        while True:
+            text = self._wait(attached, text)
+            if attached.state != "asks":
+                break
+            try:
+                line = self._read(attached.prompt)
+            except EOFError:
+                break
+            if line.strip() == "detach":
+                break
+            text = attached.send(line)
+        self._show(f"Detached from debug session for {who}{': it goes on' if attached.state == 'gone' else ''}\n")
+
+    def _wait(self, attached: Attached, text: str) -> str:
+        """Show what pdb says until it asks for the next line; Ctrl-C ends only the waiting."""
+        self._say(text)
+        try:
+            while attached.state == "executes":
+                self._say(attached.look())
+        except KeyboardInterrupt:
+            self._show(f"rank {attached.stop.rank} still executes it: attach waits for it again\n")
+        return ""
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._show(text if text.endswith("\n") else f"{text}\n")
+
+
+def _continued(stops: list[StopInfo]) -> str:
+    ranks = {stop.rank for stop in stops}
+    return f"{name_ranks(ranks)} told to continue" if ranks else "no rank has stopped"

@@ -1,0 +1,166 @@
+"""The debugger in the cell that waits, in another cell, after a kernel restart and in a terminal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from integration.kernels import Kernel
+from integration.live import TIMEOUT_S
+from monarch_nb.client.debug.commands import parse_ranks
+from monarch_nb.client.debug.debugger import Debugger
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.errors import RunFailed, UsageError
+
+DBG, PDB = "monarch_dbg> ", "(Pdb) "
+STEPS = "%%mesh\ndef f(x):\n    breakpoint()\n    return x + 1\nprint('begin')\ny = f(rank * 10)\nprint('end', y)"
+
+
+def type_in(kernel: Kernel, cell: str, line: str, prompt: str) -> str:
+    """Answer a prompt, and wait for the next; return what that shows."""
+    before = len(kernel.text(cell))
+    kernel.answer(line)
+    return kernel.asked(cell, prompt)[before:]
+
+
+def test_a_cell_asks_below_its_output(kernel: Kernel) -> None:
+    cell = kernel.start(STEPS)
+    shown = kernel.asked(cell, DBG)
+    assert "[0-3] begin" in shown
+    assert "| Actor Name | Rank | Coords" in shown
+    assert shown.count("| cell ") == 4
+    assert "{'hosts': 1, 'procs': 1}" in shown
+    attached = type_in(kernel, cell, "attach cell 2", PDB)
+    assert "Attached to debug session for cell 2" in attached
+    assert "-> breakpoint()" in attached
+    assert "20" in type_in(kernel, cell, "x", PDB)
+    assert "-> return x + 1" in type_in(kernel, cell, "n", PDB)
+    assert "Detached from debug session for cell 2" in type_in(kernel, cell, "detach", DBG)
+    assert "[0-1] > Cell In" in type_in(kernel, cell, "cast cell ranks(0,1) n", DBG).replace("\n>", " >")
+    assert "[0] 0\n[1] 10\n[2] 20\n[3] 30" in type_in(kernel, cell, "cast cell ranks(:) p x", DBG)
+    assert "[2] 20\n[3] 30" in type_in(kernel, cell, "cast cell ranks(hosts=1) p x", DBG)
+    assert "no command 'foo'" in type_in(kernel, cell, "foo", DBG)
+    assert "No debug session for rank 9" in type_in(kernel, cell, "attach cell 9", DBG)
+    kernel.answer("continue")
+    text = kernel.wait(cell)
+    assert "[3] end 31" in text
+    assert kernel.run("%%mesh\nprint('again')").startswith("[0-3] again")
+
+
+def test_who_leaves_the_prompt_can_come_back(kernel: Kernel) -> None:
+    cell = kernel.start(STEPS)
+    kernel.asked(cell, DBG)
+    kernel.answer("quit")
+    kernel.wait(cell, "stay where they are, and this cell waits for them: monarch-nb debug dev")
+    typed = "cast cell ranks(:) p x\nattach cell 1\nw\nc\ncontinue\n"
+    command = [sys.executable, "-m", "monarch_nb.cli.main", "debug", "dev"]
+    told = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    assert "[1] 10" in told.stdout
+    assert "Detached from debug session for cell 1" in told.stdout
+    assert "told to continue" in told.stdout
+    assert "[2] end 21" in kernel.wait(cell)
+
+
+def test_ctrl_c_leaves_the_prompt_and_another_interrupts(kernel: Kernel) -> None:
+    cell = kernel.start(STEPS)
+    kernel.asked(cell, DBG)
+    kernel.interrupt()
+    kernel.wait(cell, "stay where they are")
+    kernel.interrupt()
+    assert "KeyboardInterrupt" in kernel.wait(cell)
+    assert "no rank has stopped" in kernel.run("%mesh debug")
+
+
+def test_a_kernel_that_is_restarted_finds_what_has_stopped(kernel: Kernel) -> None:
+    cell = kernel.start(STEPS)
+    kernel.asked(cell, DBG)
+    kernel.restart()
+    assert "still running" in kernel.run("%load_ext monarch_nb")
+    cell = kernel.start("%mesh debug -t 3")
+    assert kernel.asked(cell, DBG).count("| cell ") == 1
+    kernel.answer("quit")
+    kernel.wait(cell)
+    cell = kernel.start("%mesh attach")
+    assert kernel.asked(cell, DBG).count("| cell ") == 4
+    kernel.answer("c")
+    assert "[1] end 11" in kernel.wait(cell)
+
+
+def test_headless_cells_go_on_or_fail(kernel: Kernel) -> None:
+    text = kernel.run(STEPS, headless=True)
+    assert "[stderr:0-3] breakpoint() at Cell In[3]:2 passed: nobody can answer here" in text
+    assert "[1] end 11" in text
+    text = kernel.run(STEPS.replace("%%mesh", "%%mesh --on-breakpoint=error"), headless=True)
+    assert "this run is to fail there (--on-breakpoint=error)" in text
+    assert "passed: nobody can answer here" in kernel.run(STEPS.replace("%%mesh", "%%mesh --on-breakpoint=go-on"))
+
+
+def test_ranks_at_different_lines_and_the_next_breakpoint(kernel: Kernel) -> None:
+    code = "%%mesh -t 0,3\nif rank == 0:\n    breakpoint()\nelse:\n    z = 5\n    breakpoint()\nbreakpoint()\nrank"
+    cell = kernel.start(code)
+    shown = kernel.asked(cell, DBG)
+    assert "|        2 |" in shown
+    assert "|        5 |" in shown
+    again = type_in(kernel, cell, "continue", DBG)
+    assert again.count("|        6 |") == 2
+    kernel.answer("continue")
+    kernel.wait(cell)
+
+
+def test_after_an_error(kernel: Kernel) -> None:
+    assert "no error to look at" in kernel.run("%mesh debug --post-mortem")
+    kernel.run("%%mesh\ndef bad(batch):\n    raise ValueError('bad rank')\nif rank % 2: bad(rank)")
+    cell = kernel.start("%mesh debug --post-mortem")
+    shown = kernel.asked(cell, DBG)
+    assert shown.count("bad (error)") == 2
+    assert "[1] 1\n[3] 3" in type_in(kernel, cell, "cast cell ranks(:) p batch", DBG)
+    assert "-> raise ValueError" in type_in(kernel, cell, "attach cell 3", PDB)
+    type_in(kernel, cell, "detach", DBG)
+    kernel.answer("quit")
+    kernel.wait(cell)
+    assert "no rank has stopped" in kernel.run("%mesh debug")
+
+
+def test_quitting_in_pdb_fails_that_rank(kernel: Kernel) -> None:
+    cell = kernel.start(STEPS)
+    kernel.asked(cell, DBG)
+    type_in(kernel, cell, "attach cell 1", PDB)
+    type_in(kernel, cell, "q", DBG)
+    kernel.answer("continue")
+    text = kernel.wait(cell)
+    assert "quit in the debugger" in text
+    assert "[0] end 1" in text
+
+
+def test_from_python(mesh: Mesh) -> None:
+    debugger = Debugger(mesh)
+    assert debugger.stops() == []
+    run = mesh.submit("x = rank\nbreakpoint()\nx * 2", on_breakpoint="stop")
+    run.wait_news(TIMEOUT_S)
+    while len(stops := debugger.stops()) < 8:
+        pass
+    assert [stop.rank for stop in stops] == list(range(8))
+    assert debugger.cast("cell", parse_ranks("1:8:3"), "p x") == {1: "1\n", 4: "4\n", 7: "7\n"}
+    with pytest.raises(UsageError, match="no stopped rank of trainers"):
+        debugger.cast("trainers", parse_ranks(":"), "p x")
+    attached = debugger.attach("cell", 5)
+    assert "-> breakpoint()" in attached.look()
+    assert attached.send("x = 50") == ""
+    debugger.continue_all()
+    assert run.result() == [0, 2, 4, 6, 8, 100, 12, 14]
+    run = mesh.submit("breakpoint()", on_breakpoint="error")
+    with pytest.raises(RunFailed, match="breakpoint"):
+        run.result()
+
+
+def test_a_script_stops_too(mesh: Mesh, tmp_path: Path) -> None:
+    path = tmp_path / "stopping.py"
+    path.write_text("import os\nrank = int(os.environ['RANK'])\nif rank == 2: breakpoint()\nprint('end', rank)\n")
+    run = mesh.submit_script(str(path))
+    run.wait(TIMEOUT_S)
+    assert "passed: nobody can answer here" in "".join(record.text for record in run.logs())
+    assert os.path.exists(path)
