@@ -117,6 +117,16 @@ class Gather(Call):
         return self._value(list(values.values()))
 
 
+class Ending(Gather):
+    """One that asks actors to end: those that are dead have."""
+
+    def __init__(self, title: str, places: Sequence[Address]) -> None:
+        super().__init__(title, None, places, Extent({"actors": len(places)}), lambda _: None)
+
+    def _finish(self, answers: dict[int, Answer]) -> None:
+        return None
+
+
 class Stream(Call):
     """One whose answers are wanted as they come, each as an outcome of its own."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from monarch_nb import config
-from monarch_nb.actor.engine.calls import Answer, Call, Calls, Gather, Lifetime
+from monarch_nb.actor.engine.calls import Answer, Call, Calls, Ending, Gather, Lifetime
 from monarch_nb.actor.engine.failing import Failed, describe, died, stopped
 from monarch_nb.actor.engine.faults import Faults
 from monarch_nb.actor.engine.handles import Birth, Handle, Identity, Place, Places, PortAddress
@@ -358,7 +358,7 @@ class Process:
 
     def stop(self, handle: Handle, places: Places, reason: str) -> Gather:
         """Have actors stopped; return the call."""
-        call = Gather(f"{handle.name}.stop", None, places, Extent({"actors": len(places)}), lambda _: None)
+        call = Ending(f"{handle.name}.stop", places)
         self.send(places, (STOP, handle.uid, reason), None, call)
         return call
 

@@ -232,6 +232,7 @@ class TestDeath:
         network.kill(mesh.places()[1])
         assert isinstance(fragile.fail_on.call(-1).exception(TIMEOUT_S), SupervisionError)
         assert fragile.slice(gpus=0).fail_on.call_one(-1).get(TIMEOUT_S) == 0
+        assert fragile.stop().get(TIMEOUT_S) is None, "the dead have ended"
 
     def test_a_lost_node_answers_nothing_any_more(self, network: Network) -> None:
         fragile = network.mesh(hosts=2, gpus=1).spawn("fragile", Fragile)

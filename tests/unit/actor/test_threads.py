@@ -1,0 +1,136 @@
+"""Many threads at once, threads that are interrupted, and actors that end themselves."""
+
+import concurrent.futures
+import ctypes
+import threading
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, context, endpoint
+from monarch_nb.actor.engine.process import Execution, Process, executing
+from monarch_nb.errors import ActorError, SupervisionError
+from unit.actor.network import TIMEOUT_S, Network
+
+
+class Busy(Actor):
+    def __init__(self) -> None:
+        self.calls = 0
+        self.running = 0
+
+    @endpoint
+    def count(self, n: int) -> int:
+        self.running += 1
+        assert self.running == 1, "one at a time"
+        self.calls += 1
+        self.running -= 1
+        return n
+
+    @endpoint
+    def counted(self) -> int:
+        return self.calls
+
+    @endpoint
+    def work_for_ever(self) -> None:
+        while True:
+            pass
+
+
+class Ends(Actor):
+    @endpoint
+    def leave(self) -> None:
+        context().actor_instance.stop("enough")
+
+    @endpoint
+    def abort(self) -> int:
+        context().actor_instance.abort("no way on")
+        return 1
+
+    @endpoint
+    def what(self) -> tuple[str, str, str]:
+        now = executing()
+        assert now is not None
+        return now.actor, now.endpoint, now.caller
+
+
+class Blocks(Actor):
+    @endpoint
+    async def block(self, other: Any) -> int:
+        result: int = other.count.call_one(3).get(TIMEOUT_S)
+        return result
+
+
+def _execution(process: Process, name: str) -> Execution:
+    """Wait for an endpoint to be executed; return that."""
+    while True:
+        execution: Execution = process.outside.started.get(timeout=TIMEOUT_S)  # type: ignore[attr-defined]
+        if execution.endpoint == name:
+            return execution
+
+
+def test_callers_on_many_threads(network: Network) -> None:
+    busy = network.mesh(gpus=2).spawn("busy", Busy)
+
+    def call(thread: int) -> bool:
+        calls = [busy.count.call(thread * 1000 + n) for n in range(200)]
+        return all(each.get(TIMEOUT_S).values() == [thread * 1000 + n] * 2 for n, each in enumerate(calls))
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(call, range(8)))
+    assert busy.counted.call().get(TIMEOUT_S).values() == [1600, 1600]
+    assert network.client.calls() == []
+
+
+def test_a_sync_endpoint_is_interrupted_and_its_actor_lives(network: Network) -> None:
+    mesh = network.mesh(gpus=1)
+    busy = mesh.spawn("busy", Busy)
+    call = busy.work_for_ever.call_one()
+    execution = _execution(network.ranks(mesh)[0], "work_for_ever")
+    [state] = network.client.calls()
+    assert (state.title, list(state.unanswered)) == ("busy.work_for_ever", [0])
+    assert execution.caller == "the notebook"
+    execution.interrupt()
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(execution.thread), ctypes.py_object(KeyboardInterrupt))
+    with pytest.raises(ActorError, match="was interrupted") as raised:
+        call.get(TIMEOUT_S)
+    assert not isinstance(raised.value, SupervisionError)
+    assert busy.counted.call_one().get(TIMEOUT_S) == 0
+
+
+def test_an_actor_that_stops_itself(network: Network) -> None:
+    ends = network.mesh(gpus=1).spawn("ends", Ends)
+    assert ends.leave.call_one().get(TIMEOUT_S) is None
+    with pytest.raises(SupervisionError, match="was stopped: enough"):
+        ends.what.call_one().get(TIMEOUT_S)
+    assert network.told.empty()
+
+
+def test_an_actor_that_aborts_fails(network: Network) -> None:
+    ends = network.mesh(gpus=1).spawn("ends", Ends)
+    assert ends.abort.call_one().get(TIMEOUT_S) == 1
+    with pytest.raises(SupervisionError, match="explicitly aborted due to: no way on"):
+        ends.what.call_one().get(TIMEOUT_S)
+    assert "no way on" in network.told.get(timeout=TIMEOUT_S)
+
+
+def test_code_knows_what_it_is_part_of(network: Network) -> None:
+    ends = network.mesh(gpus=2).spawn("ends", Ends)
+    assert ends.what.call().get(TIMEOUT_S).values() == [("ends", "what", "the notebook")] * 2
+    assert executing() is None
+
+
+def test_blocking_a_loop_is_warned_of(network: Network) -> None:
+    blocks, busy = network.mesh(gpus=1).spawn("blocks", Blocks), network.mesh(gpus=1).spawn("busy", Busy)
+    with pytest.warns(UserWarning, match="called from within an active event loop"):
+        assert blocks.block.call_one(busy).get(TIMEOUT_S) == 3
+
+
+def test_no_thread_is_left_when_a_process_closes(network: Network) -> None:
+    mesh = network.mesh(gpus=4)
+    mesh.spawn("blocks", Blocks).initialized.get(TIMEOUT_S)
+    for process in network.ranks(mesh):
+        process.close(TIMEOUT_S)
+    for thread in threading.enumerate():
+        if "blocks" in thread.name:
+            thread.join(TIMEOUT_S)
+            assert not thread.is_alive()
