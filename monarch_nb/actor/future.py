@@ -104,8 +104,9 @@ class Future(Generic[R]):
         try:
             is_there = self._outcome.wait(timeout)
         except KeyboardInterrupt:
-            if self._call is not None and self._call.tag is not None and self._call.tag.runs:
-                self._call.tag.interrupt()
+            tag = self._call.tag if self._call is not None else None
+            if current() is None and tag is not None and tag.runs:  # an actor that is interrupted holds nobody up
+                tag.interrupt()
                 self._outcome.wait(_CLEAN_UP_S)
             raise
         if not is_there:
