@@ -1909,19 +1909,23 @@ class Opened(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    MAIL_DIRECTORY_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     version: _builtins.str
     token: _builtins.str
+    mail_directory: _builtins.str
+    """Where clients of this machine write and read large content of mail themselves; empty when they must not."""
     def __init__(
         self,
         *,
         protocol: _builtins.int = ...,
         version: _builtins.str = ...,
         token: _builtins.str = ...,
+        mail_directory: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol", "token", b"token", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mail_directory", b"mail_directory", "protocol", b"protocol", "token", b"token", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2679,7 +2683,7 @@ class BlobChunk(_message.Message):
     BLOB_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
-    """first chunk only"""
+    """first chunk only; empty: it is content of mail"""
     blob: _builtins.str
     """first chunk only"""
     data: _builtins.bytes
@@ -2724,6 +2728,7 @@ class ReadBlobRequest(_message.Message):
     MESH_ID_FIELD_NUMBER: _builtins.int
     BLOB_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
+    """empty: content of mail, which is removed when it was read"""
     blob: _builtins.str
     def __init__(
         self,

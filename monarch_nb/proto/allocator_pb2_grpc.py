@@ -80,6 +80,11 @@ class AllocatorStub(object):
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.RestartRequest.SerializeToString,
                 response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.RestartReply.FromString,
                 _registered_method=True)
+        self.StopMesh = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/StopMesh',
+                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.StopMeshRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.StopMeshReply.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/monarch_nb.v1.Allocator/Status',
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.StatusRequest.SerializeToString,
@@ -99,6 +104,11 @@ class AllocatorStub(object):
                 '/monarch_nb.v1.Allocator/Session',
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.SessionRequest.SerializeToString,
                 response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.SessionEvents.FromString,
+                _registered_method=True)
+        self.Mail = channel.stream_unary(
+                '/monarch_nb.v1.Allocator/Mail',
+                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.Envelopes.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.MailEnd.FromString,
                 _registered_method=True)
         self.ReadLogs = channel.unary_stream(
                 '/monarch_nb.v1.Allocator/ReadLogs',
@@ -241,6 +251,13 @@ class AllocatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StopMesh(self, request, context):
+        """End a mesh beside "main" on this node, whether it has ranks of it or the store.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -263,6 +280,13 @@ class AllocatorServicer(object):
 
     def Session(self, request_iterator, context):
         """Submit, follow and cancel runs; one long-lived stream per client and node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Mail(self, request_iterator, context):
+        """Mail from another node, whose allocator keeps one such stream open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -409,6 +433,11 @@ def add_AllocatorServicer_to_server(servicer, server):
                     request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.RestartRequest.FromString,
                     response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.RestartReply.SerializeToString,
             ),
+            'StopMesh': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopMesh,
+                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.StopMeshRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.StopMeshReply.SerializeToString,
+            ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
                     request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.StatusRequest.FromString,
@@ -428,6 +457,11 @@ def add_AllocatorServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.SessionRequest.FromString,
                     response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.SessionEvents.SerializeToString,
+            ),
+            'Mail': grpc.stream_unary_rpc_method_handler(
+                    servicer.Mail,
+                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.Envelopes.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.MailEnd.SerializeToString,
             ),
             'ReadLogs': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadLogs,
@@ -759,6 +793,33 @@ class Allocator(object):
             _registered_method=True)
 
     @staticmethod
+    def StopMesh(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/StopMesh',
+            monarch__nb_dot_proto_dot_allocator__pb2.StopMeshRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_allocator__pb2.StopMeshReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Status(request,
             target,
             options=(),
@@ -856,6 +917,33 @@ class Allocator(object):
             '/monarch_nb.v1.Allocator/Session',
             monarch__nb_dot_proto_dot_allocator__pb2.SessionRequest.SerializeToString,
             monarch__nb_dot_proto_dot_allocator__pb2.SessionEvents.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Mail(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/monarch_nb.v1.Allocator/Mail',
+            monarch__nb_dot_proto_dot_allocator__pb2.Envelopes.SerializeToString,
+            monarch__nb_dot_proto_dot_allocator__pb2.MailEnd.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,8 @@ class AllocatorStub:
     """Fork the mesh's ranks on this node; returns when they are ready."""
     Restart: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.RestartRequest, _allocator_pb2.RestartReply]
     """End and fork again some ranks of this node; returns when they are ready."""
+    StopMesh: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.StopMeshRequest, _allocator_pb2.StopMeshReply]
+    """End a mesh beside "main" on this node, whether it has ranks of it or the store."""
     Status: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.StatusRequest, _allocator_pb2.StatusReply]
     Control: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ControlRanksRequest, _allocator_pb2.ControlRanksReply]
     """Ask or tell the control threads of some ranks of this node."""
@@ -55,6 +57,8 @@ class AllocatorStub:
     """Drop runs where they have not begun: all of them, before anything that runs ends and one of them begins."""
     Session: _grpc.StreamStreamMultiCallable[_allocator_pb2.SessionRequest, _allocator_pb2.SessionEvents]
     """Submit, follow and cancel runs; one long-lived stream per client and node."""
+    Mail: _grpc.StreamUnaryMultiCallable[_allocator_pb2.Envelopes, _allocator_pb2.MailEnd]
+    """Mail from another node, whose allocator keeps one such stream open."""
     ReadLogs: _grpc.UnaryStreamMultiCallable[_allocator_pb2.ReadLogsRequest, _allocator_pb2.LogRecords]
     WatchLog: _grpc.UnaryStreamMultiCallable[_allocator_pb2.WatchLogRequest, _allocator_pb2.LogChange]
     """Any line of what ranks wrote, by its number: how many there are, some of them, and which hold a text."""
@@ -93,6 +97,8 @@ class AllocatorAsyncStub(AllocatorStub):
     """Fork the mesh's ranks on this node; returns when they are ready."""
     Restart: _aio.UnaryUnaryMultiCallable[_allocator_pb2.RestartRequest, _allocator_pb2.RestartReply]  # type: ignore[assignment]
     """End and fork again some ranks of this node; returns when they are ready."""
+    StopMesh: _aio.UnaryUnaryMultiCallable[_allocator_pb2.StopMeshRequest, _allocator_pb2.StopMeshReply]  # type: ignore[assignment]
+    """End a mesh beside "main" on this node, whether it has ranks of it or the store."""
     Status: _aio.UnaryUnaryMultiCallable[_allocator_pb2.StatusRequest, _allocator_pb2.StatusReply]  # type: ignore[assignment]
     Control: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ControlRanksRequest, _allocator_pb2.ControlRanksReply]  # type: ignore[assignment]
     """Ask or tell the control threads of some ranks of this node."""
@@ -100,6 +106,8 @@ class AllocatorAsyncStub(AllocatorStub):
     """Drop runs where they have not begun: all of them, before anything that runs ends and one of them begins."""
     Session: _aio.StreamStreamMultiCallable[_allocator_pb2.SessionRequest, _allocator_pb2.SessionEvents]  # type: ignore[assignment]
     """Submit, follow and cancel runs; one long-lived stream per client and node."""
+    Mail: _aio.StreamUnaryMultiCallable[_allocator_pb2.Envelopes, _allocator_pb2.MailEnd]  # type: ignore[assignment]
+    """Mail from another node, whose allocator keeps one such stream open."""
     ReadLogs: _aio.UnaryStreamMultiCallable[_allocator_pb2.ReadLogsRequest, _allocator_pb2.LogRecords]  # type: ignore[assignment]
     WatchLog: _aio.UnaryStreamMultiCallable[_allocator_pb2.WatchLogRequest, _allocator_pb2.LogChange]  # type: ignore[assignment]
     """Any line of what ranks wrote, by its number: how many there are, some of them, and which hold a text."""
@@ -191,6 +199,14 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         """End and fork again some ranks of this node; returns when they are ready."""
 
     @_abc_1.abstractmethod
+    def StopMesh(
+        self,
+        request: _allocator_pb2.StopMeshRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.StopMeshReply, _abc.Awaitable[_allocator_pb2.StopMeshReply]]:
+        """End a mesh beside "main" on this node, whether it has ranks of it or the store."""
+
+    @_abc_1.abstractmethod
     def Status(
         self,
         request: _allocator_pb2.StatusRequest,
@@ -220,6 +236,14 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_allocator_pb2.SessionEvents], _abc.AsyncIterator[_allocator_pb2.SessionEvents]]:
         """Submit, follow and cancel runs; one long-lived stream per client and node."""
+
+    @_abc_1.abstractmethod
+    def Mail(
+        self,
+        request_iterator: _MaybeAsyncIterator[_allocator_pb2.Envelopes],
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.MailEnd, _abc.Awaitable[_allocator_pb2.MailEnd]]:
+        """Mail from another node, whose allocator keeps one such stream open."""
 
     @_abc_1.abstractmethod
     def ReadLogs(

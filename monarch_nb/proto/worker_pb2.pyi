@@ -117,6 +117,9 @@ class RankSpec(_message.Message):
     STACKS_FILE_FIELD_NUMBER: _builtins.int
     WORKSPACE_FIELD_NUMBER: _builtins.int
     FOR_SCRIPT_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
+    MAIL_DIRECTORY_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     rank: _builtins.int
     directory: _builtins.str
@@ -132,6 +135,11 @@ class RankSpec(_message.Message):
     """the node's copy of the notebook's files; "" when it sees the files themselves"""
     for_script: _builtins.bool
     """it executes one script and nothing else"""
+    node: _builtins.str
+    """its allocator's address, and its own there: see Address"""
+    process: _builtins.str
+    mail_directory: _builtins.str
+    """of large content of mail, to and from this rank"""
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The whole environment of the rank (torchrun's variables included)."""
@@ -149,10 +157,13 @@ class RankSpec(_message.Message):
         stacks_file: _builtins.str = ...,
         workspace: _builtins.str = ...,
         for_script: _builtins.bool = ...,
+        node: _builtins.str = ...,
+        process: _builtins.str = ...,
+        mail_directory: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob_directory", b"blob_directory", "directory", b"directory", "environment", b"environment", "for_script", b"for_script", "log_directory", b"log_directory", "mesh_id", b"mesh_id", "rank", b"rank", "socket", b"socket", "stacks_file", b"stacks_file", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob_directory", b"blob_directory", "directory", b"directory", "environment", b"environment", "for_script", b"for_script", "log_directory", b"log_directory", "mail_directory", b"mail_directory", "mesh_id", b"mesh_id", "node", b"node", "process", b"process", "rank", b"rank", "socket", b"socket", "stacks_file", b"stacks_file", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -400,7 +411,8 @@ Global___PreloadFailed: _TypeAlias = PreloadFailed  # noqa: Y015
 class ToRank(_message.Message):
     """---- allocator <-> rank: three connections to the rank's socket ----
     The work connection is read by the main thread while it is idle; the control connection by the control thread, always.
-    The mail connection is read by a thread of its own; after the hello its frames are envelopes (mail.proto), both ways.
+    The mail connection is read by a thread of its own, from the first mail on; after the hello its frames are envelopes
+    (mail.proto), both ways. The rank begins with an empty frame: it is done with the connection before, and with its blobs.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
