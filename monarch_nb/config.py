@@ -104,6 +104,11 @@ class NodePaths:
     def allocator_socket(self) -> Path:
         return self.sockets / "allocator"
 
+    @property
+    def address(self) -> str:
+        """The allocator's, as gRPC writes it."""
+        return f"unix:{self.allocator_socket}"
+
     def template_socket(self, key: str) -> Path:
         return self.sockets / f"t-{key}"
 
@@ -168,6 +173,15 @@ class NodePaths:
 
     def blobs(self, mesh_id: str) -> Path:
         return self.mesh(mesh_id) / "blobs"
+
+    @property
+    def mail(self) -> Path:
+        """Large content of messages, on its way to or from clients and other nodes."""
+        return self.directory / "mail"
+
+    def mail_of(self, mesh_id: str) -> Path:
+        """The same, on its way to or from the ranks of a mesh."""
+        return self.mesh(mesh_id) / "mail"
 
     def stacks(self, mesh_id: str, rank: int, script: str = "") -> Path:
         """What faulthandler writes of a live rank, or of the process that a script (a run's id) has beside it."""

@@ -8,6 +8,7 @@ node          puts the parts below together
 ranks/        makes the processes of ranks and scripts, and replaces them
 runs/         carries runs to ranks, and their results back
 leases/       who has which slots, for how long, and what goes with a lease
+mail/         messages between processes, here and on other nodes
 files/        copies of the notebook's files for ranks that do not see them
 sessions/     what clients are sent as it happens
 recovery/     what is written down, and how an allocator that starts again finds its ranks by it

@@ -88,7 +88,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     paths.allocator_socket.unlink(missing_ok=True)
-    address = f"unix:{paths.allocator_socket}"
+    address = paths.address
     server.add_insecure_port(address)
     await server.start()
     for name in ("", "monarch_nb.v1.Allocator"):

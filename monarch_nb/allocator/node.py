@@ -12,6 +12,7 @@ from monarch_nb.allocator.leases.leases import Leases
 from monarch_nb.allocator.leases.meshes import Meshes
 from monarch_nb.allocator.logs.limit import LogLimit
 from monarch_nb.allocator.logs.watch import DirectoryWatch
+from monarch_nb.allocator.mail.mail import Mail
 from monarch_nb.allocator.ranks.forking import Forking
 from monarch_nb.allocator.ranks.restarts import Restarts
 from monarch_nb.allocator.ranks.scripts import Scripts
@@ -70,8 +71,16 @@ class Node:
         self.state = state = NodeState(procs, [gpu.index for gpu in gpus])
         self.records = records = Records(paths, state, self._on_stored)
         self.supervisor = supervisor = Supervisor(
-            paths, self._on_result, self._on_hello, self._on_death, self._on_store_death, records.save_template
+            paths,
+            self._on_result,
+            self._on_hello,
+            self._on_death,
+            self._on_store_death,
+            self._on_there,
+            self._on_mail,
+            records.save_template,
         )
+        self.mail = mail = Mail(paths, self.identity, state)
         self.warming = Warming(supervisor, python, preload)
         self.adoption = Adoption(state, records, supervisor)
         self.readings = Readings(gpus)
@@ -80,7 +89,7 @@ class Node:
         self.log_limit = LogLimit(paths, state.meshes, log_limit_bytes)
         self.audience = audience = Audience(self.sessions, self.watch, paths)
         self.files = files = NodeFiles(node_id, paths)
-        self.meshes = meshes = Meshes(paths, state, records, supervisor, audience, files.removal)
+        self.meshes = meshes = Meshes(paths, state, records, supervisor, audience, mail, files.removal)
         self.leases = leases = Leases(state, records, supervisor, meshes, files, self.sessions)
         self.values = Values(paths, state, records)
         self.runs = runs = Runs(
@@ -97,6 +106,7 @@ class Node:
         """Read the database, adopt what still lives, and begin to warm the default template."""
         self.records.read()
         self.meshes.remove_unknown()
+        self.mail.start()
         await self.adoption.adopt(self.scripts.resume)
         await self.files.release_others(self.state.leases)
         self.records.flush()
@@ -118,6 +128,7 @@ class Node:
             await self.supervisor.close(end_processes=False)
         self.records.close()
         self.watch.close()
+        await self.mail.close()
         await self.files.close()
         if end_processes:
             names = {reservation_id: lease.request.name for reservation_id, lease in self.state.leases.items()}
@@ -139,6 +150,16 @@ class Node:
 
     def _on_death(self, process: RankProcess, status: int | None) -> None:
         (self.scripts if process.record.script_of else self.runs).on_death(process, status)
+        self.mail.rank_is_gone(process, process.record.death)
+
+    def _on_there(self, process: RankProcess, is_there: bool) -> None:
+        if is_there:
+            self.mail.rank_is_there(process)
+        else:
+            self.mail.rank_is_gone(process)
+
+    def _on_mail(self, process: RankProcess, frame: bytes) -> None:
+        self.mail.on_rank_mail(process, frame)
 
     def _on_store_death(self, mesh_id: str) -> None:
         self.stores.on_death(mesh_id)

@@ -19,6 +19,7 @@ import traceback
 from bdb import BdbQuit
 from collections import deque
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, NoReturn
 
 from google.protobuf.message import DecodeError
@@ -43,6 +44,8 @@ from monarch_nb.worker.control.thread import ControlThread
 from monarch_nb.worker.debug.debugger import Debugger
 from monarch_nb.worker.forking import after_fork
 from monarch_nb.worker.groups import forming
+from monarch_nb.worker.mail.blobs import MailBlobs
+from monarch_nb.worker.mail.post import Post
 from monarch_nb.worker.reload.changed_modules import Reloader
 from monarch_nb.worker.runs import cells, lone_training, script, values
 from monarch_nb.worker.runs.actors import LiveActors
@@ -103,8 +106,11 @@ class Rank:
         self._script: RunSpec | None = None
         self._work: socket.socket | None = None
         self._pid = os.getpid()
+        blobs = MailBlobs(Path(spec.mail_directory), spec.rank)
+        self._post = Post(spec.node, spec.process, blobs, engine.process, self._forget_socket)
         self._control = ControlThread(
             listener,
+            post=self._post,
             activities=self._activities,
             executions=self._executions,
             actors=lambda: made.actors() if (made := engine.installed()) else (),
@@ -141,6 +147,9 @@ class Rank:
             if (spec := self._script) is not None:
                 self._script = None
                 self._run_script(spec)
+
+    def _forget_socket(self, connection: socket.socket) -> None:
+        self._control.forget_socket(connection)
 
     # ---- work connection ----
 

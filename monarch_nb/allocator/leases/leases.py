@@ -11,8 +11,8 @@ from monarch_nb.allocator.recovery.records import Records
 from monarch_nb.allocator.sessions.sessions import Session
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.processes import seconds_since_boot
-from monarch_nb.allocator.supervision.supervisor import Supervisor
-from monarch_nb.errors import ReservationNotFound
+from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
+from monarch_nb.errors import ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 
@@ -78,6 +78,31 @@ class Leases:
 
     # ---- to give back ----
 
+    async def stop_mesh(self, mesh_id: str) -> None:
+        """End a mesh beside the main one, whatever this node has of it; fine when it has nothing.
+
+        Raises:
+            UsageError: it is the main mesh, which ends with its reservation.
+        """
+        record = self._records.meshes.get(mesh_id)
+        if record is None:
+            return
+        if record.spec.name == "main":
+            raise UsageError("the main mesh of a reservation can not be stopped: release the reservation")
+        await self._end_meshes([mesh_id])
+
+    async def _end_meshes(self, meshes: list[str]) -> list[RankProcess]:
+        """End meshes with all that is theirs; return the ranks that this ended."""
+        ranks = [rank for rank in self._supervisor.ranks.values() if rank.home_id in meshes]
+        replaced = [rank for rank in self._supervisor.leaving if rank.home_id in meshes]
+        for mesh_id in meshes:
+            self._meshes.close(mesh_id)  # first, so that ranks which are being started find that it is gone
+        await self._supervisor.end([*ranks, *replaced], patience_s=1.0)
+        self._records.delete_ranks(ranks)
+        for mesh_id in meshes:
+            await self._meshes.remove(mesh_id)
+        return ranks
+
     async def release(self, reservation_id: str, why: str = "") -> int:
         """End everything of a reservation and give its slots back; return how many ranks ended.
 
@@ -98,14 +123,7 @@ class Leases:
     async def _release(self, reservation_id: str) -> int:
         self.expiry.forget(reservation_id)
         meshes = [m for m, record in self._records.meshes.items() if record.spec.reservation_id == reservation_id]
-        ranks = [rank for rank in self._supervisor.ranks.values() if rank.home_id in meshes]
-        replaced = [rank for rank in self._supervisor.leaving if rank.home_id in meshes]
-        for mesh_id in meshes:
-            self._meshes.close(mesh_id)  # first, so that ranks which are being started find that it is gone
-        await self._supervisor.end([*ranks, *replaced], patience_s=1.0)
-        self._records.delete_ranks(ranks)
-        for mesh_id in meshes:
-            await self._meshes.remove(mesh_id)
+        ranks = await self._end_meshes(meshes)
         if lease := self._state.leases.get(reservation_id):
             await self._files.release(reservation_id, lease.request.name)
         self._state.release(reservation_id)

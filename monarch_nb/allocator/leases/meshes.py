@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from monarch_nb.allocator.files.removal import Removal
+from monarch_nb.allocator.mail.mail import Mail
 from monarch_nb.allocator.recovery.records import Records
 from monarch_nb.allocator.sessions.audience import Audience
 from monarch_nb.allocator.state.limits import expired
@@ -15,6 +16,7 @@ from monarch_nb.errors import MeshNotFound
 from monarch_nb.rpc.status import error_to_json
 
 RELEASED = "the mesh was released while the run went on"
+GONE = "its mesh was released or stopped while the message was under way"
 
 
 class Meshes:
@@ -27,10 +29,11 @@ class Meshes:
         records: Records,
         supervisor: Supervisor,
         audience: Audience,
+        mail: Mail,
         removal: Removal,
     ) -> None:
         self._paths, self._state, self._records = paths, state, records
-        self._supervisor, self._audience, self._removal = supervisor, audience, removal
+        self._supervisor, self._audience, self._mail, self._removal = supervisor, audience, mail, removal
 
     def close(self, mesh_id: str) -> None:
         """From now on the mesh is not known; whoever waits for a run of it is told."""
@@ -40,6 +43,7 @@ class Meshes:
             for run in mesh.runs.values():
                 self._audience.dismiss(run, gone)
         self._records.close_mesh(mesh_id)
+        self._mail.mesh_is_gone(mesh_id, GONE)
 
     async def remove(self, mesh_id: str) -> None:
         """End a mesh's store, and forget the mesh, whose ranks have ended."""

@@ -94,4 +94,7 @@ def _specification(
         blob_directory=str(paths.blobs(spec.mesh_id)),
         stacks_file=str(paths.stacks(spec.mesh_id, record.rank, script)),
         for_script=bool(script),
+        node=paths.address,
+        process=f"{record.mesh_id}/{record.rank}",
+        mail_directory=str(paths.mail_of(spec.mesh_id)),
     )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -106,6 +107,11 @@ class AllocatorService(service.AllocatorServicer):
         return self._description.ranks(mesh, request.ranks)
 
     @_translated
+    async def StopMesh(self, request: pb.StopMeshRequest, context: Any) -> pb.StopMeshReply:
+        await _whole(self._node.leases.stop_mesh(request.mesh_id))
+        return pb.StopMeshReply()
+
+    @_translated
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
         return await self._description.status(
             memory=request.memory, readings=request.readings, past_runs=request.past_runs
@@ -131,6 +137,7 @@ class AllocatorService(service.AllocatorServicer):
             writer.cancel()
             self._node.records.flush()  # what only this client could have submitted again
             self._node.sessions.discard(session)
+            self._node.mail.close_mailbox(session)
             for reservation_id in list(session.attached):
                 self._node.leases.expiry.detach(session, reservation_id)
             session.close()
@@ -151,7 +158,11 @@ class AllocatorService(service.AllocatorServicer):
                     check_protocol(message.protocol, message.client_id)
                     token = self._node.identity.token
                     opened = pb.Opened(protocol=config.PROTOCOL, version=config.VERSION, token=token)
+                    if not self._node.identity.isolated:
+                        opened.mail_directory = str(self._node.mail.blobs.directory)
                     session.send(opened=opened)
+                    if message.mailbox:
+                        self._node.mail.open_mailbox(session, message.mailbox)
                 case "submit":
                     session.run_ids.add(run_id)
                     self._node.runs.submit(session, message)
@@ -166,12 +177,25 @@ class AllocatorService(service.AllocatorServicer):
                     session.unfollow(run_id)
                 case "proceed":
                     self._node.runs.apply(self._node.state.proceed(message.mesh_id, message.run_id))
+                case "mail":
+                    self._node.mail.accept(message.envelopes)
                 case "attach":
                     self._node.leases.expiry.attach(session, message.reservation_id)
                 case "detach":
                     self._node.leases.expiry.detach(session, message.reservation_id)
         except MonarchNbError as error:
             session.send(refused=pb.Refused(run_id=run_id, error_json=error_to_json(error)))
+
+    async def Mail(self, request_iterator: Any, context: Any) -> pb.MailEnd:
+        nodes: set[str] = set()
+        try:
+            async for envelopes in request_iterator:
+                nodes.update(envelope.sender.node for envelope in envelopes.envelopes)
+                self._node.mail.accept(envelopes.envelopes, from_node=True)
+        finally:  # what the other node could not write any more does not come
+            for node in nodes:
+                self._node.mail.node_is_lost(node)
+        return pb.MailEnd()
 
     async def ReadLogs(self, request: pb.ReadLogsRequest, context: Any) -> AsyncIterator[pb.LogRecords]:
         try:
@@ -203,7 +227,7 @@ class AllocatorService(service.AllocatorServicer):
         try:
             async for chunk in request_iterator:
                 if file is None:
-                    path = self._node.values.blob_path(chunk.mesh_id, chunk.blob)
+                    path = self._blob_path(chunk.mesh_id, chunk.blob)
                     file = path.open("wb")
                 file.write(chunk.data)
                 size_bytes += len(chunk.data)
@@ -220,14 +244,19 @@ class AllocatorService(service.AllocatorServicer):
 
     async def ReadBlob(self, request: pb.ReadBlobRequest, context: Any) -> AsyncIterator[pb.BlobChunk]:
         try:
-            path = self._node.values.blob_path(request.mesh_id, request.blob)
+            path = self._blob_path(request.mesh_id, request.blob)
             with path.open("rb") as file:
                 while data := file.read(config.CHUNK_BYTES):
                     yield pb.BlobChunk(data=data)
+            if not request.mesh_id:
+                path.unlink(missing_ok=True)
         except FileNotFoundError:
             await refuse(context, MonarchNbError("the value is not kept any more"))
         except MonarchNbError as error:
             await refuse(context, error)
+
+    def _blob_path(self, mesh_id: str, blob: str) -> Path:
+        return self._node.values.blob_path(mesh_id, blob) if mesh_id else self._node.mail.blobs.path(blob)
 
     # ---- files ----
 

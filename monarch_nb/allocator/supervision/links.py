@@ -5,67 +5,15 @@ import functools
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
 
+from monarch_nb.allocator.supervision.frame_connection import FrameConnection, connect
+from monarch_nb.allocator.supervision.mail_link import MailLink
 from monarch_nb.errors import PreloadError, SpawnError
-from monarch_nb.ground.frames import FrameSplitter, encode_frame
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
 
 FORGET_DELAY_S = 1.0
 RECONNECT_DELAY_S = 0.5
-
-
-class FrameConnection(asyncio.BufferedProtocol):
-    """A Unix-socket connection of frames with the least latency asyncio has: no streams, no tasks."""
-
-    _buffer: ClassVar = memoryview(bytearray(256 << 10))
-    """One for all: what is in it is used up before the loop reads from another socket. A plain asyncio.Protocol
-    allocates as much anew for every read, which costs more than the read."""
-
-    def __init__(self, on_frame: Callable[[bytes], None], on_lost: Callable[[], None]) -> None:
-        self._on_frame, self._on_lost = on_frame, on_lost
-        self._splitter = FrameSplitter()
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        for frame in self._splitter.feed(self._buffer[:nbytes]):
-            self._on_frame(frame)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
-        self._on_lost()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it is not lost."""
-        return self._transport is not None
-
-    def send(self, *payloads: bytes) -> bool:
-        """Queue frames; False when the connection is lost."""
-        if self._transport is None:
-            return False
-        self._transport.write(b"".join(map(encode_frame, payloads)))
-        return True
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-
-async def connect(path: Path, on_frame: Callable[[bytes], None], on_lost: Callable[[], None]) -> FrameConnection:
-    """Connect to a listening Unix socket."""
-    _, connection = await asyncio.get_running_loop().create_unix_connection(
-        lambda: FrameConnection(on_frame, on_lost), str(path)
-    )
-    return connection
 
 
 class TemplateLink:
@@ -167,13 +115,17 @@ class TemplateLink:
 
 
 class RankLink:
-    """The two connections to one rank. When one is lost although the rank lives, both are made again: a rank hangs up
-    on whoever does not read for seconds, as an allocator that was stopped, and then says again what it knows.
+    """The connections to one rank. When one is lost although the rank lives, it is made again: a rank hangs up on
+    whoever does not read for seconds, as an allocator that was stopped, and then says again what it knows.
 
     Args:
         path: where it listens.
         on_result: called with what it has finished.
         on_hello: called with what it says of itself, before any result that it sends later.
+        on_mail: called with what it sends to other processes, as it comes.
+
+    Attributes:
+        mail: the connection for that, apart from the others.
     """
 
     def __init__(
@@ -181,8 +133,10 @@ class RankLink:
         path: Path,
         on_result: Callable[[run_pb2.RankResult], None],
         on_hello: Callable[[wire.RankHello], None],
+        on_mail: Callable[[bytes], None],
     ) -> None:
         self._path, self._on_result, self._on_hello = path, on_result, on_hello
+        self.mail = MailLink(path, on_mail)
         self._work: FrameConnection | None = None
         self._control: FrameConnection | None = None
         self._hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -195,8 +149,9 @@ class RankLink:
         self._reconnecting: asyncio.Task[None] | None = None
 
     async def connect(self) -> None:
-        """Open both channels and wait for the rank's hello. Raises SpawnError when it ends first."""
+        """Open all channels and wait for the rank's hello. Raises SpawnError when it ends first."""
         await self._open()
+        await self.mail.open()
         await asyncio.shield(self._hello)
 
     async def _open(self) -> None:
@@ -301,11 +256,12 @@ class RankLink:
             self._reconnecting.cancel()
         if self._forget_timer is not None:
             self._forget_timer.cancel()
+        self.mail.close()
         self._hang_up()
 
     @property
     def is_open(self) -> bool:
-        """Whether both connections are there."""
+        """Whether the connections for work and control are there."""
         return all(connection is not None and connection.is_open for connection in (self._work, self._control))
 
     def _hang_up(self) -> None:

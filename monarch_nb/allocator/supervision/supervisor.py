@@ -58,6 +58,11 @@ class RankProcess:
     ending: asyncio.Task[None] | None = None
 
     @property
+    def address(self) -> str:
+        """What other processes call it: see Address in mail.proto."""
+        return f"{self.mesh_id}/{self.rank}"
+
+    @property
     def home_id(self) -> str:
         """The id of the mesh that it belongs to, also of a script's process."""
         return self.record.script_of or self.mesh_id
@@ -119,6 +124,8 @@ class Supervisor:
         on_hello: called with (process, what it says of itself) when a rank of `ranks` was connected to (again).
         on_death: called with (process, wait status) when a rank ended and was not asked to; None: status unknown.
         on_store_death: called with the mesh id when its store ended and was not asked to.
+        on_there: called with (process, whether it is there) when it is ready, or about to be ended.
+        on_mail: called with (process, frame) for what a rank that is there sends to other processes.
         save_template: called with a TemplateRecord to be remembered, or with (key, None) to be forgotten.
     """
 
@@ -129,11 +136,14 @@ class Supervisor:
         on_hello: Callable[[RankProcess, wire.RankHello], None],
         on_death: Callable[[RankProcess, int | None], None],
         on_store_death: Callable[[str], None],
+        on_there: Callable[[RankProcess, bool], None],
+        on_mail: Callable[[RankProcess, bytes], None],
         save_template: Callable[[str, state_pb2.TemplateRecord | None], None],
     ) -> None:
         self.paths = paths
         self._on_store_death = on_store_death
         self._on_result, self._on_hello, self._on_death = on_result, on_hello, on_death
+        self._on_there, self._on_mail = on_there, on_mail
         self._save_template = save_template
         self._templates: dict[str, asyncio.Task[TemplateLink]] = {}
         self._template_watches: dict[str, ProcessWatch] = {}
@@ -289,7 +299,11 @@ class Supervisor:
             if rank not in self.leaving:  # else its successor answers for that rank
                 self._on_result(rank, result)
 
-        link = RankLink(path, on_result, on_hello)
+        def on_mail(frame: bytes) -> None:
+            if rank not in self.leaving:
+                self._on_mail(rank, frame)
+
+        link = RankLink(path, on_result, on_hello, on_mail)
         rank = RankProcess(mesh_id, record.rank, record, link, ProcessWatch(pid), oom_kills_before)
         return rank
 
@@ -311,6 +325,7 @@ class Supervisor:
 
     def _supervise(self, rank: RankProcess) -> None:
         self.ranks[rank.mesh_id, rank.rank] = rank
+        self._on_there(rank, True)
         self._spawn_task(self._await_death(rank))
 
     async def _await_death(self, rank: RankProcess) -> None:
@@ -355,6 +370,7 @@ class Supervisor:
         for rank in ranks:
             if self.ranks.get((rank.mesh_id, rank.rank)) is rank:
                 del self.ranks[rank.mesh_id, rank.rank]
+                self._on_there(rank, False)
             self.leaving.add(rank)
 
     async def end(self, ranks: Iterable[RankProcess], *, patience_s: float = GRACEFUL_EXIT_S) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import codecs
 import json
-import signal
 from collections.abc import Callable, Iterator
 from typing import Literal
 
 from monarch_nb.client.connections import events
 from monarch_nb.config import RESTARTED
+from monarch_nb.deaths import describe_death
 from monarch_nb.errors import RankFailure
 from monarch_nb.proto import allocator_pb2, run_pb2
 
@@ -106,25 +106,6 @@ def _failure(packed: run_pb2.RankResult, outcome: str, host: str, of_script: boo
         return RankFailure(packed.rank, host, outcome, "Cancelled", "dropped before it began on this rank")
     failure = packed.failure
     return RankFailure(packed.rank, host, outcome, failure.name, failure.message, failure.traceback, failure.where)
-
-
-def signal_name(number: int) -> str:
-    """Return "SIGKILL"; real-time signals have no names of their own."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
-
-
-def describe_death(death: run_pb2.Death) -> str:
-    """Return how a rank ended and the likely cause, in one line."""
-    if death.HasField("signal"):
-        how = f"killed by signal {death.signal} ({signal_name(death.signal)})"
-    elif death.HasField("exit_code"):
-        how = f"exited with code {death.exit_code}"
-    else:
-        how = ""
-    return ": ".join(filter(None, [how, death.likely_cause])) or "ended"
 
 
 def _death_failure(rank: int, death: run_pb2.Death, host: str, of_script: bool) -> RankFailure:

@@ -7,9 +7,9 @@ from weakref import WeakValueDictionary
 
 from monarch_nb.client.connections.bridge import post
 from monarch_nb.client.connections.connection import Connection
-from monarch_nb.client.connections.decoding import describe_death
 from monarch_nb.client.pools.ranks import MeshRanks
 from monarch_nb.client.runs.run import Run
+from monarch_nb.deaths import describe_death
 from monarch_nb.proto import allocator_pb2 as pb
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from monarch_nb.allocator.state.limits import expired
 from monarch_nb.client.connections.connection import ALLOCATOR_DOWN, SPAWN_TIMEOUT_S, Connection, answers
-from monarch_nb.client.connections.decoding import describe_death
 from monarch_nb.client.pools.infos import run_infos
 from monarch_nb.client.presenting import name_here
+from monarch_nb.deaths import describe_death
 from monarch_nb.errors import MonarchNbError, NodeUnreachable
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import allocator_pb2 as pb

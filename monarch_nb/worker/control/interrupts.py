@@ -20,6 +20,7 @@ from typing import Any
 
 from monarch_nb.worker.control.activities import PRESS_INTERVAL_S, Activities, Activity
 from monarch_nb.worker.groups import forming
+from monarch_nb.worker.mail.post import is_sending
 from monarch_nb.worker.shell.failures import RunInterrupted
 from monarch_nb.worker.user_code import UserCode, outwards
 
@@ -153,7 +154,7 @@ class Interrupter:
         if os.getpid() != self._pid:
             raise KeyboardInterrupt  # a forked child of the user's
         active = self.active
-        if active is None or forming.keeps_books(outwards(frame)):
+        if active is None or forming.keeps_books(outwards(frame)) or is_sending(outwards(frame)):
             return
         if active.is_due and self._runs_user_code(frame):
             raise active.take_due()

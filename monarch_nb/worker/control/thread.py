@@ -1,6 +1,7 @@
 """The control thread of a rank: answers while the main thread is busy or stuck.
 
-It accepts all connections, hands work connections to the main thread, and serves the control connection itself.
+It accepts all connections, hands work connections to the main thread, and serves the control connection itself. It
+watches the mail connection until there is mail: only then somebody has to read it.
 """
 
 import os
@@ -29,6 +30,7 @@ from monarch_nb.worker.control.executions import Executions
 from monarch_nb.worker.control.interrupts import ActiveRun, Interrupter
 from monarch_nb.worker.debug.debugger import Debugger
 from monarch_nb.worker.groups import breaking
+from monarch_nb.worker.mail.post import Post
 from monarch_nb.worker.runs.results import send_all
 from monarch_nb.worker.shell import streams
 from monarch_nb.worker.text import encodable
@@ -60,6 +62,7 @@ class ControlThread(threading.Thread):
         entries: the code of the functions that call user code: frames below are not shown.
         namespace: the user's, for completion and inspection.
         debugger: knows the threads that have stopped.
+        post: takes the mail connections.
         on_work: called with a new work connection, its splitter and the messages that came with the hello.
         on_abort: called after process groups were broken.
         on_exit: called to end the process; must not return late.
@@ -77,6 +80,7 @@ class ControlThread(threading.Thread):
         entries: set[CodeType],
         namespace: dict[str, Any],
         debugger: Debugger,
+        post: Post,
         on_work: Callable[[socket.socket, FrameSplitter, list[ToRank]], None],
         on_abort: Callable[[], None],
         on_exit: Callable[[], None],
@@ -89,9 +93,11 @@ class ControlThread(threading.Thread):
         self._entries = entries
         self._namespace, self._debugger = namespace, debugger
         self._replies: deque[tuple[_Peer, ControlReply]] = deque()
+        self._post = post
         self._on_work, self._on_abort, self._on_exit = on_work, on_abort, on_exit
         self._selector = selectors.PollSelector()
         self._control: _Peer | None = None
+        self._watched_mail: socket.socket | None = None
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._flush_at: float | None = None
         self._press_at: float | None = None
@@ -112,7 +118,7 @@ class ControlThread(threading.Thread):
             os.write(self._wake_write, b"a")
 
     def forget_socket(self, connection: socket.socket) -> None:
-        """A work connection is about to be closed. From the main thread."""
+        """A connection that was handed over is about to be closed. From any thread."""
         self._sockets.discard(connection)
 
     def _close_in_child(self) -> None:
@@ -192,9 +198,29 @@ class ControlThread(threading.Thread):
                 self._selector.unregister(peer.connection)
                 self._on_work(peer.connection, peer.splitter, list(messages))
                 return
+            elif message.hello.channel == Hello.CHANNEL_MAIL:
+                self._selector.unregister(peer.connection)
+                self._take_mail_connection(peer.connection)
+                return
             else:
                 self._close(peer)
                 return
+
+    def _take_mail_connection(self, connection: socket.socket) -> None:
+        self._leave_mail()
+        if self._post.take(connection):
+            self._watched_mail = connection
+            self._selector.register(connection, selectors.EVENT_READ, self._hand_mail_over)
+
+    def _hand_mail_over(self) -> None:
+        if (connection := self._watched_mail) is not None:
+            self._leave_mail()
+            self._post.first_mail(connection)
+
+    def _leave_mail(self) -> None:
+        if self._watched_mail is not None:
+            self._selector.unregister(self._watched_mail)
+            self._watched_mail = None
 
     def _close(self, peer: _Peer) -> None:
         with suppress(KeyError, ValueError):  # it was closed already

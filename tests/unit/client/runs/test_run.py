@@ -13,11 +13,11 @@ import cloudpickle
 import pytest
 
 from monarch_nb.client.connections import events
-from monarch_nb.client.connections.decoding import signal_name
 from monarch_nb.client.runs import run as run_module
 from monarch_nb.client.runs import waits_watch
 from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.client.runs.run import Run
+from monarch_nb.deaths import signal_name
 from monarch_nb.errors import MeshNotFound, PickleError, ProcessGroupAborted, RunFailed, RunNotFound
 from monarch_nb.ground.frames import pack_pickle
 from monarch_nb.proto import allocator_pb2 as pb

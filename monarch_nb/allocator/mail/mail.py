@@ -1,0 +1,180 @@
+"""The mail of a node: from and to its ranks, its clients and other nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from google.protobuf.message import DecodeError
+
+from monarch_nb.allocator.mail.blobs import Blobs
+from monarch_nb.allocator.mail.boxes import ClientBox, RankBox
+from monarch_nb.allocator.mail.letters import Letter
+from monarch_nb.allocator.mail.peers import BROKEN, Peers
+from monarch_nb.allocator.mail.post_office import PostOffice
+from monarch_nb.allocator.sessions.sessions import Session
+from monarch_nb.allocator.state.identity import Identity
+from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.allocator.supervision.supervisor import RankProcess
+from monarch_nb.config import NodePaths
+from monarch_nb.deaths import describe_death
+from monarch_nb.errors import MonarchNbError
+from monarch_nb.proto.mail_pb2 import Envelope, Undelivered
+from monarch_nb.proto.run_pb2 import Death
+
+_log = logging.getLogger(__name__)
+
+CLIENT_WAIT_S = 10.0
+"""So long letters wait for a client whose session broke, or that was with the allocator before this one."""
+_REPLACED = "it was restarted, or ended because nobody needs it any more, while the message was under way"
+_AWAY = "the connection to the client broke while the call waited"
+_LEFT = "the client is gone: its kernel or script has ended"
+CLIENT = "client"
+"""The mesh of clients, as it were."""
+MAX_GONE = 1000
+
+
+class Mail:
+    """Carries mail.
+
+    Args:
+        paths: of the node: who sends to it knows it by the address of its socket.
+        state: knows which ranks are being started, and how others died.
+
+    Attributes:
+        blobs: the files of large content.
+    """
+
+    def __init__(self, paths: NodePaths, identity: Identity, state: NodeState) -> None:
+        self._identity, self._state = identity, state
+        self.blobs = Blobs(paths)
+        self._peers = Peers(self.node_is_lost, self._return)
+        self._office = PostOffice(paths.address, self._peers.send, self._why_missing)
+        self._boxes: dict[str, ClientBox] = {}
+        """Of clients, by their addresses here."""
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._gone: dict[str, None] = {}
+        """Clients that did not come back, oldest first."""
+
+    def start(self) -> None:
+        """Begin with nothing."""
+        self.blobs.begin()
+
+    async def close(self) -> None:
+        """Carry nothing any more."""
+        for timer in self._timers.values():
+            timer.cancel()
+        await self._peers.close()
+
+    # ---- ranks ----
+
+    def rank_is_there(self, process: RankProcess) -> None:
+        """A rank takes mail from now on; what it sends may come already."""
+        box = RankBox(process.home_id, process.rank, process.link.mail.send, self.blobs)
+        self._office.opened(process.address, box)
+
+    def rank_is_gone(self, process: RankProcess, death: Death | None = None) -> None:
+        """A rank has ended, or is about to: then `death` is None."""
+        if death is None:
+            reason = f"{_title(process.address)} on {self._identity.node_id}: {_REPLACED}"
+        else:
+            reason = f"{_title(process.address)} on {self._identity.node_id} died: {describe_death(death)}"
+        self._office.ended(process.address, reason, death)
+        self.blobs.forget_rank(process.home_id, process.rank)
+
+    def mesh_is_gone(self, mesh_id: str, reason: str) -> None:
+        """A mesh is released or stopped."""
+        self._office.ended_all(f"{mesh_id}/", reason)
+
+    def on_rank_mail(self, process: RankProcess, frame: bytes) -> None:
+        """A rank sends something."""
+        try:
+            envelope = Envelope.FromString(frame)
+        except DecodeError:
+            _log.warning("%s sent what is no message", process.address)
+            return
+        try:
+            blob = self.blobs.take_over(process.home_id, envelope.blob) if envelope.blob else None
+            self._office.post(Letter(envelope, frame, blob))
+        except (MonarchNbError, OSError) as error:
+            self._return(envelope, error)
+
+    def _why_missing(self, process: str) -> Undelivered | None:
+        """Say why a process is not there, unless it will be soon."""
+        mesh_id, _, rank = process.rpartition("/")
+        if mesh_id == CLIENT:
+            return self._why_client_is_missing(process)
+        here = self._identity.node_id
+        mesh = self._state.meshes.get(mesh_id)
+        if mesh is None:
+            reason = f"{_title(process)} is not on {here}: its mesh was released or stopped"
+            return Undelivered(reason=reason)
+        slot = mesh.ranks.get(int(rank)) if rank.isdecimal() else None
+        if slot is None:
+            return Undelivered(reason=f"{_title(process)} is not on {here}")
+        if slot.death is not None:
+            reason = f"{_title(process)} on {here} has died: {describe_death(slot.death)}"
+            return Undelivered(reason=reason, death=slot.death)
+        return None
+
+    # ---- clients ----
+
+    def open_mailbox(self, session: Session, mailbox: str) -> None:
+        """A client takes mail on its session."""
+        if before := self._boxes.pop(mailbox, None):  # of a session that has broken, as far as the client knows
+            before.close()
+            self._office.ended(mailbox, _AWAY)
+        if timer := self._timers.pop(mailbox, None):
+            timer.cancel()
+        self._gone.pop(mailbox, None)
+        box = self._boxes[mailbox] = ClientBox(session, self.blobs)
+        self._office.opened(mailbox, box)
+
+    def close_mailbox(self, session: Session) -> None:
+        """The session of a client is over. It may come back: what is sent to it waits a little."""
+        for mailbox, box in list(self._boxes.items()):
+            if box.session is session:
+                self._boxes.pop(mailbox).close()
+                self._office.ended(mailbox, _AWAY)
+                self._wait_for_client(mailbox)
+
+    def _why_client_is_missing(self, mailbox: str) -> Undelivered | None:
+        if mailbox in self._gone:
+            return Undelivered(reason=_LEFT)
+        self._wait_for_client(mailbox)
+        return None
+
+    def _wait_for_client(self, mailbox: str) -> None:
+        self._office.held(mailbox)
+        self._timers[mailbox] = asyncio.get_running_loop().call_later(CLIENT_WAIT_S, self._give_client_up, mailbox)
+
+    def _give_client_up(self, mailbox: str) -> None:
+        del self._timers[mailbox]
+        self._gone[mailbox] = None
+        if len(self._gone) > MAX_GONE:
+            del self._gone[next(iter(self._gone))]
+        self._office.ended(mailbox, _LEFT)
+
+    def accept(self, envelopes: Iterable[Envelope], *, from_node: bool = False) -> None:
+        """A client or another node sends something."""
+        for envelope in envelopes:
+            try:
+                blob = self.blobs.claim(envelope.blob) if envelope.blob else None
+                self._office.post(Letter(envelope, blob=blob), from_node=from_node)
+            except (MonarchNbError, OSError) as error:
+                self._return(envelope, error)
+
+    def _return(self, envelope: Envelope, error: Exception) -> None:
+        self._office.returned(envelope, f"{self._identity.node_id} can not deliver the message: {error}")
+
+    # ---- other nodes ----
+
+    def node_is_lost(self, node: str, reason: str = BROKEN) -> None:
+        """Letters to another node, or from there, may be lost."""
+        self._office.node_lost(node, reason)
+
+
+def _title(process: str) -> str:
+    """Return "rank 3"."""
+    return f"rank {process.rpartition('/')[2]}"

@@ -1,0 +1,166 @@
+"""The streams of mail to other nodes. Each carries letters in their order, the content of large ones before them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from monarch_nb.rpc.channel import open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
+import grpc
+
+from monarch_nb import config
+from monarch_nb.allocator.mail.blobs import Blob
+from monarch_nb.allocator.mail.letters import Letter
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
+from monarch_nb.proto.mail_pb2 import Envelope
+from monarch_nb.rpc.status import translate
+
+_log = logging.getLogger(__name__)
+
+PATIENCE_S = 2.0
+"""So long a node may be away before letters for it are given up: its allocator is being started again."""
+BATCH_BYTES = 1 << 20
+BROKEN = "its allocator ended, or the network to it broke, while the call waited"
+_AWAY = "it does not answer; its ranks are as they were: monarch-nb up starts its allocator again"
+
+
+class Peers:
+    """The other nodes that letters go to.
+
+    Args:
+        on_lost: called with (node, why) when letters to it may be lost.
+        on_returned: called with an envelope whose content the other node can not store, and why.
+    """
+
+    def __init__(self, on_lost: Callable[[str, str], None], on_returned: Callable[[Envelope, Exception], None]) -> None:
+        self._on_lost, self._on_returned = on_lost, on_returned
+        self._peers: dict[str, Peer] = {}
+
+    def send(self, node: str, letter: Letter) -> None:
+        """Send a letter, after those before it."""
+        if node not in self._peers:
+            self._peers[node] = Peer(node, self._on_lost, self._on_returned)
+        self._peers[node].send(letter)
+
+    async def close(self) -> None:
+        """End every stream."""
+        await asyncio.gather(*(peer.close() for peer in self._peers.values()))
+
+
+class Peer:
+    """Another node, to which a stream is kept open from the first letter on."""
+
+    def __init__(
+        self,
+        node: str,
+        on_lost: Callable[[str, str], None],
+        on_returned: Callable[[Envelope, Exception], None],
+    ) -> None:
+        self._node, self._on_lost, self._on_returned = node, on_lost, on_returned
+        self._letters: list[Letter] = []
+        self._wake = asyncio.Event()
+        self._channel = open_channel(node)
+        self._stub: Any = AllocatorStub(self._channel)  # type: ignore[no-untyped-call, unused-ignore]
+        self._task = asyncio.create_task(self._keep_stream())
+
+    def send(self, letter: Letter) -> None:
+        """Send a letter, after those before it."""
+        self._letters.append(letter)
+        self._wake.set()
+
+    async def _keep_stream(self) -> None:
+        while True:
+            await self._wake.wait()
+            if not await self._connect():
+                self._lose(_AWAY)
+                continue
+            stream = self._stub.Mail()
+            try:
+                await self._write_until_it_breaks(stream)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                _log.info("mail to %s: %s", self._node, error)
+            finally:
+                stream.cancel()
+            self._lose(BROKEN)
+
+    async def _connect(self) -> bool:
+        """Return whether the node answers."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await self._channel.channel_ready()
+                return True
+        return False
+
+    def _lose(self, why: str) -> None:
+        self._letters = []
+        self._wake.clear()
+        self._on_lost(self._node, why)
+
+    async def _write_until_it_breaks(self, stream: Any) -> None:
+        ended = asyncio.ensure_future(_end_of(stream))
+        woken = asyncio.ensure_future(self._wake.wait())
+        try:
+            while not ended.done():
+                await asyncio.wait({ended, woken}, return_when=asyncio.FIRST_COMPLETED)
+                self._wake.clear()
+                letters, self._letters = self._letters, []
+                await self._write(stream, letters)
+                if woken.done():
+                    woken = asyncio.ensure_future(self._wake.wait())
+        finally:
+            ended.cancel()
+            woken.cancel()
+
+    async def _write(self, stream: Any, letters: list[Letter]) -> None:
+        batch, size_bytes = pb.Envelopes(), 0
+        for letter in letters:
+            if letter.blob is not None and not await self._put(letter.envelope, letter.blob):
+                continue
+            batch.envelopes.append(letter.envelope if letter.blob is None else letter.naming(letter.blob.path.name))
+            size_bytes += len(letter.envelope.body)
+            if size_bytes > BATCH_BYTES:
+                await stream.write(batch)
+                batch, size_bytes = pb.Envelopes(), 0
+        if batch.envelopes:
+            await stream.write(batch)
+
+    async def _put(self, envelope: Envelope, blob: Blob) -> bool:
+        """Store the content of a letter on the other node; return False when that can not be done.
+
+        Raises:
+            grpc.aio.AioRpcError: the node does not answer.
+        """
+        try:
+            await self._stub.PutBlob(_chunks(blob.path))
+        except OSError as error:
+            self._on_returned(envelope, error)
+            return False
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise
+            self._on_returned(envelope, translate(error, self._node))
+            return False
+        return True
+
+    async def close(self) -> None:
+        """End the stream."""
+        self._task.cancel()
+        await self._channel.close()
+
+
+async def _end_of(stream: Any) -> None:
+    """Wait until a stream is over, for whatever reason."""
+    await stream.code()
+
+
+async def _chunks(path: Path) -> AsyncIterator[pb.BlobChunk]:
+    with path.open("rb") as file:
+        first = pb.BlobChunk(blob=path.name, data=file.read(config.CHUNK_BYTES))
+        yield first
+        while data := file.read(config.CHUNK_BYTES):
+            yield pb.BlobChunk(data=data)

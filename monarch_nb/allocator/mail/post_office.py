@@ -1,0 +1,154 @@
+"""Where each envelope goes, and who is told when it can not be delivered. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from monarch_nb.allocator.mail import letters
+from monarch_nb.allocator.mail.letters import Letter
+from monarch_nb.allocator.mail.open_calls import OpenCalls
+from monarch_nb.proto.mail_pb2 import Address, Envelope, NodeLost, Undelivered
+from monarch_nb.proto.run_pb2 import Death
+
+
+class Box(Protocol):
+    """Takes the letters for one process."""
+
+    def put(self, letter: Letter) -> None:
+        """Deliver it, after those before it."""
+
+
+class HeldBox:
+    """Keeps the letters for a process that is not there yet."""
+
+    def __init__(self) -> None:
+        self.letters: list[Letter] = []
+
+    def put(self, letter: Letter) -> None:
+        """Keep it."""
+        self.letters.append(letter)
+
+
+class PostOffice:
+    """The mail of a node.
+
+    Args:
+        node: its address.
+        forward: called with (node, letter) for processes of another.
+        why_missing: called with a process that has no box: returns None when it will have one soon, else what is said
+            of it to who sends it something.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        forward: Callable[[str, Letter], None],
+        why_missing: Callable[[str], Undelivered | None],
+    ) -> None:
+        self._here = Address(node=node)
+        self._node, self._forward, self._why_missing = node, forward, why_missing
+        self._boxes: dict[str, Box] = {}
+        self._calls = OpenCalls()
+
+    @property
+    def open_calls(self) -> int:
+        """How many calls wait for answers."""
+        return len(self._calls)
+
+    # ---- letters ----
+
+    def post(self, letter: Letter, *, from_node: bool = False) -> None:
+        """Send a letter to where it goes.
+
+        Args:
+            from_node: another node sent it here: it is not passed on.
+        """
+        envelope = letter.envelope
+        if envelope.answers:
+            self._calls.answered(envelope)
+        elif envelope.HasField("notice") and envelope.notice.HasField("undelivered"):
+            self._calls.refused(envelope)
+        if envelope.node != self._node:
+            if from_node:
+                self._refuse(envelope, envelope.processes, Undelivered(reason=f"{envelope.node} is another node"))
+                return
+            if envelope.call:
+                self._calls.sent(envelope)
+            self._forward(envelope.node, letter)
+            return
+        for process in envelope.processes:
+            box = self._boxes.get(process) or self._hold(letter, process)
+            if box is not None:
+                if envelope.call:
+                    self._calls.delivered(process, envelope)
+                box.put(letter)
+
+    def _hold(self, letter: Letter, process: str) -> Box | None:
+        """Return where letters for a process wait; None when it will not be there, which the sender is told."""
+        told = self._why_missing(process)
+        if told is None:
+            return self._boxes.setdefault(process, HeldBox())
+        self._refuse(letter.envelope, [process], told)
+        return None
+
+    def _refuse(self, envelope: Envelope, processes: Sequence[str], told: Undelivered) -> None:
+        if not envelope.answers and not envelope.HasField("notice"):  # nobody waits to hear that
+            told.call = envelope.call
+            told.processes.extend(processes)
+            self._tell(envelope.sender, told)
+
+    def _tell(self, receiver: Address, told: Undelivered) -> None:
+        self.post(letters.undelivered(self._here, receiver, told))
+
+    def returned(self, envelope: Envelope, reason: str) -> None:
+        """A letter can not be delivered, for no fault of its receivers."""
+        told = Undelivered(call=envelope.call, reason=reason)
+        self._refuse(envelope, envelope.processes, told)
+
+    # ---- processes of this node ----
+
+    def opened(self, process: str, box: Box) -> None:
+        """A process is there; it gets what waited for it."""
+        before = self._boxes.get(process)
+        self._boxes[process] = box
+        if isinstance(before, HeldBox):
+            for letter in before.letters:
+                box.put(letter)
+
+    def held(self, process: str) -> None:
+        """Keep what comes for a process that is away."""
+        self._boxes[process] = HeldBox()
+
+    def is_held(self, process: str) -> bool:
+        """Whether a process is away."""
+        return isinstance(self._boxes.get(process), HeldBox)
+
+    def ended(self, process: str, reason: str, death: Death | None = None) -> None:
+        """A process is gone, and answers nobody any more. Those that wait for it are told.
+
+        Args:
+            reason: for people.
+            death: how it ended, unless that was meant.
+        """
+        box = self._boxes.pop(process, None)
+        if isinstance(box, HeldBox):
+            for letter in box.letters:
+                if not letter.envelope.call:
+                    self._refuse(letter.envelope, [process], Undelivered(death=death, reason=reason))
+        for call in self._calls.ended(process):
+            told = Undelivered(call=call.number, processes=[process], death=death, reason=reason)
+            self._tell(Address(node=call.node, process=call.process), told)
+
+    def ended_all(self, prefix: str, reason: str) -> None:
+        """The same of all processes whose names begin so."""
+        for process in [process for process in self._boxes if process.startswith(prefix)]:
+            self.ended(process, reason)
+
+    # ---- other nodes ----
+
+    def node_lost(self, node: str, reason: str) -> None:
+        """What was sent to another node, and what it was to answer, may be lost. Those that wait are told."""
+        for process in self._calls.lost(node):
+            receiver = Address(node=self._node, process=process)
+            self.post(letters.node_lost(self._here, receiver, NodeLost(node=node, reason=reason)))
