@@ -32,10 +32,12 @@ class Blobs:
         self._paths = paths
         self.directory = paths.mail
 
-    def begin(self) -> None:
-        """Remove what an allocator before this one has left: nobody was told of it."""
+    def begin(self, token: str) -> None:
+        """Remove what an allocator before this one has left: nobody was told of it. A client that sees the file of this
+        token sees the directory."""
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir(mode=0o700)
+        (self.directory / f".{token}").touch()
 
     def path(self, name: str) -> Path:
         """Return where content lies; its name must be one plain file name.

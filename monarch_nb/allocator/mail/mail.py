@@ -59,7 +59,7 @@ class Mail:
 
     def start(self) -> None:
         """Begin with nothing."""
-        self.blobs.begin()
+        self.blobs.begin(self._identity.token)
 
     async def close(self) -> None:
         """Carry nothing any more."""

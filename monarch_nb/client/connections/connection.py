@@ -16,6 +16,7 @@ from monarch_nb.rpc.channel import open_channel  # isort: skip  (sets gRPC's env
 import grpc
 
 from monarch_nb import config
+from monarch_nb.client.connections.mail import ConnectionMail
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, VersionMismatch
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -133,6 +134,7 @@ class Connection:
 
     Attributes:
         up: whether the session stream is open.
+        mail: messages to and from processes of the node.
         mesh_deaths: by mesh id, what is called when one of its ranks dies on the node.
     """
 
@@ -152,6 +154,7 @@ class Connection:
         self._away_since = time.monotonic()
         self.mesh_deaths: dict[str, Callable[[pb.RankDied], None]] = {}
         self._attached: dict[str, list[ReservationListener]] = {}
+        self.mail = ConnectionMail(self, self._outgoing_mail)
 
     # ---- unary calls ----
 
@@ -365,8 +368,7 @@ class Connection:
         """One stream, from open to break; yields once when the node has answered."""
         stream = self._stub.Session(wait_for_ready=True)
         self._outgoing = asyncio.Queue()
-        opening = pb.Open(protocol=config.PROTOCOL, client_id=self._client_id)
-        self._outgoing.put_nowait(pb.SessionRequest(open=opening))
+        self._outgoing.put_nowait(self._opening())
         for reservation_id in self._attached:
             self._outgoing.put_nowait(pb.SessionRequest(attach=pb.Attach(reservation_id=reservation_id)))
         for run_id, followed in self._followed.items():
@@ -379,12 +381,25 @@ class Connection:
                 for event in batch.events:
                     if event.HasField("opened"):
                         self._set_up(True)
+                        self.mail.on_opened(event.opened)
                         yield
                     else:
                         self._take_in(event)
         finally:
             writer.cancel()
             stream.cancel()
+
+    def _opening(self) -> pb.SessionRequest:
+        opening = pb.Open(protocol=config.PROTOCOL, client_id=self._client_id, mailbox=self.mail.mailbox)
+        return pb.SessionRequest(open=opening)
+
+    def open_mailbox(self) -> None:
+        """Have mail for this process sent on the session, which is opened if there is none."""
+        self._outgoing.put_nowait(self._opening())
+        self.ensure_session()
+
+    def _outgoing_mail(self, request: pb.SessionRequest) -> None:
+        self._outgoing.put_nowait(request)
 
     async def _write(self, stream: Any) -> None:
         try:
@@ -405,6 +420,7 @@ class Connection:
         else:
             self._opened.clear()
             self._away_since = time.monotonic()
+            self.mail.on_lost()
         self._send_collected()
         for followed in list(self._followed.values()):
             if up:
@@ -428,6 +444,9 @@ class Connection:
         if kind == "time_left":
             for told in list(self._attached.get(event.time_left.reservation_id, ())):
                 told.on_time_left(event.time_left)
+            return
+        if kind == "mail":
+            self.mail.on_mail(event.mail.envelopes)
             return
         if kind == "files_changed":
             for told in list(self._attached.get(event.files_changed.reservation_id, ())):

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from monarch_nb.actor.engine.delivery import map_and_remove
 from monarch_nb.files.pieces import write_pieces
 
 SENT = "sent"
@@ -35,17 +36,12 @@ class MailBlobs:
         return name
 
     def take(self, name: str) -> mmap.mmap:
-        """Map content that was received, copied where it is written to; its file is gone from here on.
+        """Map content that was received, privately; its file is gone from here on.
 
         Raises:
             OSError: it is not there.
         """
-        path = self._directory / name
-        try:
-            with open(path, "rb") as file:
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        finally:
-            path.unlink(missing_ok=True)
+        return map_and_remove(self._directory / name)
 
     def remove(self, name: str) -> None:
         """Content will not be sent."""

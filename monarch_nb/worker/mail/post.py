@@ -5,7 +5,6 @@ at once is left to the mail thread. When the allocator ends, nobody knows what o
 all calls have failed then, and are not sent any more. Everything else waits for the next allocator.
 """
 
-import mmap
 import os
 import select
 import socket
@@ -16,17 +15,16 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from monarch_nb.actor.engine.delivery import Receiver, deliver
 from monarch_nb.actor.engine.outside import Address
 from monarch_nb.config import INLINE_VALUE_BYTES
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.ground.frames import FrameError, FrameSplitter, encode_frame
 from monarch_nb.proto import mail_pb2
 from monarch_nb.proto.mail_pb2 import Envelope
-from monarch_nb.proto.run_pb2 import Death
 from monarch_nb.worker.mail.blobs import MailBlobs
 
 MAX_QUEUED_BYTES = 64 << 20
@@ -35,19 +33,6 @@ ROOM_WAIT_S = 30.0
 _WRITE_BYTES = 1 << 20
 _RECEIVE_BYTES = 1 << 18
 _RESTARTED = "the allocator of its own node ended while the call waited"
-
-
-class Receiver(Protocol):
-    """What mail is for: the engine of this process. Called on the mail thread, which no method may hold up."""
-
-    def receive(self, sender: Address, body: bytes | mmap.mmap, *, call: int, answers: int) -> None:
-        """Take a message: bytes, or a private map of a file."""
-
-    def undelivered(self, call: int, processes: Sequence[str], node: str, reason: str, death: Death | None) -> None:
-        """Processes of a node do not exist, or died before they answered."""
-
-    def node_lost(self, node: str, reason: str) -> None:
-        """What was expected from a node does not come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,29 +288,11 @@ class _Reader:
             return False
         for envelope in envelopes:
             try:
-                self._hand_on(envelope)
+                content = self._blobs.take(envelope.blob) if envelope.blob else None
+                deliver(envelope, self._receiver, content)
             except Exception:  # noqa: BLE001 -- whatever goes wrong with one message, the others must arrive
                 traceback.print_exc()
         return size_bytes > 0
-
-    def _hand_on(self, envelope: Envelope) -> None:
-        sender = Address(envelope.sender.node, envelope.sender.process)
-        content: bytes | mmap.mmap = envelope.body
-        match envelope.WhichOneof("content"):
-            case "notice":
-                self._tell(sender.node, envelope.notice)
-                return
-            case "blob":
-                content = self._blobs.take(envelope.blob)
-        self._receiver.receive(sender, content, call=envelope.call, answers=envelope.answers)
-
-    def _tell(self, node: str, notice: mail_pb2.Notice) -> None:
-        if notice.HasField("node_lost"):
-            self._receiver.node_lost(notice.node_lost.node, notice.node_lost.reason)
-            return
-        told = notice.undelivered
-        death = told.death if told.HasField("death") else None
-        self._receiver.undelivered(told.call, list(told.processes), node, told.reason, death)
 
 
 def is_sending(frames: Iterable[FrameType]) -> bool:
