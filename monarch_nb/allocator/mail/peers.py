@@ -108,13 +108,17 @@ class Peer:
             while not ended.done():
                 await asyncio.wait({ended, woken}, return_when=asyncio.FIRST_COMPLETED)
                 self._wake.clear()
-                letters, self._letters = self._letters, []
-                await self._write(stream, letters)
+                await self._write(stream, self._taken())
                 if woken.done():
                     woken = asyncio.ensure_future(self._wake.wait())
         finally:
             ended.cancel()
             woken.cancel()
+
+    def _taken(self) -> list[Letter]:
+        """Return what is to be sent; nobody else keeps it, for its content goes with it."""
+        letters, self._letters = self._letters, []
+        return letters
 
     async def _write(self, stream: Any, letters: list[Letter]) -> None:
         batch, size_bytes = pb.Envelopes(), 0

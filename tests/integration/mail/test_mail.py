@@ -1,0 +1,245 @@
+"""Messages between this process and ranks, and between ranks, through the allocators of two nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from integration.live import eventually, kill, pids_of
+from integration.mail.echoes import IN_RANKS, TIMEOUT_S, Caller, Lost, Refused
+from monarch_nb import config
+from monarch_nb.client.connections.bridge import call as on_loop
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.provision import Node
+from monarch_nb.provision.local import LocalProvisioner
+
+LARGE = 64 << 20
+
+
+@pytest.fixture(scope="module")
+def reservation(module_pool: list[Node]) -> Iterator[Reservation]:
+    reservation = reserve("mail", nodes=2, procs=4)
+    yield reservation
+    reservation.release()
+
+
+@pytest.fixture(scope="module")
+def caller(reservation: Reservation) -> Caller:
+    """This process, which takes mail once and for all."""
+    return Caller(reservation.mesh)
+
+
+@pytest.fixture
+def mesh(reservation: Reservation, caller: Caller) -> Mesh:
+    """Fresh ranks that answer."""
+    reservation.mesh.restart()
+    reservation.mesh.run(IN_RANKS).result()
+    assert caller.came.empty()
+    return reservation.mesh
+
+
+def kill_allocator(number: int) -> None:
+    pid = LocalProvisioner().nodes()[number].pid
+    assert pid is not None
+    kill(pid)
+
+
+def files_of_mail() -> list[str]:
+    """Return the names of all blobs, of all nodes of the pool."""
+    return [
+        path.name
+        for directory in config.pool_directory().rglob("mail")
+        for path in directory.iterdir()
+        if not path.name.startswith(".")
+    ]
+
+
+@pytest.mark.quick
+def test_every_rank_answers_a_message_to_all(caller: Caller, mesh: Mesh) -> None:
+    for first in (0, 4):
+        ranks = range(first, first + 4)
+        number = caller.call(ranks, b"hello")
+        answers = [caller.answer() for _ in ranks]
+        assert {answer.sender for answer in answers} == {caller.address(rank) for rank in ranks}
+        assert {(answer.body, answer.answers) for answer in answers} == {(b"hello", number)}
+
+
+def test_messages_arrive_in_the_order_in_which_they_were_sent(caller: Caller, mesh: Mesh) -> None:
+    """Also large ones, whose content goes another way, in the midst of small ones."""
+    bodies = [b"%d" % number * (config.INLINE_VALUE_BYTES if number % 10 == 5 else 1) for number in range(40)]
+    numbers = [caller.call([1], body) for body in bodies]
+    answers = [caller.answer() for _ in bodies]
+    assert [answer.answers for answer in answers] == numbers
+    assert [bytes(answer.body) for answer in answers] == bodies
+
+
+def test_a_flood_of_messages_arrives(caller: Caller, mesh: Mesh) -> None:
+    for _ in range(20_000):
+        caller.cast([2], b"flood")
+    caller.call([2], b"end")
+    caller.answer()
+    mesh.select(2).run("assert echo.seen == 20_001, echo.seen").result()
+
+
+def test_ranks_send_to_ranks_of_other_nodes(caller: Caller, mesh: Mesh) -> None:
+    caller.cast([0], b"so that this process is known")
+    there = caller.address(5)
+    code = f"""
+post.send({there.node!r}, [{there.process!r}], [b"from a rank"], call=7)
+assert came.get(timeout={TIMEOUT_S}) == (Address({there.node!r}, {there.process!r}), b"from a rank", 7)
+"""
+    mesh.select(0).run(code).result()
+
+
+def test_a_large_message_leaves_no_file_behind(caller: Caller, mesh: Mesh) -> None:
+    body = os.urandom(1 << 20) * (LARGE >> 20)
+    caller.call(range(4), body)
+    for _ in range(4):
+        assert caller.answer().body[:] == body
+    eventually(lambda: files_of_mail() == [])
+
+
+def test_a_large_message_goes_to_another_node_and_back(caller: Caller, mesh: Mesh) -> None:
+    there = caller.address(5)
+    code = f"""
+large = bytes(range(256)) * 40_000
+post.send({there.node!r}, [{there.process!r}], [large], call=8)
+assert came.get(timeout={TIMEOUT_S}) == (Address({there.node!r}, {there.process!r}), large[:20], 8)
+"""
+    mesh.select(0).run(code).result()
+    eventually(lambda: files_of_mail() == [])
+
+
+def test_who_waits_for_a_rank_that_dies_learns_how(caller: Caller, mesh: Mesh) -> None:
+    mesh.select(1).run("echo.deaf = True").result()
+    number = caller.call([0, 1], b"wait")
+    assert caller.answer().sender == caller.address(0)
+    kill(pids_of(mesh)[1])
+    refused = caller.next()
+    assert isinstance(refused, Refused)
+    assert (refused.call, refused.processes) == (number, [caller.address(1).process])
+    assert refused.reason.startswith("rank 1 on node0 died: killed by signal 9 (SIGKILL)")
+    assert refused.death is not None
+    assert refused.death.signal == signal.SIGKILL
+
+    caller.call([1], b"too late")
+    refused = caller.next()
+    assert isinstance(refused, Refused)
+    assert refused.reason.startswith("rank 1 on node0 has died: killed by signal 9")
+
+
+def test_a_rank_learns_that_a_rank_of_another_node_died(caller: Caller, mesh: Mesh) -> None:
+    there = caller.address(4)
+    mesh.select(4).run("echo.deaf = True").result()
+    mesh.select(0).run(f"post.send({there.node!r}, [{there.process!r}], [b'wait'], call=9)").result()
+    caller.call([4], b"is there after the other message")
+    kill(pids_of(mesh)[4])
+    assert isinstance(caller.next(), Refused)
+    code = f"""
+call, processes, node, reason, death = came.get(timeout={TIMEOUT_S})
+assert (call, processes, node) == (9, [{there.process!r}], {there.node!r})
+assert reason.startswith("rank 4 on node1 died: "), reason
+assert death.signal == 9
+"""
+    mesh.select(0).run(code).result()
+
+
+def test_who_waits_for_a_rank_that_is_restarted_is_told_and_later_messages_reach_the_new_one(
+    caller: Caller, mesh: Mesh
+) -> None:
+    mesh.select(3).run("echo.deaf = True").result()
+    caller.call([3], b"wait")
+    caller.call([2], b"x")
+    caller.answer()
+    mesh.restart([3])
+    refused = caller.next()
+    assert isinstance(refused, Refused)
+    assert "it was restarted" in refused.reason
+    mesh.select(3).run(IN_RANKS).result()
+    caller.call([3], b"again")
+    assert caller.answer().body == b"again"
+
+
+def test_a_process_that_never_was_is_told_of(caller: Caller, mesh: Mesh) -> None:
+    mail = mesh.core.connections[0].mail
+    mail.send([f"{mesh.core.mesh_id}/77"], [b"x"], call=3)
+    refused = caller.next()
+    assert isinstance(refused, Refused)
+    assert refused.reason == "rank 77 is not on node0"
+    mail.send(["nomesh/0"], [b"x"], call=4)
+    refused = caller.next()
+    assert isinstance(refused, Refused)
+    assert refused.reason == "rank 0 is not on node0: its mesh was released or stopped"
+
+
+def test_a_rank_that_uses_no_mail_has_no_thread_for_it(reservation: Reservation) -> None:
+    reservation.mesh.restart()
+    code = 'import threading; assert not [t for t in threading.enumerate() if t.name == "monarch_nb-mail"]'
+    reservation.mesh.run(code).result()
+
+
+def test_after_its_allocator_was_killed_a_rank_is_reached_again(
+    caller: Caller, mesh: Mesh, module_pool: list[Node]
+) -> None:
+    mesh.run("echo.deaf = True").result()
+    caller.call([0], b"wait")
+    there = caller.address(4)
+    mesh.select(0).run(f"post.send({there.node!r}, [{there.process!r}], [b'wait'], call=9)").result()
+    kill_allocator(0)
+    lost = caller.next()
+    assert isinstance(lost, Lost)
+    assert lost.node == module_pool[0].address
+    assert lost.reason.startswith("node0: the connection to it broke while the call waited")
+    LocalProvisioner().up()
+    mesh.run("echo.deaf = False").result()
+    code = f"""
+node, reason = came.get(timeout={TIMEOUT_S})
+assert (node, reason) == ({there.node!r}, "the allocator of its own node ended while the call waited")
+"""
+    mesh.select(0).run(code).result()
+    caller.call(range(4), b"again")
+    answers = [caller.answer() for _ in range(4)]
+    assert {answer.body for answer in answers} == {b"again"}
+
+
+def test_ranks_learn_that_another_node_was_lost(caller: Caller, mesh: Mesh, module_pool: list[Node]) -> None:
+    there = caller.address(4)
+    mesh.select(4).run("echo.deaf = True").result()
+    mesh.select(0).run(f"post.send({there.node!r}, [{there.process!r}], [b'wait'], call=9)").result()
+    caller.call([4], b"is there after the other message")
+    kill_allocator(1)
+    code = f"""
+node, reason = came.get(timeout={TIMEOUT_S})
+assert node == {there.node!r}
+assert reason == "its allocator ended, or the network to it broke, while the call waited", reason
+"""
+    mesh.select(0).run(code).result()
+    LocalProvisioner().up()
+    mesh.select(4).run("echo.deaf = False").result()
+    code = f"""
+post.send({there.node!r}, [{there.process!r}], [b"again"], call=10)
+assert came.get(timeout={TIMEOUT_S})[1:] == (b"again", 10)
+"""
+    mesh.select(0).run(code).result()
+
+
+def test_a_mesh_beside_main_is_stopped(caller: Caller, mesh: Mesh, reservation: Reservation) -> None:
+    connection = reservation.mesh.core.connections[0]
+    spec = pb.SpawnRequest(
+        reservation_id=reservation.id, mesh_id="b" * 32, name="beside", ranks=2, world_size=2, directory=os.getcwd()
+    )
+    spec.master_host, spec.master_port = "127.0.0.1", 1
+    spawned: pb.SpawnReply = on_loop(connection.unary("Spawn", spec))
+    assert len(spawned.ranks) == 2
+    for _ in range(2):  # the second time it has ended already
+        on_loop(connection.unary("StopMesh", pb.StopMeshRequest(mesh_id=spec.mesh_id)))
+    connection.mail.send([f"{spec.mesh_id}/0"], [b"x"], call=3)
+    refused = caller.next()
+    assert isinstance(refused, Refused)
+    assert refused.reason == "rank 0 is not on node0: its mesh was released or stopped"
+    assert not list(config.pool_directory().glob(f"*/meshes/{spec.mesh_id}"))
