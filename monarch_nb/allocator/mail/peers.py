@@ -80,12 +80,16 @@ class Peer:
                 self._lose(_AWAY)
                 continue
             stream = self._stub.Mail()
+            # What is written to a stream that could not begin waits for ever: so its end is waited for apart.
+            works = {asyncio.ensure_future(self._write_all(stream)), asyncio.ensure_future(stream.code())}
             try:
-                await self._write_until_it_breaks(stream)
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-                _log.info("mail to %s: %s", self._node, error)
+                await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 stream.cancel()
+                for work in works:
+                    work.cancel()
+                for result in await asyncio.gather(*works, return_exceptions=True):
+                    _log.info("mail to %s has ended: %r", self._node, result)
             self._lose(BROKEN)
 
     async def _connect(self) -> bool:
@@ -101,19 +105,11 @@ class Peer:
         self._wake.clear()
         self._on_lost(self._node, why)
 
-    async def _write_until_it_breaks(self, stream: Any) -> None:
-        ended = asyncio.ensure_future(_end_of(stream))
-        woken = asyncio.ensure_future(self._wake.wait())
-        try:
-            while not ended.done():
-                await asyncio.wait({ended, woken}, return_when=asyncio.FIRST_COMPLETED)
-                self._wake.clear()
-                await self._write(stream, self._taken())
-                if woken.done():
-                    woken = asyncio.ensure_future(self._wake.wait())
-        finally:
-            ended.cancel()
-            woken.cancel()
+    async def _write_all(self, stream: Any) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self._write(stream, self._taken())
 
     def _taken(self) -> list[Letter]:
         """Return what is to be sent; nobody else keeps it, for its content goes with it."""
@@ -155,11 +151,6 @@ class Peer:
         """End the stream."""
         self._task.cancel()
         await self._channel.close()
-
-
-async def _end_of(stream: Any) -> None:
-    """Wait until a stream is over, for whatever reason."""
-    await stream.code()
 
 
 async def _chunks(path: Path) -> AsyncIterator[pb.BlobChunk]:

@@ -19,6 +19,8 @@ from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 
 LARGE = 64 << 20
+HEARD = f"heard.get(timeout={TIMEOUT_S})"
+"""In a rank that is deaf: wait until it has a message."""
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +139,8 @@ def test_a_rank_learns_that_a_rank_of_another_node_died(caller: Caller, mesh: Me
     there = caller.address(4)
     mesh.select(4).run("echo.deaf = True").result()
     mesh.select(0).run(f"post.send({there.node!r}, [{there.process!r}], [b'wait'], call=9)").result()
-    caller.call([4], b"is there after the other message")
+    mesh.select(4).run(HEARD).result()
     kill(pids_of(mesh)[4])
-    assert isinstance(caller.next(), Refused)
     code = f"""
 call, processes, node, reason, death = came.get(timeout={TIMEOUT_S})
 assert (call, processes, node) == (9, [{there.process!r}], {there.node!r})
@@ -154,8 +155,7 @@ def test_who_waits_for_a_rank_that_is_restarted_is_told_and_later_messages_reach
 ) -> None:
     mesh.select(3).run("echo.deaf = True").result()
     caller.call([3], b"wait")
-    caller.call([2], b"x")
-    caller.answer()
+    mesh.select(3).run(HEARD).result()
     mesh.restart([3])
     refused = caller.next()
     assert isinstance(refused, Refused)
@@ -190,6 +190,7 @@ def test_after_its_allocator_was_killed_a_rank_is_reached_again(
     caller.call([0], b"wait")
     there = caller.address(4)
     mesh.select(0).run(f"post.send({there.node!r}, [{there.process!r}], [b'wait'], call=9)").result()
+    mesh.select([0, 4]).run(HEARD).result()
     kill_allocator(0)
     lost = caller.next()
     assert isinstance(lost, Lost)
@@ -197,8 +198,11 @@ def test_after_its_allocator_was_killed_a_rank_is_reached_again(
     assert lost.reason.startswith("node0: the connection to it broke while the call waited")
     LocalProvisioner().up()
     mesh.run("echo.deaf = False").result()
+    here = caller.address(0)
+    mesh.select(4).run(f"post.send({here.node!r}, [{here.process!r}], [b'late'], answers=9)").result()
     code = f"""
 node, reason = came.get(timeout={TIMEOUT_S})
+assert came.get(timeout={TIMEOUT_S})[1:] == (b"late", 9)
 assert (node, reason) == ({there.node!r}, "the allocator of its own node ended while the call waited")
 """
     mesh.select(0).run(code).result()
@@ -211,8 +215,9 @@ def test_ranks_learn_that_another_node_was_lost(caller: Caller, mesh: Mesh, modu
     there = caller.address(4)
     mesh.select(4).run("echo.deaf = True").result()
     mesh.select(0).run(f"post.send({there.node!r}, [{there.process!r}], [b'wait'], call=9)").result()
-    caller.call([4], b"is there after the other message")
+    mesh.select(4).run(HEARD).result()
     kill_allocator(1)
+    assert isinstance(caller.next(), Lost)
     code = f"""
 node, reason = came.get(timeout={TIMEOUT_S})
 assert node == {there.node!r}

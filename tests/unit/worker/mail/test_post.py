@@ -1,0 +1,139 @@
+"""A rank's mail connection, without a rank: the other end is the test's."""
+
+from __future__ import annotations
+
+import queue
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor.engine.outside import Address
+from monarch_nb.config import INLINE_VALUE_BYTES
+from monarch_nb.ground.frames import encode_frame, receive_frame
+from monarch_nb.proto import mail_pb2
+from monarch_nb.proto.mail_pb2 import Envelope
+from monarch_nb.worker.mail.blobs import MailBlobs
+from monarch_nb.worker.mail.post import Post
+
+TIMEOUT_S = 20.0
+
+
+class Notes:
+    """A receiver that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: queue.Queue[tuple[Any, ...]] = queue.Queue()
+
+    def receive(self, sender: Address, body: Any, *, call: int, answers: int) -> None:
+        self.told.put((sender, bytes(body), call, answers))
+
+    def undelivered(self, call: int, processes: Sequence[str], node: str, reason: str, death: object) -> None:
+        self.told.put((call, processes, node, reason))
+
+    def node_lost(self, node: str, reason: str) -> None:
+        self.told.put((node, reason))
+
+    def next(self) -> tuple[Any, ...]:
+        return self.told.get(timeout=TIMEOUT_S)
+
+
+class Rank:
+    """What a post has around it; connections are watched by the test, as by the control thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self.notes = Notes()
+        self.directory = directory
+        self.post = Post("here", "m/0", MailBlobs(directory, 0), lambda: self.notes, lambda connection: None)
+        self._connections: list[tuple[socket.socket, socket.socket]] = []
+
+    def connect(self) -> tuple[socket.socket, socket.socket]:
+        """Return both ends of a new connection: the allocator's, which has read that the rank is ready, and ours."""
+        theirs, ours = socket.socketpair()
+        self._connections.append((theirs, ours))
+        theirs.settimeout(TIMEOUT_S)
+        ours.setblocking(False)
+        self.post.take(ours)
+        assert receive_frame(theirs) == b""
+        return theirs, ours
+
+    def close(self) -> None:
+        for theirs, ours in self._connections:
+            theirs.close()
+            if ours.fileno() != -1:
+                self.post.first_mail(ours)  # the post closes it
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[Rank]:
+    made = Rank(tmp_path / "mail")
+    yield made
+    made.close()
+
+
+def received(connection: socket.socket) -> Envelope:
+    frame = receive_frame(connection)
+    assert frame is not None
+    return Envelope.FromString(frame)
+
+
+def test_what_is_sent_before_there_is_a_connection_waits(rank: Rank) -> None:
+    for body in (b"1", b"2"):
+        rank.post.send("there", ["n/1"], [body])
+    theirs, _ = rank.connect()
+    assert [received(theirs).body for _ in range(2)] == [b"1", b"2"]
+
+
+def test_mail_is_read_when_it_comes(rank: Rank) -> None:
+    theirs, ours = rank.connect()
+    sender = mail_pb2.Address(node="there", process="n/1")
+    for number in (1, 2):
+        theirs.sendall(encode_frame(Envelope(sender=sender, body=b"hello", call=number).SerializeToString()))
+    rank.post.first_mail(ours)
+    assert [rank.notes.next() for _ in range(2)] == [(Address("there", "n/1"), b"hello", n, 0) for n in (1, 2)]
+
+
+def test_a_reader_that_falls_behind_gets_everything_in_order(rank: Rank) -> None:
+    theirs, _ = rank.connect()
+    for number in range(500):
+        rank.post.send("there", ["n/1"], [b"x" * 10_000], answers=number)
+    assert [received(theirs).answers for _ in range(500)] == list(range(500))
+
+
+def test_large_content_is_a_file(rank: Rank) -> None:
+    theirs, ours = rank.connect()
+    content = b"x" * (INLINE_VALUE_BYTES + 1)
+    rank.post.send("there", ["n/1"], [content[:10], memoryview(content)[10:]])
+    envelope = received(theirs)
+    assert not envelope.body
+    assert (rank.directory / envelope.blob).read_bytes() == content
+    theirs.sendall(encode_frame(envelope.SerializeToString()))
+    rank.post.first_mail(ours)
+    assert rank.notes.next()[1] == content
+    assert list(rank.directory.iterdir()) == []
+
+
+def test_when_the_allocator_ends_calls_have_failed_and_what_needs_no_answer_is_sent_to_the_next(rank: Rank) -> None:
+    theirs, ours = rank.connect()
+    rank.post.send("there", ["n/1"], [b"call"], call=1)
+    theirs.close()
+    rank.post.first_mail(ours)
+    node, reason = rank.notes.next()
+    assert (node, reason) == ("there", "the allocator of its own node ended while the call waited")
+    rank.post.send("there", ["n/1"], [b"cast"])
+    theirs, _ = rank.connect()
+    assert received(theirs).body == b"cast"
+
+
+def test_files_that_an_allocator_left_are_removed_by_the_time_the_next_one_is_told_that_the_rank_is_ready(
+    rank: Rank,
+) -> None:
+    rank.directory.mkdir()
+    for name in ("0-received-left", "0-sent-left", "1-received-of-another"):
+        (rank.directory / name).touch()
+    rank.post.send("there", ["n/1"], [b"x" * (INLINE_VALUE_BYTES + 1)])
+    theirs, _ = rank.connect()
+    waiting = received(theirs).blob
+    assert {path.name for path in rank.directory.iterdir()} == {"1-received-of-another", waiting}
