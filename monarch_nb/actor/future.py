@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any, Generic, TypeVar
 
 from monarch_nb.actor.engine.calls import Call
@@ -150,10 +150,3 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 def future_of(outcome: Outcome, call: Call | None = None) -> Future[Any]:
     """Return a future, for who has the outcome."""
     return Future._of(outcome, call)
-
-
-def follow(first: Outcome, then: Callable[[Outcome], object], finish: Callable[[Any], Any]) -> Future[Any]:
-    """Return the future of what `then` resolves, which is called when `first` is."""
-    outcome = Outcome(finish)
-    first.when_resolved(lambda: then(outcome))
-    return future_of(outcome)

@@ -314,7 +314,7 @@ class Process:
             if old is not None and old.is_noted:
                 self._forget(old)
         if old is not None:
-            old.stop(f"{self.owner_title(birth)} spawned others under its name", HERE, 0)
+            old.stop(f"{birth.caller} spawned others under its name", HERE, 0)
         self._watch_owner(runner)
         runner.start()
 
@@ -336,11 +336,6 @@ class Process:
         runner = self._actors.get(uid)
         if runner is None or not runner.tell_end(sender, call):
             self.reply_to(sender, call, 0, ANSWER, None)
-
-    @staticmethod
-    def owner_title(birth: Birth) -> str:
-        """Return who spawned an actor, for people."""
-        return birth.caller
 
     def _child_ended(
         self, owner: Runner | None, handle: Handle, mesh: object, creator: Identity, rank: int, failed: Failed | None
