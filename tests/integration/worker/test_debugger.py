@@ -10,6 +10,7 @@ import pytest
 
 from integration.live import TIMEOUT_S
 from integration.worker.harness import RankProcess
+from integration.worker.test_actors import ACTORS
 from monarch_nb.proto.run_pb2 import (
     ON_BREAKPOINT_ERROR,
     ON_BREAKPOINT_GO_ON,
@@ -312,3 +313,71 @@ def test_pm_in_a_cell(rank: RankProcess) -> None:
     assert say(rank, stop, "p batch") == "3\n"
     assert send(rank, stop, DebugCommand.ACTION_LINE, "q").state == DebugAnswer.STATE_GONE
     assert rank.result().outcome == OUTCOME_OK
+
+
+STOPPING = """
+class Stopping(Actor):
+    @endpoint
+    def step(self, x):
+        breakpoint()
+        y = x + 1
+        return y
+    @endpoint
+    def plain(self): return "plain"
+
+class Waiting(Actor):
+    @endpoint
+    async def step(self, x):
+        await asyncio.sleep(0)
+        breakpoint()
+        await asyncio.sleep(0)
+        return x + 1
+    @endpoint
+    async def plain(self): return "plain"
+
+stopping = this_proc().spawn("stopping", Stopping)
+waiting = this_proc().spawn("waiting", Waiting)
+"""
+
+
+@pytest.fixture
+def stopping(rank: RankProcess) -> RankProcess:
+    """A rank with an actor whose endpoints stop."""
+    rank.ok(ACTORS, cell_number=1)
+    rank.ok(STOPPING, cell_number=2)
+    return rank
+
+
+@pytest.mark.parametrize(("name", "line"), [("stopping", 5), ("waiting", 15)])
+def test_an_endpoint_stops_and_cells_go_on(stopping: RankProcess, name: str, line: int) -> None:
+    stopping.ok(f"future = {name}.step.call_one(40)")
+    [stop] = stops(stopping)
+    assert (stop.actor, stop.function, stop.line_number) == (name, "Cell In[2].step", line)
+    assert stop.run_id == "calls"
+    frames = send(stopping, stop, DebugCommand.ACTION_LINE, "w").text
+    assert "monarch_nb" not in frames
+    assert stopping.ok("6 * 7") == 42
+    assert say(stopping, stop, "n").startswith("> Cell In[2]")
+    say(stopping, stop, "x = 50")
+    say(stopping, stop, "n")
+    for _ in range(4):  # to the end of the endpoint, and not beyond
+        answer = send(stopping, stop, DebugCommand.ACTION_LINE, "n")
+        if answer.state == DebugAnswer.STATE_GONE:
+            break
+    assert answer.state == DebugAnswer.STATE_GONE
+    assert stopping.ok("future.get()") in (41, 51)
+    assert stops(stopping, 0) == []
+    assert stopping.ok(f"{name}.plain.call_one().get()") == "plain"
+
+
+@pytest.mark.parametrize("name", ["stopping", "waiting"])
+def test_an_interrupt_and_a_quit_end_what_an_endpoint_waits_for(stopping: RankProcess, name: str) -> None:
+    stopping.ok(f"future = {name}.step.call_one(1)")
+    stopped(stopping)
+    assert stopping.ask(interrupt=InterruptRun(run_id="calls")).ok
+    assert stopping.run("future.get()").failure.name == "ActorError"
+    stopping.ok(f"run_id = 'next'; future = {name}.step.call_one(1)")
+    stop = stopped(stopping)
+    assert send(stopping, stop, DebugCommand.ACTION_QUIT).state == DebugAnswer.STATE_GONE
+    assert "quit in the debugger" in stopping.run("future.get()").failure.message
+    assert stopping.ok(f"{name}.plain.call_one().get()") == "plain"
