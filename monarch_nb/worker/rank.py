@@ -45,6 +45,7 @@ from monarch_nb.worker.debug.debugger import Debugger
 from monarch_nb.worker.forking import after_fork
 from monarch_nb.worker.groups import forming
 from monarch_nb.worker.mail.blobs import MailBlobs
+from monarch_nb.worker.mail.outside import RankOutside
 from monarch_nb.worker.mail.post import Post
 from monarch_nb.worker.reload.changed_modules import Reloader
 from monarch_nb.worker.runs import cells, lone_training, script, values
@@ -134,6 +135,8 @@ class Rank:
         self._shell.user_ns.update(after_fork.presets(os.environ))
         self._shell.user_ns["actors"] = LiveActors(lambda: made.instances() if (made := engine.installed()) else {})
         self._interrupter.install()
+        outside = RankOutside(self._post, self._executions.executing)
+        engine.install(engine.Process(outside, f"rank {self._spec.rank}"))
         self._control.start()
         if self._spec.for_script:
             script.be_plain(self._shell, self._spec.environment, self._spec.directory)
