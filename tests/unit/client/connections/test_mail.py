@@ -1,0 +1,121 @@
+"""What a client sends to one node, and what it is told when the session breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from monarch_nb.client.connections import bridge
+from monarch_nb.client.connections.mail import ConnectionMail
+from monarch_nb.config import INLINE_VALUE_BYTES
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto.mail_pb2 import Envelope
+
+TIMEOUT_S = 20.0
+
+
+class FakeNode:
+    """A node that stores content in memory, and a receiver."""
+
+    name, address, up = "node0", "unix:/node0", True
+
+    def __init__(self) -> None:
+        self.requests: list[pb.SessionRequest] = []
+        self.blobs: dict[str, bytes] = {}
+        self.may_store = asyncio.Event()
+        self.may_store.set()
+        self.told: list[Any] = []
+        self.mail = ConnectionMail(self, self.requests.append)
+        self.mail.open(self)
+
+    def open_mailbox(self) -> None: ...
+
+    async def put_blob(self, mesh_id: str, blob: str, pieces: Iterable[bytes | memoryview]) -> None:
+        await self.may_store.wait()
+        self.blobs[blob] = b"".join(pieces)
+
+    async def read_blob(self, mesh_id: str, blob: str) -> bytes:
+        await self.may_store.wait()
+        return self.blobs[blob]
+
+    def receive(self, sender: object, body: Any, *, call: int, answers: int) -> None:
+        self.told.append(bytes(body)[:5])
+
+    def undelivered(self, call: int, processes: Sequence[str], node: str, reason: str, death: object) -> None: ...
+
+    def node_lost(self, node: str, reason: str) -> None:
+        self.told.append((node, reason))
+
+    @property
+    def sent(self) -> list[list[Envelope]]:
+        return [list(request.mail.envelopes) for request in self.requests]
+
+
+def on_loop(test: Callable[[FakeNode], Awaitable[None]]) -> None:
+    async def run() -> None:
+        await test(FakeNode())
+
+    bridge.call(run(), TIMEOUT_S)
+
+
+async def turns(count: int = 10) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_what_is_queued_in_one_turn_is_one_request() -> None:
+    async def test(node: FakeNode) -> None:
+        node.mail.on_opened(pb.Opened())
+        for number in range(100):
+            node.mail.send(["m/0"], [b"%d" % number])
+        await turns()
+        (batch,) = node.sent
+        assert [envelope.body for envelope in batch] == [b"%d" % number for number in range(100)]
+
+    on_loop(test)
+
+
+def test_what_comes_after_large_content_waits_for_it() -> None:
+    async def test(node: FakeNode) -> None:
+        node.mail.on_opened(pb.Opened())
+        node.may_store.clear()
+        for body in (b"1", b"2" * (INLINE_VALUE_BYTES + 1), b"3"):
+            node.mail.send(["m/0"], [body])
+        await turns()
+        assert [[envelope.body for envelope in batch] for batch in node.sent] == [[b"1"]]
+        node.may_store.set()
+        await turns()
+        (_, (large,), (last,)) = node.sent
+        assert (node.blobs[large.blob][:1], last.body) == (b"2", b"3")
+
+    on_loop(test)
+
+
+def test_large_mail_is_fetched_before_what_follows_it() -> None:
+    async def test(node: FakeNode) -> None:
+        node.mail.on_opened(pb.Opened())
+        node.blobs["b"] = b"large"
+        node.may_store.clear()
+        node.mail.on_mail([Envelope(blob="b"), Envelope(body=b"small")])
+        await turns()
+        assert node.told == []
+        node.may_store.set()
+        await turns()
+        assert node.told == [b"large", b"small"]
+
+    on_loop(test)
+
+
+def test_when_the_session_breaks_calls_have_failed_and_the_rest_is_sent_later() -> None:
+    async def test(node: FakeNode) -> None:
+        node.mail.send(["m/0"], [b"cast"])
+        node.mail.send(["m/0"], [b"call"], call=1)
+        node.mail.on_lost()
+        ((address, reason),) = node.told
+        assert address == node.address
+        assert reason.startswith("node0: the connection to it broke while the call waited")
+        node.mail.on_opened(pb.Opened())
+        assert [[envelope.body for envelope in batch] for batch in node.sent] == [[b"cast"]]
+
+    on_loop(test)
