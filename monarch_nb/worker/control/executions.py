@@ -186,8 +186,9 @@ class Executions:
         run_id, number = execution.runs.get(self._mesh_id, ("", 0))
         if number:
             forming.begin_run(number)
-        output = self._outputs.of(number) if number else None
-        if output is not None:
+        cells = streams.newest_output()
+        output = cells if number == cells.number else self._outputs.of(number) if number else None
+        if output is not None and output is not cells:
             output.run_id = run_id
         token = streams.enter_output(output)
         activity = EndpointActivity(execution, run_id, entry)

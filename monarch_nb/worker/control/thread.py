@@ -300,8 +300,9 @@ class ControlThread(threading.Thread):
         active = self._interrupter.active
         called = self._executions.of_run(run_id) if run_id and (active is None or active.run_id != run_id) else []
         if called:
+            called.sort(key=lambda each: each.started_s)
             places = [self._place(each, each.frames(), run_id) for each in called]
-            return max(places, key=lambda place: (place.state == Where.STATE_COLLECTIVE, place.running_s))
+            return next((place for place in places if place.state == Where.STATE_COLLECTIVE), places[0])
         if active is None or run_id not in ("", active.run_id):
             return Where(state=Where.STATE_IDLE)
         return self._place(active, self._frames(active), active.run_id)

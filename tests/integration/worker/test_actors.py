@@ -93,13 +93,13 @@ def statuses(rank: RankProcess) -> dict[str, ActorStatus]:
     return {status.name: status for status in rank.ask(actors=GetActors()).actors}
 
 
-SLEEP, ASYNC_SLEEP, BLOCK = "Cell In[1]:30", "Cell In[1]:51", "Cell In[1]:53"
+SLEEP, OUTER, ASYNC_SLEEP, BLOCK, ASYNC_OUTER = (f"Cell In[1]:{line}" for line in (30, 32, 51, 53, 55))
 CALLS = {
     "trainers.sleep.call_one()": SLEEP,
     "loaders.sleep.call_one()": ASYNC_SLEEP,
     "loaders.block.call_one()": BLOCK,
-    "trainers.outer.call_one(others)": SLEEP,
-    "loaders.outer.call_one(trainers)": SLEEP,
+    "trainers.outer.call_one(others)": OUTER,
+    "loaders.outer.call_one(trainers)": ASYNC_OUTER,
 }
 
 
