@@ -28,6 +28,8 @@ ACTOR_OUTSIDE = "monarch_nb.client.actors.runtime:install"
 """What makes a process that is no rank a client of actors, when it first needs that: called without arguments."""
 DEFAULT_PRELOAD = ("torch",)
 DEFAULT_POOL = "local"
+MAIN_MESH = "main"
+"""The mesh that a reservation is made with and ends with."""
 LOG_LINES = 50
 """How many of the last lines of each rank are shown when nobody says."""
 MAX_SOCKET_PATH_BYTES = 107

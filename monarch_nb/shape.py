@@ -139,6 +139,25 @@ class Extent(Mapping[str, int]):
         strides = _row_major(self.sizes)
         return tuple(sum(map(operator.mul, coordinates, strides)) for coordinates in itertools.product(*axes))
 
+    def part_of(self, ranks: Sequence[int]) -> Extent:
+        """Return the shape of a part of a mesh of this extent: without the dimensions of which it has one place, or if
+        it is no slice, one dimension.
+
+        Example:
+            >>> Extent({"hosts": 2, "procs": 4}).part_of([4, 5])
+            {procs: 2}
+        """
+        if len(ranks) == self.size:
+            return self
+        places: dict[str, list[int]] = {label: [] for label in self}
+        for rank in ranks:
+            for label, place in self.point(rank).items():
+                if place not in places[label]:
+                    places[label].append(place)
+        if math.prod(map(len, places.values())) != len(ranks):
+            return Extent({"ranks": len(ranks)})
+        return Extent({label: len(found) for label, found in places.items() if len(found) > 1 or self[label] == 1})
+
 
 class Point(Mapping[str, int]):
     """A place in an extent: a mapping from dimensions to coordinates.

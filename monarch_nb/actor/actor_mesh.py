@@ -166,6 +166,7 @@ class ActorEndpoint:
         self._parameters.check(args, kwargs)
         current, tag = self._begin()
         self._targets.send(current, self._key, self._targets.place, (args, kwargs), None, None, tag=tag)
+        tag.left()
 
     def send_to(self, port: Port[Any] | None, args: tuple[Any, ...], kwargs: dict[str, Any], *, chosen: bool) -> None:
         """Call it on all ranks, or on one that is chosen by chance, and have them respond to a port. Raises as
@@ -175,6 +176,7 @@ class ActorEndpoint:
         places, place = self._choice() if chosen else (self._targets.places, self._targets.place)
         target = port.target_at(places[0].node) if port is not None else None
         self._targets.send(current, self._key, place, (args, kwargs), None, target, tag=tag, places=places)
+        tag.left()
 
     def _begin(self) -> tuple[Process, Tag]:
         current = process()

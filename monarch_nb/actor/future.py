@@ -11,12 +11,24 @@ from typing import Any, Generic, TypeVar
 
 from monarch_nb.actor.engine.calls import Call
 from monarch_nb.actor.engine.outcomes import Outcome
+from monarch_nb.actor.engine.outside import Tag
 from monarch_nb.actor.engine.process import current
+from monarch_nb.ground.interrupting import at_waits, kernel_ends
+from monarch_nb.ground.rank_sets import name_ranks
 
 R = TypeVar("R")
 
 _CLEAN_UP_S = 10.0
 """How long who was interrupted waits for ranks to end what was interrupted too."""
+_PRESSES = 3
+"""The first interrupts, the second kills what does not stop, then nobody is waited for."""
+
+
+class CallInterrupted(KeyboardInterrupt):
+    """Ctrl-C ended the wait for a call; the text says what that did."""
+
+    def _render_traceback_(self, *_: Any) -> list[str]:
+        return [f"\x1b[31mKeyboardInterrupt\x1b[39m: {self}"]
 
 
 class Future(Generic[R]):
@@ -101,16 +113,33 @@ class Future(Generic[R]):
         return value
 
     def _wait(self, timeout: float | None) -> None:
-        try:
-            is_there = self._outcome.wait(timeout)
-        except KeyboardInterrupt:
-            tag = self._call.tag if self._call is not None else None
-            if current() is None and tag is not None and tag.runs:  # an actor that is interrupted holds nobody up
-                tag.interrupt()
-                self._outcome.wait(_CLEAN_UP_S)
-            raise
+        with at_waits():  # so that it can be told whether Jupyter ends this kernel, which is not for the actors
+            try:
+                is_there = self._outcome.wait(timeout)
+            except KeyboardInterrupt:
+                tag = self._call.tag if self._call is not None else None
+                if tag is None or not tag.runs or current() is not None:  # an actor that is interrupted holds nobody up
+                    raise
+                raise self._interrupted(tag) from None
         if not is_there:
             raise TimeoutError
+
+    def _interrupted(self, tag: Tag) -> CallInterrupted:
+        """Interrupt what was called, again at each press, and wait until it was answered, or nobody wants to wait."""
+        assert self._call is not None
+        for _ in range(_PRESSES):
+            if kernel_ends():
+                return CallInterrupted(f"the kernel ends; {self._call.title} goes on")
+            tag.interrupt()
+            try:
+                is_there = self._outcome.wait(_CLEAN_UP_S)
+            except KeyboardInterrupt:
+                continue
+            if is_there:
+                return CallInterrupted(f"interrupted {self._call.title}")
+            break
+        ranks = name_ranks(self._call.unanswered)
+        return CallInterrupted(f"{self._call.title} was interrupted, but {ranks} of the call did not answer")
 
     def _check_waiting(self) -> None:
         self._refuse_to_wait_for_itself()

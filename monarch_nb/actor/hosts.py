@@ -74,6 +74,27 @@ class ProcMesh(MeshTrait):
         shape = Extent(dict(extent))
         return cls(Procs(name, shape, Places(addresses), False), shape.region)
 
+    @classmethod
+    def starting(
+        cls,
+        name: str,
+        extent: Extent,
+        started: concurrent.futures.Future[Sequence[Address]],
+        bootstrap: Callable[[], Any] | None = None,
+    ) -> ProcMesh:
+        """Return the mesh of processes that are being started, and that end when it is stopped.
+
+        Args:
+            started: their addresses.
+            bootstrap: called in each before there are actors.
+        """
+        places = Outcome(_places_of)
+        started.add_done_callback(places.resolve)
+        mesh = cls(Procs(name, extent, places, True), extent.region)
+        if bootstrap is not None:
+            mesh._spawn("bootstrap", _SetUp, (bootstrap,), {}, is_first=True)
+        return mesh
+
     def _region(self) -> Region:
         return self._view
 
@@ -123,6 +144,7 @@ class ProcMesh(MeshTrait):
         mesh, here = ActorMesh(handle, extent.region), process()
         tag = here.outside.tag(handle.places.mesh_ids, f"{name}.__init__")
         here.spawn(handle, (kind, args, kwargs), mesh, is_async=is_async, runs=tag.runs, is_first=is_first)
+        tag.left()
         return mesh
 
     @property
@@ -240,12 +262,7 @@ class HostMesh(MeshTrait):
         extent = Extent({**self._view.extent, **sizes})
         hosts = [self._hosts[rank] for rank in self._view.ranks()]
         started = process().outside.spawn_procs(hosts, sizes, name or "anon")
-        places = Outcome(_places_of)
-        started.add_done_callback(places.resolve)
-        mesh = ProcMesh(Procs(name or "anon", extent, places, True), extent.region)
-        if bootstrap is not None:
-            mesh._spawn("bootstrap", _SetUp, (bootstrap,), {}, is_first=True)
-        return mesh
+        return ProcMesh.starting(name or "anon", extent, started, bootstrap)
 
     @property
     def initialized(self) -> Future[bool]:
@@ -268,6 +285,16 @@ class HostMesh(MeshTrait):
 
 def _places_of(started: concurrent.futures.Future[Sequence[Address]]) -> Places:
     return Places(started.result())
+
+
+def spawn_procs_here(hosts: Sequence[str], per_host: Mapping[str, int], name: str) -> list[Address]:
+    """Start processes, in the program; return their addresses."""
+    return list(process().outside.spawn_procs(hosts, per_host, name).result())
+
+
+def stop_procs_here(mesh_id: str) -> None:
+    """End the processes of a mesh, in the program."""
+    process().outside.stop_procs(mesh_id).result()
 
 
 class _SetUp(Actor):

@@ -111,6 +111,7 @@ class Node:
         await self.files.release_others(self.state.leases)
         self.records.flush()
         self.leases.expiry.resume()
+        self.runs.resume()
         self.log_limit.start()
         self.warming.start()
 
@@ -120,6 +121,7 @@ class Node:
         self.adoption.close()
         self.leases.expiry.close()
         self.log_limit.close()
+        self.runs.close()
         self.scripts.close()
         if end_processes:  # before anything that takes long: whoever kills this allocator meanwhile leaves none behind
             await self.supervisor.close(end_processes=True)

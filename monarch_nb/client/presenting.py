@@ -3,16 +3,57 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
+from monarch_nb.client.connections.events import Event
 from monarch_nb.errors import UsageError
 from monarch_nb.ground.code_names import run_name
+
+
+class CallingCell(Protocol):
+    """A cell of the notebook, in which what it calls of actors is shown.
+
+    Attributes:
+        number: its execution count.
+    """
+
+    number: int
+
+    def listener(self, ranks: Iterable[int], mesh: str) -> Callable[[Event], None]:
+        """Return what is told the events of a run of calls on a mesh."""
+
+    def tell(self, text: str) -> None:
+        """Show a line."""
+
+    def finished(self, run: Any) -> None:
+        """A run of calls was shown to its end."""
+
+    def when_over(self, callback: Callable[..., bool]) -> None:
+        """Call `callback` when the cell is about to return, on its thread, with `is_interrupted`: whether Ctrl-C has
+        ended it. It returns whether more may be printed in the name of the cell."""
+
+
+_cells: list[Callable[[], CallingCell]] = []
+
+
+def show_calls_in(current: Callable[[], CallingCell]) -> Callable[[], None]:
+    """Have what actors print shown in the cell that `current` returns, the one that executes or has last; returns what
+    ends that."""
+    _cells.append(current)
+    return lambda: _cells.remove(current)
+
+
+def calling_cell() -> CallingCell | None:
+    """Return the cell that executes, or has last; None when this is no notebook."""
+    return _cells[-1]() if _cells else None
+
 
 MakePanel = Callable[[Any], Any]
 """Makes a live panel of a reservation, or of a mesh: an object that the notebook displays."""
 
 _makers: list[MakePanel] = []
+_held: list[Callable[[], Any]] = []
 _notebooks: list[str] = []
 
 
@@ -25,6 +66,17 @@ def serve_notebook(path: str) -> Callable[[], None]:
 def served_notebook() -> str:
     """Return the path of the notebook; empty when there is none, or nobody knows it."""
     return _notebooks[-1] if _notebooks else ""
+
+
+def hold_for_notebook(held: Callable[[], Any]) -> Callable[[], None]:
+    """Have the reservation that `held` returns (or None) meant where none is named; returns what ends that."""
+    _held.append(held)
+    return lambda: _held.remove(held)
+
+
+def held_by_notebook() -> Any:
+    """Return the reservation that the notebook holds; None when it holds none, or there is no notebook."""
+    return _held[-1]() if _held else None
 
 
 def name_here(number: int, cell_number: int, notebook: str) -> str:

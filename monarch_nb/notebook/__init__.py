@@ -36,10 +36,11 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     if config.RANK_TOKEN_VARIABLE in os.environ:
         raise UsageError("%load_ext monarch_nb and %mesh belong into the notebook's kernel, not on the ranks")
     import monarch_nb
-    from monarch_nb.client.presenting import serve_notebook
+    from monarch_nb.client.presenting import hold_for_notebook, serve_notebook
     from monarch_nb.client.runs.stops import answer_where
     from monarch_nb.notebook.assist import inspection
     from monarch_nb.notebook.assist.completion import make_matcher
+    from monarch_nb.notebook.cells import calls
     from monarch_nb.notebook.cells.answering import takes_input
     from monarch_nb.notebook.magics import MeshMagics
     from monarch_nb.notebook.mode import MeshMode
@@ -52,10 +53,12 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     leave_notebook = serve_notebook(notebook or "")
     leave_answering = answer_where(lambda: takes_input(shell))
     session, mode = Session(monarch_nb, notebook), MeshMode()
+    forget_held = hold_for_notebook(lambda: session.reservation)
     panels = Panels(shell, session)
     unregister_panels = panels.register()
     unregister_inspection = inspection.register(shell, session, mode)
     matcher = make_matcher(session, mode, shell.user_ns)
+    unregister_calls = calls.register(shell, session)
     callbacks: dict[str, Callable[..., Any]] = {
         "pre_execute": mode.pre_execute,
         "pre_run_cell": mode.pre_run_cell,
@@ -65,8 +68,10 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     def unload() -> None:
         leave_notebook()
         leave_answering()
+        forget_held()
         unregister_panels()
         unregister_inspection()
+        unregister_calls()
         for event, callback in callbacks.items():
             shell.events.unregister(event, callback)
         shell.input_transformers_cleanup.remove(mode)

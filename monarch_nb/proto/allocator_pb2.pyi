@@ -1144,6 +1144,7 @@ class RunStatus(_message.Message):
     NOTEBOOK_FIELD_NUMBER: _builtins.int
     STOPPED_FIELD_NUMBER: _builtins.int
     SCRIPT_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
     title: _builtins.str
@@ -1156,6 +1157,8 @@ class RunStatus(_message.Message):
     notebook: _builtins.str
     script: _builtins.bool
     """it has processes of its own"""
+    calls: _builtins.bool
+    """of actors: ranks do not begin and finish it, its client does"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """on this node"""
@@ -1201,10 +1204,11 @@ class RunStatus(_message.Message):
         notebook: _builtins.str = ...,
         stopped: _abc.Iterable[_builtins.int] | None = ...,
         script: _builtins.bool = ...,
+        calls: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_ranks", b"all_ranks", "cell_number", b"cell_number", "collected", b"collected", "failed", b"failed", "failures", b"failures", "finished", b"finished", "notebook", b"notebook", "number", b"number", "ranks", b"ranks", "run_id", b"run_id", "running", b"running", "running_s", b"running_s", "script", b"script", "stopped", b"stopped", "submitted_at", b"submitted_at", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_ranks", b"all_ranks", "calls", b"calls", "cell_number", b"cell_number", "collected", b"collected", "failed", b"failed", "failures", b"failures", "finished", b"finished", "notebook", b"notebook", "number", b"number", "ranks", b"ranks", "run_id", b"run_id", "running", b"running", "running_s", b"running_s", "script", b"script", "stopped", b"stopped", "submitted_at", b"submitted_at", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

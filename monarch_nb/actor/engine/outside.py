@@ -43,6 +43,9 @@ class Tag(Protocol):
     def runs(self) -> Runs:
         """What messages carry; empty when nobody is to see what the called actors print."""
 
+    def left(self) -> None:
+        """Something was called in this name that nobody waits for, as by `broadcast`."""
+
     def interrupt(self) -> None:
         """Interrupt what was called in this name: who waits for a call was interrupted (Ctrl-C). Called in the thread
         that waits, which then waits for the answers of the ranks and raises KeyboardInterrupt; interrupted again, it

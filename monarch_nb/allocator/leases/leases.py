@@ -12,6 +12,7 @@ from monarch_nb.allocator.sessions.sessions import Session
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.processes import seconds_since_boot
 from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
+from monarch_nb.config import MAIN_MESH
 from monarch_nb.errors import ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
@@ -87,7 +88,7 @@ class Leases:
         record = self._records.meshes.get(mesh_id)
         if record is None:
             return
-        if record.spec.name == "main":
+        if record.spec.name == MAIN_MESH:
             raise UsageError("the main mesh of a reservation can not be stopped: release the reservation")
         await self._end_meshes([mesh_id])
 

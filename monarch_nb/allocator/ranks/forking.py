@@ -15,7 +15,7 @@ from monarch_nb.allocator.state.identity import Identity
 from monarch_nb.allocator.state.runs import Mesh
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
-from monarch_nb.config import NodePaths
+from monarch_nb.config import MAIN_MESH, NodePaths
 from monarch_nb.errors import MeshNotFound, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import state_pb2
@@ -64,7 +64,7 @@ class Forking:
         self._state.lease(reservation_id)
         for mesh in self._state.meshes.values():
             spec = mesh.spec
-            if (spec.reservation_id, spec.name) == (reservation_id, "main") and rank in mesh.ranks:
+            if (spec.reservation_id, spec.name) == (reservation_id, MAIN_MESH) and rank in mesh.ranks:
                 return str(start_directory(spec, self._workspace(spec)))
         raise MeshNotFound(f"{self._identity.node_id} has no rank {rank} of that reservation")
 
@@ -97,7 +97,8 @@ class Forking:
         forked = await self._supervisor.fork_ranks(template, plan(workspace))
         try:
             self._leases.check_held(spec.reservation_id)
-        except ReservationNotFound:
+            self._state.mesh(spec.mesh_id)  # or it was stopped meanwhile
+        except (ReservationNotFound, MeshNotFound):
             await self._supervisor.end(forked)
             raise
         for process in forked:

@@ -37,7 +37,7 @@ def plan_rank(paths: NodePaths, mesh: Mesh, rank: int, incarnation: int, workspa
     )
     job = Job(spec.mesh_id, spec.master_host, spec.master_port)  # the same for all, also for those that were restarted
     place = Place.in_mesh(spec, rank)
-    seen = _gpus_of(mesh, mesh.ranks)
+    seen = gpus_of(mesh, mesh.ranks)
     start = str(start_directory(spec, workspace))
     return record, _specification(paths, spec, record, place, job, start, workspace, seen, spec.environment)
 
@@ -45,7 +45,7 @@ def plan_rank(paths: NodePaths, mesh: Mesh, rank: int, incarnation: int, workspa
 def plan_script(paths: NodePaths, mesh: Mesh, run: Run, rank: int, workspace: Path | None) -> Plan:
     """Return the same of the process that a script has on a rank's slot."""
     spec, script = mesh.spec, run.submit.run.script
-    gpu_indices = _gpus_of(mesh, run.ranks)
+    gpu_indices = gpus_of(mesh, run.ranks)
     record = state_pb2.RankRecord(
         mesh_id=run.run_id, rank=rank, gpu_indices=gpu_indices, token=new_token(), script_of=spec.mesh_id
     )
@@ -56,10 +56,10 @@ def plan_script(paths: NodePaths, mesh: Mesh, run: Run, rank: int, workspace: Pa
     return record, _specification(paths, spec, record, place, job, start, workspace, gpu_indices, added)
 
 
-def _gpus_of(mesh: Mesh, ranks: Iterable[int]) -> list[int]:
+def gpus_of(mesh: Mesh, ranks: Iterable[int]) -> list[int]:
     """Return the GPUs that each process of a world sees on this node: those of all, as with torchrun, whose processes
     take theirs by LOCAL_RANK."""
-    return [gpu for rank in sorted(ranks) for gpu in mesh.ranks[rank].gpu_indices]
+    return list(dict.fromkeys(gpu for rank in sorted(ranks) for gpu in mesh.ranks[rank].gpu_indices))
 
 
 def _specification(

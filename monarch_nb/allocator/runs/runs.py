@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from monarch_nb.allocator.leases.expiry import Expiry
 from monarch_nb.allocator.logs.output import RankFiles, stored_outputs
@@ -20,6 +21,9 @@ from monarch_nb.errors import RunNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
+
+CALLS_PATIENCE_S = 5.0
+"""A client that is gone may be coming back so long; then what it called is over."""
 
 
 class Runs:
@@ -45,12 +49,15 @@ class Runs:
         self._paths, self._state, self._records, self._supervisor = paths, state, records, supervisor
         self._sessions, self._audience, self._expiry = sessions, audience, expiry
         self._start_scripts = start_scripts
+        self._ending: dict[str, asyncio.TimerHandle] = {}
 
     # ---- what clients want ----
 
     def submit(self, session: Session, submit: pb.Submit) -> None:
         """Queue a run for a session that follows it; the same run id again only follows it."""
         mesh = self._state.mesh(submit.mesh_id)
+        if submit.run.HasField("calls"):
+            session.calls.add(submit.run.run_id)
         known = submit.run.run_id in mesh.runs
         # Else the allocator before this one had started it, and there is output.
         is_new = not known and not submit.run.output and not mesh.is_running(submit.run.run_id)
@@ -81,6 +88,45 @@ class Runs:
         session.send(queued=self._state.queued(mesh, run))
         self._audience.follow(session, mesh, run, cursors)
         self._audience.send_results(session, run)
+
+    # ---- calls ----
+
+    def end_calls(self, run_id: str) -> None:
+        """Nothing more is called in the name of a run of calls; one that is over, or not known, is fine."""
+        if timer := self._ending.pop(run_id, None):
+            timer.cancel()
+        for session in self._sessions:
+            session.calls.discard(run_id)
+        if found := self._state.calls(run_id):
+            mesh, run = found
+            runs = self._paths.runs(mesh.spec.mesh_id)
+            ends = {rank: RankFiles(runs, run.output, rank).end() for rank in run.ranks}
+            self.apply(mesh.end_calls(run, ends, time.time()))
+
+    def session_left(self, session: Session) -> None:
+        """The runs of calls of a client that is gone end soon, unless it comes back."""
+        self._end_soon(session.calls)
+
+    def resume(self) -> None:
+        """A restarted allocator: clients have the time to say which of their runs of calls go on."""
+        runs = [run for mesh in self._state.meshes.values() for run in mesh.queue if run.is_calls]
+        self._end_soon(run.run_id for run in runs)
+
+    def close(self) -> None:
+        """Wait for no client any more."""
+        for timer in self._ending.values():
+            timer.cancel()
+
+    def _end_soon(self, run_ids: Iterable[str]) -> None:
+        for run_id in run_ids:
+            if run_id not in self._ending:
+                loop = asyncio.get_running_loop()
+                self._ending[run_id] = loop.call_later(CALLS_PATIENCE_S, self._end_unless_called, run_id)
+
+    def _end_unless_called(self, run_id: str) -> None:
+        del self._ending[run_id]
+        if not any(run_id in session.calls for session in self._sessions):
+            self.end_calls(run_id)
 
     # ---- what the state decides ----
 
@@ -158,7 +204,9 @@ class Runs:
         others = {run.output for run in mesh.runs.values() if run.is_script}
         newest = max((output for output in stored_outputs(runs) if output not in others), default=0)
         output = mesh.runs[running].output if running in mesh.runs else newest
-        stderr = RankFiles(runs, output, process.rank).tail_lines("err")
+        called = [run.output for run in reversed(mesh.queue) if run.is_calls and process.rank in run.ranks]
+        said = (RankFiles(runs, one, process.rank).tail_lines("err") for one in [*called, output])
+        stderr = next(filter(None, said), [])
         death = self._supervisor.explain_death(process, status, stderr)
         process.record.death.CopyFrom(death)
         self._records.save_rank(process.record)

@@ -207,4 +207,5 @@ def _run_status(run: Run, failures: Iterable[run_pb2.RankResult] = ()) -> pb.Run
         cell_number=run.cell_number,
         notebook=run.submit.notebook,
         script=run.is_script,
+        calls=run.is_calls,
     )

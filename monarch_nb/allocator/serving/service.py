@@ -138,6 +138,7 @@ class AllocatorService(service.AllocatorServicer):
             self._node.records.flush()  # what only this client could have submitted again
             self._node.sessions.discard(session)
             self._node.mail.close_mailbox(session)
+            self._node.runs.session_left(session)
             for reservation_id in list(session.attached):
                 self._node.leases.expiry.detach(session, reservation_id)
             session.close()
@@ -171,6 +172,8 @@ class AllocatorService(service.AllocatorServicer):
                     self._node.runs.follow(session, message)
                 case "cancel":
                     interrupt(self._node, run_id)
+                case "end_calls":
+                    self._node.runs.end_calls(run_id)
                 case "shown":
                     self._node.audience.note_shown(message)
                 case "unfollow":

@@ -31,6 +31,8 @@ class Session:
         self.followers: dict[str, Follower] = {}
         self.run_ids: set[str] = set()
         """Runs whose results this client wants."""
+        self.calls: set[str] = set()
+        """Runs of calls that this client has opened and not ended."""
         self.attached: set[str] = set()
         """Reservations that this client uses, by id."""
 

@@ -1,13 +1,15 @@
 """The runs of a mesh on one node: which ranks get which, in what order, and what they have come to. Pure.
 
 Two lanes lead to each rank. One is of cells: the rank's live process gets them one at a time. The other is of scripts,
-each of which has processes of its own: they wait for each other, but not for cells, nor cells for them.
+each of which has processes of its own: they wait for each other, but not for cells, nor cells for them. Runs of calls
+(what a client calls of actors) are in neither: they wait for nothing, nothing waits for them, and their clients end
+them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -82,7 +84,8 @@ class Run:
     def cell_number(self) -> int:
         """The notebook's execution count, 0 when there is none."""
         spec = self.submit.run
-        return spec.script.cell_number if self.is_script else spec.cell.cell_number
+        body = spec.script if self.is_script else spec.calls if self.is_calls else spec.cell
+        return body.cell_number
 
     @property
     def finished(self) -> bool:
@@ -174,14 +177,14 @@ class Mesh:
     def ahead_of(self, run: Run) -> list[Run]:
         """Return the unfinished runs that a run waits for on some rank."""
         wanted = {rank for rank in run.ranks if rank not in run.started}
-        if not wanted or run.is_beside:
+        if not wanted or run.is_beside or run.is_calls:
             return []
         return [
             other
             for other in self.queue
             if other.number < run.number
             and other.is_script == run.is_script
-            and not other.is_beside
+            and not (other.is_beside or other.is_calls)
             and wanted & (set(other.ranks) - other.results.keys())
         ]
 
@@ -192,6 +195,8 @@ class Mesh:
         blocked: set[tuple[int, bool]] = set()
         waits = False
         for run in self.queue:
+            if run.is_calls:
+                continue
             waits = waits or self._gap(run)  # what is missing comes before every newer run, on ranks unknown
             for rank in run.ranks:
                 if rank in run.results or ((rank, run.is_script) in blocked and not run.is_beside):
@@ -224,6 +229,21 @@ class Mesh:
         if run.finished:
             self.queue.remove(run)
         return [RankFinished(self.spec.mesh_id, run.run_id, result)]
+
+    def end_calls(self, run: Run, ends: Mapping[int, run_pb2.Cursor], now: float) -> list[Effect]:
+        """Nothing more is called in the name of a run of calls; `ends` are the sizes of its ranks' files."""
+        effects: list[Effect] = []
+        for rank in run.ranks:
+            if rank not in run.results:
+                result = run_pb2.RankResult(
+                    run_id=run.run_id,
+                    rank=rank,
+                    outcome=run_pb2.OUTCOME_OK,
+                    duration_s=max(0.0, now - run.started_at),
+                    end=ends[rank],
+                )
+                effects += self.finish(run, result)
+        return effects
 
     def drop(self, run: Run) -> list[Effect]:
         """Drop a run where it has not begun."""

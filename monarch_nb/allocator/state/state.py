@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from monarch_nb import config
 from monarch_nb.allocator.state.limits import Limits, expired
 from monarch_nb.allocator.state.runs import Effect, Mesh, RankSlot, Run, failure_of, name_of
-from monarch_nb.config import RESTARTED
 from monarch_nb.errors import (
     CapacityError,
     MeshNotFound,
@@ -172,7 +172,8 @@ class NodeState:
         raise MeshNotFound("the mesh does not exist here any more (released?); reserve again")
 
     def add_mesh(self, spec: pb.SpawnRequest) -> Mesh:
-        """Add a mesh to a lease; its ranks become ready one by one.
+        """Add a mesh to a lease; its ranks become ready one by one. One beside "main" shares the slots of that: its
+        ranks are not counted, and the GPUs go round among them.
 
         Raises:
             ReservationNotFound: no such lease.
@@ -180,11 +181,11 @@ class NodeState:
         """
         lease = self.lease(spec.reservation_id)
         slots = lease.request.gpus or lease.request.procs
-        if spec.ranks > slots:
+        if spec.ranks > slots and spec.name == config.MAIN_MESH:
             raise CapacityError(f"{spec.ranks} ranks do not fit in {slots} slots of {lease.request.name}")
         mesh = self.meshes[spec.mesh_id] = Mesh(spec)
         for local_rank in range(spec.ranks):
-            gpus = [lease.gpu_indices[local_rank]] if lease.gpu_indices else []
+            gpus = [lease.gpu_indices[local_rank % slots]] if lease.gpu_indices else []
             mesh.ranks[spec.first_rank + local_rank] = RankSlot(gpus)
         return mesh
 
@@ -210,15 +211,19 @@ class NodeState:
         previous: dict[int, int] = {}
         if submit.give_number and not submit.run.number:
             submit.run.number = mesh.last_number + 1
-            previous = dict(mesh.previous)
-            per_node = max(1, mesh.spec.ranks)
-            mesh.previous.update({rank // per_node: submit.run.number for rank in submit.all_ranks})
+            if not submit.run.HasField("calls"):  # which neither wait nor are waited for
+                previous = dict(mesh.previous)
+                per_node = max(1, mesh.spec.ranks)
+                mesh.previous.update({rank // per_node: submit.run.number for rank in submit.all_ranks})
         mesh.last_number = max(mesh.last_number, submit.run.number)
         if not submit.run.output:
-            is_script = submit.run.HasField("script")
-            submit.run.output = submit.run.number if is_script else self._choose_output(mesh, submit)
+            has_own = submit.run.HasField("script") or submit.run.HasField("calls")
+            submit.run.output = submit.run.number if has_own else self._choose_output(mesh, submit)
         run = Run(submit, now)
         run.previous = previous
+        if run.is_calls:
+            run.started.update(run.ranks)
+            run.started_at = now
         slots = mesh.ranks
         run.started.update(rank for rank in run.ranks if run_id in (slots[rank].running, *slots[rank].scripts))
         queued = self.queued(mesh, run)
@@ -294,7 +299,7 @@ class NodeState:
         if newest and rank in newest.results:
             slot.failure = failure_of(newest.results[rank])
         for run in mesh.runs.values():
-            if run.is_script:
+            if run.is_script or run.is_calls:
                 continue
             if rank in run.ranks and run.run_id == running:
                 run.started.add(rank)
@@ -313,7 +318,7 @@ class NodeState:
 
     def rank_restarting(self, mesh_id: str, rank: int) -> list[Effect]:
         """A rank is about to be replaced: what it runs or has queued ends."""
-        effects = self.rank_died(mesh_id, rank, run_pb2.Death(likely_cause=RESTARTED))
+        effects = self.rank_died(mesh_id, rank, run_pb2.Death(likely_cause=config.RESTARTED))
         self.mesh(mesh_id).ranks[rank].death = None
         return effects
 
@@ -350,6 +355,16 @@ class NodeState:
                     run.started = here | run.results.keys()
             effects += mesh.advance()
         return effects
+
+    # ---- calls ----
+
+    def calls(self, run_id: str) -> tuple[Mesh, Run] | None:
+        """Return a run of calls that goes on, and its mesh."""
+        for mesh in self.meshes.values():
+            run = mesh.runs.get(run_id)
+            if run is not None and run.is_calls and not run.finished:
+                return mesh, run
+        return None
 
     # ---- dropping ----
 

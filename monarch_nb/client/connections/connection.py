@@ -69,13 +69,16 @@ class _Followed:
         self.listener, self.submit, self.follow = listener, submit, follow
         self.accepted = False
         self.cancelled = False
+        self.ended = False
 
     @property
     def is_quiet(self) -> bool:
         return self.submit is not None and self.submit.quiet
 
     def request(self) -> pb.SessionRequest:
-        if self.submit is None or self.accepted:
+        # The node ends calls whose client is away for long: it has to know that they go on.
+        goes_on = self.submit is not None and self.submit.run.HasField("calls") and not self.ended
+        if self.submit is None or (self.accepted and not goes_on):
             return pb.SessionRequest(follow=self.follow)
         submit = pb.SessionRequest(submit=self.submit)
         for rank, cursor in self.follow.cursors.items():
@@ -298,6 +301,12 @@ class Connection:
         """Do not cancel a run when the node is there again."""
         if followed := self._followed.get(run_id):
             followed.cancelled = False
+
+    def end_calls(self, run_id: str) -> None:
+        """A run of calls is over. A node that is away now ends it by itself."""
+        if followed := self._followed.get(run_id):
+            followed.ended = True
+        self.send(end_calls=pb.EndCalls(run_id=run_id))
 
     def collect(self, run_id: str) -> None:
         """Tell the node that the results of a run are here: with the next message, or soon."""

@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from monarch_nb.actor.engine.outside import Address
+from monarch_nb.actor.hosts import ProcMesh
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import ALLOCATOR_DOWN, Connection
 from monarch_nb.client.logs.records import LogRecord, follow_logs, read_logs
@@ -16,6 +18,7 @@ from monarch_nb.client.meshes.holder import MeshHolder
 from monarch_nb.client.meshes.interrupt import interrupt_mesh
 from monarch_nb.client.pools.infos import RankInfo, RunInfo, StackReport, infos_of_node, run_infos
 from monarch_nb.client.presenting import panel_of
+from monarch_nb.client.runs.calls_run import CallsRun
 from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.client.runs.needs import Numbered
 from monarch_nb.client.runs.packing import pack_variables
@@ -287,6 +290,58 @@ class Mesh:
         post(run.submit, spec)
         return run
 
+    # ---- actors ----
+
+    @property
+    def addresses(self) -> list[Address]:
+        """Where its ranks take messages."""
+        nodes = self.core.connections
+        return [Address(nodes[rank // self.core.ranks_per_node].address, f"{self.id}/{rank}") for rank in self.ranks]
+
+    @property
+    def procs(self) -> ProcMesh:
+        """Its ranks as processes into which actors are spawned: in the shape of the mesh, where this part of it is a
+        slice, else in a row, `{"ranks": 3}`."""
+        return ProcMesh.of(self.name, self.extent.part_of(self.ranks), self.addresses)
+
+    def spawn(self, name: str, Class: type[Any], *arguments: Any, **named: Any) -> Any:
+        """Make an actor on each rank, without waiting for it. Actors that this program spawned here under the same name
+        end first; they end with the mesh, not with this kernel.
+
+        Args:
+            name: by which they are found again: `reservation.actors[name]`.
+            Class: a monarch_nb.actor.Actor. arguments, named: for its `__init__`.
+
+        Returns:
+            The actors: a monarch_nb.actor.ActorMesh with the endpoints of the class.
+
+        Raises:
+            TypeError: wrong arguments, or one that can not be pickled: nothing was sent.
+            ValueError: no Actor, or one whose endpoints do not go together.
+
+        Example:
+            >>> trainers = mesh.spawn("trainers", Trainer, lr=3e-4)  # doctest: +SKIP
+            >>> losses = trainers.step.call(10).get()  # doctest: +SKIP
+        """
+        return self.procs.spawn(name, Class, *arguments, **named)
+
+    def open_calls(self, title: str, *, cell_number: int = 0, listener: Listener | None = None) -> CallsRun:
+        """Open a run of calls on all living ranks of the mesh: what actors print in its name is its output. Who opens
+        it ends it (`CallsRun.end`).
+
+        Args:
+            title: the first call, for people.
+        """
+        alive = [rank for rank in range(self.extent.size) if rank not in self.core.dead]
+        run_id = uuid.uuid4().hex
+        calls = run_pb2.Calls(cell_number=cell_number)
+        run = CallsRun(self, run_id, alive, title, cell_number=cell_number, listener=listener)
+        self.core.add(run)
+        post(run.submit, run_pb2.RunSpec(run_id=run_id, calls=calls))
+        return run
+
+    # ---- runs, from within ----
+
     def _sync(self, *, alive: bool = True) -> None:
         files = self.reservation.files
         if files.copies:
@@ -436,7 +491,8 @@ class Mesh:
         listener: Listener | None = None,
         own_connections: bool = False,
     ) -> Run:
-        run = Run(
+        kind = CallsRun if info.is_calls else Run
+        run = kind(
             self,
             info.run_id,
             info.ranks,

@@ -77,6 +77,7 @@ class RunInfo:
         running_s: since it began; of a finished one how long it took.
         notebook: path of the notebook that it comes from; empty when that is not known.
         is_script: it has processes of its own.
+        is_calls: it is what a cell or script calls of actors.
     """
 
     run_id: str
@@ -94,6 +95,7 @@ class RunInfo:
     notebook: str = ""
     stopped: tuple[int, ...] = ()
     is_script: bool = False
+    is_calls: bool = False
 
     @property
     def done(self) -> bool:
@@ -323,6 +325,7 @@ def run_infos(told: Iterable[tuple[str, pb.MeshStatus]]) -> list[RunInfo]:
             failures=tuple(sorted(failures[run_id], key=lambda failure: failure.rank)),
             stopped=tuple(sorted({rank for part in runs for rank in part.stopped})),
             is_script=run.script,
+            is_calls=run.calls,
         )
         infos.append(info)
     return sorted(infos, key=lambda info: info.number)

@@ -469,6 +469,15 @@ def pool_named(name: str | None) -> Pool:
     return _pools.setdefault(chosen, Pool(chosen))
 
 
+def known_connections() -> dict[str, Connection]:
+    """Return the connections of this process, by the addresses of their nodes."""
+    return {
+        connection.address: connection
+        for pool in list(_pools.values())
+        for connection in list(pool.connections.values())
+    }
+
+
 def not_found(name: str | None, held: Sequence[HeldReservation], ended: Sequence[pb.Ended] = ()) -> ReservationNotFound:
     """Return the error that lists what there is, and says why that of this name is gone."""
     if gone := [one for one in ended if one.name == name]:

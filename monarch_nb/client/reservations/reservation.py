@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from monarch_nb import config
-from monarch_nb.client.connections.bridge import call
+from monarch_nb.actor.engine.outside import Address
+from monarch_nb.actor.hosts import HostMesh, ProcMesh
+from monarch_nb.client.connections.bridge import background_loop, call
 from monarch_nb.client.doctor.diagnosis import Diagnosis
 from monarch_nb.client.doctor.doctor import examine
 from monarch_nb.client.doctor.environments import PipReport
@@ -25,6 +27,8 @@ from monarch_nb.client.files.sync_report import SyncReport
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.meshes.pip import pip
 from monarch_nb.client.pools import pool as pools
+from monarch_nb.client.pools.actor_infos import ActorInfo
+from monarch_nb.client.pools.beside import checked
 from monarch_nb.client.pools.conflicts import Asked, check_same, shared_storage
 from monarch_nb.client.pools.infos import (
     EndedReservation,
@@ -45,7 +49,9 @@ from monarch_nb.client.pools.pool import (
     pool_named,
 )
 from monarch_nb.client.presenting import panel_of
+from monarch_nb.client.reservations.actors import LiveActors
 from monarch_nb.client.reservations.attachment import Attachment, TimeListener
+from monarch_nb.client.reservations.meshes import Meshes
 from monarch_nb.errors import CapacityError, NodeUnreachable, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import provisioner
@@ -86,11 +92,13 @@ class Reservation:
             if info.state == "dead" and info.death is not None
         }
         self.mesh = Mesh(status.mesh_id, "main", extent, self, self._connections, dead)
+        self.meshes = Meshes(self, held)
         self.files = _synced_files(held)
         record = self.files.record
         self._attachment = Attachment(self._connections[0], self.id, self.name, self.mesh.core, record)
         self._detach = weakref.finalize(self, self._attachment.close)
         self._detach.atexit = False  # the session ends with the process
+        _in_use.append(weakref.ref(self))
 
     def __repr__(self) -> str:
         return f"<Reservation {self.name}: {Shape(self.nodes, self.procs, self.gpus)}>"
@@ -104,8 +112,66 @@ class Reservation:
         Raises:
             ReservationNotFound: it was released.
         """
-        held = call(self._pool.held(self.id, self.name, memory=memory))
-        return reservation_info(held)
+        return reservation_info(call(self.held(memory=memory)))
+
+    async def held(self, *, memory: bool = False) -> HeldReservation:
+        """Return what its nodes say, as they say it. On the background loop."""
+        return await self._pool.held(self.id, self.name, memory=memory)
+
+    @property
+    def hosts(self) -> HostMesh:
+        """Its nodes, on which more processes can be started: a monarch_nb.actor.HostMesh `{"hosts": n}`."""
+        return HostMesh.of({"hosts": self.nodes}, self.meshes.addresses)
+
+    def spawn_procs(
+        self,
+        per_host: Mapping[str, int] | None = None,
+        name: str | None = None,
+        env: Mapping[str, str | None] | None = None,
+        bootstrap: Callable[[], Any] | None = None,
+    ) -> ProcMesh:
+        """Start more rank processes beside the main mesh, without waiting for them. They share its slots: they are not
+        counted, and on a reservation of GPUs these go round among them, rank 0 of a node having the first one.
+
+        Args:
+            per_host: how many on each node, in which shape: `{"gpus": 2}`; one when left out.
+            name: by which `%mesh actors` and logs know them. Those of the same name are stopped first.
+            env: variables to add to those of the main mesh's ranks; None takes this process's value.
+            bootstrap: called in each process before there are actors; may be async.
+
+        Returns:
+            A monarch_nb.actor.ProcMesh, `{"hosts": 1, "gpus": 2}`; its `stop()` ends the processes, and so does
+            `release()`.
+
+        Raises:
+            UsageError: a name or a shape that can not be had.
+
+        Example:
+            >>> evaluators = dev.spawn_procs({"gpus": 2}, name="evaluators")  # doctest: +SKIP
+            >>> graders = evaluators.spawn("graders", Grader)  # doctest: +SKIP
+        """
+        sizes = dict(per_host or {})
+        checked(name or "procs", sizes)
+        environment = pools.environment_option(env)
+
+        async def start() -> Sequence[Address]:
+            nodes = self.meshes.addresses
+            called = name or "procs"
+            mesh = await self.meshes.spawn(nodes, sizes, called, environment, replaces=name is not None)
+            return mesh.addresses
+
+        extent = Extent({**({} if "hosts" in sizes else {"hosts": self.nodes}), **sizes})
+        started = asyncio.run_coroutine_threadsafe(start(), background_loop())
+        return ProcMesh.starting(name or "procs", extent, started, bootstrap)
+
+    @property
+    def actors(self) -> LiveActors:
+        """The actors on its ranks by name, also those that an earlier kernel has spawned."""
+        return LiveActors(self, self.meshes)
+
+    def actor_infos(self) -> list[ActorInfo]:
+        """Return the actors of its ranks and what they do; ranks that do not answer are missing."""
+        return call(self.meshes.actor_infos())
 
     def extend(self, time: Duration, /) -> float:
         """Add to its time limit, as if it had been reserved for longer; return how many seconds are left now.
@@ -132,6 +198,11 @@ class Reservation:
             UsageError: this is no notebook, or one without the extension.
         """
         return panel_of(self)
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether this process uses it."""
+        return self._detach.alive
 
     def detach(self) -> None:
         """Use it no longer from this process, as far as its idle limit is concerned; it is held on."""
@@ -233,6 +304,15 @@ class Reservation:
             if not isinstance(error, NodeUnreachable) or error.node in exist:
                 raise error
         return released.kept
+
+
+_in_use: list[weakref.ref[Reservation]] = []
+
+
+def in_use() -> list[Reservation]:
+    """Return the reservations that this process uses, the newest last."""
+    _in_use[:] = [reference for reference in _in_use if (one := reference()) is not None and one.is_attached]
+    return [one for reference in _in_use if (one := reference()) is not None]
 
 
 def _synced_files(held: HeldReservation) -> SyncedFiles:

@@ -50,6 +50,7 @@ class Run:
         number: counts the runs of a mesh; logs have it. cell_number: of the notebook's cell, or 0.
         results: by rank, of those that have finished.
         is_script: it has processes of its own, which end with it.
+        is_calls: it is of calls of actors (CallsRun).
     """
 
     def __init__(
@@ -65,7 +66,8 @@ class Run:
         own_connections: bool = False,
     ) -> None:
         self.mesh, self.id, self.ranks, self.title = mesh, run_id, tuple(ranks), title
-        self.cell_number, self.notebook, self.is_script = cell_number, served_notebook(), False
+        self.cell_number, self.notebook = cell_number, served_notebook()
+        self.is_script = self.is_calls = False
         self.number = 0
         self.finished_before: frozenset[int] = frozenset()
         """Ranks that had finished when this process began to follow it."""

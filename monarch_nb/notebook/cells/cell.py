@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextvars
 import os
-import secrets
 import sys
 import threading
 import time
@@ -14,7 +12,6 @@ from typing import TYPE_CHECKING, Any, get_args
 from weakref import WeakValueDictionary
 
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.display import publish_display_data
 
 from monarch_nb.client.connections.events import TIME_NOTICE, Event, Finished, Notice
 from monarch_nb.client.runs.stops import OnBreakpoint, can_answer
@@ -26,9 +23,9 @@ from monarch_nb.notebook.cells.answering import Answering
 from monarch_nb.notebook.cells.following import KernelEnds, RunInterrupted, RunTimeout, wait_for
 from monarch_nb.notebook.cells.sent_files import FilesBeforeCells
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
-from monarch_nb.notebook.output.publishing import call_later, printing
+from monarch_nb.notebook.output.publishing import call_later, displaying, printing
 from monarch_nb.notebook.output.tables import calm_line, is_notebook, preformatted, show
-from monarch_nb.notebook.output.view import Publish, RunView
+from monarch_nb.notebook.output.view import RunView
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.syntax.command_line import Parsed, checked_name, help_text, parse, wants_help
 from monarch_nb.notebook.syntax.declarations import CELL
@@ -313,7 +310,7 @@ class CellRunner:
         terminal = not is_notebook(self._shell)
         view = self._last_view = RunView(
             ranks,
-            printing() if terminal else _displaying(),
+            printing() if terminal else displaying()(),
             call_later,
             group="rank" if group == "rank" else "type" if group == "type" else "order",
             show_failures=background,
@@ -339,21 +336,6 @@ class CellRunner:
         if run_cell(code, store_history=False, silent=silent).success:
             return None
         return KernelCellFailed("the cell failed in the kernel (its traceback is above)")
-
-
-def _displaying() -> Publish:
-    """Return what shows bundles in the cell that executes now, each in place of the one before."""
-    display_id = secrets.token_hex(16)
-    publish_to_cell: Any = publish_display_data  # IPython's has no types
-    # ipykernel 7 keeps the cell that a message belongs to in the context. A first display belongs to this cell; an
-    # update finds its display by id, but nbclient takes it only when it belongs to the cell that runs then.
-    this_cell = contextvars.copy_context()
-
-    def publish(bundle: dict[str, str], update: bool) -> None:
-        context = contextvars.Context() if update else this_cell.copy()
-        context.run(publish_to_cell, bundle, transient={"display_id": display_id}, update=update)
-
-    return publish
 
 
 def others_kept(error: PickleError, out: str, kept: list[Any]) -> PickleError:

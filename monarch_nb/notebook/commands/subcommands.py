@@ -20,6 +20,7 @@ from monarch_nb.notebook.commands.debugging import debug
 from monarch_nb.notebook.commands.files import FileCommands, placed_line
 from monarch_nb.notebook.commands.scripts import run_script
 from monarch_nb.notebook.mode import MeshMode
+from monarch_nb.notebook.output.actors import actors_table
 from monarch_nb.notebook.output.logs import nothing_line, shown_logs
 from monarch_nb.notebook.output.tables import (
     calm_line,
@@ -75,6 +76,7 @@ class Subcommands:
             declarations.PANEL: self._panel,
             declarations.STATUS: self._status,
             declarations.STACKS: self._stacks,
+            declarations.ACTORS: self._actors,
             declarations.LOGS: self._logs,
             declarations.DEBUG: partial(debug, session, shell),
             declarations.DOCTOR: self._doctor,
@@ -236,6 +238,10 @@ class Subcommands:
 
     def _stacks(self, parsed: Parsed) -> None:
         show(stacks_view(self._session.mesh(parsed.text("targets")).stacks().groups))
+
+    def _actors(self, _: Parsed) -> None:
+        reservation = self._session.current()
+        show(actors_table(reservation.name, reservation.actor_infos()))
 
     def _logs(self, parsed: Parsed) -> None:
         mesh = self._session.mesh(parsed.text("targets"))

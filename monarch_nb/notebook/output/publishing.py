@@ -1,9 +1,14 @@
-"""What a view needs besides events: a terminal to print to, where there is no cell, and somebody who calls it later."""
+"""What a view needs besides events: a cell to be shown in, or a terminal, and somebody who calls it later."""
 
 from __future__ import annotations
 
+import contextvars
+import secrets
 import sys
 from collections.abc import Callable
+from typing import Any
+
+from IPython.display import publish_display_data
 
 from monarch_nb.client.connections.bridge import background_loop
 from monarch_nb.ground import escapes
@@ -23,6 +28,25 @@ def printing(*, colours: bool = True) -> Publish:
         sys.stdout.flush()
 
     return publish
+
+
+def displaying() -> Callable[[], Publish]:
+    """Return what makes displays of the cell that executes now: each shows bundles, one in place of the one before."""
+    publish_to_cell: Any = publish_display_data  # IPython's has no types
+    # ipykernel 7 keeps the cell that a message belongs to in the context. A first display belongs to this cell; an
+    # update finds its display by id, but nbclient takes it only when it belongs to the cell that runs then.
+    this_cell = contextvars.copy_context()
+
+    def make() -> Publish:
+        display_id = secrets.token_hex(16)
+
+        def publish(bundle: dict[str, str], update: bool) -> None:
+            context = contextvars.Context() if update else this_cell.copy()
+            context.run(publish_to_cell, bundle, transient={"display_id": display_id}, update=update)
+
+        return publish
+
+    return make
 
 
 def call_later(delay_s: float, callback: Callable[[], None]) -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from monarch_nb.client.connections.events import QUEUE_NOTICE, Display, Elided, Event, Finished, Notice, Result, Text
 from monarch_nb.ground.rank_sets import counted
@@ -71,6 +71,7 @@ class RunView:
         terminal: bool = False,
         shown: Collection[int] | None = None,
         resumed: bool = False,
+        of_calls: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make a view; nothing is shown yet.
@@ -85,6 +86,7 @@ class RunView:
             terminal: displays can not be updated; publish only what is new, once it can not change any more.
             shown: ranks whose output is shown; None for all. How each ended is always shown.
             resumed: the output is followed from the middle.
+            of_calls: it is what a cell calls of actors, which is told neither how long it takes nor how it ends.
             clock: seconds, for tests.
         """
         ranks = tuple(ranks)
@@ -92,7 +94,7 @@ class RunView:
         self._held = Held(ranks) if resumed else None
         self._unshown = frozenset() if shown is None else frozenset(ranks) - frozenset(shown)
         self._publish, self._call_later, self._clock = publish, call_later, clock
-        self._group, self._show_failures = group, show_failures
+        self._group, self._show_failures, self._of_calls = group, show_failures, of_calls
         # A terminal can not put lines between others: it shows arranged output at the end.
         self._stream, self._terminal = stream and not (terminal and group != "order"), terminal
         self._lock = threading.Lock()
@@ -130,7 +132,7 @@ class RunView:
                 self._not_before_s = max(self._not_before_s, now_s + FIRST_UPDATE_S)
             if not isinstance(event, Notice) or event.key == QUEUE_NOTICE:
                 self._note_turn(event, now_s)
-            if isinstance(event, Result):
+            if isinstance(event, Result) and not self._of_calls:
                 self._duration_s = max(self._duration_s, event.duration_s)
                 self._may_print_later |= event.may_print_later
             if isinstance(event, Finished):
@@ -152,10 +154,12 @@ class RunView:
             self._show(self._clock())
             self._schedule(self._clock())
 
-    def close(self) -> None:
-        """Show the final state, on the thread of the cell, which returns. Output that comes later is still added."""
+    def close(self, *, may_print_later: bool = False) -> None:
+        """Show the final state, on the thread of the cell, which returns. Output that comes later is still added, where
+        something is shown, or `may_print_later` or a result says that it may come."""
         with self._lock:
             now_s = self._clock()
+            self._may_print_later |= may_print_later
             self._release(now_s)
             self._fold.add(Finished(), now_s)
             self._end(now_s)
@@ -213,7 +217,7 @@ class RunView:
             wakes.append(self._started_s + HOLD_S)
         if self._dirty and (self._stream or (self._over and self._kept_open)):
             wakes.append(self._not_before_s)
-        if self._stream and not self._over and not self._terminal:
+        if self._stream and not (self._over or self._terminal or self._of_calls):
             wakes.append(self._next_status_s(now_s))
         if self._terminal and self._stream and self._fold.waiting():
             wakes.append(now_s + _SETTLE_S)
@@ -249,11 +253,10 @@ class RunView:
 
     def _update(self, now_s: float) -> int:
         """Publish what is new in the notebook; return its size."""
-        long_running = now_s - self._started_s >= STATUS_AFTER_S
         bundle = render(
             self._fold,
             group=self._group,
-            failures="full" if self._show_failures else "short" if long_running and not self._over else "none",
+            failures=self._told_failures(now_s),
             status=self._status(now_s),
             status_alone=self._kept_open or self._shown is not None or not self._over,
         )
@@ -264,6 +267,13 @@ class RunView:
         self._publish(bundle, self._shown is not None)
         self._shown = bundle
         return len(bundle["text/html"])
+
+    def _told_failures(self, now_s: float) -> Literal["none", "short", "full"]:
+        if self._of_calls:  # who called raises them
+            return "none"
+        if self._show_failures:
+            return "full"
+        return "short" if now_s - self._started_s >= STATUS_AFTER_S and not self._over else "none"
 
     def _print_new(self, now_s: float) -> int:
         """Publish the lines that have become final, in a terminal; return their size."""
@@ -283,6 +293,8 @@ class RunView:
         return sum(map(len, parts))
 
     def _status(self, now_s: float) -> str:
+        if self._of_calls:
+            return ""
         ranks, failures = self._fold.ranks.bit_count(), self._fold.failures.values()
         good = self._fold.ended.bit_count() - len(failures)
         elapsed_s = (now_s if self._over_s is None else self._over_s) - self._since_s

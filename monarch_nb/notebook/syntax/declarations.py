@@ -189,6 +189,14 @@ STACKS = Command(
     notes="Works while ranks run or hang, also inside C code.",
     examples=(("%mesh stacks -t 0,7", "two ranks"),),
 )
+ACTORS = Command(
+    "actors",
+    "the actors on the ranks: what they run and for how long, and how many messages wait; those alike once",
+    magic="%mesh ",
+    section="Look",
+    notes="Works while ranks run or hang. In a %%mesh cell `actors[NAME]` is a rank's own.",
+    examples=(("%mesh actors", ""),),
+)
 LOGS = Command(
     "logs",
     "what ranks printed, all of it, from the logs on disk",
@@ -368,7 +376,7 @@ MESH = CommandSet(
     commands=(
         *(RESERVE, ATTACH, DETACH, RELEASE, EXTEND, LIST),
         RUN,
-        *(PANEL, STATUS, STACKS, LOGS, DEBUG, DOCTOR),
+        *(PANEL, STATUS, STACKS, ACTORS, LOGS, DEBUG, DOCTOR),
         *(PUSH, PULL),
         *(SYNC, FETCH, LS),
         *(PIP, INTERRUPT, RESTART, ON, OFF, HELP),

@@ -1,27 +1,37 @@
 """What actors of a rank have around them."""
 
+from __future__ import annotations
+
 import concurrent.futures
 import sys
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from typing import Any
 
 from monarch_nb.actor.engine import process as engine
+from monarch_nb.actor.engine.handles import Places
 from monarch_nb.actor.engine.outside import Address, Execution, Runs
-from monarch_nb.errors import UsageError
+from monarch_nb.actor.hosts import spawn_procs_here, stop_procs_here
+from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.worker.mail.post import Post
 
-_ELSEWHERE = "an actor of a rank can not start or stop processes: reservation.spawn_procs() in the notebook does"
 
-
-@dataclass(frozen=True)
 class RankTag:
-    """In whose name code of a rank calls actors: that of the message that it executes, if any."""
+    """In whose name an actor calls others: that of the message that it executes.
 
-    runs: Runs
+    Attributes:
+        runs: of that message.
+    """
+
+    def __init__(self, runs: Runs) -> None:
+        self.runs = runs
+
+    def left(self) -> None:
+        """Nothing: who called this endpoint knows what to expect."""
 
     def interrupt(self) -> None:
-        """Nothing: an interrupt of those runs reaches every rank by itself."""
+        """Nothing: what an interrupted endpoint has called is interrupted as well, in the name of the same run."""
 
 
 class RankOutside:
@@ -35,6 +45,7 @@ class RankOutside:
     def __init__(self, post: Post, executing: Callable[[Execution], AbstractContextManager[None]]) -> None:
         self._post = post
         self.executing = executing
+        self._nobody = RankTag({})
 
     def home(self, node: str) -> Address:
         """Return where this rank takes messages: on all nodes the same."""
@@ -50,28 +61,48 @@ class RankOutside:
         answers: int = 0,
     ) -> None:
         """Send a message; see `Post.send`."""
-        self._post.send(node, processes, pieces, call=call, answers=answers)
+        if not processes:
+            return
+        try:
+            self._post.send(node, processes, pieces, call=call, answers=answers)
+        except MonarchNbError as error:
+            engine.process().undelivered(call, processes, node, str(error), None)
 
     def spawn_procs(
         self, hosts: Sequence[str], per_host: Mapping[str, int], name: str
     ) -> concurrent.futures.Future[Sequence[Address]]:
-        """Refuse: only clients hold reservations."""
-        refused: concurrent.futures.Future[Sequence[Address]] = concurrent.futures.Future()
-        refused.set_exception(UsageError(_ELSEWHERE))
-        return refused
+        """Have processes started by the program that has spawned the actor: only that knows its reservations."""
+        return _asked_of_program(spawn_procs_here, list(hosts), dict(per_host), name)
 
     def stop_procs(self, mesh_id: str) -> concurrent.futures.Future[None]:
-        """Refuse as well."""
-        refused: concurrent.futures.Future[None] = concurrent.futures.Future()
-        refused.set_exception(UsageError(_ELSEWHERE))
-        return refused
+        """Have the processes of a mesh ended, by the program."""
+        return _asked_of_program(stop_procs_here, mesh_id)
 
     def tag(self, mesh_ids: Collection[str], title: str) -> RankTag:
-        """Return in whose name the calling code calls actors."""
+        """Return in whose name is called now."""
         execution = engine.executing()
-        runs = execution.runs if execution is not None else {}
-        return RankTag({mesh_id: runs[mesh_id] for mesh_id in mesh_ids if mesh_id in runs})
+        return RankTag(execution.runs) if execution is not None and execution.runs else self._nobody
 
     def tell(self, text: str) -> None:
-        """Print it, where the calling code prints."""
+        """Tell people, in the log of this rank and in what the running code prints."""
         sys.stderr.write(f"{text}\n")
+
+
+def _asked_of_program(function: Callable[..., Any], *arguments: Any) -> concurrent.futures.Future[Any]:
+    """Have the program that has spawned the calling actor call a function; return what comes of it."""
+    here = engine.process()
+    owner = here.owner()
+    if owner is None:
+        raise UsageError("processes are started by actors of this rank, or from the notebook: reservation.spawn_procs")
+    outcome = here.ask(Places([owner.birth.root]), function, *arguments).outcome
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def resolve() -> None:
+        try:
+            future.set_result(outcome.value()[0])
+        except Exception as error:  # noqa: BLE001 (what the program raised, for who waits)
+            future.set_exception(error)
+
+    # Unpickling may take long: not on the thread that takes the mail.
+    outcome.when_resolved(lambda: threading.Thread(target=resolve, daemon=True).start())
+    return future

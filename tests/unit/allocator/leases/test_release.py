@@ -12,7 +12,7 @@ import pytest
 from monarch_nb.allocator.files.node_files import SMALL_CHANGE_ENTRIES
 from monarch_nb.allocator.files.workspace.pending import Pending
 from monarch_nb.allocator.sessions.sessions import Session
-from monarch_nb.errors import MonarchNbError, ReservationNotFound
+from monarch_nb.errors import MeshNotFound, MonarchNbError, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, state_pb2
 from unit.allocator.idle_node import (
@@ -265,3 +265,49 @@ class TestRelease:
         node.records.database.put("lease", "big", state_pb2.LeaseRecord(request={"name": "x" * 1_000_000}))
         assert await node.leases.release("r") == 2
         assert (node.state.leases, node.state.meshes) == ({}, {})
+
+
+class TestMeshBesideMain:
+    """What `spawn_procs` adds to a reservation, and `stop` ends."""
+
+    SECOND = "s" * 32
+
+    def request(self, ranks: int = 3) -> pb.SpawnRequest:
+        return pb.SpawnRequest(
+            reservation_id="r", mesh_id=self.SECOND, name="evaluators", ranks=ranks, world_size=ranks
+        )
+
+    async def test_it_is_not_counted_and_its_end_is_not_that_of_main(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        await node.forking.spawn(self.request(ranks=3))
+        assert sorted(node.state.meshes) == [MESH, self.SECOND]
+        await node.leases.stop_mesh(self.SECOND)
+        assert list(node.state.meshes) == [MESH]
+        assert sorted(node.supervisor.ranks) == [(MESH, 0), (MESH, 1)]
+        assert not node.paths.mesh(self.SECOND).exists()
+        await node.leases.stop_mesh(self.SECOND)  # fine
+
+    async def test_main_is_not_stopped(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        with pytest.raises(UsageError, match="release the reservation"):
+            await node.leases.stop_mesh(MESH)
+        assert len(node.supervisor.ranks) == 2
+
+    async def test_it_goes_with_its_reservation(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        await node.forking.spawn(self.request())
+        assert await node.leases.release("r") == 5
+        assert_nothing_left(node)
+
+    async def test_stopped_while_it_is_being_started(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        node.supervisor.may_fork.clear()
+        node.supervisor.asked.clear()
+        task = asyncio.create_task(node.forking.spawn(self.request()))
+        await node.supervisor.asked.wait()
+        await node.leases.stop_mesh(self.SECOND)
+        node.supervisor.may_fork.set()
+        with pytest.raises(MeshNotFound):
+            await task
+        assert sorted(node.supervisor.ranks) == [(MESH, 0), (MESH, 1)]
+        assert self.SECOND not in node.records.meshes

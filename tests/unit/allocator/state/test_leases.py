@@ -2,6 +2,7 @@
 
 import pytest
 
+from monarch_nb.allocator.ranks.specs import gpus_of
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.errors import (
     CapacityError,
@@ -117,9 +118,18 @@ class TestMeshes:
     def test_more_ranks_than_slots(self) -> None:
         state = NodeState(4)
         state.reserve(request(procs=2))
+        main = spec(ranks=3)
+        main.name = "main"
         with pytest.raises(CapacityError, match="3 ranks do not fit in 2 slots of dev"):
-            state.add_mesh(spec(ranks=3))
+            state.add_mesh(main)
         assert not state.meshes
+
+    def test_the_gpus_go_round_among_the_ranks_beside_main(self) -> None:
+        state = NodeState(0, gpus=[4, 5])
+        state.reserve(request(gpus=2))
+        mesh = state.add_mesh(spec(ranks=3))
+        assert [slot.gpu_indices for slot in mesh.ranks.values()] == [[4], [5], [4]]
+        assert gpus_of(mesh, mesh.ranks) == [4, 5]
 
     def test_without_a_lease(self) -> None:
         with pytest.raises(ReservationNotFound, match="reserve again"):

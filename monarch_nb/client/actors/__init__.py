@@ -1,0 +1,7 @@
+"""Actors, as a notebook or a script calls them. Top to bottom:
+
+runtime      what the engine of actors has around it in this process
+holding      the reservations and meshes that this process uses
+calls        in whose name actors are called: a cell's, or the script's
+printing     what actors print, in a script
+"""

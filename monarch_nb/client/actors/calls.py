@@ -1,0 +1,240 @@
+"""In whose name this process calls actors: a cell of the notebook, or the script. What they print is theirs, and Ctrl-C
+interrupts what was called in their name."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Protocol
+
+from monarch_nb.actor.engine.outside import CallState, Runs
+from monarch_nb.client import presenting
+from monarch_nb.client.actors.behind import Behind
+from monarch_nb.client.connections.bridge import background_loop, post
+from monarch_nb.client.connections.connection import GAP_S
+from monarch_nb.client.connections.events import Event, Finished
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.runs.calls_run import CallsRun
+from monarch_nb.client.runs.run import Listener
+
+LOOK_S = 0.5
+"""So often it is looked whether calls were answered."""
+QUIET_S = 60.0
+"""A script that calls nothing for so long ends its runs; it opens others when it goes on."""
+END_WAIT_S = 2.0
+"""So long a cell waits at its end for what its calls have printed."""
+
+
+class Audience(Protocol):
+    """Where what actors print is shown."""
+
+    def listener(self, ranks: Iterable[int], mesh: str) -> Listener:
+        """Return what is told the events of a run of calls on a mesh."""
+
+    def finished(self, run: CallsRun) -> None:
+        """A run was shown to its end."""
+
+    def tell(self, text: str) -> None:
+        """Tell people something."""
+
+
+class CallsTag:
+    """What `Outside.tag` returns.
+
+    Attributes:
+        runs: by mesh; one whose node did not say a number in time is missing.
+    """
+
+    def __init__(self, runs: Mapping[str, CallsRun], caller: Caller) -> None:
+        self.runs: Runs = {mesh_id: (run.id, run.number) for mesh_id, run in runs.items() if run.number}
+        self._caller = caller
+
+    def left(self) -> None:
+        """As Tag's."""
+        self._caller.has_left = True
+
+    def interrupt(self) -> None:
+        """As Tag's."""
+        self._caller.interrupt()
+
+
+class Caller:
+    """Who calls actors: a cell, or a script. From any thread.
+
+    Args:
+        mesh_of: returns a mesh by its id; None when it can not be found.
+        audience: shows what is printed.
+        cell_number: the notebook's execution count; 0 in a script.
+
+    Attributes:
+        used_s: when it called something last, of the monotonic clock.
+        is_over: the cell has returned; what it has left may go on to call.
+        has_left: it has called what nobody waits for.
+    """
+
+    def __init__(self, mesh_of: Callable[[str], Mesh | None], audience: Audience, cell_number: int = 0) -> None:
+        self.audience = audience
+        self._mesh_of, self._cell_number = mesh_of, cell_number
+        self._lock = threading.Lock()
+        self._runs: dict[str, CallsRun] = {}
+        self._tags: dict[frozenset[str], CallsTag] = {}
+        self._interrupted: list[CallsRun] = []
+        self.is_over = self.has_left = False
+        self.used_s = time.monotonic()
+
+    def tag(self, mesh_ids: Collection[str], title: str) -> CallsTag:
+        """As `Outside.tag`. The first call on a mesh opens its run, which takes a moment."""
+        key = mesh_ids if isinstance(mesh_ids, frozenset) else frozenset(mesh_ids)
+        self.used_s = time.monotonic()
+        if tag := self._tags.get(key):
+            return tag
+        with self._lock:
+            opened = [self._open(mesh_id, title) for mesh_id in key if mesh_id not in self._runs]
+            for run in filter(None, opened):
+                run.wait_number(GAP_S)
+            runs = {mesh_id: self._runs[mesh_id] for mesh_id in key if mesh_id in self._runs}
+            tag = self._tags[key] = CallsTag(runs, self)
+        return tag
+
+    def _open(self, mesh_id: str, title: str) -> CallsRun | None:
+        mesh = self._mesh_of(mesh_id)
+        if mesh is None:
+            return None
+        listener = self.audience.listener(range(mesh.extent.size), mesh.name)
+        run = self._runs[mesh_id] = mesh.open_calls(title, cell_number=self._cell_number, listener=listener)
+        run.add_listener(_collecting(run, self.audience))
+        return run
+
+    @property
+    def runs(self) -> list[CallsRun]:
+        """Those that go on."""
+        return list(self._runs.values())
+
+    def interrupt(self) -> None:
+        """Interrupt what was called in this name; what is called from now on is not touched. Does not block. Called
+        again, it kills and restarts the ranks that do not stop."""
+        with self._lock:
+            runs, self._runs = list(self._runs.values()), {}
+            self._tags.clear()
+            again = [run for run in self._interrupted if not run.done]
+            self._interrupted += runs
+        for run in runs:
+            run.cancel()
+        for run in again:
+            threading.Thread(target=run.interrupt, args=[True], name="monarch_nb kills", daemon=True).start()
+
+    def end(self, calls: Iterable[CallState] = ()) -> list[CallsRun]:
+        """End the runs in whose name nothing of `calls` is called; return them."""
+        awaited = {run_id for call in calls for run_id, _ in call.runs.values()}
+        with self._lock:
+            over = [run for run in (*self._runs.values(), *self._interrupted) if run.id not in awaited]
+            self._runs = {mesh_id: run for mesh_id, run in self._runs.items() if run not in over}
+            self._interrupted = [run for run in self._interrupted if run not in over]
+            self._tags.clear()
+        for run in over:
+            run.end()
+        return over
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it has runs that have not ended."""
+        return bool(self._runs or self._interrupted)
+
+
+class Callers:
+    """Who calls actors in this process, one after the other: the cells of the notebook, else the script.
+
+    Args:
+        mesh_of: as Caller's.
+        audience: of the script.
+        calls: returns the calls that are not answered yet.
+    """
+
+    def __init__(
+        self, mesh_of: Callable[[str], Mesh | None], audience: Audience, calls: Callable[[], list[CallState]]
+    ) -> None:
+        self._mesh_of, self._calls = mesh_of, calls
+        self._script = self._current = Caller(mesh_of, audience)
+        self._past: list[Caller] = []
+        self._behind = Behind(mesh_of)
+        self._is_looking = False
+        self._ends_at_exit = False
+
+    @property
+    def current(self) -> Caller:
+        """Who calls now."""
+        cell = presenting.calling_cell()
+        audience = self._script.audience if cell is None else cell
+        if audience is not self._current.audience:
+            self._past.append(self._current)
+            if cell is None:
+                self._current = self._script
+            else:
+                self._current = Caller(self._mesh_of, cell, cell.number)
+                cell.when_over(self.end_cell)
+        return self._current
+
+    def tag(self, mesh_ids: Collection[str], title: str) -> CallsTag:
+        """As `Outside.tag`."""
+        tag = self.current.tag(mesh_ids, title)
+        if not self._is_looking:
+            post(self._look_soon)
+        if not self._ends_at_exit:
+            self._ends_at_exit = True
+            atexit.register(self._end_all)
+        return tag
+
+    def end_cell(self, *, is_interrupted: bool) -> bool:
+        """The cell is over: its runs end when its calls were answered. What those that were answered have printed is
+        there.
+
+        Args:
+            is_interrupted: by Ctrl-C: so is what it has called and was not answered.
+
+        Returns:
+            whether more may be printed in its name.
+        """
+        caller = self._current
+        caller.is_over = True
+        ended = caller.end(self._calls())
+        if is_interrupted and caller.goes_on:
+            caller.interrupt()
+        until_s = time.monotonic() + END_WAIT_S
+        for run in ended:
+            run.wait(max(0.0, until_s - time.monotonic()))
+        post(self._look_soon)
+        return caller.goes_on or caller.has_left
+
+    def _end_all(self) -> None:
+        for caller in (self._current, *self._past):
+            for run in caller.end():
+                run.wait(END_WAIT_S)
+
+    # ---- on the background loop ----
+
+    def _look_soon(self) -> None:
+        if not self._is_looking:
+            self._is_looking = True
+            background_loop().call_later(LOOK_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._is_looking = False
+        calls = self._calls()
+        current = self._current
+        for caller in (*self._past, current):
+            if caller.is_over or caller is not current or time.monotonic() - caller.used_s > QUIET_S:
+                caller.end(calls)
+        self._past = [caller for caller in self._past if caller.goes_on]
+        self._behind.look(calls, current.runs)
+        if self._past or current.goes_on:
+            self._look_soon()
+
+
+def _collecting(run: CallsRun, audience: Audience) -> Listener:
+    def on_event(event: Event) -> None:
+        if isinstance(event, Finished):
+            audience.finished(run)
+
+    return on_event

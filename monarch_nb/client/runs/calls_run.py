@@ -1,0 +1,113 @@
+"""A run of calls: what a notebook's cell, or a script, calls of the actors of a mesh, so that what they print has a
+number, files and followers as a cell's output has."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from monarch_nb.client.connections.bridge import post
+from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.runs.interrupt_report import InterruptReport, place_of
+from monarch_nb.client.runs.needs import HeldMesh
+from monarch_nb.client.runs.run import STOP_WAIT_S, Run
+from monarch_nb.errors import MonarchNbError
+from monarch_nb.ground.flag import Flag
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+
+LOOK_S = 0.1
+"""So often it is asked whether endpoints have ended after an interrupt: nothing tells that to who did not call them."""
+
+
+class CallsRun(Run):
+    """A run of calls, which goes on until who has opened it ends it. No rank begins or finishes it.
+
+    Attributes:
+        is_ended: this process has ended it.
+    """
+
+    def __init__(self, mesh: HeldMesh, run_id: str, *arguments: Any, **options: Any) -> None:
+        super().__init__(mesh, run_id, *arguments, **options)
+        self.is_calls = True
+        self.is_ended = False
+        self._known = Flag()
+
+    def wait_number(self, timeout_s: float) -> bool:
+        """Wait until it has its number; return whether it has. It will never have one when it was refused."""
+        self._known.wait(timeout_s)
+        return bool(self.number)
+
+    def end(self) -> None:
+        """Nothing more is called in its name; does not wait. What still prints is shown on."""
+        post(self._end)
+
+    # ---- on the background loop ----
+
+    def submit(self, spec: run_pb2.RunSpec) -> None:
+        """Open it: on the first node, which gives it its number, and when it has one on the others."""
+        super().submit(spec)
+        for task in self._tasks:  # it waits for nothing
+            task.cancel()
+
+    def on_queued(self, connection: Connection, queued: pb.Queued) -> None:
+        """As a run's."""
+        super().on_queued(connection, queued)
+        self._known.set()
+        if self.is_ended:
+            self._tell_ended()
+
+    def on_refused(self, connection: Connection, error: MonarchNbError) -> None:
+        """As a run's."""
+        super().on_refused(connection, error)
+        self._known.set()
+
+    def _watch_waits(self) -> None:
+        """Who calls sees what it waits for."""
+
+    def _end(self) -> None:
+        self.is_ended = True
+        if self.number:
+            self._tell_ended()
+
+    def _tell_ended(self) -> None:
+        for connection in self._nodes.connections():
+            connection.end_calls(self.id)
+
+    async def _interrupt(self, kill_stuck: bool) -> InterruptReport:
+        """Interrupt what is executed in its name. It goes on itself, as long as who has opened it wants that."""
+        before = self.results.keys() | self.finished_before
+        left = [rank for rank in self.ranks if rank not in before]
+        reachable = self._nodes.reachable(left)
+        restarted: list[int] = []
+        if kill_stuck:
+            restarted = list(await self._executing(reachable))
+            await self.mesh.core.restart(restarted)
+        else:
+            self._send_interrupt()
+        stuck = {rank: place_of(where) for rank, where in (await self._still_executing(reachable)).items()}
+        self.is_stuck = bool(stuck)
+        for connection in self._nodes.connections():
+            connection.withdraw_cancel(self.id)
+        self._freed.set()
+        return InterruptReport(
+            stopped=tuple(rank for rank in reachable if rank not in stuck and rank not in restarted),
+            free=tuple(sorted(before)),
+            stuck=stuck,
+            unreachable={rank: self._nodes.name_of(rank) for rank in left if rank not in reachable},
+            restarted=tuple(restarted),
+        )
+
+    async def _executing(self, ranks: list[int]) -> dict[int, run_pb2.Where]:
+        """Return the ranks that execute something in its name, and where."""
+        told = await self.mesh.core.where(ranks, self.id)
+        idle = (run_pb2.Where.STATE_UNSPECIFIED, run_pb2.Where.STATE_IDLE)
+        return {rank: where for rank, where in told.items() if where.state not in idle}
+
+    async def _still_executing(self, ranks: list[int]) -> dict[int, run_pb2.Where]:
+        """Wait a few seconds until nothing is executed in its name; return what is."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + STOP_WAIT_S
+        while (executing := await self._executing(ranks)) and loop.time() < until_s:
+            await asyncio.sleep(LOOK_S)
+        return executing

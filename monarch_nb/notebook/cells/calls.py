@@ -1,0 +1,95 @@
+"""What a cell calls of actors: what they print is shown in it, as what a %%mesh cell prints."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from monarch_nb.client.connections.events import Event, Notice
+from monarch_nb.client.presenting import show_calls_in
+from monarch_nb.config import NONINTERACTIVE_VARIABLE
+from monarch_nb.ground.interrupting import at_waits, kernel_ends
+from monarch_nb.notebook.output.publishing import call_later, displaying, printing
+from monarch_nb.notebook.output.tables import is_notebook
+from monarch_nb.notebook.output.view import Publish, RunView
+from monarch_nb.notebook.session import Session
+
+
+class CellCalls:
+    """A cell that may call actors.
+
+    Args:
+        number: its execution count.
+        finished: told the runs of calls that were shown to their end.
+        terminal: there are no cells, only a terminal.
+    """
+
+    def __init__(self, number: int, finished: Callable[[Any], None], *, terminal: bool) -> None:
+        self.number, self.finished = number, finished
+        self._terminal = terminal
+        self._publish: Callable[[], Publish] = printing if terminal else displaying()
+        self._views: list[RunView] = []
+        self._told: RunView | None = None
+        self._callbacks: list[Callable[..., bool]] = []
+
+    def listener(self, ranks: Iterable[int], mesh: str) -> Callable[[Event], None]:
+        """Return what is told the events of a run of calls on a mesh: the view of its own that it has in this cell."""
+        view = RunView(
+            ranks,
+            self._publish(),
+            call_later,
+            stream=not os.environ.get(NONINTERACTIVE_VARIABLE),
+            terminal=self._terminal,
+            of_calls=True,
+        )
+        self._views.append(view)
+        return view.on_event
+
+    def tell(self, text: str) -> None:
+        """Show a line, below what actors have printed."""
+        if self._told is None:
+            self._told = self._views[-1] if self._views else None
+        if self._told is None:
+            self.listener([0], "")
+            self._told = self._views[-1]
+        self._told.on_event(Notice(text, key=text))
+
+    def when_over(self, callback: Callable[..., bool]) -> None:
+        """Call back when the cell is about to return, on its thread."""
+        self._callbacks.append(callback)
+
+    def close(self, *, is_interrupted: bool) -> None:
+        """The cell returns. What it has left behind is shown here when it prints."""
+        callbacks, self._callbacks = self._callbacks, []
+        goes_on = [callback(is_interrupted=is_interrupted) for callback in callbacks]
+        for view in self._views:
+            view.close(may_print_later=any(goes_on))
+
+
+def register(shell: InteractiveShell, session: Session) -> Callable[[], None]:
+    """Have what each cell calls of actors shown in it; return what ends that."""
+    terminal = not is_notebook(shell)
+    cells = [CellCalls(shell.execution_count, session.finished, terminal=terminal)]
+
+    def begin(*_: Any) -> None:
+        cells[0] = CellCalls(shell.displayhook.prompt_count, session.finished, terminal=terminal)
+
+    def end(result: Any) -> None:
+        stopped = isinstance(result.error_in_exec, KeyboardInterrupt | asyncio.CancelledError)
+        with at_waits():
+            cells[0].close(is_interrupted=stopped and not kernel_ends())
+
+    leave = show_calls_in(lambda: cells[0])
+    shell.events.register("pre_run_cell", begin)
+    shell.events.register("post_run_cell", end)
+
+    def unregister() -> None:
+        leave()
+        shell.events.unregister("pre_run_cell", begin)
+        shell.events.unregister("post_run_cell", end)
+
+    return unregister
