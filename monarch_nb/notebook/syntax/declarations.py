@@ -191,7 +191,7 @@ STACKS = Command(
 )
 ACTORS = Command(
     "actors",
-    "the actors on the ranks: what they run and for how long, and how many messages wait; those alike once",
+    "the actors on the ranks: what they run and for how long, and what waits; those alike once",
     magic="%mesh ",
     section="Look",
     notes="Works while ranks run or hang. In a %%mesh cell `actors[NAME]` is a rank's own.",

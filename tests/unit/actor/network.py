@@ -23,6 +23,9 @@ class FakeTag:
     runs: Runs = field(default_factory=dict)
     interrupts: int = 0
 
+    def left(self) -> None:
+        """Nobody asks."""
+
     def interrupt(self) -> None:
         self.interrupts += 1
 
