@@ -3,7 +3,6 @@ interrupts what was called in their name."""
 
 from __future__ import annotations
 
-import atexit
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -160,7 +159,6 @@ class Callers:
         self._past: list[Caller] = []
         self._behind = Behind(mesh_of)
         self._is_looking = False
-        self._ends_at_exit = False
 
     @property
     def current(self) -> Caller:
@@ -181,9 +179,6 @@ class Callers:
         tag = self.current.tag(mesh_ids, title)
         if not self._is_looking:
             post(self._look_soon)
-        if not self._ends_at_exit:
-            self._ends_at_exit = True
-            atexit.register(self._end_all)
         return tag
 
     def end_cell(self, *, is_interrupted: bool) -> bool:
@@ -207,7 +202,8 @@ class Callers:
         post(self._look_soon)
         return caller.goes_on or caller.has_left
 
-    def _end_all(self) -> None:
+    def end_all(self) -> None:
+        """The process ends: what its calls have printed is there."""
         for caller in (self._current, *self._past):
             for run in caller.end():
                 run.wait(END_WAIT_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 from monarch_nb.client.connections.bridge import call
@@ -12,8 +13,8 @@ from monarch_nb.client.presenting import held_by_notebook
 from monarch_nb.client.reservations.reservation import Reservation, attach, in_use, list_reservations, reserve
 from monarch_nb.errors import MonarchNbError, PoolError
 
-OWN_NAME = "this-host"
-"""The reservation that is made when `this_host()` is asked for and nothing is held."""
+OWN_IDLE_S = 600.0
+"""So long a reservation that was made for a program outlives one that was killed."""
 
 
 class Holdings:
@@ -31,12 +32,17 @@ class Holdings:
 
     def reservation(self) -> Reservation:
         """Return the one that is meant when none is named: the notebook's, else the newest that this process uses, else
-        one of this computer, which is made then and stays held."""
+        one of this computer, which is made then and ends with the process."""
         found = self.reservations()
         if found:
             return found[0]
-        self._own = reserve(OWN_NAME, procs=1)
+        self._own = reserve(f"this-host-{os.getpid()}", procs=1, idle=OWN_IDLE_S)
         return self._own
+
+    def release_own(self) -> None:
+        """Release the reservation that was made because none was held."""
+        if self._own is not None:
+            self._own.release()
 
     def reservation_with(self, hosts: Iterable[str]) -> Reservation:
         """Return the one that has these nodes.

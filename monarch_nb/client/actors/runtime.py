@@ -109,6 +109,14 @@ class ClientOutside:
 _installed: list[ClientOutside] = []
 
 
+def _end(outside: ClientOutside) -> None:
+    """The process ends."""
+    engine.process().close(STOP_ACTORS_S)
+    with contextlib.suppress(MonarchNbError):  # a node that does not answer does not hold the end up
+        outside.callers.end_all()
+        outside.holdings.release_own()
+
+
 def install() -> None:
     """Make this process a client of actors."""
     outside()
@@ -121,5 +129,5 @@ def outside() -> ClientOutside:
         title = "the notebook" if "ipykernel" in sys.modules else "the program"
         engine.install(engine.Process(made, title))
         _installed.append(made)
-        atexit.register(lambda: engine.process().close(STOP_ACTORS_S))
+        atexit.register(_end, made)
     return _installed[0]

@@ -11,7 +11,7 @@ from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.runs.interrupt_report import InterruptReport, place_of
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.run import STOP_WAIT_S, Run
-from monarch_nb.errors import MonarchNbError
+from monarch_nb.errors import MeshNotFound, MonarchNbError
 from monarch_nb.ground.flag import Flag
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -58,8 +58,11 @@ class CallsRun(Run):
             self._tell_ended()
 
     def on_refused(self, connection: Connection, error: MonarchNbError) -> None:
-        """As a run's."""
-        super().on_refused(connection, error)
+        """As a run's; that the mesh was stopped or released, who calls is told."""
+        if self.number and isinstance(error, MeshNotFound):
+            self._finish()
+        else:
+            super().on_refused(connection, error)
         self._known.set()
 
     def _watch_waits(self) -> None:
