@@ -85,9 +85,6 @@ class TestCalls:
         told = [node.supervisor.ranks[MESH, rank].link.told for rank in (0, 1)]
         assert [[request.interrupt.run_id for request in link] for link in told] == [["calls"], ["calls"]]
         assert run_of(node, "calls").results == {}
-        node.runs.end_calls("calls")
-        interrupt(node, "calls")
-        assert [len(link) for link in told] == [1, 1]
 
     @pytest.mark.parametrize("comes_back", [False, True])
     async def test_they_end_when_their_client_stays_away(self, node: NodeWithoutProcesses, comes_back: bool) -> None:
