@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -196,7 +197,8 @@ class Calls:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls: dict[int, Call] = {}
-        self._next = 1
+        # A rank that was restarted has the address of the one before, and may yet get an answer to a call of that one's.
+        self._next = 1 + secrets.randbits(48)
 
     def add(self, call: Call) -> int:
         """Number a call and wait for its answers; return the number."""
