@@ -197,7 +197,7 @@ class Calls:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls: dict[int, Call] = {}
-        # A rank that was restarted has the address of the one before, and may yet get an answer to a call of that one's.
+        # A restarted rank has the address of the one before it, and may yet get an answer that was meant for that one.
         self._next = 1 + secrets.randbits(48)
 
     def add(self, call: Call) -> int:
