@@ -3,6 +3,7 @@
 template            the process of a node that imports torch and IPython once, and forks ranks
 rank                a forked child that runs cells for ever, or one script
 control/            what a rank answers while its main thread is busy or stuck: interrupts, stacks, Tab
+debug/              threads that have stopped at breakpoint(), and the pdb of each
 mail/               messages of actors, to and from other processes
 runs/               what a run brings and leaves: a cell's body, a script, values, results
 forking/            what the template does before a fork, and a rank after it

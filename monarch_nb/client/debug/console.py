@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from monarch_nb.client.debug.commands import HELP, Command, parse
@@ -23,10 +23,18 @@ class Console:
         read: returns the line that is typed at a prompt; raises EOFError when there is no more to come, and
             KeyboardInterrupt after Ctrl-C.
         show: shows text, which ends with a newline.
+        show_table: shows where ranks have stopped; as text when not said.
     """
 
-    def __init__(self, debugger: Debugger, read: Callable[[str], str], show: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        debugger: Debugger,
+        read: Callable[[str], str],
+        show: Callable[[str], None],
+        show_table: Callable[[Sequence[StopInfo]], None] | None = None,
+    ) -> None:
         self._debugger, self._read, self._show = debugger, read, show
+        self._show_table = show_table or (lambda stops: show(f"{stops_table(stops)}\n"))
 
     def run(self) -> Left:
         """Show what has stopped, and do what is typed until everything goes on, or whoever types leaves.
@@ -37,7 +45,7 @@ class Console:
         stops = self._debugger.stops()
         if not stops:
             return "nothing stopped"
-        self._show(f"{stops_table(stops)}\n")
+        self._show_table(stops)
         while True:
             try:
                 line = self._read(PROMPT)
@@ -57,12 +65,12 @@ class Console:
                 if not stops:
                     return "continued"
                 if command.word == "continue":  # to the next breakpoint
-                    self._show(f"{stops_table(stops)}\n")
+                    self._show_table(stops)
 
     def _do(self, command: Command) -> None:
         match command.word:
             case "list":
-                self._show(f"{stops_table(self._debugger.stops())}\n")
+                self._show_table(self._debugger.stops())
             case "help":
                 self._show(f"{HELP}\n")
             case "continue":

@@ -59,9 +59,9 @@ def stop_info(rank: int, coordinates: Mapping[str, int], host: str, stop: run_pb
     )
 
 
-def stops_table(stops: Iterable[StopInfo]) -> str:
-    """Return the table that `list` prints, as Monarch's looks."""
-    rows = [
+def stops_rows(stops: Iterable[StopInfo]) -> list[list[str]]:
+    """Return the rows of the table, below HEADERS."""
+    return [
         [
             stop.actor,
             str(stop.rank),
@@ -72,6 +72,11 @@ def stops_table(stops: Iterable[StopInfo]) -> str:
         ]
         for stop in stops
     ]
+
+
+def stops_table(stops: Iterable[StopInfo]) -> str:
+    """Return the table that `list` prints, as Monarch's looks."""
+    rows = stops_rows(stops)
     widths = [max(len(row[column]) for row in (HEADERS, *rows)) for column in range(len(HEADERS))]
     numeric = (False, True, False, False, False, True)
 

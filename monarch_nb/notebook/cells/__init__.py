@@ -4,6 +4,7 @@ cell           reads the line, submits the body, and gives the run a view and a 
 sent_files     before that, files that changed go to the nodes: the line above the cell that says so
 following      waits for the run; Ctrl-C goes to the ranks
 calls          what a cell calls of actors: what these print is shown in it
+answering      ranks that stop at breakpoints: the prompt below the output
 progress       a line that says what goes on, and for how long
 late_progress  the same for transfers, with a bar, and only when they take long
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -12,11 +12,12 @@ from IPython.core.interactiveshell import InteractiveShell
 from monarch_nb.client.connections.events import Notice
 from monarch_nb.client.debug.console import Console, Left
 from monarch_nb.client.debug.debugger import Debugger
+from monarch_nb.client.debug.stops import HEADERS, StopInfo, stops_rows, stops_table
 from monarch_nb.client.runs.interrupt_report import left_by_kernel
 from monarch_nb.ground.interrupting import anywhere, kernel_ends
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.notebook.cells.following import KernelEnds
-from monarch_nb.notebook.output.tables import calm_line, show
+from monarch_nb.notebook.output.tables import Shown, calm_line, show, table
 
 if TYPE_CHECKING:
     from monarch_nb.client.runs.needs import HeldMesh
@@ -37,7 +38,11 @@ def takes_input(shell: InteractiveShell) -> bool:
 
 def prompt(mesh: HeldMesh) -> Left:
     """Open the debugger's prompt in the cell that executes now."""
-    return Console(Debugger(mesh), builtins.input, _print).run()
+    return Console(Debugger(mesh), builtins.input, _print, _show_table).run()
+
+
+def _show_table(stops: Sequence[StopInfo]) -> None:
+    show(Shown(stops_table(stops), table("", HEADERS, stops_rows(stops)).html))
 
 
 def _print(text: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.live import TIMEOUT_S
+from integration.live import PAUSE_S, TIMEOUT_S
 from integration.worker.harness import RankProcess
 from integration.worker.test_actors import ACTORS
 from monarch_nb.proto.run_pb2 import (
@@ -35,7 +35,7 @@ def stops(rank: RankProcess, count: int = 1) -> list[Stop]:
         if len(found) == count:
             return found
         assert time.monotonic() < deadline, found
-        time.sleep(0.02)
+        time.sleep(PAUSE_S)
 
 
 def stopped(rank: RankProcess) -> Stop:
