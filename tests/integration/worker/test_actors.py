@@ -22,7 +22,7 @@ class Tag:
     def __init__(self):
         execution = executing()
         self.runs = execution.runs if execution else {"mesh": (run_id, number)}
-    def interrupt(self): pass
+    interrupt = left = lambda self: None
 
 class Outside:
     executing = next(each for each in gc.get_objects() if isinstance(each, Executions)).executing
