@@ -1,0 +1,146 @@
+"""Actors from a notebook: what a cell calls, prints, interrupts and loses is that cell's; a new kernel finds them."""
+
+from __future__ import annotations
+
+import pytest
+
+from integration.kernels import Kernel
+
+TRAINER = """
+import os, signal, time
+import monarch_nb
+from monarch_nb.actor import Actor, current_rank, endpoint, this_proc
+
+class Trainer(Actor):
+    def __init__(self, lr):
+        self.lr, self.rank = lr, current_rank().rank
+
+    @endpoint
+    def step(self, n):
+        print("step", n)
+        return self.rank * n
+
+    @endpoint
+    def fail(self):
+        raise ValueError(f"bad {self.rank % 2}")
+
+    @endpoint
+    def wait(self, seconds):
+        print("waits", flush=True)
+        time.sleep(seconds)
+
+    @endpoint
+    def die(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+mesh = monarch_nb.attach("dev").mesh
+trainers = mesh.spawn("trainers", Trainer, lr=3e-4)
+"""
+
+
+@pytest.fixture
+def trainers(kernel: Kernel) -> Kernel:
+    """A kernel with `trainers` on the 4 ranks of "dev"."""
+    assert "Error" not in kernel.run(TRAINER)
+    return kernel
+
+
+@pytest.mark.quick
+def test_the_example(trainers: Kernel) -> None:
+    shown = trainers.run("trainers.step.call(10).get()")
+    assert "ValueMesh({hosts: 2, procs: 2})" in shown
+    assert "rank 3: 30" in shown
+    assert "[0-3] step 10" in shown
+    assert "rank 1: 7" in trainers.run("await trainers.step.call(7)")
+    cell = trainers.start("trainers.slice(hosts=0).step.broadcast(1)")
+    assert "[0-1] step 1" in trainers.wait(cell, "[0-1] step 1")
+    assert "0.0003" in trainers.run('%%mesh\nactors["trainers"].lr')
+    assert "trainers  Trainer  main  0-3    idle" in trainers.run("%mesh actors")
+
+
+def test_an_error_names_the_ranks(trainers: Kernel) -> None:
+    shown = trainers.run("trainers.fail.call().get()")
+    assert "trainers.fail failed on ranks 0-3 of 4" in shown
+    assert "ValueError: bad 0" in shown
+    assert "ValueError: bad 1" in shown
+    assert "rank 2: 2" in trainers.run("trainers.step.call(1).get()"), "the actors live"
+
+
+def test_output_of_one_mesh_lands_in_the_cell_that_called(trainers: Kernel) -> None:
+    called = trainers.start("waiting = trainers.wait.call(1)")
+    assert "[0-3] waits" in trainers.wait(called, "[0-3] waits")
+    assert "waits" not in trainers.run("waiting.get()")
+
+
+def test_an_interrupt_reaches_the_endpoints(trainers: Kernel) -> None:
+    cell = trainers.start("trainers.wait.call(1000).get()")
+    trainers.wait(cell, "[0-3] waits")
+    trainers.interrupt()
+    assert "KeyboardInterrupt: interrupted trainers.wait" in trainers.wait(cell).replace("\x1b[39m", "")
+    assert "rank 3: 3" in trainers.run("trainers.step.call(1).get()")
+
+
+def test_a_call_that_waits_says_behind_what(trainers: Kernel) -> None:
+    trainers.run("trainers.slice(hosts=0, procs=1).wait.broadcast(1000)")
+    cell = trainers.start("trainers.step.call(1).get()")
+    shown = trainers.wait(cell, "trainers.step: rank 1 runs 'wait'")
+    assert "1 message waits there" in shown
+    trainers.interrupt()
+    trainers.wait(cell)
+    trainers.run("mesh.restart()")
+
+
+def test_a_rank_that_dies_fails_the_call_and_is_named(trainers: Kernel) -> None:
+    shown = trainers.run("trainers.slice(hosts=1, procs=1).die.call_one().get(60)")
+    assert "SupervisionError" in shown
+    assert "rank 3 on node1 died: killed by signal 9 (SIGKILL)" in shown
+    trainers.run("mesh.restart()")
+
+
+def test_a_failed_init_is_told_by_the_first_call(trainers: Kernel) -> None:
+    trainers.run("class Broken(Trainer):\n    def __init__(self): raise ValueError('no model')")
+    spawned = trainers.start("broken = mesh.spawn('broken', Broken)")
+    assert "no model" in trainers.wait(spawned, "no model")
+    assert "no model" in trainers.run("broken.step.call(1).get(60)")
+
+
+def test_the_same_name_replaces(trainers: Kernel) -> None:
+    trainers.run("old = trainers; trainers = mesh.spawn('trainers', Trainer, lr=1.0)")
+    assert "1.0" in trainers.run('trainers.step.call(1).get()\n%mesh pull actors["trainers"].lr')
+    assert "spawned others under its name" in trainers.run("old.step.call(1).get(60)")
+
+
+def test_a_new_kernel_finds_them(trainers: Kernel) -> None:
+    trainers.run("trainers.step.call(1).get()")
+    trainers.restart()
+    trainers.run("%load_ext monarch_nb\nimport monarch_nb")
+    trainers.run('trainers = monarch_nb.attach("dev").actors["trainers"]')
+    shown = trainers.run("trainers.step.call(5).get()")
+    assert "rank 3: 15" in shown
+    assert "[0-3] step 5" in shown
+    assert "its actors are trainers" in trainers.run('monarch_nb.attach("dev").actors["graders"]')
+
+
+def test_a_kernel_that_is_restarted_leaves_endpoints_at_work(trainers: Kernel) -> None:
+    cell = trainers.start("trainers.wait.call(1000).get()")
+    trainers.wait(cell, "[0-3] waits")
+    trainers.restart()
+    trainers.run("%load_ext monarch_nb")
+    assert "wait for the notebook" in trainers.run("%mesh actors")
+    trainers.run("%mesh restart")
+
+
+def test_more_meshes_beside_main(trainers: Kernel) -> None:
+    trainers.run('graders = monarch_nb.attach("dev").spawn_procs({"gpus": 2}, name="evaluators", env={"ROLE": "judge"})')
+    trainers.run("g = graders.spawn('graders', Trainer, lr=0)")
+    shown = trainers.run("g.step.call(1).get(60)")
+    assert "ValueMesh({hosts: 2, gpus: 2})" in shown
+    assert "graders   Trainer  evaluators  0-3" in trainers.run("%mesh actors")
+    trainers.run("graders.stop().get(60)")
+    assert "evaluators" not in trainers.run("%mesh actors")
+    assert "already been stopped" in trainers.run("graders.spawn('graders', Trainer, lr=0)")
+
+
+def test_actors_of_the_kernel(trainers: Kernel) -> None:
+    trainers.run("here = this_proc().spawn('here', Trainer, lr=0)")
+    assert trainers.run("here.step.call_one(3).get()").startswith("step 3")
