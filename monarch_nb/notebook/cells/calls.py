@@ -9,6 +9,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from monarch_nb.actor.future import CallInterrupted
 from monarch_nb.client.connections.events import Event, Notice
 from monarch_nb.client.presenting import show_calls_in
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
@@ -79,9 +80,10 @@ def register(shell: InteractiveShell, session: Session) -> Callable[[], None]:
         cells[0] = CellCalls(shell.displayhook.prompt_count, session.finished, terminal=terminal)
 
     def end(result: Any) -> None:
-        stopped = isinstance(result.error_in_exec, KeyboardInterrupt | asyncio.CancelledError)
-        with at_waits():
-            cells[0].close(is_interrupted=stopped and not kernel_ends())
+        error = result.error_in_exec
+        stopped = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
+        with at_waits():  # a call that was waited for has seen to what the press was for
+            cells[0].close(is_interrupted=stopped and not isinstance(error, CallInterrupted) and not kernel_ends())
 
     leave = show_calls_in(lambda: cells[0])
     shell.events.register("pre_run_cell", begin)

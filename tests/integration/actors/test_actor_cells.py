@@ -131,7 +131,9 @@ def test_a_kernel_that_is_restarted_leaves_endpoints_at_work(trainers: Kernel) -
 
 
 def test_more_meshes_beside_main(trainers: Kernel) -> None:
-    trainers.run('graders = monarch_nb.attach("dev").spawn_procs({"gpus": 2}, name="evaluators", env={"ROLE": "judge"})')
+    trainers.run(
+        'graders = monarch_nb.attach("dev").spawn_procs({"gpus": 2}, name="evaluators", env={"ROLE": "judge"})'
+    )
     trainers.run("g = graders.spawn('graders', Trainer, lr=0)")
     shown = trainers.run("g.step.call(1).get(60)")
     assert "ValueMesh({hosts: 2, gpus: 2})" in shown

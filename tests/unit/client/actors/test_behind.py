@@ -1,0 +1,43 @@
+"""The sentence that says what a call waits behind."""
+
+from __future__ import annotations
+
+import time
+
+from monarch_nb.actor.engine.outside import Address, CallState
+from monarch_nb.client.actors.behind import behind
+from monarch_nb.client.pools.actor_infos import ActorInfo, grouped
+
+
+def call(*ranks: int) -> CallState:
+    places = {rank: Address("node", f"m/{rank}") for rank in ranks}
+    return CallState(1, "trainers.step", {"m": ("run", 3)}, time.monotonic() - 5, places)
+
+
+def actor(rank: int, **facts: object) -> ActorInfo:
+    return ActorInfo("main", rank, "trainers", "__main__.Trainer", "trainers-1", **facts)  # type: ignore[arg-type]
+
+
+class TestBehind:
+    def test_what_runs_before_it(self) -> None:
+        infos = {3: [actor(3, running="load", running_s=12.0, waiting=4)]}
+        assert behind(call(3), "m", infos) == "trainers.step: rank 3 runs 'load' for 12 s, 4 messages wait there"
+
+    def test_what_it_does_itself(self) -> None:
+        infos = {rank: [actor(rank, running="step", running_s=4.0, where="train.py:41")] for rank in (0, 1)}
+        assert behind(call(0, 1), "m", infos) == "trainers.step: ranks 0-1 run it at train.py:41 for 4.0 s"
+
+    def test_ranks_that_differ_are_told_apart(self) -> None:
+        infos = {0: [actor(0)], 1: [actor(1, failure="ValueError: x")]}
+        told = "trainers.step: rank 0 is idle; rank 1 has failed; rank 2 does not answer"
+        assert behind(call(0, 1, 2), "m", infos) == told
+
+    def test_ranks_of_other_meshes_are_not_spoken_of(self) -> None:
+        assert behind(call(0), "another", {}) == ""
+
+
+def test_actors_that_do_the_same_are_one_group() -> None:
+    infos = [actor(rank, running="step", running_s=float(rank), waiting=rank) for rank in range(3)]
+    [group, other] = grouped([*infos, actor(3)])
+    assert (group.ranks, group.waiting, group.running_s) == ((0, 1, 2), 3, 2.0)
+    assert other.ranks == (3,)
