@@ -10,18 +10,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import browser, calls, files, flood, lives, panel, report, training
+from tests.bench import actors, browser, calls, files, flood, lives, panel, report, training
 from tests.bench.harness import Bench, Outcome, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 _ORDER = (
     *("fresh", "ipyparallel", "monarch", "reserve", "many", "memory", "restart", "script", "fit"),
     *("hang", "flood", "push", "import"),
+    *("actor-call-1", "actor-call-8", "actor-call-32", "actor-fresh", "actor-array", "actor-messages", "actor-death"),
     *("first-sync", "unchanged", "edit", "big-file", "client-bytes", "panel"),
     *("panel-browser", "long-log", "log-flood"),
 )
 ROWS = sorted(
-    [*calls.ROWS, *files.ROWS, *flood.ROWS, *lives.ROWS, *training.ROWS, *panel.ROWS, *browser.ROWS],
+    [*actors.ROWS, *calls.ROWS, *files.ROWS, *flood.ROWS, *lives.ROWS, *training.ROWS, *panel.ROWS, *browser.ROWS],
     key=lambda row: _ORDER.index(row.name),
 )
 

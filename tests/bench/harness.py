@@ -182,13 +182,25 @@ class Bench:
 
     def _rival(self, package: str, program: str, *arguments: object) -> dict[str, list[float]]:
         self.say(f"measuring {package}")
-        command = [str(rival_python(self.say)), str(PROGRAMS / program), *map(str, arguments)]
+        times: dict[str, list[float]] = self._told(package, rival_python(self.say), program, *arguments)
+        return times
+
+    def actors(self, package: str, what: str, ranks: int, times: int) -> list[float]:
+        """Return what `tests/bench/programs/actors.py` measures; on the warm pool, if `package` is ours."""
+        is_ours = package == "monarch_nb"
+        python = Path(sys.executable) if is_ours else rival_python(self.say)
+        pool = _pool_name(self._shape) if is_ours and self._shape is not None else "-"
+        seconds_: list[float] = self._told(package, python, "actors.py", package, pool, what, ranks, times)
+        return seconds_
+
+    def _told(self, package: str, python: Path, program: str, *arguments: object) -> Any:
+        """Return what a program has printed last, as JSON."""
+        command = [str(python), str(PROGRAMS / program), *map(str, arguments)]
         with _bounded(command, stderr=subprocess.PIPE, cwd=self.directory) as process:
             text, errors = process.communicate()
         if process.returncode:
             raise CannotRun(f"{package} ended with {process.returncode}: {(errors.strip() or text.strip())[-300:]}")
-        times: dict[str, list[float]] = json.loads(text.splitlines()[-1])
-        return times
+        return json.loads(text.splitlines()[-1])
 
 
 @contextmanager

@@ -1,0 +1,131 @@
+"""Times of actors, as JSON: `PYTHON actors.py PACKAGE POOL WHAT RANKS TIMES`.
+
+PACKAGE is `monarch`, or `monarch_nb`: apart from how they come to their processes, both run the same.
+"""
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import contextmanager
+
+import numpy
+
+SETTLE_S = 0.5
+"""After this time every rank waits."""
+WAIT_S = 30
+
+package, pool, what = sys.argv[1:4]
+ranks, times = map(int, sys.argv[4:])
+library = importlib.import_module(f"{package}.actor")
+Actor, endpoint = library.Actor, library.endpoint
+if package == "monarch":
+    library.unhandled_fault_hook = lambda failure: None
+else:
+    from monarch_nb import reserve
+
+
+class Rank(Actor):
+    def __init__(self):
+        self.messages = 0
+
+    @endpoint
+    def nothing(self):
+        pass
+
+    @endpoint
+    def torch_version(self):
+        import torch
+
+        return str(torch.__version__)
+
+    @endpoint
+    def keep(self, array):
+        self.array = array
+
+    @endpoint
+    def add(self, number):
+        self.messages += number
+
+    @endpoint
+    def total(self):
+        return self.messages
+
+    @endpoint
+    def pid(self):
+        return os.getpid()
+
+    @endpoint
+    def wait(self):
+        time.sleep(WAIT_S)
+
+
+@contextmanager
+def spawned():
+    if package == "monarch":
+        procs = library.this_host().spawn_procs(per_host={"procs": ranks})
+        yield procs.spawn("ranks", Rank)
+        procs.stop().get()
+    else:
+        reservation = reserve("bench", procs=ranks, pool=pool)
+        try:
+            yield reservation.mesh.spawn("ranks", Rank)
+        finally:
+            reservation.release()
+
+
+def timed(function):
+    began_s = time.perf_counter()
+    function()
+    return time.perf_counter() - began_s
+
+
+def fresh():
+    began_s = time.perf_counter()
+    with spawned() as actors:
+        actors.torch_version.call().get()
+        tell([time.perf_counter() - began_s])
+
+
+def call():
+    with spawned() as actors:
+        actors.nothing.call().get()
+        tell([timed(lambda: actors.nothing.call().get()) for _ in range(times)])
+
+
+def array():
+    sent = numpy.random.default_rng(0).random(8 << 20)
+    with spawned() as actors:
+        actors.nothing.call().get()
+        tell([timed(lambda: actors.keep.call(sent).get()) for _ in range(times)])
+
+
+def messages():
+    with spawned() as actors:
+        actors.nothing.call().get()
+        began_s = time.perf_counter()
+        for _ in range(times):
+            actors.add.broadcast(1)
+        assert actors.total.call_one().get() == times
+        tell([(time.perf_counter() - began_s) / times])
+
+
+def death():
+    with spawned() as actors:
+        pids = [pid for _, pid in actors.pid.call().get()]
+        waiting = actors.wait.call()
+        time.sleep(SETTLE_S)
+        began_s = time.perf_counter()
+        os.kill(pids[-1], signal.SIGKILL)
+        assert waiting.exception() is not None
+        tell([time.perf_counter() - began_s])
+
+
+def tell(found):
+    """Print it at once: to end takes a while where ranks wait."""
+    print(json.dumps(found), flush=True)
+
+
+{"fresh": fresh, "call": call, "array": array, "messages": messages, "death": death}[what]()
