@@ -16,7 +16,7 @@ from monarch_nb.errors import ActorError, SupervisionError
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.shape import Extent
 
-AFTER_DEATH_S = 1.0
+AFTER_DEATH_S = 0.5
 """How long after the first death a call waits for its other ranks: these may wait for the dead one for ever."""
 
 

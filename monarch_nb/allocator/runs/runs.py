@@ -68,7 +68,8 @@ class Runs:
             self._records.note_number(submit.mesh_id, mesh.last_number)
             self._audience.prepare_output(mesh, run)
         others_wait = submit.give_number and len(submit.all_ranks) > len(submit.ranks)
-        session.send(urgent=others_wait or bool(queued.ahead), queued=queued)
+        is_awaited = others_wait or submit.run.HasField("calls")  # by other nodes, and by the first call
+        session.send(urgent=is_awaited or bool(queued.ahead), queued=queued)
         if not submit.quiet:
             # Before it starts: then there is nothing to read.
             self._audience.follow(session, mesh, run, dict(submit.cursors), is_new=is_new)
