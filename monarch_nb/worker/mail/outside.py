@@ -46,6 +46,7 @@ class RankOutside:
         self._post = post
         self.executing = executing
         self._nobody = RankTag({})
+        self._programs: dict[str, Address] = {}  # by mesh, who has started its processes
 
     def home(self, node: str) -> Address:
         """Return where this rank takes messages: on all nodes the same."""
@@ -72,11 +73,20 @@ class RankOutside:
         self, hosts: Sequence[str], per_host: Mapping[str, int], name: str
     ) -> concurrent.futures.Future[Sequence[Address]]:
         """Have processes started by the program that has spawned the actor: only that knows its reservations."""
-        return _asked_of_program(spawn_procs_here, list(hosts), dict(per_host), name)
+        owner = engine.process().owner()
+        program = owner.birth.root if owner is not None else None
+        started = _asked(program, spawn_procs_here, list(hosts), dict(per_host), name)
+
+        def note(done: concurrent.futures.Future[Sequence[Address]]) -> None:
+            if program is not None and done.exception() is None:
+                self._programs[done.result()[0].mesh_id] = program
+
+        started.add_done_callback(note)
+        return started
 
     def stop_procs(self, mesh_id: str) -> concurrent.futures.Future[None]:
         """Have the processes of a mesh ended, by the program."""
-        return _asked_of_program(stop_procs_here, mesh_id)
+        return _asked(self._programs.pop(mesh_id, None), stop_procs_here, mesh_id)
 
     def tag(self, mesh_ids: Collection[str], title: str) -> RankTag:
         """Return in whose name is called now."""
@@ -88,14 +98,13 @@ class RankOutside:
         sys.stderr.write(f"{text}\n")
 
 
-def _asked_of_program(function: Callable[..., Any], *arguments: Any) -> concurrent.futures.Future[Any]:
-    """Have the program that has spawned the calling actor call a function; return what comes of it."""
-    here = engine.process()
-    owner = here.owner()
-    if owner is None:
-        raise UsageError("processes are started by actors of this rank, or from the notebook: reservation.spawn_procs")
-    outcome = here.ask(Places([owner.birth.root]), function, *arguments).outcome
+def _asked(program: Address | None, function: Callable[..., Any], *arguments: Any) -> concurrent.futures.Future[Any]:
+    """Have a program call a function; return what comes of it."""
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    if program is None:
+        future.set_exception(UsageError("processes are started and stopped by actors, or by reservation.spawn_procs()"))
+        return future
+    outcome = engine.process().ask(Places([program]), function, *arguments).outcome
 
     def resolve() -> None:
         try:

@@ -146,3 +146,10 @@ def test_more_meshes_beside_main(trainers: Kernel) -> None:
 def test_actors_of_the_kernel(trainers: Kernel) -> None:
     trainers.run("here = this_proc().spawn('here', Trainer, lr=0)")
     assert trainers.run("here.step.call_one(3).get()").startswith("step 3")
+
+
+def test_mesh_interrupt_reaches_what_other_cells_called(trainers: Kernel) -> None:
+    called = trainers.start("waiting = trainers.wait.call(1000)")
+    trainers.wait(called, "[0-3] waits")
+    assert "interrupted run 2, cell [4], on ranks 0-3" in trainers.run("%mesh interrupt")
+    assert "was interrupted on ranks 0-3" in trainers.run("waiting.get(60)")

@@ -1,0 +1,70 @@
+"""Actors from programs: lines have their ranks, actors outlive the program, and what was made for it goes with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.live import TIMEOUT_S
+from monarch_nb.client.reservations.reservation import Reservation, list_reservations, reserve
+from monarch_nb.provision import Node
+
+GREETER = """
+import monarch_nb
+from monarch_nb.actor import Actor, current_rank, endpoint, this_host
+
+class Greeter(Actor):
+    @endpoint
+    def greet(self):
+        print("hello")
+        return current_rank().rank
+
+    @endpoint
+    def nested(self):
+        procs = this_host().spawn_procs({"procs": 2}, name="nested")
+        ranks = list(procs.spawn("more", Greeter).greet.call().get(60).values())
+        procs.stop().get(60)
+        return ranks
+
+if __name__ == "__main__":
+"""
+
+
+@pytest.fixture(scope="module")
+def dev(shared_pool: list[Node]) -> Iterator[Reservation]:
+    """2 nodes × 2 procs, beside which there is room."""
+    reservation = reserve("dev", nodes=2, procs=2)
+    yield reservation
+    reservation.release()
+
+
+def run(directory: Path, body: str) -> list[str]:
+    """Run a program; return what it prints."""
+    program = directory / "program.py"
+    program.write_text(GREETER + "".join(f"    {line}\n" for line in body.splitlines()))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=TIMEOUT_S, cwd=directory)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_lines_have_their_ranks_and_actors_outlive_the_program(dev: Reservation, tmp_path: Path) -> None:
+    spawned = run(tmp_path, 'monarch_nb.attach("dev").mesh.spawn("greeters", Greeter).greet.call().get()')
+    assert sorted(spawned) == [f"[{rank}] hello" for rank in range(4)]
+    found = run(tmp_path, 'print(sum(monarch_nb.attach("dev").actors["greeters"].greet.call().get().values()))')
+    assert "6" in found
+
+
+def test_an_actor_starts_processes_through_its_program(dev: Reservation, tmp_path: Path) -> None:
+    body = 'print(monarch_nb.attach("dev").mesh.slice(hosts=1, procs=0).spawn("one", Greeter).nested.call_one().get())'
+    assert "[0, 1]" in run(tmp_path, body)
+
+
+def test_a_program_that_uses_nothing_leaves_nothing(dev: Reservation, tmp_path: Path) -> None:
+    body = 'print(this_host().spawn_procs({"gpus": 2}).spawn("greeters", Greeter).greet.call().get().sizes)'
+    before = {info.name for info in list_reservations()}
+    assert "{'gpus': 2}" in run(tmp_path, body)
+    assert {info.name for info in list_reservations()} == before
