@@ -107,6 +107,11 @@ class NodePaths:
         return self.sockets / "allocator"
 
     @property
+    def mail_socket(self) -> Path:
+        """Where clients of this machine connect for mail."""
+        return self.sockets / "post"
+
+    @property
     def address(self) -> str:
         """The allocator's, as gRPC writes it."""
         return f"unix:{self.allocator_socket}"

@@ -1505,7 +1505,7 @@ class Open(_message.Message):
     protocol: _builtins.int
     client_id: _builtins.str
     mailbox: _builtins.str
-    """"client/ID": mail for it goes into this stream; empty when the client takes none"""
+    """"client/ID": mail for it goes into this stream; empty when the client takes none, or on its own connection."""
     def __init__(
         self,
         *,
@@ -1914,11 +1914,14 @@ class Opened(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     MAIL_DIRECTORY_FIELD_NUMBER: _builtins.int
+    MAIL_SOCKET_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     version: _builtins.str
     token: _builtins.str
     mail_directory: _builtins.str
     """Where clients of this machine write and read large content of mail themselves; empty when they must not."""
+    mail_socket: _builtins.str
+    """Where they connect for mail: frames, the first of them an Open, the others Envelopes in both directions."""
     def __init__(
         self,
         *,
@@ -1926,10 +1929,11 @@ class Opened(_message.Message):
         version: _builtins.str = ...,
         token: _builtins.str = ...,
         mail_directory: _builtins.str = ...,
+        mail_socket: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mail_directory", b"mail_directory", "protocol", b"protocol", "token", b"token", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mail_directory", b"mail_directory", "mail_socket", b"mail_socket", "protocol", b"protocol", "token", b"token", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,5 +1,6 @@
-"""gRPC's edges: channels, servers, and the one table between statuses and errors.
+"""The edges of processes: gRPC's channels, servers, the one table between statuses and errors; and frames over sockets.
 
-channel  channels and servers with their options; set before grpc is imported
-status   errors of monarch_nb to statuses on nodes, and back to errors here
+channel           channels and servers with their options; set before grpc is imported
+status            errors of monarch_nb to statuses on nodes, and back to errors here
+frame_connection  frames over Unix sockets, between processes of one machine
 """

@@ -2,6 +2,7 @@
 
 mail          what the parts below carry, put together
 peers         the streams to other nodes
+door          where clients of this machine come
 boxes         what delivers to a rank, to a client, or keeps until one is there
 post_office   where each envelope goes, and who is told when it can not be delivered. Pure.
 open_calls    who waits for whose answer. Pure.

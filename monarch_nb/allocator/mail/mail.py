@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from google.protobuf.message import DecodeError
 
 from monarch_nb.allocator.mail.blobs import Blobs
 from monarch_nb.allocator.mail.boxes import ClientBox, RankBox
+from monarch_nb.allocator.mail.door import Door
 from monarch_nb.allocator.mail.letters import Letter
 from monarch_nb.allocator.mail.peers import BROKEN, Peers
 from monarch_nb.allocator.mail.post_office import PostOffice
-from monarch_nb.allocator.sessions.sessions import Session
 from monarch_nb.allocator.state.identity import Identity
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.supervisor import RankProcess
@@ -56,15 +56,19 @@ class Mail:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._gone: dict[str, None] = {}
         """Clients that did not come back, oldest first."""
+        self._door = Door(paths.mail_socket, self)
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Begin with nothing."""
         self.blobs.begin(self._identity.token)
+        if not self._identity.isolated:
+            await self._door.open()
 
     async def close(self) -> None:
         """Carry nothing any more."""
         for timer in self._timers.values():
             timer.cancel()
+        self._door.close()
         await self._peers.close()
 
     # ---- ranks ----
@@ -120,21 +124,21 @@ class Mail:
 
     # ---- clients ----
 
-    def open_mailbox(self, session: Session, mailbox: str) -> None:
-        """A client takes mail on its session."""
+    def open_mailbox(self, mailbox: str, line: object, send: Callable[[Sequence[Letter]], object]) -> None:
+        """A client takes mail; see ClientBox."""
         if before := self._boxes.pop(mailbox, None):  # of a session that has broken, as far as the client knows
             before.close()
             self._office.ended(mailbox, _AWAY)
         if timer := self._timers.pop(mailbox, None):
             timer.cancel()
         self._gone.pop(mailbox, None)
-        box = self._boxes[mailbox] = ClientBox(session, self.blobs)
+        box = self._boxes[mailbox] = ClientBox(line, send, self.blobs)
         self._office.opened(mailbox, box)
 
-    def close_mailbox(self, session: Session) -> None:
-        """The session of a client is over. It may come back: what is sent to it waits a little."""
+    def close_mailbox(self, line: object) -> None:
+        """The line to a client is cut. It may come back: what is sent to it waits a little."""
         for mailbox, box in list(self._boxes.items()):
-            if box.session is session:
+            if box.line is line:
                 self._boxes.pop(mailbox).close()
                 self._office.ended(mailbox, _AWAY)
                 self._wait_for_client(mailbox)
@@ -159,11 +163,18 @@ class Mail:
     def accept(self, envelopes: Iterable[Envelope], *, from_node: bool = False) -> None:
         """A client or another node sends something."""
         for envelope in envelopes:
-            try:
-                blob = self.blobs.claim(envelope.blob) if envelope.blob else None
-                self._office.post(Letter(envelope, blob=blob), from_node=from_node)
-            except (MonarchNbError, OSError) as error:
-                self._return(envelope, error)
+            self._accept(envelope, b"", from_node=from_node)
+
+    def accept_frame(self, frame: bytes) -> None:
+        """A client sends something on its connection for mail. Raises DecodeError when that is no envelope."""
+        self._accept(Envelope.FromString(frame), frame, from_node=False)
+
+    def _accept(self, envelope: Envelope, encoded: bytes, *, from_node: bool) -> None:
+        try:
+            blob = self.blobs.claim(envelope.blob) if envelope.blob else None
+            self._office.post(Letter(envelope, encoded, blob), from_node=from_node)
+        except (MonarchNbError, OSError) as error:
+            self._return(envelope, error)
 
     def _return(self, envelope: Envelope, error: Exception) -> None:
         self._office.returned(envelope, f"{self._identity.node_id} can not deliver the message: {error}")

@@ -13,6 +13,7 @@ import grpc
 
 from monarch_nb import config
 from monarch_nb.allocator.files import tokens
+from monarch_nb.allocator.mail.boxes import on_session
 from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.serving.control import control_ranks, drop, interrupt
 from monarch_nb.allocator.serving.describe import Description
@@ -161,9 +162,10 @@ class AllocatorService(service.AllocatorServicer):
                     opened = pb.Opened(protocol=config.PROTOCOL, version=config.VERSION, token=token)
                     if not self._node.identity.isolated:
                         opened.mail_directory = str(self._node.mail.blobs.directory)
+                        opened.mail_socket = str(self._node.paths.mail_socket)
                     session.send(opened=opened)
                     if message.mailbox:
-                        self._node.mail.open_mailbox(session, message.mailbox)
+                        self._node.mail.open_mailbox(message.mailbox, session, on_session(session))
                 case "submit":
                     session.run_ids.add(run_id)
                     self._node.runs.submit(session, message)

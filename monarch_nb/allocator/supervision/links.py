@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 
-from monarch_nb.allocator.supervision.frame_connection import FrameConnection, connect
 from monarch_nb.allocator.supervision.mail_link import MailLink
 from monarch_nb.errors import PreloadError, SpawnError
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
+from monarch_nb.rpc.frame_connection import FrameConnection, connect
 
 FORGET_DELAY_S = 1.0
 RECONNECT_DELAY_S = 0.5

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from monarch_nb.allocator.supervision.frame_connection import FrameConnection, connect
 from monarch_nb.errors import SpawnError
 from monarch_nb.proto import worker_pb2 as wire
+from monarch_nb.rpc.frame_connection import FrameConnection, connect
 
 RECONNECT_DELAY_S = 0.5
 

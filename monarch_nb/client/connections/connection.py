@@ -399,13 +399,15 @@ class Connection:
             stream.cancel()
 
     def _opening(self) -> pb.SessionRequest:
-        opening = pb.Open(protocol=config.PROTOCOL, client_id=self._client_id, mailbox=self.mail.mailbox)
-        return pb.SessionRequest(open=opening)
+        return pb.SessionRequest(open=self.opening())
 
-    def open_mailbox(self) -> None:
-        """Have mail for this process sent on the session, which is opened if there is none."""
-        self._outgoing.put_nowait(self._opening())
-        self.ensure_session()
+    def opening(self, mailbox: str = "") -> pb.Open:
+        """Return what says who this client is.
+
+        Args:
+            mailbox: see `Open.mailbox`.
+        """
+        return pb.Open(protocol=config.PROTOCOL, client_id=self._client_id, mailbox=mailbox)
 
     def _outgoing_mail(self, request: pb.SessionRequest) -> None:
         self._outgoing.put_nowait(request)
@@ -533,6 +535,7 @@ class Connection:
 
     async def close(self) -> None:
         """Close the session and the channel."""
+        self.mail.close()
         if self._session is not None:
             self._session.cancel()
         for handle in self._shown.values():

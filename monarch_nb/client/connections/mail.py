@@ -1,7 +1,8 @@
-"""Messages of this process to and from processes of one node, on the session there.
+"""Messages of this process to and from processes of one node: over a socket of their own, which is faster, when the
+node is on this machine, else on the session there.
 
-Senders of any thread queue; the background loop sends what is queued by then in one request. Large content goes first:
-into the node's directory, when this process sees that, else in a call of its own.
+Senders of any thread queue; the background loop sends what is queued by then at once. Large content goes first: into
+the node's directory, when this process sees that, else in a call of its own.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from monarch_nb.files.pieces import write_pieces
 from monarch_nb.ground.flag import Flag
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.mail_pb2 import Address, Envelope
+from monarch_nb.rpc.frame_connection import FrameConnection, connect
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +46,8 @@ class Node(Protocol):
     address: str
     up: bool
 
-    def open_mailbox(self) -> None: ...
+    def ensure_session(self) -> None: ...
+    def opening(self, mailbox: str = "") -> pb.Open: ...
     async def put_blob(self, mesh_id: str, blob: str, pieces: Iterable[bytes | memoryview]) -> None: ...
     async def read_blob(self, mesh_id: str, blob: str) -> bytes: ...
 
@@ -85,21 +88,22 @@ class ConnectionMail:
         self._room = Flag()
         self._room.set()
         self._flushes_soon = False
-        self._is_open = False
+        self._is_listening = self._is_open = False
+        self._socket_path = ""
+        self._socket: FrameConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._replacing: asyncio.TimerHandle | None = None
         self._sending: asyncio.Task[None] | None = None
         self._arrived: deque[Envelope] = deque()
         self._fetching: asyncio.Task[None] | None = None
-
-    @property
-    def mailbox(self) -> str:
-        """What this process is called there; empty when it takes no mail."""
-        return own_mailbox() if self._receiver is not None else ""
 
     def open(self, receiver: Receiver) -> None:
         """Take mail from now on. On the background loop, which calls the receiver."""
         if self._receiver is None:
             self._receiver = receiver
-            self._node.open_mailbox()
+            self._node.ensure_session()
+            if self._is_listening:
+                self._open_mailbox()
 
     # ---- sending ----
 
@@ -158,11 +162,17 @@ class ConnectionMail:
 
     def _send_queued(self) -> None:
         """Put what is queued on the session, up to the first large content that the node does not have."""
-        while batch := self._next_batch():
+        while not (self._socket is not None and self._socket.is_full) and (batch := self._next_batch()):
             if batch[0].content is not None:
                 self._sending = asyncio.get_running_loop().create_task(self._carry(batch[0]))
                 return
-            self._request(pb.SessionRequest(mail=pb.Envelopes(envelopes=[waiting.envelope for waiting in batch])))
+            self._put([waiting.envelope for waiting in batch])
+
+    def _put(self, envelopes: Sequence[Envelope]) -> None:
+        if self._socket is not None:
+            self._socket.send(*(envelope.SerializeToString() for envelope in envelopes))
+        else:
+            self._request(pb.SessionRequest(mail=pb.Envelopes(envelopes=envelopes)))
 
     def _next_batch(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
@@ -187,7 +197,7 @@ class ConnectionMail:
         envelope = waiting.envelope
         try:
             await self._node.put_blob("", envelope.blob, waiting.content or [])
-            self._request(pb.SessionRequest(mail=pb.Envelopes(envelopes=[envelope])))
+            self._put([envelope])
         except MonarchNbError as error:
             if self._receiver is not None:
                 self._receiver.undelivered(envelope.call, list(envelope.processes), envelope.node, str(error), None)
@@ -203,12 +213,70 @@ class ConnectionMail:
         directory = Path(opened.mail_directory)
         sees = bool(opened.mail_directory) and (directory / f".{opened.token}").exists()
         self._directory = directory if sees else None
+        self._socket_path = opened.mail_socket if sees else ""
+        was_listening, self._is_listening = self._is_listening, True
+        if self._receiver is not None and not was_listening:
+            self._open_mailbox()
+
+    def _open_mailbox(self) -> None:
+        if self._socket_path:
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+        else:
+            self._open_on_session()
+
+    async def _connect(self) -> None:
+        try:
+            connection = await connect(Path(self._socket_path), self._on_frame, self._on_hung_up, self._on_room)
+        except OSError:
+            self._open_on_session()
+            return
+        connection.send(self._node.opening(own_mailbox()).SerializeToString())
+        self._socket = connection
+        self._begin()
+
+    def _open_on_session(self) -> None:
+        self._request(pb.SessionRequest(open=self._node.opening(own_mailbox())))
+        self._begin()
+
+    def _begin(self) -> None:
         self._is_open = True
         if self._sending is None:
             self._send_queued()
 
+    def _on_frame(self, frame: bytes) -> None:
+        self.on_mail([Envelope.FromString(frame)])
+
+    def _on_room(self) -> None:
+        if self._is_open and self._sending is None:
+            self._send_queued()
+
+    def _on_hung_up(self) -> None:
+        """The socket broke: the session is about to, or else takes its place."""
+        if self._socket is not None:
+            self._socket, self._is_open = None, False
+            self._replacing = asyncio.get_running_loop().call_later(GAP_S, self._replace_socket)
+
+    def _replace_socket(self) -> None:
+        self._break_off()
+        self._open_on_session()
+
+    def close(self) -> None:
+        """Use the node no longer."""
+        self._is_listening = False
+        connection, self._socket = self._socket, None
+        if connection is not None:
+            connection.close()
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._replacing is not None:
+            self._replacing.cancel()
+
     def on_lost(self) -> None:
         """The session broke: nobody knows what has arrived, and what was to come does not come."""
+        self.close()
+        self._break_off()
+
+    def _break_off(self) -> None:
         self._is_open = False
         self._lose("the connection to it broke while the call waited: its allocator ended, or was started again")
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from monarch_nb.client.connections import bridge
+import pytest
+
+from monarch_nb.client.connections import bridge, mail
 from monarch_nb.client.connections.mail import ConnectionMail
 from monarch_nb.config import INLINE_VALUE_BYTES
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.mail_pb2 import Envelope
+from monarch_nb.rpc.frame_connection import FrameConnection
 
 TIMEOUT_S = 20.0
 
@@ -29,7 +33,10 @@ class FakeNode:
         self.mail = ConnectionMail(self, self.requests.append)
         self.mail.open(self)
 
-    def open_mailbox(self) -> None: ...
+    def ensure_session(self) -> None: ...
+
+    def opening(self, mailbox: str = "") -> pb.Open:
+        return pb.Open(mailbox=mailbox)
 
     async def put_blob(self, mesh_id: str, blob: str, pieces: Iterable[bytes | memoryview]) -> None:
         await self.may_store.wait()
@@ -49,7 +56,32 @@ class FakeNode:
 
     @property
     def sent(self) -> list[list[Envelope]]:
-        return [list(request.mail.envelopes) for request in self.requests]
+        return [list(request.mail.envelopes) for request in self.requests if request.HasField("mail")]
+
+
+class FakeDoor:
+    """What a node of this machine has for mail."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.path = directory, directory / "socket"
+        self.frames: asyncio.Queue[bytes] = asyncio.Queue()
+        self.connection = FrameConnection(self.frames.put_nowait, lambda: None)
+
+    async def listen(self) -> None:
+        await asyncio.get_running_loop().create_unix_server(lambda: self.connection, str(self.path))
+
+    @property
+    def opened(self) -> pb.Opened:
+        (self.directory / ".token").touch()
+        return pb.Opened(token="token", mail_directory=str(self.directory), mail_socket=str(self.path))
+
+    async def next_body(self) -> bytes:
+        return Envelope.FromString(await self.frames.get()).body
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
 
 
 def on_loop(test: Callable[[FakeNode], Awaitable[None]]) -> None:
@@ -117,5 +149,58 @@ def test_when_the_session_breaks_calls_have_failed_and_the_rest_is_sent_later() 
         assert reason.startswith("node0: the connection to it broke while the call waited")
         node.mail.on_opened(pb.Opened())
         assert [[envelope.body for envelope in batch] for batch in node.sent] == [[b"cast"]]
+
+    on_loop(test)
+
+
+def test_mail_of_this_machine_has_a_socket_and_what_does_not_fit_waits(tmp_path: Path) -> None:
+    bodies = [b"%d " % number * 1000 for number in range(500)]
+
+    async def test(node: FakeNode) -> None:
+        door = FakeDoor(tmp_path)
+        await door.listen()
+        node.mail.on_opened(door.opened)
+        assert pb.Open.FromString(await door.frames.get()).mailbox == mail.own_mailbox()
+        assert door.connection._transport is not None
+        door.connection._transport.pause_reading()
+        for body in bodies:
+            node.mail.send(["m/0"], [body])
+            await turns(2)
+        assert node.mail._queued_bytes > 0
+        door.connection._transport.resume_reading()
+        assert [await door.next_body() for _ in bodies] == bodies
+        door.connection.send(Envelope(body=b"reply").SerializeToString())
+        await until(lambda: node.told == [b"reply"])
+        assert node.requests == []
+        node.mail.close()
+
+    on_loop(test)
+
+
+def test_mail_goes_on_the_session_when_nobody_listens_at_the_socket(tmp_path: Path) -> None:
+    async def test(node: FakeNode) -> None:
+        node.mail.on_opened(FakeDoor(tmp_path).opened)
+        node.mail.send(["m/0"], [b"1"])
+        await until(lambda: bool(node.sent))
+        assert node.requests[0].open.mailbox == mail.own_mailbox()
+        assert [[envelope.body for envelope in batch] for batch in node.sent] == [[b"1"]]
+
+    on_loop(test)
+
+
+def test_mail_goes_on_the_session_when_only_the_socket_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail, "GAP_S", 0.0)
+
+    async def test(node: FakeNode) -> None:
+        door = FakeDoor(tmp_path)
+        await door.listen()
+        node.mail.on_opened(door.opened)
+        await door.frames.get()
+        door.connection.close()
+        await until(lambda: bool(node.requests))
+        ((address, _),) = node.told
+        assert address == node.address
+        node.mail.send(["m/0"], [b"1"])
+        await until(lambda: bool(node.sent))
 
     on_loop(test)

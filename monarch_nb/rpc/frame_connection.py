@@ -9,14 +9,29 @@ from monarch_nb.ground.frames import FrameSplitter, encode_frame
 
 
 class FrameConnection(asyncio.BufferedProtocol):
-    """A Unix-socket connection of frames with the least latency asyncio has: no streams, no tasks."""
+    """A Unix-socket connection of frames with the least latency asyncio has: no streams, no tasks.
+
+    Args:
+        on_frame: called with each frame that comes.
+        on_lost: called when the connection has ended, however it did.
+        on_room: called when the other side has read what waited, after `is_full`.
+
+    Attributes:
+        is_full: the other side does not read: what is sent waits in memory.
+    """
 
     _buffer: ClassVar = memoryview(bytearray(256 << 10))
     """One for all: what is in it is used up before the loop reads from another socket. A plain asyncio.Protocol
     allocates as much anew for every read, which costs more than the read."""
 
-    def __init__(self, on_frame: Callable[[bytes], None], on_lost: Callable[[], None]) -> None:
-        self._on_frame, self._on_lost = on_frame, on_lost
+    def __init__(
+        self,
+        on_frame: Callable[[bytes], None],
+        on_lost: Callable[[], None],
+        on_room: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_frame, self._on_lost, self._on_room = on_frame, on_lost, on_room
+        self.is_full = False
         self._splitter = FrameSplitter()
         self._transport: asyncio.Transport | None = None
 
@@ -30,6 +45,13 @@ class FrameConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         for frame in self._splitter.feed(self._buffer[:nbytes]):
             self._on_frame(frame)
+
+    def pause_writing(self) -> None:
+        self.is_full = True
+
+    def resume_writing(self) -> None:
+        self.is_full = False
+        self._on_room()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -52,9 +74,14 @@ class FrameConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
 
-async def connect(path: Path, on_frame: Callable[[bytes], None], on_lost: Callable[[], None]) -> FrameConnection:
+async def connect(
+    path: Path,
+    on_frame: Callable[[bytes], None],
+    on_lost: Callable[[], None],
+    on_room: Callable[[], None] = lambda: None,
+) -> FrameConnection:
     """Connect to a listening Unix socket."""
     _, connection = await asyncio.get_running_loop().create_unix_connection(
-        lambda: FrameConnection(on_frame, on_lost), str(path)
+        lambda: FrameConnection(on_frame, on_lost, on_room), str(path)
     )
     return connection
