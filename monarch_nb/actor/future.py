@@ -13,7 +13,7 @@ from monarch_nb.actor.engine.calls import Call
 from monarch_nb.actor.engine.outcomes import Outcome
 from monarch_nb.actor.engine.outside import Tag
 from monarch_nb.actor.engine.process import current
-from monarch_nb.ground.interrupting import at_waits, kernel_ends
+from monarch_nb.ground.interrupting import AwaitedPresses, at_awaits, at_waits, kernel_ends
 from monarch_nb.ground.rank_sets import name_ranks
 
 R = TypeVar("R")
@@ -98,19 +98,51 @@ class Future(Generic[R]):
             raise ValueError("__await__ with no active event loop: use get()") from None
         if not self._outcome.is_resolved():
             self._refuse_to_wait_for_itself()
-            waiter = loop.create_future()
-
-            def wake() -> None:
-                with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-                    loop.call_soon_threadsafe(_wake, waiter)
-
-            self._outcome.when_resolved(wake)
-            try:
-                yield from waiter
-            finally:
-                self._outcome.forget(wake)
+            with at_awaits(loop) as presses:
+                try:
+                    yield from self._resolved(loop).__await__()
+                except asyncio.CancelledError:
+                    tag = self._call.tag if self._call is not None else None
+                    if presses is None or not presses.count or tag is None or not tag.runs or current() is not None:
+                        raise
+                    # Told as ipykernel tells it: KeyboardInterrupt in a task would end the loop.
+                    raise asyncio.CancelledError((yield from self._interrupt(loop, tag, presses).__await__())) from None
         value: R = self._outcome.value()
         return value
+
+    async def _resolved(self, loop: asyncio.AbstractEventLoop) -> None:
+        waiter = loop.create_future()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                loop.call_soon_threadsafe(_wake, waiter)
+
+        self._outcome.when_resolved(wake)
+        try:
+            await waiter
+        finally:
+            self._outcome.forget(wake)
+
+    async def _interrupt(self, loop: asyncio.AbstractEventLoop, tag: Tag, presses: AwaitedPresses) -> str:
+        """As `_interrupted`, for who awaits; return what that did."""
+        assert self._call is not None
+        if await presses.kernel_ends():
+            return f"the kernel ends; {self._call.title} goes on"
+        resolved = loop.create_task(self._resolved(loop))
+        try:
+            for _ in range(_PRESSES):
+                if presses.take():
+                    tag.interrupt()
+                pressed = loop.create_task(presses.next(_CLEAN_UP_S))
+                await asyncio.wait({resolved, pressed}, return_when=asyncio.FIRST_COMPLETED)
+                if resolved.done():
+                    return f"interrupted {self._call.title}"
+                if not pressed.result():
+                    break
+        finally:
+            resolved.cancel()
+        ranks = name_ranks(self._call.unanswered)
+        return f"{self._call.title} was interrupted, but {ranks} of the call did not answer"
 
     def _wait(self, timeout: float | None) -> None:
         with at_waits():  # so that it can be told whether Jupyter ends this kernel, which is not for the actors

@@ -6,6 +6,7 @@ Jupyter interrupts a kernel just before it tells it to shut down: that Ctrl-C is
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
 import os
@@ -144,26 +145,16 @@ class HeldBack:
 
     @contextlib.contextmanager
     def hearing_of_shutdown(self) -> Iterator[None]:
-        """Hear of it if this process is a kernel that is told to shut down: ipykernel's control thread is told so also
-        while the main thread waits."""
-        kernel = getattr(sys.modules["IPython"].get_ipython(), "kernel", None) if "IPython" in sys.modules else None
-        handlers: dict[str, Callable[..., Any]] = getattr(kernel, "control_handlers", {})
-        handler = handlers.get("shutdown_request")
-        if handler is None:
-            yield
-            return
+        """Hear of it if this process is a kernel that is told to shut down."""
 
-        def tell(*message: Any) -> Any:
+        def told() -> None:
             self._kernel_ends = True
             with contextlib.suppress(RuntimeError):  # it was told before
                 self._shutdown.release()
-            return handler(*message)
 
-        self._is_kernel, handlers["shutdown_request"] = True, tell
-        try:
+        with _hearing_of_shutdown(told) as is_kernel:
+            self._is_kernel = is_kernel
             yield
-        finally:
-            handlers["shutdown_request"] = handler
 
     def hears_of_shutdown(self) -> bool:
         """Wait for it a moment after a Ctrl-C, and after each that comes meanwhile; return whether the kernel ends."""
@@ -186,6 +177,28 @@ class HeldBack:
             yield
         finally:
             signal.signal(signal.SIGINT, self)
+
+
+@contextlib.contextmanager
+def _hearing_of_shutdown(told: Callable[[], None]) -> Iterator[bool]:
+    """Call `told` if this process is a kernel that is told to shut down: ipykernel's control thread is told so also
+    while the main thread waits. The block gets whether it is a kernel."""
+    kernel = getattr(sys.modules["IPython"].get_ipython(), "kernel", None) if "IPython" in sys.modules else None
+    handlers: dict[str, Callable[..., Any]] = getattr(kernel, "control_handlers", {})
+    handler = handlers.get("shutdown_request")
+    if handler is None:
+        yield False
+        return
+
+    def tell(*message: Any) -> Any:
+        told()
+        return handler(*message)
+
+    handlers["shutdown_request"] = tell
+    try:
+        yield True
+    finally:
+        handlers["shutdown_request"] = handler
 
 
 def held_back() -> HeldBack | None:
@@ -237,3 +250,70 @@ def anywhere() -> contextlib.AbstractContextManager[None]:
     """Let Ctrl-C raise anywhere again, inside of a block of `at_waits`."""
     held = held_back()
     return contextlib.nullcontext() if held is None else held.anywhere()
+
+
+class AwaitedPresses:
+    """Ctrl-C while coroutines of the main thread await. It does what it did before (ipykernel cancels the cell), and
+    wakes the loop: a signal alone does not, so that ipykernel would cancel the cell only when something else happens.
+
+    Attributes:
+        count: how often it came.
+        is_kernel: this process is one.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, before: Callable[[int, FrameType | None], Any]) -> None:
+        self.loop, self.before, self.count, self.is_kernel = loop, before, 0, False
+        self._taken = 0
+        self._pressed, self._shutdown = asyncio.Event(), asyncio.Event()
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self.loop.call_soon_threadsafe(self._pressed.set)
+        self.before(number, frame)
+
+    def shut_down(self) -> None:
+        """The kernel is told to shut down. From any thread."""
+        self.loop.call_soon_threadsafe(self._shutdown.set)
+
+    def take(self) -> bool:
+        """Return whether the newest is yet to be acted upon; one of those that await beside each other does it."""
+        taken, self._taken = self._taken, self.count
+        return taken < self.count
+
+    async def next(self, timeout_s: float) -> bool:
+        """Wait for one more; return whether it came in time."""
+        self._pressed.clear()
+        return await _in_time(self._pressed, timeout_s)
+
+    async def kernel_ends(self) -> bool:
+        """Return whether the one that has just come was Jupyter's, which ends this kernel (see `kernel_ends`)."""
+        return self.is_kernel and await _in_time(self._shutdown, SHUTDOWN_NOTICE_S)
+
+
+async def _in_time(event: asyncio.Event, timeout_s: float) -> bool:
+    try:
+        await asyncio.wait_for(event.wait(), timeout_s)
+    except TimeoutError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def at_awaits(loop: asyncio.AbstractEventLoop) -> Iterator[AwaitedPresses | None]:
+    """Notice Ctrl-C while a coroutine awaits in the block. None where it can not come: in other threads."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT) if is_main else None
+    if isinstance(before, AwaitedPresses) and before.loop is loop:  # one that awaits beside this one
+        yield before
+        return
+    if not callable(before):
+        yield None
+        return
+    presses = AwaitedPresses(loop, before)
+    signal.signal(signal.SIGINT, presses)
+    try:
+        with _hearing_of_shutdown(presses.shut_down) as presses.is_kernel:
+            yield presses
+    finally:
+        if signal.getsignal(signal.SIGINT) is presses:  # else it was changed back by who waits for the whole cell
+            signal.signal(signal.SIGINT, before)

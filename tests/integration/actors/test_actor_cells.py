@@ -80,6 +80,15 @@ def test_an_interrupt_reaches_the_endpoints(trainers: Kernel) -> None:
     assert "rank 3: 3" in trainers.run("trainers.step.call(1).get()")
 
 
+def test_an_interrupt_reaches_what_a_cell_awaits_once(trainers: Kernel) -> None:
+    trainers.run("import asyncio")
+    cell = trainers.start("await asyncio.gather(trainers.wait.call(1000), trainers.wait.call(1000))")
+    trainers.wait(cell, "[0-3] waits")
+    trainers.interrupt()
+    assert "CancelledError: interrupted trainers.wait" in trainers.wait(cell).replace("\x1b[39m", "")
+    assert "rank 3: 3" in trainers.run("await trainers.step.call(1)"), "pressed once: no rank was killed"
+
+
 def test_a_call_that_waits_says_behind_what(trainers: Kernel) -> None:
     trainers.run("trainers.slice(hosts=0, procs=1).wait.broadcast(1000)")
     cell = trainers.start("trainers.step.call(1).get()")
