@@ -97,8 +97,8 @@ ROWS = [
         "actor-death",
         f"actors: death of one of {RANKS} ranks, until a call that waits for all of them raises, against Monarch 0.7",
         "at most 1 s",
-        "All ranks are in an endpoint when one of them is killed with SIGKILL; median of 3. Half a second is what a call "
-        "of ours waits after a death for the answers of the others.",
+        "All ranks are in an endpoint when one of them is killed with SIGKILL; median of 3. Half a second is what a "
+        "call of ours waits after a death for the answers of the others.",
         death,
     ),
 ]
