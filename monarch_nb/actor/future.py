@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 
 from monarch_nb.actor.engine.calls import Call
 from monarch_nb.actor.engine.outcomes import Outcome
-from monarch_nb.actor.engine.outside import Tag
-from monarch_nb.actor.engine.process import current
+from monarch_nb.actor.engine.outside import Questions, Tag
+from monarch_nb.actor.engine.process import current, installed
 from monarch_nb.ground.interrupting import AwaitedPresses, at_awaits, at_waits, kernel_ends
 from monarch_nb.ground.rank_sets import name_ranks
 
@@ -100,7 +100,7 @@ class Future(Generic[R]):
             self._refuse_to_wait_for_itself()
             with at_awaits(loop) as presses:
                 try:
-                    yield from self._resolved(loop).__await__()
+                    yield from self._resolved(loop, _questions()).__await__()
                 except asyncio.CancelledError:
                     tag = self._call.tag if self._call is not None else None
                     if presses is None or not presses.count or tag is None or not tag.runs or current() is not None:
@@ -110,7 +110,14 @@ class Future(Generic[R]):
         value: R = self._outcome.value()
         return value
 
-    async def _resolved(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _resolved(self, loop: asyncio.AbstractEventLoop, questions: Questions | None = None) -> None:
+        while not self._outcome.is_resolved():
+            await self._next(loop, questions)
+            if questions is not None and not self._outcome.is_resolved():
+                questions.answer()
+
+    async def _next(self, loop: asyncio.AbstractEventLoop, questions: Questions | None) -> None:
+        """Wait for the result, or for a question."""
         waiter = loop.create_future()
 
         def wake() -> None:
@@ -118,10 +125,14 @@ class Future(Generic[R]):
                 loop.call_soon_threadsafe(_wake, waiter)
 
         self._outcome.when_resolved(wake)
+        if questions is not None:
+            questions.attend(wake)
         try:
             await waiter
         finally:
             self._outcome.forget(wake)
+            if questions is not None:
+                questions.leave(wake)
 
     async def _interrupt(self, loop: asyncio.AbstractEventLoop, tag: Tag, presses: AwaitedPresses) -> str:
         """As `_interrupted`, for who awaits; return what that did."""
@@ -147,7 +158,7 @@ class Future(Generic[R]):
     def _wait(self, timeout: float | None) -> None:
         with at_waits():  # so that it can be told whether Jupyter ends this kernel, which is not for the actors
             try:
-                is_there = self._outcome.wait(timeout)
+                is_there = self._outcome.wait(timeout, _questions())
             except KeyboardInterrupt:
                 tag = self._call.tag if self._call is not None else None
                 if tag is None or not tag.runs or current() is not None:  # an actor that is interrupted holds nobody up
@@ -201,6 +212,12 @@ class Future(Generic[R]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("cannot pickle a Future: wait for its result and send that")
+
+
+def _questions() -> Questions | None:
+    """Return what is asked of people who wait here; an actor's wait is nobody's."""
+    home = installed()
+    return home.outside.questions if home is not None and current() is None else None
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import sys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,19 +17,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Answer until everything goes on, or whoever types leaves; returns the exit code."""
     from monarch_nb import attach
-    from monarch_nb.client.debug.console import Console
     from monarch_nb.client.debug.debugger import Debugger
+    from monarch_nb.client.debug.terminal import prompt
     from monarch_nb.shape import parse_targets
 
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401 -- input() then has a history
     mesh = attach(options.name, pool=options.pool).mesh
-    debugger = Debugger(mesh.select(parse_targets(options.targets, mesh.extent)))
+    part = mesh.select(parse_targets(options.targets, mesh.extent))
+    debugger = Debugger(part)
     if options.post_mortem and not debugger.enter_errors():
         print("no error to look at: the last run did not fail on these ranks")
         return 0
     try:
-        if Console(debugger, input, _print).run() == "nothing stopped":
+        if prompt(part) == "nothing stopped":
             print("no rank has stopped at a breakpoint")
     except KeyboardInterrupt:
         print("\nleft the debugger; what has stopped stays where it is")
@@ -39,8 +36,3 @@ def run(options: argparse.Namespace) -> int:
         if options.post_mortem:
             debugger.leave_errors()
     return 0
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

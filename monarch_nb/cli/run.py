@@ -9,8 +9,10 @@ import sys
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, get_args
 
+from monarch_nb.client.runs.stops import OnBreakpoint
 from monarch_nb.client.scripts.torchrun_flags import FLAGS, Launch, held_by, held_in, read
 from monarch_nb.config import DEFAULT_POOL
 from monarch_nb.errors import RunFailed, UsageError
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from monarch_nb.client.meshes.mesh import Mesh
     from monarch_nb.client.reservations.reservation import Reservation
     from monarch_nb.client.runs.run import Run
-    from monarch_nb.notebook.output.view import RunView
 
 SUMMARY = "run a script on ranks, as torchrun does, but warm"
 EXAMPLES = (
@@ -54,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-i", "--in-place", action="store_true", help=in_place)
     beside = "do not wait for other scripts on these ranks"
     parser.add_argument("--beside", action="store_true", help=beside)
+    at_breakpoint = "at breakpoint(): stop and ask here, go on, or fail (without a terminal: go-on)"
+    parser.add_argument("--on-breakpoint", choices=get_args(OnBreakpoint), help=at_breakpoint)
     for flag in FLAGS:
         shown = flag.help if flag.name in _SHOWN_FLAGS else argparse.SUPPRESS
         takes: dict[str, Any] = {"metavar": flag.value} if flag.value else {"action": "store_true"}
@@ -85,7 +88,8 @@ def run(options: argparse.Namespace) -> int:
         )
         for note in launch.notes:
             _say(note)
-        status = _run(mesh, lambda view: mesh.start_script(script, listener=view.on_event), launch.shown_ranks(mesh))
+        submit = partial(mesh.start_script, script, on_breakpoint=options.on_breakpoint)
+        status = _run(mesh, submit, launch.shown_ranks(mesh), options.on_breakpoint)
     return 128 + signals[0] if signals and status == _INTERRUPTED else status
 
 
@@ -172,9 +176,11 @@ def _place(options: argparse.Namespace, launch: Launch, mesh: Mesh) -> tuple[str
     return os.path.abspath(path) if is_file else path, ""
 
 
-def _run(mesh: Mesh, submit: Callable[[RunView], Run], shown: Collection[int] | None) -> int:
-    from monarch_nb.client.runs.stops import can_answer
-    from monarch_nb.notebook.cells.answering import Answering
+def _run(
+    mesh: Mesh, submit: Callable[..., Run], shown: Collection[int] | None, on_breakpoint: OnBreakpoint | None
+) -> int:
+    from monarch_nb.client.debug.answering import Answering
+    from monarch_nb.client.debug.terminal import SCREEN
     from monarch_nb.notebook.cells.following import wait_for
     from monarch_nb.notebook.output.publishing import call_later, printing
     from monarch_nb.notebook.output.view import RunView
@@ -183,8 +189,8 @@ def _run(mesh: Mesh, submit: Callable[[RunView], Run], shown: Collection[int] | 
     with at_waits():  # from here on Ctrl-C is for the ranks
         view = RunView(mesh.ranks, publish, call_later, show_failures=True, terminal=True, shown=shown)
         try:
-            script = submit(view)
-            interrupts = wait_for(script, None, view.on_event, Answering(can_answer, script, view.on_event))
+            script = submit(listener=view.on_event)
+            interrupts = wait_for(script, None, view.on_event, Answering(script, SCREEN, on_breakpoint))
         finally:
             view.close()
     script.collected()

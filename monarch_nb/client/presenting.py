@@ -29,6 +29,9 @@ class CallingCell(Protocol):
     def finished(self, run: Any) -> None:
         """A run of calls was shown to its end."""
 
+    def screen(self) -> Any:
+        """Return where people are asked what ranks ask (client.debug.answering.Screen)."""
+
     def when_over(self, callback: Callable[..., bool]) -> None:
         """Call `callback` when the cell is about to return, on its thread, with `is_interrupted`: whether Ctrl-C has
         ended it. It returns whether more may be printed in the name of the cell."""

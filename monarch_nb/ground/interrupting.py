@@ -246,6 +246,19 @@ def at_waits() -> Iterator[None]:
             held.raise_now()
 
 
+@contextlib.contextmanager
+def at_prompt() -> Iterator[None]:
+    """Let Ctrl-C raise at once while people are asked something, whatever it does else in this block or event loop."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def anywhere() -> contextlib.AbstractContextManager[None]:
     """Let Ctrl-C raise anywhere again, inside of a block of `at_waits`."""
     held = held_back()

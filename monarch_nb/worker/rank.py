@@ -100,9 +100,9 @@ class Rank:
         files = cells.not_user_files() | {script.__file__}
         self._activities = Activities()
         outputs = streams.CallOutputs(spec.log_directory, spec.rank)
-        self._executions = Executions(self._activities, self._user_code, spec.mesh_id, outputs)
+        self._debugger = Debugger(self._user_code, entries, self._wake_control)
+        self._executions = Executions(self._activities, self._user_code, spec.mesh_id, outputs, self._debugger)
         self._interrupter = Interrupter(self._activities, self._loop, self._user_code, entries, files)
-        self._debugger = Debugger(self._user_code, entries, self._executions.actor_here, self._wake_control)
         self._queue: deque[RunSpec] = deque()
         self._script: RunSpec | None = None
         self._work: socket.socket | None = None
@@ -213,6 +213,7 @@ class Rank:
             active = ActiveRun(spec.run_id)
             result = RankResult(run_id=spec.run_id, rank=self._spec.rank, outcome=OUTCOME_OK)
             self._results.start(spec.run_id)
+            self._debugger.release_error()
             if not self._debugger.looks_at_error:
                 self._shell.release_error(spec.cell.code or spec.pull.expression)
             try:

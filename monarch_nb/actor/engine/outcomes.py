@@ -9,6 +9,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
+from monarch_nb.actor.engine.outside import Questions
 from monarch_nb.ground import interrupting
 from monarch_nb.ground.flag import LOOK_S, Flag
 
@@ -60,17 +61,29 @@ class Outcome:
         with self._lock, contextlib.suppress(ValueError):
             self._callbacks.remove(callback)
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has come, or the time is up, or the thread is interrupted; return whether it has."""
-        interrupt = interrupting.current()
-        if interrupt is None or self._flag.is_set():
-            return self._flag.wait(timeout_s)
+    def wait(self, timeout_s: float | None = None, questions: Questions | None = None) -> bool:
+        """Wait until it has come, or the time is up, or the thread is interrupted; return whether it has.
+
+        Args:
+            questions: are answered meanwhile, which is not part of the time.
+        """
+        if questions is None or self._flag.is_set():
+            return _wait(self._flag, timeout_s)
         until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        while not self._flag.wait(min(LOOK_S, max(0.0, until_s - time.monotonic()))):
-            interrupt.check()
-            if time.monotonic() >= until_s:
-                return False
-        return True
+        news = Flag()
+        self.when_resolved(news.set)
+        questions.attend(news.set)
+        try:
+            while _wait(news, until_s - time.monotonic()) and not self._flag.is_set():
+                news.clear()
+                if not self._flag.is_set():  # else it has come just before
+                    asked_s = time.monotonic()
+                    questions.answer()
+                    until_s += time.monotonic() - asked_s
+        finally:
+            questions.leave(news.set)
+            self.forget(news.set)
+        return self._flag.is_set()
 
     def value(self) -> Any:
         """Return the value of a resolved one, or raise what it is."""
@@ -85,3 +98,18 @@ class Outcome:
         if self._error is not None:
             raise self._error.with_traceback(None)
         return self._value
+
+
+def _wait(flag: Flag, timeout_s: float | None) -> bool:
+    """Wait for a flag as anything that Ctrl-C, or what interrupts the work of this thread, ends."""
+    if timeout_s == math.inf:
+        timeout_s = None
+    interrupt = interrupting.current()
+    if interrupt is None or flag.is_set():
+        return flag.wait(timeout_s)
+    until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while not flag.wait(min(LOOK_S, max(0.0, until_s - time.monotonic()))):
+        interrupt.check()
+        if time.monotonic() >= until_s:
+            return False
+    return True

@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -32,8 +32,9 @@ class Address(NamedTuple):
 HERE = Address("", "")
 """This process, wherever it is: what is addressed so is delivered without an outside."""
 
-Runs = Mapping[str, tuple[str, int]]
-"""For each mesh's id the id and the number of the run in whose name its actors are called."""
+Runs = Mapping[str, tuple[str, int, int]]
+"""For each mesh's id the id and the number of the run in whose name its actors are called, and what `breakpoint()` does
+in it (OnBreakpoint of run.proto)."""
 
 
 class Tag(Protocol):
@@ -52,8 +53,28 @@ class Tag(Protocol):
         stops to wait. Does not block."""
 
 
+class Questions(Protocol):
+    """What ranks ask of this process, which whoever waits in it answers: some have stopped at breakpoints."""
+
+    def attend(self, wake: Callable[[], object]) -> None:
+        """Have `wake` called, from any thread, when there is something to `answer`; now if there is already."""
+
+    def leave(self, wake: Callable[[], object]) -> None:
+        """Do not call `wake` any more."""
+
+    def answer(self) -> None:
+        """Let people answer, in the thread that waits; nothing when another one has done it."""
+
+
 class Outside(Protocol):
-    """What a process has around it."""
+    """What a process has around it.
+
+    Attributes:
+        questions: what people who wait in this process are asked; None where there are no people.
+    """
+
+    @property
+    def questions(self) -> Questions | None: ...
 
     def home(self, node: str) -> Address:
         """Return where a receiver on `node` answers this process: a rank's is always the same, a client is itself at

@@ -3,5 +3,6 @@
 runtime      what the engine of actors has around it in this process
 holding      the reservations and meshes that this process uses
 calls        in whose name actors are called: a cell's, or the script's
+questions    what ranks ask of those who wait for calls
 printing     what actors print, in a script
 """

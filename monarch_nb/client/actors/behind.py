@@ -123,7 +123,7 @@ def _part(does: str, infos: Sequence[ActorInfo]) -> str:
 
 
 def _ids(call: CallState) -> set[str]:
-    return {run_id for run_id, _ in call.runs.values()}
+    return {run_id for run_id, *_ in call.runs.values()}
 
 
 def _ranks_of(call: CallState, mesh_id: str) -> dict[int, int]:

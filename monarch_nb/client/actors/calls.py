@@ -11,12 +11,15 @@ from typing import Protocol
 from monarch_nb.actor.engine.outside import CallState, Runs
 from monarch_nb.client import presenting
 from monarch_nb.client.actors.behind import Behind
+from monarch_nb.client.actors.questions import Questions
 from monarch_nb.client.connections.bridge import background_loop, post
 from monarch_nb.client.connections.connection import GAP_S
-from monarch_nb.client.connections.events import Event, Finished
+from monarch_nb.client.connections.events import Event, Finished, Stopped
+from monarch_nb.client.debug.answering import Answering, Screen
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.runs.calls_run import CallsRun
 from monarch_nb.client.runs.run import Listener
+from monarch_nb.client.runs.stops import policy
 
 LOOK_S = 0.5
 """So often it is looked whether calls were answered."""
@@ -35,6 +38,9 @@ class Audience(Protocol):
     def finished(self, run: CallsRun) -> None:
         """A run was shown to its end."""
 
+    def screen(self) -> Screen:
+        """Return where people are asked what ranks ask."""
+
     def tell(self, text: str) -> None:
         """Tell people something."""
 
@@ -47,7 +53,8 @@ class CallsTag:
     """
 
     def __init__(self, runs: Mapping[str, CallsRun], caller: Caller) -> None:
-        self.runs: Runs = {mesh_id: (run.id, run.number) for mesh_id, run in runs.items() if run.number}
+        at_breakpoints = policy(None)
+        self.runs: Runs = {mesh_id: (run.id, run.number, at_breakpoints) for mesh_id, run in runs.items() if run.number}
         self._caller = caller
 
     def left(self) -> None:
@@ -65,6 +72,7 @@ class Caller:
     Args:
         mesh_of: returns a mesh by its id; None when it can not be found.
         audience: shows what is printed.
+        questions: what ranks ask.
         cell_number: the notebook's execution count; 0 in a script.
 
     Attributes:
@@ -73,8 +81,10 @@ class Caller:
         has_left: it has called what nobody waits for.
     """
 
-    def __init__(self, mesh_of: Callable[[str], Mesh | None], audience: Audience, cell_number: int = 0) -> None:
-        self.audience = audience
+    def __init__(
+        self, mesh_of: Callable[[str], Mesh | None], audience: Audience, questions: Questions, cell_number: int = 0
+    ) -> None:
+        self.audience, self._questions = audience, questions
         self._mesh_of, self._cell_number = mesh_of, cell_number
         self._lock = threading.Lock()
         self._runs: dict[str, CallsRun] = {}
@@ -103,7 +113,7 @@ class Caller:
             return None
         listener = self.audience.listener(range(mesh.extent.size), mesh.name)
         run = self._runs[mesh_id] = mesh.open_calls(title, cell_number=self._cell_number, listener=listener)
-        run.add_listener(_collecting(run, self.audience))
+        run.add_listener(_hearing(run, self.audience, self._questions))
         return run
 
     @property
@@ -126,7 +136,7 @@ class Caller:
 
     def end(self, calls: Iterable[CallState] = ()) -> list[CallsRun]:
         """End the runs in whose name nothing of `calls` is called; return them."""
-        awaited = {run_id for call in calls for run_id, _ in call.runs.values()}
+        awaited = {run_id for call in calls for run_id, *_ in call.runs.values()}
         with self._lock:
             over = [run for run in (*self._runs.values(), *self._interrupted) if run.id not in awaited]
             self._runs = {mesh_id: run for mesh_id, run in self._runs.items() if run not in over}
@@ -149,13 +159,17 @@ class Callers:
         mesh_of: as Caller's.
         audience: of the script.
         calls: returns the calls that are not answered yet.
+
+    Attributes:
+        questions: what ranks ask of them.
     """
 
     def __init__(
         self, mesh_of: Callable[[str], Mesh | None], audience: Audience, calls: Callable[[], list[CallState]]
     ) -> None:
         self._mesh_of, self._calls = mesh_of, calls
-        self._script = self._current = Caller(mesh_of, audience)
+        self.questions = Questions()
+        self._script = self._current = Caller(mesh_of, audience, self.questions)
         self._past: list[Caller] = []
         self._behind = Behind(mesh_of)
         self._is_looking = False
@@ -170,7 +184,7 @@ class Callers:
             if cell is None:
                 self._current = self._script
             else:
-                self._current = Caller(self._mesh_of, cell, cell.number)
+                self._current = Caller(self._mesh_of, cell, self.questions, cell.number)
                 cell.when_over(self.end_cell)
         return self._current
 
@@ -228,9 +242,13 @@ class Callers:
             self._look_soon()
 
 
-def _collecting(run: CallsRun, audience: Audience) -> Listener:
+def _hearing(run: CallsRun, audience: Audience, questions: Questions) -> Listener:
+    answer = Answering(run, audience.screen())
+
     def on_event(event: Event) -> None:
         if isinstance(event, Finished):
             audience.finished(run)
+        elif isinstance(event, Stopped) and event.on:
+            questions.ask(answer)
 
     return on_event

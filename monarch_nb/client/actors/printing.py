@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from typing import TextIO
 
 from monarch_nb.client.connections.events import Display, Elided, Event, Finished, Notice, Result, Stream, Text
+from monarch_nb.client.debug.answering import Screen
+from monarch_nb.client.debug.terminal import SCREEN
 from monarch_nb.client.runs.calls_run import CallsRun
 from monarch_nb.client.runs.run import Listener
 from monarch_nb.sizes import size
@@ -26,6 +28,10 @@ class Printing:
     def finished(self, run: CallsRun) -> None:
         """A run was printed to its end."""
         run.collected()
+
+    def screen(self) -> Screen:
+        """Return the terminal."""
+        return SCREEN
 
     def tell(self, text: str) -> None:
         """Tell people something."""

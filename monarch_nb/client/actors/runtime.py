@@ -16,6 +16,7 @@ from monarch_nb.actor.engine.outside import Address, Execution
 from monarch_nb.client.actors.calls import Callers, CallsTag
 from monarch_nb.client.actors.holding import Holdings
 from monarch_nb.client.actors.printing import Printing
+from monarch_nb.client.actors.questions import Questions
 from monarch_nb.client.connections.bridge import background_loop, post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.mail import own_mailbox
@@ -38,6 +39,11 @@ class ClientOutside:
         self.callers = Callers(self.holdings.mesh, Printing(), lambda: engine.process().calls())
         self._connections: dict[str, Connection] = {}
         self._homes: dict[str, Address] = {}
+
+    @property
+    def questions(self) -> Questions:
+        """What ranks ask of those who wait here."""
+        return self.callers.questions
 
     def home(self, node: str) -> Address:
         """Return this process, as a node knows it; for any node, as the first one of its reservation does."""

@@ -62,6 +62,7 @@ _POLICIES: dict[OnBreakpoint, run_pb2.OnBreakpoint.ValueType] = {
     "error": run_pb2.ON_BREAKPOINT_ERROR,
 }
 _answering: list[Callable[[], bool]] = []
+_chosen: list[OnBreakpoint] = []
 
 
 def answer_where(can_answer: Callable[[], bool]) -> Callable[[], None]:
@@ -75,6 +76,17 @@ def can_answer() -> bool:
     return _answering[-1]() if _answering else sys.stdin is not None and sys.stdin.isatty()
 
 
-def policy(chosen: OnBreakpoint | None) -> run_pb2.OnBreakpoint.ValueType:
-    """Return what ranks are told; without a choice they stop where somebody can answer."""
-    return _POLICIES[chosen or ("stop" if can_answer() else "go-on")]
+def choose(on_breakpoint: OnBreakpoint) -> None:
+    """Say what breakpoints do from now on in all that this process runs or calls, where nothing else is said."""
+    _chosen[:] = [on_breakpoint]
+
+
+def choice(said: OnBreakpoint | None) -> OnBreakpoint:
+    """Return what breakpoints do where `said` is said; else what was chosen, else they stop where somebody can
+    answer."""
+    return said or (_chosen[0] if _chosen else "stop" if can_answer() else "go-on")
+
+
+def policy(said: OnBreakpoint | None) -> run_pb2.OnBreakpoint.ValueType:
+    """Return what ranks are told for a `choice`."""
+    return _POLICIES[choice(said)]

@@ -11,9 +11,11 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.actor.future import CallInterrupted
 from monarch_nb.client.connections.events import Event, Notice
+from monarch_nb.client.debug.answering import Screen
 from monarch_nb.client.presenting import show_calls_in
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.ground.interrupting import at_waits, kernel_ends
+from monarch_nb.notebook.cells.answering import SCREEN
 from monarch_nb.notebook.output.publishing import call_later, displaying, printing
 from monarch_nb.notebook.output.tables import is_notebook
 from monarch_nb.notebook.output.view import Publish, RunView
@@ -49,6 +51,10 @@ class CellCalls:
         )
         self._views.append(view)
         return view.on_event
+
+    def screen(self) -> Screen:
+        """Return the cell that executes when ranks ask."""
+        return SCREEN
 
     def tell(self, text: str) -> None:
         """Show a line, below what actors have printed."""

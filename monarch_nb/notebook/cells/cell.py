@@ -8,18 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.connections.events import TIME_NOTICE, Event, Finished, Notice
-from monarch_nb.client.runs.stops import OnBreakpoint, can_answer
+from monarch_nb.client.debug.answering import Answering
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, RunFailed
 from monarch_nb.ground.interrupting import anywhere, at_waits
 from monarch_nb.ground.rank_sets import counted, name_ranks
-from monarch_nb.notebook.cells.answering import Answering
+from monarch_nb.notebook.cells.answering import SCREEN, on_breakpoint
 from monarch_nb.notebook.cells.following import KernelEnds, RunInterrupted, RunTimeout, wait_for
 from monarch_nb.notebook.cells.sent_files import FilesBeforeCells
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
@@ -27,7 +27,7 @@ from monarch_nb.notebook.output.publishing import call_later, displaying, printi
 from monarch_nb.notebook.output.tables import calm_line, is_notebook, preformatted, show
 from monarch_nb.notebook.output.view import RunView
 from monarch_nb.notebook.session import Session
-from monarch_nb.notebook.syntax.command_line import Parsed, checked_name, help_text, parse, wants_help
+from monarch_nb.notebook.syntax.command_line import checked_name, help_text, parse, wants_help
 from monarch_nb.notebook.syntax.declarations import CELL
 from monarch_nb.times import duration
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from monarch_nb.client.pools.infos import RunInfo
     from monarch_nb.client.runs.interrupt_report import InterruptReport
     from monarch_nb.client.runs.run import OnError, Run
+    from monarch_nb.client.runs.stops import OnBreakpoint
     from monarch_nb.client.scripts.script import Script
 
 
@@ -89,7 +90,7 @@ class CellRunner:
         self._execute(
             partial(mesh.submit, code, on_error=on_error, want_value=out is not None, sync=False),
             mesh.ranks,
-            on_breakpoint=_on_breakpoint(parsed),
+            on_breakpoint=on_breakpoint(parsed),
             noblock=parsed.switch("noblock"),
             timeout_s=parsed.seconds("timeout"),
             out=out,
@@ -115,18 +116,28 @@ class CellRunner:
         timeout_s: float | None,
         out: str | None,
         shown: Collection[int] | None,
+        on_breakpoint: OnBreakpoint | None,
     ) -> None:
         """Run a script as a cell is run, its output here.
 
         Args:
             shown: ranks whose output is shown; None for all.
+            on_breakpoint: what `breakpoint()` does in it, if that was said.
 
         Raises:
             RunFailed, RunInterrupted, RunTimeout: as `run`.
         """
         self._files.before_run(mesh.core.by_node(mesh.ranks))
         submit = partial(mesh.start_script, script, sync=False)
-        self._execute(submit, mesh.ranks, noblock=noblock, timeout_s=timeout_s, out=out, shown=shown)
+        self._execute(
+            submit,
+            mesh.ranks,
+            noblock=noblock,
+            timeout_s=timeout_s,
+            out=out,
+            shown=shown,
+            on_breakpoint=on_breakpoint,
+        )
 
     def _execute(
         self,
@@ -262,8 +273,7 @@ class CellRunner:
     ) -> Failed:
         """Wait for a run; return what the cell must raise. A run that goes on sets the variable `out` at its end."""
         try:
-            answering = Answering(can_answer, run, view.on_event, on_breakpoint)
-            report = wait_for(run, timeout_s, view.on_event, answering)
+            report = wait_for(run, timeout_s, view.on_event, Answering(run, SCREEN, on_breakpoint))
         except RunTimeout:
             self._leave_open(run, view)
             self._keep_later(run, out)
@@ -343,11 +353,6 @@ def others_kept(error: PickleError, out: str, kept: list[Any]) -> PickleError:
     some = not all(isinstance(value, PickleError) for value in kept)
     held = "the other ranks' values, and an error in place of these" if some else "an error in place of each value"
     return PickleError(f"{error}\n{out} has {held}", error.name, error.ranks)
-
-
-def _on_breakpoint(parsed: Parsed) -> OnBreakpoint | None:
-    choices: tuple[OnBreakpoint, ...] = get_args(OnBreakpoint)
-    return next((choice for choice in choices if choice == parsed.text("on_breakpoint")), None)
 
 
 def _is_own(failure: RankFailure, report: InterruptReport) -> bool:

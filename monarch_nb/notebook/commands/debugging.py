@@ -6,12 +6,19 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.debug.stops import stops_table
+from monarch_nb.client.runs.stops import OnBreakpoint, choose
 from monarch_nb.ground.rank_sets import name_ranks
-from monarch_nb.notebook.cells.answering import prompt, takes_input
+from monarch_nb.notebook.cells.answering import on_breakpoint, prompt, takes_input
 from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.output.tables import calm_line, preformatted, show
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.syntax.command_line import Parsed
+
+_CHOSEN: dict[OnBreakpoint, str] = {
+    "stop": "from now on breakpoint() stops; where nobody can type, monarch-nb debug answers",
+    "go-on": "from now on breakpoint() is passed",
+    "error": "from now on breakpoint() fails",
+}
 
 
 def debug(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
@@ -20,6 +27,10 @@ def debug(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
     Raises:
         RunInterrupted: Ctrl-C at the prompt.
     """
+    if (chosen := on_breakpoint(parsed)) is not None:
+        choose(chosen)
+        show(calm_line(_CHOSEN[chosen]))
+        return
     mesh = session.mesh(parsed.text("targets"))
     debugger, post_mortem = Debugger(mesh), parsed.switch("post_mortem")
     if post_mortem and not debugger.enter_errors():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from monarch_nb.client.scripts import torchrun_flags
+from monarch_nb.notebook.cells.answering import on_breakpoint
 from monarch_nb.notebook.cells.cell import CellRunner
 from monarch_nb.notebook.output.tables import calm_line, show
 from monarch_nb.notebook.session import Session
@@ -35,4 +36,5 @@ def run_script(session: Session, cells: CellRunner, parsed: Parsed) -> None:
         timeout_s=parsed.seconds("timeout"),
         out=out,
         shown=launch.shown_ranks(mesh),
+        on_breakpoint=on_breakpoint(parsed),
     )

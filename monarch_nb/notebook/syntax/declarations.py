@@ -122,6 +122,13 @@ EXTEND = Command(
     examples=(("%mesh extend 2h", "released two hours later than it would have been"),),
 )
 LIST = Command("list", "every reservation in the pool", magic="%mesh ", section="Hold")
+ON_BREAKPOINT = ("stop", "go-on", "error")
+_ON_BREAKPOINT = Flag(
+    "--on-breakpoint",
+    "at breakpoint(): stop and ask here, go on, or fail (headless: go-on)",
+    value="HOW",
+    choices=ON_BREAKPOINT,
+)
 _OURS_TOO = ("--max-restarts", "--module")
 RUN = Command(
     "run",
@@ -151,6 +158,7 @@ RUN = Command(
             completes="kernel_name",
         ),
         Flag("--timeout", "raise TimeoutError after S seconds; the script goes on", value="S", kind="seconds"),
+        _ON_BREAKPOINT,
         *(
             Flag(each.name, each.help, each.short, each.value, hidden=True)
             for each in FLAGS
@@ -230,10 +238,19 @@ DOCTOR = Command(
 DEBUG = Command(
     "debug",
     "answer ranks that have stopped at breakpoint(), or look at their last error",
-    usage="[--post-mortem] [-t T]",
+    usage="[--post-mortem] [-t T] | --on-breakpoint HOW",
     magic="%mesh ",
     section="Look",
-    flags=(_TARGETS, Flag("--post-mortem", "enter the last exception of the ranks whose last run failed")),
+    flags=(
+        _TARGETS,
+        Flag("--post-mortem", "enter the last exception of the ranks whose last run or endpoint failed"),
+        Flag(
+            "--on-breakpoint",
+            "what breakpoint() does from now on, also in what cells call of actors: stop, go-on or error",
+            value="HOW",
+            choices=ON_BREAKPOINT,
+        ),
+    ),
     notes="Shows where ranks have stopped and reads commands below: list, attach NAME RANK (then all of pdb; detach\n"
     "comes back), cast NAME ranks(...) COMMAND, continue, quit, help. NAME is an actor's, or `cell`.\n"
     "The cell that waits for ranks which stop opens the same by itself.",
@@ -417,12 +434,7 @@ CELL = Command(
             value="HOW",
             choices=("wait", "abort"),
         ),
-        Flag(
-            "--on-breakpoint",
-            "at breakpoint(): stop and ask here, go on, or fail (headless: go-on)",
-            value="HOW",
-            choices=("stop", "go-on", "error"),
-        ),
+        _ON_BREAKPOINT,
         Flag("--sync", "first bring files that changed to the nodes, or not", negatable=True),
         Flag("--local", "run the cell in the kernel too"),
     ),

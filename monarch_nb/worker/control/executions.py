@@ -21,6 +21,7 @@ from monarch_nb.errors import ProcessGroupAborted
 from monarch_nb.worker.control import waits
 from monarch_nb.worker.control.activities import PRESS_INTERVAL_S, Activities, Activity
 from monarch_nb.worker.control.interrupts import raise_in_thread
+from monarch_nb.worker.debug.debugger import Debugger
 from monarch_nb.worker.groups import forming
 from monarch_nb.worker.shell import failures, streams
 from monarch_nb.worker.shell.failures import RunInterrupted
@@ -121,11 +122,19 @@ class Executions:
         user_code: knows the user's frames.
         mesh_id: this rank's.
         outputs: where endpoints print.
+        debugger: of this rank.
     """
 
-    def __init__(self, activities: Activities, user_code: UserCode, mesh_id: str, outputs: streams.CallOutputs) -> None:
+    def __init__(
+        self,
+        activities: Activities,
+        user_code: UserCode,
+        mesh_id: str,
+        outputs: streams.CallOutputs,
+        debugger: Debugger,
+    ) -> None:
         self._activities, self._user_code = activities, user_code
-        self._mesh_id, self._outputs = mesh_id, outputs
+        self._mesh_id, self._outputs, self._debugger = mesh_id, outputs, debugger
         self._interrupted: deque[str] = deque(maxlen=_REMEMBERED_RUNS)
         self._installing = threading.Lock()
         self._is_installed = False
@@ -136,11 +145,6 @@ class Executions:
     def of_run(self, run_id: str) -> list[EndpointActivity]:
         """Return what is executed in the name of a run; with an empty id all."""
         return [each for each in self if not run_id or _is_called_by(each.execution, run_id)]
-
-    def actor_here(self) -> str:
-        """Return the name of the actor whose endpoint the calling thread executes; empty when it executes none."""
-        here = threading.get_ident()
-        return next((each.execution.actor for each in self if each.thread == here), "")
 
     def executing(self, execution: Execution) -> _Executing:
         """Return what `Outside.executing` is."""
@@ -183,13 +187,14 @@ class Executions:
 
     def begin(self, execution: Execution, entry: FrameType) -> tuple[EndpointActivity, Token[streams.RunOutput]]:
         """An endpoint begins. On its thread."""
-        run_id, number = execution.runs.get(self._mesh_id, ("", 0))
+        run_id, number, _ = execution.runs.get(self._mesh_id, ("", 0, 0))
         if number:
             forming.begin_run(number)
         cells = streams.newest_output()
         output = cells if number == cells.number else self._outputs.of(number) if number else None
         if output is not None and output is not cells:
             output.run_id = run_id
+        self._debugger.release_error(execution.uid)
         token = streams.enter_output(output)
         activity = EndpointActivity(execution, run_id, entry)
         self._activities.begin(activity)
@@ -199,12 +204,18 @@ class Executions:
         """Return a traceback up to the innermost line of user code: ranks are freed at different depths."""
         return self._user_code.trim(trace, only_users=True)
 
+    def keep_error(self, execution: Execution, error: BaseException, trace: TracebackType | None) -> None:
+        """Keep what an endpoint has raised for who wants to look at it."""
+        if trace is not None and isinstance(error, Exception):
+            self._debugger.keep_error(execution, trace)
+
     def is_interrupted(self, execution: Execution) -> bool:
         """Return whether its interrupt was faster."""
         return bool(self._interrupted) and any(_is_called_by(execution, run_id) for run_id in self._interrupted.copy())
 
     def end(self, activity: EndpointActivity, token: Token[streams.RunOutput]) -> None:
         """It has ended. On its thread."""
+        self._debugger.code_ended()
         streams.leave_output(token)
         self._activities.end(activity)
         self._activities.forget_groups(activity)
@@ -235,6 +246,8 @@ class _Executing:
     ) -> None:
         self._close()
         shown = self._activity.shown(error) if error is not None else None
+        if error is not None:
+            self._executions.keep_error(self._execution, error, trace)
         self._end()
         if shown is not None and shown is not error:
             raise shown.with_traceback(self._executions.users_part(trace)) from None
@@ -254,7 +267,7 @@ class _Executing:
 
 
 def _is_called_by(execution: Execution, run_id: str) -> bool:
-    return any(run_id == each for each, _ in execution.runs.values())
+    return any(run_id == each for each, *_ in execution.runs.values())
 
 
 def _up_to(frames: Iterator[FrameType] | list[FrameType], entry: FrameType | None) -> list[FrameType] | None:

@@ -10,10 +10,13 @@ from collections.abc import Callable
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
+from monarch_nb.actor.engine import process as engine
+from monarch_nb.actor.engine.outside import Execution
 from monarch_nb.errors import BreakpointError
 from monarch_nb.proto.run_pb2 import (
     ON_BREAKPOINT_ERROR,
     ON_BREAKPOINT_GO_ON,
+    ON_BREAKPOINT_UNSPECIFIED,
     DebugAnswer,
     DebugCommand,
     Display,
@@ -34,7 +37,6 @@ class Debugger:
     Args:
         user_code: knows the user's frames.
         entries: the code of the functions that call user code: frames below are shown.
-        actor_here: names the actor whose endpoint the calling thread executes; empty when it executes none.
         wake: called when an answer is due sooner than the control thread knows.
     """
 
@@ -42,15 +44,14 @@ class Debugger:
         self,
         user_code: UserCode,
         entries: set[CodeType],
-        actor_here: Callable[[], str],
         wake: Callable[[], None],
     ) -> None:
-        self._user_code, self._entries = user_code, entries
-        self._actor_here, self._wake = actor_here, wake
+        self._user_code, self._entries, self._wake = user_code, entries, wake
         self._pid = os.getpid()
         self._numbers = itertools.count(1)
         self._debuggers: dict[int, RankPdb] = {}  # by thread
         self._post_mortem: Conversation | None = None
+        self._endpoint_error: tuple[Execution, TracebackType] | None = None
 
     def install(self) -> None:
         """Take Python's hook, and pdb's functions that need no object."""
@@ -115,10 +116,11 @@ class Debugger:
         if streams.is_captured():  # in what a stopped thread executes for its debugger
             sys.stdout.write(f"breakpoint() at {place} passed: the debugger executes it\n")
             return False
-        if output.on_breakpoint == ON_BREAKPOINT_ERROR:
+        policy = _policy(output)
+        if policy == ON_BREAKPOINT_ERROR:
             raise BreakpointError(f"breakpoint() at {place}: this run is to fail there (--on-breakpoint=error)")
         is_child = os.getpid() != self._pid
-        if is_child or output.on_breakpoint == ON_BREAKPOINT_GO_ON:
+        if is_child or policy == ON_BREAKPOINT_GO_ON:
             if place not in output.passed:
                 output.passed.add(place)
                 why = "a process that a rank forked has no debugger" if is_child else "nobody can answer here"
@@ -132,7 +134,8 @@ class Debugger:
         known = self._debuggers.get(thread)
         if known is None or known.talk.is_over:
             known = self._debuggers[thread] = self._make(Conversation(next(self._numbers), self._wake))
-        known.talk.at.actor = self._actor_here() or CELL
+        execution = engine.executing()
+        known.talk.at.actor = execution.actor if execution is not None else CELL
         known.talk.at.run_id = streams.current_output().run_id
         return known
 
@@ -154,6 +157,16 @@ class Debugger:
         known = self._debuggers.pop(threading.get_ident(), None)
         if known is not None:
             known.end()
+
+    def keep_error(self, execution: Execution, trace: TracebackType) -> None:
+        """An endpoint has failed: its error can be looked at."""
+        self._endpoint_error = execution, trace
+
+    def release_error(self, uid: str = "") -> None:
+        """The actor whose endpoint has failed executes the next one, or a run begins: let go of what the error keeps
+        alive."""
+        if self._endpoint_error is not None and uid in ("", self._endpoint_error[0].uid):
+            self._endpoint_error = None
 
     def _is_shown(self, frame: FrameType) -> bool:
         """Return whether a frame is the user's, or of what the user's code calls."""
@@ -203,14 +216,14 @@ class Debugger:
         return talks if self._post_mortem is None else [*talks, self._post_mortem]
 
     def _enter_last_error(self, command: DebugCommand, answer: Answer) -> None:
-        trace = getattr(sys, "last_traceback", None)
+        actor, trace = self._last_error()
         if not self.looks_at_error and trace is None:
             answer(DebugAnswer(state=DebugAnswer.STATE_GONE))
             return
-        if not self.looks_at_error:
+        if not self.looks_at_error and trace is not None:
             started = threading.Event()
             thread = threading.Thread(
-                target=self._look_at, args=(trace, started), name="monarch_nb-post-mortem", daemon=True
+                target=self._look_at, args=(actor, trace, started), name="monarch_nb-post-mortem", daemon=True
             )
             thread.start()
             started.wait()
@@ -218,10 +231,25 @@ class Debugger:
         question = DebugCommand(action=DebugCommand.ACTION_LINE, wait_s=command.wait_s)
         self._post_mortem.take(question, answer)
 
-    def _look_at(self, trace: TracebackType, started: threading.Event) -> None:
+    def _last_error(self) -> tuple[str, TracebackType | None]:
+        """Return whose the newest error is, and its traceback."""
+        failed = self._endpoint_error
+        if failed is not None:
+            return failed[0].actor, failed[1]
+        return CELL, getattr(sys, "last_traceback", None)
+
+    def _look_at(self, actor: str, trace: TracebackType, started: threading.Event) -> None:
         """A thread of its own: cells can run meanwhile."""
         talk = self._post_mortem = Conversation(next(self._numbers), self._wake)
-        talk.at.actor = CELL
+        talk.at.actor = actor
         talk.stop()
         started.set()
         RankPdb(talk, self._user_code, self._is_shown, lambda _: None).stop_after(trace)
+
+
+def _policy(output: streams.RunOutput) -> int:
+    """Return what `breakpoint()` does here: as who called the endpoint said, whichever mesh they called, or the run."""
+    execution = engine.executing()
+    if execution is None:
+        return output.on_breakpoint
+    return max((policy for _, _, policy in execution.runs.values()), default=ON_BREAKPOINT_UNSPECIFIED)

@@ -3,6 +3,7 @@
 import bdb
 import code
 import codeop
+import ctypes
 import linecache
 import os
 import pdb
@@ -201,6 +202,7 @@ class RankPdb(pdb.Pdb):
                 self.talk.write(_MORE)
                 source += "\n" + self.talk.readline().rstrip("\n")
             exec(compiled, self._frame().f_globals, self._locals())
+            self._keep_locals()
         except:  # noqa: E722 -- as pdb
             self._error_exc()
 
@@ -211,6 +213,12 @@ class RankPdb(pdb.Pdb):
     def _locals(self) -> Any:
         # Before Python 3.13 the dictionary of a frame is made anew each time, without what was changed in it.
         return self.curframe_locals if sys.version_info < (3, 13) else self._frame().f_locals
+
+    def _keep_locals(self) -> None:
+        """Give a function's variables the values that they were set to. Before Python 3.13 only frames that are traced
+        are given them, and the one that calls `breakpoint()` is not."""
+        if sys.version_info < (3, 13):
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(self._frame()), ctypes.c_int(0))
 
     def _error_exc(self) -> None:
         if isinstance(sys.exception(), (KeyboardInterrupt, Told)):

@@ -42,6 +42,8 @@ class RankOutside:
         executing: see `Outside.executing`.
     """
 
+    questions = None
+
     def __init__(self, post: Post, executing: Callable[[Execution], AbstractContextManager[None]]) -> None:
         self._post = post
         self.executing = executing

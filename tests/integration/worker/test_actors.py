@@ -21,10 +21,11 @@ from monarch_nb.worker.control.executions import Executions
 class Tag:
     def __init__(self):
         execution = executing()
-        self.runs = execution.runs if execution else {"mesh": (run_id, number)}
+        self.runs = execution.runs if execution else {"mesh": (run_id, number, 0)}
     interrupt = left = lambda self: None
 
 class Outside:
+    questions = None
     executing = next(each for each in gc.get_objects() if isinstance(each, Executions)).executing
     def home(self, node): return Address("node", f"mesh/{rank}")
     def tag(self, mesh_ids, title): return Tag()

@@ -22,7 +22,7 @@ executions = next(each for each in gc.get_objects() if isinstance(each, Executio
 outcomes = {}
 
 def start(name, body, number=1000, run_id="calls"):
-    runs = {"mesh": (run_id, number)} if number else {}
+    runs = {"mesh": (run_id, number, 0)} if number else {}
     def execute():
         execution = Execution("trainers", "Trainer", name, name, rank, "the notebook", runs)
         try:
@@ -37,7 +37,7 @@ def start(name, body, number=1000, run_id="calls"):
 
 def start_async(name, body, number=1000, run_id="calls"):
     async def run():
-        execution = Execution("trainers", "Trainer", name, name, rank, "the notebook", {"mesh": (run_id, number)})
+        execution = Execution("trainers", "Trainer", name, name, rank, "the notebook", {"mesh": (run_id, number, 0)})
         execution.loop, execution.task = asyncio.get_running_loop(), asyncio.current_task()
         try:
             with executions.executing(execution):
@@ -192,7 +192,7 @@ def test_short_endpoints_are_interrupted_whole_or_not_at_all(driver: RankProcess
         "def serve():\n"
         "    for number in range(20_000):\n"
         "        if stopping.is_set(): break\n"
-        "        execution = Execution('a', 'A', 'u', 'e', 0, 'n', {'mesh': (f'run{number // 100}', 1000)})\n"
+        "        execution = Execution('a', 'A', 'u', 'e', 0, 'n', {'mesh': (f'run{number // 100}', 1000, 0)})\n"
         "        try:\n"
         "            try:\n"
         "                with executions.executing(execution): sum(range(20))\n"

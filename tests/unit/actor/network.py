@@ -33,6 +33,8 @@ class FakeTag:
 class Wire:
     """What a process has around it: its network."""
 
+    questions = None
+
     def __init__(self, network: Network, address: Address | None) -> None:
         self.network, self.address = network, address
         self.told: list[str] = []

@@ -311,7 +311,7 @@ class TestInterrupts:
         assert waits.nothing.call_one().get(TIMEOUT_S) == 1
 
     def test_who_waits_interrupts_what_was_called(self, network: Network) -> None:
-        tag = network.wire(network.client).tag_given = FakeTag({"mesh0": ("run", 1)})
+        tag = network.wire(network.client).tag_given = FakeTag({"mesh0": ("run", 1, 0)})
         fragile = network.mesh(gpus=1).spawn("fragile", Fragile)
         call = fragile.hold.call_one()
         tag.interrupt = held.set  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ from monarch_nb.client.pools.actor_infos import ActorInfo, grouped
 
 def call(*ranks: int) -> CallState:
     places = {rank: Address("node", f"m/{rank}") for rank in ranks}
-    return CallState(1, "trainers.step", {"m": ("run", 3)}, time.monotonic() - 5, places)
+    return CallState(1, "trainers.step", {"m": ("run", 3, 0)}, time.monotonic() - 5, places)
 
 
 def actor(rank: int, **facts: object) -> ActorInfo:

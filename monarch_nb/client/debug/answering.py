@@ -1,0 +1,94 @@
+"""Ranks that have stopped at breakpoints: who waits for them opens the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from monarch_nb.client.connections.bridge import post
+from monarch_nb.client.connections.events import Notice
+from monarch_nb.client.debug.console import Left
+from monarch_nb.client.debug.debugger import Debugger
+from monarch_nb.client.runs.stops import can_answer, choice
+from monarch_nb.ground.interrupting import at_prompt, kernel_ends
+from monarch_nb.ground.rank_sets import name_ranks
+
+if TYPE_CHECKING:
+    from monarch_nb.client.runs.needs import HeldMesh
+    from monarch_nb.client.runs.run import Run
+    from monarch_nb.client.runs.stops import OnBreakpoint
+
+SETTLE_S = 0.3
+"""Ranks that stop at the same time are in the same table."""
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Where people are asked.
+
+    Attributes:
+        prompt: opens the debugger's prompt for a mesh; raises KeyboardInterrupt after Ctrl-C there.
+        say: shows a line.
+        stays: how people come back and what Ctrl-C does, when they have left the prompt.
+    """
+
+    prompt: Callable[[HeldMesh], Left]
+    say: Callable[[str], None]
+    stays: str
+
+
+class Answering:
+    """Answers what a run asks while somebody waits for it.
+
+    Args:
+        run: the run.
+        screen: where people are asked.
+        said: what they have said that breakpoints do in it.
+    """
+
+    def __init__(self, run: Run, screen: Screen, said: OnBreakpoint | None = None) -> None:
+        self._run, self._screen, self._said = run, screen, said
+        self._debugger = Debugger(run.mesh)
+        self._left: set[tuple[int, int]] = set()
+
+    def __call__(self) -> None:
+        """Ranks have stopped: let people answer, who may leave the prompt for good.
+
+        Raises:
+            KeyboardInterrupt: Jupyter ends the kernel at the prompt.
+        """
+        if self._run.wait(SETTLE_S):
+            return
+        stops = {(stop.rank, stop.number) for stop in self._debugger.stops()}
+        if not stops or stops & self._left:
+            return
+        if not can_answer():
+            if choice(self._said) != "stop":
+                self._pass()
+            return
+        try:
+            with at_prompt():
+                left = self._screen.prompt(self._run.mesh)
+        except KeyboardInterrupt:
+            if kernel_ends():
+                raise
+            left = "quit"
+        if left == "quit":
+            self._leave()
+
+    def _pass(self) -> None:
+        """Nobody can answer: this run must not wait for ever."""
+        stops = self._debugger.continue_all(self._run.id)
+        places = ", ".join(sorted({stop.place for stop in stops}))
+        if places:
+            text = f"breakpoint() at {places} passed: nobody can answer here"
+            post(self._run.emit, Notice(text, key="passed"))
+
+    def _leave(self) -> None:
+        stops = self._debugger.stops()
+        self._left = {(stop.rank, stop.number) for stop in stops}
+        if stops:
+            ranks = name_ranks({stop.rank for stop in stops})
+            stays = self._screen.stays.format(name=self._run.mesh.reservation.name)
+            self._screen.say(f"{ranks} stay where they are, and {stays}")
