@@ -157,8 +157,8 @@ RUN = Command(
             value="NAME",
             completes="kernel_name",
         ),
-        Flag("--timeout", "raise TimeoutError after S seconds; the script goes on", value="S", kind="seconds"),
         _ON_BREAKPOINT,
+        Flag("--timeout", "raise TimeoutError after S seconds; the script goes on", value="S", kind="seconds"),
         *(
             Flag(each.name, each.help, each.short, each.value, hidden=True)
             for each in FLAGS
@@ -243,10 +243,10 @@ DEBUG = Command(
     section="Look",
     flags=(
         _TARGETS,
-        Flag("--post-mortem", "enter the last exception of the ranks whose last run or endpoint failed"),
+        Flag("--post-mortem", "enter the last exception of ranks whose last run or endpoint failed"),
         Flag(
             "--on-breakpoint",
-            "what breakpoint() does from now on, also in what cells call of actors: stop, go-on or error",
+            "stop, go on or fail at breakpoint() from now on, in endpoints too",
             value="HOW",
             choices=ON_BREAKPOINT,
         ),
