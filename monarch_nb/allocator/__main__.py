@@ -90,6 +90,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
     paths.allocator_socket.unlink(missing_ok=True)
     address = paths.address
     server.add_insecure_port(address)
+    await node.mail.listen()
     await server.start()
     for name in ("", "monarch_nb.v1.Allocator"):
         await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)

@@ -106,7 +106,7 @@ class Node:
         """Read the database, adopt what still lives, and begin to warm the default template."""
         self.records.read()
         self.meshes.remove_unknown()
-        await self.mail.start()
+        self.mail.start()
         await self.adoption.adopt(self.scripts.resume)
         await self.files.release_others(self.state.leases)
         self.records.flush()

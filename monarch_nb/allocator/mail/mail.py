@@ -58,9 +58,12 @@ class Mail:
         """Clients that did not come back, oldest first."""
         self._door = Door(paths.mail_socket, self)
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Begin with nothing."""
         self.blobs.begin(self._identity.token)
+
+    async def listen(self) -> None:
+        """Let clients of this machine in."""
         if not self._identity.isolated:
             await self._door.open()
 
