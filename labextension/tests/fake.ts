@@ -1,5 +1,5 @@
 import { Connection, RequestError, Transport } from '../src/core/transport';
-import { Job, Mesh, Message, PoolNode, Rank, Reservation, Slot, View } from '../src/core/types';
+import { Actor, Doing, Job, Mesh, Message, PoolNode, Rank, Reservation, Slot, View } from '../src/core/types';
 
 type Reply = (body: any) => unknown;
 
@@ -129,6 +129,34 @@ export function mesh(ranks: Rank[]): Mesh {
   return { id: 'M', name: 'main', extent: { hosts: 2, procs: 2 }, ranks, runs: [], hang: null };
 }
 
+export function doing(more: Partial<Doing> = {}): Doing {
+  return {
+    state: 'idle',
+    ranks: '0-3',
+    running: '',
+    running_s: null,
+    caller: '',
+    where: '',
+    waiting: 0,
+    failure: '',
+    ...more
+  };
+}
+
+export function actor(more: Partial<Actor> = {}): Actor {
+  return {
+    id: 'M/trainers',
+    name: 'trainers',
+    class: 'Trainer',
+    mesh_id: 'M',
+    mesh: 'main',
+    ranks: '0-3',
+    doings: [doing()],
+    more: 0,
+    ...more
+  };
+}
+
 export function reservation(more: Partial<Reservation> = {}): Reservation {
   return {
     id: 'R',
@@ -152,6 +180,7 @@ export function reservation(more: Partial<Reservation> = {}): Reservation {
     nearly_up: false,
     confirmed: true,
     meshes: [mesh([0, 1, 2, 3].map(each => rank(each)))],
+    actors: { shown: [], more: 0 },
     ...more
   };
 }

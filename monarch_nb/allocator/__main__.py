@@ -78,6 +78,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
         node.warming,
         node.readings,
         node.whereabouts,
+        node.actors,
         node.leases.expiry,
         node.scripts,
     )

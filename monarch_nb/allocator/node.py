@@ -17,6 +17,7 @@ from monarch_nb.allocator.ranks.forking import Forking
 from monarch_nb.allocator.ranks.restarts import Restarts
 from monarch_nb.allocator.ranks.scripts import Scripts
 from monarch_nb.allocator.ranks.stores import Stores
+from monarch_nb.allocator.readings.actors import RankActors
 from monarch_nb.allocator.readings.load import Readings
 from monarch_nb.allocator.readings.whereabouts import Whereabouts
 from monarch_nb.allocator.recovery.adoption import Adoption
@@ -85,6 +86,7 @@ class Node:
         self.adoption = Adoption(state, records, supervisor)
         self.readings = Readings(gpus)
         self.whereabouts = Whereabouts(state, supervisor.ranks)
+        self.actors = RankActors(supervisor.ranks)
         self.watch = DirectoryWatch(asyncio.get_running_loop())
         self.log_limit = LogLimit(paths, state.meshes, log_limit_bytes)
         self.audience = audience = Audience(self.sessions, self.watch, paths)

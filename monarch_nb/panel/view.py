@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from monarch_nb.client.pools.infos import RankInfo, RunInfo, infos_of_node, run_
 from monarch_nb.client.reservations.memory import Memory, choose
 from monarch_nb.config import DEFAULT_POOL
 from monarch_nb.ground.rank_sets import format_ranks
+from monarch_nb.panel.actors import actors_of, work_of
 from monarch_nb.panel.hangs import Hangs
 from monarch_nb.proto import allocator_pb2 as pb
 
@@ -300,6 +301,7 @@ def _reservation(
         "nearly_up": time_left_s is not None and time_left_s <= limits.warn_before_s,
         "confirmed": confirmed,
         "meshes": [_mesh(mesh_id, nodes) for mesh_id in _mesh_ids(nodes)],
+        "actors": actors_of(_answering_meshes(nodes)),
     }
 
 
@@ -335,18 +337,33 @@ def below(root: str, path: str) -> str:
 
 
 def _mesh_ids(nodes: list[tuple[NodeAnswer, pb.ReservationStatus]]) -> list[str]:
-    return list(dict.fromkeys(mesh.mesh_id for _, status in nodes for mesh in status.meshes))
+    """Return all meshes of a reservation, the main one first."""
+    names = {mesh.mesh_id: mesh.name for _, status in nodes for mesh in status.meshes}
+    return sorted(names, key=lambda mesh_id: names[mesh_id] != "main")
+
+
+def _answering_meshes(nodes: list[tuple[NodeAnswer, pb.ReservationStatus]]) -> list[tuple[str, str, Iterable[pb.Rank]]]:
+    """Return id, name and ranks of each mesh; what ranks do whose node does not answer is not known."""
+    answering = [mesh for answer, status in nodes if answer.answers for mesh in status.meshes]
+    names = {mesh.mesh_id: mesh.name for mesh in answering}
+    return [
+        (mesh_id, name, [rank for mesh in answering if mesh.mesh_id == mesh_id for rank in mesh.ranks])
+        for mesh_id, name in names.items()
+    ]
 
 
 def _mesh(mesh_id: str, nodes: list[tuple[NodeAnswer, pb.ReservationStatus]]) -> Json:
     parts = [(answer, mesh) for answer, status in nodes for mesh in status.meshes if mesh.mesh_id == mesh_id]
     spec = parts[0][1].spec
+    work = {rank.rank: work_of(rank.actors) for _, mesh in parts for rank in mesh.ranks}
     ranks = {
-        info.rank: _rank(info, answer.answers) for answer, mesh in parts for info in infos_of_node(answer.node_id, mesh)
+        info.rank: _rank(info, answer.answers, work[info.rank])
+        for answer, mesh in parts
+        for info in infos_of_node(answer.node_id, mesh)
     }
     for rank in range(spec.world_size):
         if rank not in ranks:
-            ranks[rank] = _rank(RankInfo(rank, "", 0, "unreachable"), answers=False)
+            ranks[rank] = _rank(RankInfo(rank, "", 0, "unreachable"), answers=False, work=None)
     return {
         "id": mesh_id,
         "name": parts[0][1].name,
@@ -373,8 +390,8 @@ def _note_hangs(answers: list[NodeAnswer], reservations: Mapping[str, Json], han
     hangs.keep([run.run_id for told in parts.values() for _, part in told for run in part.runs])
 
 
-def _rank(info: RankInfo, answers: bool) -> Json:
-    state, detail = _rank_state(info, answers)
+def _rank(info: RankInfo, answers: bool, work: tuple[str, str] | None) -> Json:
+    state, detail = _rank_state(info, answers, work)
     return {
         "rank": info.rank,
         "node": info.host,
@@ -391,13 +408,20 @@ def _rank(info: RankInfo, answers: bool) -> Json:
     }
 
 
-def _rank_state(info: RankInfo, answers: bool) -> tuple[str, str]:
+def _rank_state(info: RankInfo, answers: bool, work: tuple[str, str] | None) -> tuple[str, str]:
+    """Return a rank's state and more on it.
+
+    Args:
+        work: what its actors do.
+    """
     if info.state == "dead":
         return "dead", info.death or ""
     if not answers:
         return "unreachable", "its node does not answer"
     if info.waits_in:
         return "waiting", f"waits in {info.waits_in}"
+    if info.state == "idle" and work is not None:
+        return work
     if info.state == "idle" and info.failure:
         return "failed", info.failure
     return info.state, ""
@@ -417,7 +441,7 @@ def _runs(infos: Sequence[RunInfo], ranks: Mapping[int, Json]) -> list[Json]:
                 "number": info.number,
                 "title": info.title,
                 "cell_number": info.cell_number,
-                "state": "finished" if info.done else "running" if info.finished or info.run_id in begun else "queued",
+                "state": _run_state(info, begun),
                 "outcome": _outcome(info, fates) if info.done else "",
                 "ranks": format_ranks(info.ranks),
                 "submitted_at": info.submitted_at,
@@ -427,6 +451,17 @@ def _runs(infos: Sequence[RunInfo], ranks: Mapping[int, Json]) -> list[Json]:
             }
         )
     return told
+
+
+def _run_state(info: RunInfo, begun: Collection[str]) -> str:
+    """Return how far a run is.
+
+    Args:
+        begun: what some rank runs.
+    """
+    if info.done:
+        return "finished"
+    return "running" if info.finished or info.running or info.run_id in begun else "queued"
 
 
 def _fates(info: RunInfo, ranks: Mapping[int, Json]) -> dict[str, list[int]]:

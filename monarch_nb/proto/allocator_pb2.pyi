@@ -727,6 +727,8 @@ class Rank(_message.Message):
     CPU_FIELD_NUMBER: _builtins.int
     WHERE_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
+    ACTORS_FIELD_NUMBER: _builtins.int
+    MORE_ACTORS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     pid: _builtins.int
     state: Global___Rank.State.ValueType
@@ -740,6 +742,8 @@ class Rank(_message.Message):
     """
     trouble: _builtins.str
     """of a GPU that it holds"""
+    more_actors: _builtins.int
+    """so many are left out"""
     @_builtins.property
     def death(self) -> _run_pb2.Death: ...
     @_builtins.property
@@ -751,6 +755,10 @@ class Rank(_message.Message):
     @_builtins.property
     def where(self) -> _run_pb2.Where:
         """when its run has lasted a little"""
+
+    @_builtins.property
+    def actors(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.ActorStatus]:
+        """with StatusRequest.readings: not all when they are many"""
 
     def __init__(
         self,
@@ -767,10 +775,12 @@ class Rank(_message.Message):
         cpu: _builtins.float | None = ...,
         where: _run_pb2.Where | None = ...,
         trouble: _builtins.str = ...,
+        actors: _abc.Iterable[_run_pb2.ActorStatus] | None = ...,
+        more_actors: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cpu", b"_cpu", "cpu", b"cpu", "death", b"death", "failure", b"failure", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpu", b"_cpu", "cpu", b"cpu", "death", b"death", "failure", b"failure", "gpu_indices", b"gpu_indices", "memory_bytes", b"memory_bytes", "pid", b"pid", "rank", b"rank", "run_id", b"run_id", "running_s", b"running_s", "state", b"state", "trouble", b"trouble", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpu", b"_cpu", "actors", b"actors", "cpu", b"cpu", "death", b"death", "failure", b"failure", "gpu_indices", b"gpu_indices", "memory_bytes", b"memory_bytes", "more_actors", b"more_actors", "pid", b"pid", "rank", b"rank", "run_id", b"run_id", "running_s", b"running_s", "state", b"state", "trouble", b"trouble", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cpu: _TypeAlias = _typing.Literal["cpu"]  # noqa: Y015
     _WhichOneofArgType__cpu: _TypeAlias = _typing.Literal["_cpu", b"_cpu"]  # noqa: Y015

@@ -84,6 +84,41 @@ export interface Mesh {
   hang: Hang | null;
 }
 
+/** What some ranks of an actor do; those that do the same are one. */
+export interface Doing {
+  state: 'failed' | 'waiting' | 'running' | 'idle';
+  ranks: string;
+  /** The endpoint that is executed. */
+  running: string;
+  running_s: number | null;
+  /** Who called it; "": not the same on all ranks. */
+  caller: string;
+  /** The line where it is, or what it waits in; "": not the same on all ranks. */
+  where: string;
+  /** So many messages wait, of all ranks together. */
+  waiting: number;
+  failure: string;
+}
+
+/** Actors that were spawned together, one on each of these ranks. */
+export interface Actor {
+  id: string;
+  name: string;
+  class: string;
+  mesh_id: string;
+  mesh: string;
+  ranks: string;
+  doings: Doing[];
+  /** So many doings are left out. */
+  more: number;
+}
+
+export interface Actors {
+  shown: Actor[];
+  /** So many actors, each rank's counted, are left out. */
+  more: number;
+}
+
 export interface Reservation {
   id: string;
   name: string;
@@ -111,6 +146,7 @@ export interface Reservation {
   nearly_up: boolean;
   confirmed: boolean;
   meshes: Mesh[];
+  actors: Actors;
 }
 
 export interface Ended {

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from monarch_nb.allocator.readings.asking import Asking
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.supervisor import RankProcess
 from monarch_nb.proto import run_pb2
@@ -14,18 +13,6 @@ from monarch_nb.proto import worker_pb2 as wire
 
 LASTS_S = 1.5
 """Shorter runs are not asked about."""
-INTERVAL_S = 0.9
-WAIT_S = 0.2
-"""How long to wait for answers; later ones are told the next time."""
-_PATIENCE_S = 5.0
-_FORGOTTEN_S = 10.0
-
-
-@dataclass
-class _Asked:
-    task: asyncio.Task[None]
-    asked_s: float
-    where: run_pb2.Where | None = None
 
 
 class Whereabouts:
@@ -37,21 +24,13 @@ class Whereabouts:
 
     def __init__(self, state: NodeState, ranks: Mapping[tuple[str, int], RankProcess]) -> None:
         self._state, self._ranks = state, ranks
-        self._asked: dict[int, _Asked] = {}
-        """By pid."""
+        self._asking = Asking(wire.ControlRequest(where=wire.GetWhere()), keep=False)
 
     async def refresh(self) -> None:
         """Ask those ranks that have been running for a while, and wait a little for their answers."""
         running = self._running()
-        self._asked = {pid: asked for pid, asked in self._asked.items() if pid in running}
-        now_s = time.monotonic()
-        for pid, process in running.items():
-            asked = self._asked.get(pid)
-            if asked is None or (asked.task.done() and now_s - asked.asked_s > INTERVAL_S):
-                before = asked.where if asked else None
-                self._asked[pid] = _Asked(asyncio.create_task(self._ask(pid, process)), now_s, before)
-        if tasks := [asked.task for asked in self._asked.values() if not asked.task.done()]:
-            await asyncio.wait(tasks, timeout=WAIT_S)
+        self._asking.forget_others(running)
+        await self._asking.ask(running)
 
     def _running(self) -> dict[int, RankProcess]:
         started_before = time.time() - LASTS_S
@@ -65,14 +44,9 @@ class Whereabouts:
                 running[process.record.process.pid] = process
         return running
 
-    async def _ask(self, pid: int, process: RankProcess) -> None:
-        reply = await process.link.control(wire.ControlRequest(where=wire.GetWhere()), _PATIENCE_S)
-        if asked := self._asked.get(pid):
-            asked.where = reply.where if reply is not None else None
-
     def of(self, pid: int, run_id: str) -> run_pb2.Where | None:
         """Return where a process is in the run that it executes, if that is known."""
-        asked = self._asked.get(pid)
-        if asked is None or asked.where is None or time.monotonic() - asked.asked_s > _FORGOTTEN_S:
+        asked = self._asking.of(pid)
+        if asked is None or asked.reply is None or asked.reply.where.run_id != run_id:
             return None
-        return asked.where if asked.where.run_id == run_id else None
+        return asked.reply.where

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from monarch_nb import config
 from monarch_nb.allocator.leases.expiry import Expiry
 from monarch_nb.allocator.ranks.scripts import Scripts
+from monarch_nb.allocator.readings.actors import RankActors
 from monarch_nb.allocator.readings.load import RankReading, Readings, measure
 from monarch_nb.allocator.readings.whereabouts import Whereabouts
 from monarch_nb.allocator.state.identity import Identity
@@ -37,11 +38,13 @@ class Description:
         warming: Warming,
         readings: Readings,
         whereabouts: Whereabouts,
+        actors: RankActors,
         expiry: Expiry,
         scripts: Scripts,
     ) -> None:
         self._identity, self._state, self._supervisor, self._warming = identity, state, supervisor, warming
-        self._readings, self._whereabouts, self._expiry, self._scripts = readings, whereabouts, expiry, scripts
+        self._readings, self._whereabouts, self._actors = readings, whereabouts, actors
+        self._expiry, self._scripts = expiry, scripts
 
     def node(self) -> pb.DescribeReply:
         """Return the facts of the node."""
@@ -76,14 +79,16 @@ class Description:
 
         Args:
             memory: also each rank's.
-            readings: also how busy all are, and each mesh's newest run although it is over.
+            readings: also how busy all are, the actors of ranks, and each mesh's newest run although it is over.
             past_runs: also of one mesh.
         """
         taken: Mapping[int, RankReading] = {}
         reply = pb.StatusReply()
         pids = [process.record.process.pid for process in self._supervisor.ranks.values()]
         if readings:
-            reading, _ = await asyncio.gather(self._readings.read(pids), self._whereabouts.refresh())
+            reading, *_ = await asyncio.gather(
+                self._readings.read(pids), self._whereabouts.refresh(), self._actors.refresh()
+            )
             reply.readings.CopyFrom(reading.node)
             taken = reading.ranks
         elif memory:
@@ -118,17 +123,25 @@ class Description:
                         mesh_id=mesh_id,
                         name=mesh.spec.name,
                         spec=mesh.spec,
-                        ranks=self.ranks(mesh, mesh.ranks, taken),
+                        ranks=self.ranks(mesh, mesh.ranks, taken, with_actors=readings),
                         runs=_run_statuses(mesh, past_runs, with_newest=readings),
                         last_number=mesh.last_number,
                     )
         return reply
 
-    def ranks(self, mesh: Mesh, ranks: Iterable[int], taken: Mapping[int, RankReading] | None = None) -> list[pb.Rank]:
+    def ranks(
+        self,
+        mesh: Mesh,
+        ranks: Iterable[int],
+        taken: Mapping[int, RankReading] | None = None,
+        *,
+        with_actors: bool = False,
+    ) -> list[pb.Rank]:
         """Return what the node knows of some ranks of a mesh.
 
         Args:
             taken: what they take, by pid.
+            with_actors: also what is known of their actors.
         """
         described = []
         for rank in sorted(ranks):
@@ -159,6 +172,9 @@ class Description:
             message.memory_bytes = sum(reading.memory_bytes for reading in readings)
             if cpus := [reading.cpu for reading in readings if reading.cpu is not None]:
                 message.cpu = sum(cpus)
+            if with_actors:
+                actors, message.more_actors = self._actors.of(pid)
+                message.actors.extend(actors)
             described.append(message)
         return described
 

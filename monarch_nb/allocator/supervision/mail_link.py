@@ -1,6 +1,8 @@
 """The connection to a rank on which its mail travels."""
 
 import asyncio
+import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,10 +20,14 @@ class MailLink:
     Args:
         path: where it listens.
         on_mail: called with frames that it sends.
+
+    Attributes:
+        sent_s: when a frame was sent last, on the monotonic clock.
     """
 
     def __init__(self, path: Path, on_mail: Callable[[bytes], None]) -> None:
         self._path, self._on_mail = path, on_mail
+        self.sent_s = -math.inf
         self._loop = asyncio.get_running_loop()
         self._connection: FrameConnection | None = None
         self._is_ready = self._is_closed = self._writes_soon = False
@@ -69,6 +75,7 @@ class MailLink:
     def send(self, frame: bytes) -> None:
         """Send a frame soon, with what else is sent in this turn of the loop."""
         self._waiting.append(frame)
+        self.sent_s = time.monotonic()
         if self._is_ready and not self._writes_soon:
             self._writes_soon = True
             self._loop.call_soon(self._write)

@@ -18,7 +18,7 @@ class ActorInfo:
         uid: the same on all ranks of a mesh of actors, and of no other.
         waiting: messages that wait. called: messages executed so far.
         running: the endpoint that is executed; empty when none is. running_s: for how long.
-        where: the line where it is, or the collective that it waits in.
+        where: the line where it is, or the collective that it waits in: then it `is_in_collective`.
         caller: whose message is executed, for people.
         failure: why it does not answer any more; empty while it does.
     """
@@ -33,6 +33,7 @@ class ActorInfo:
     running: str = ""
     running_s: float = 0.0
     where: str = ""
+    is_in_collective: bool = False
     caller: str = ""
     failure: str = ""
 
@@ -40,7 +41,7 @@ class ActorInfo:
     def of(cls, mesh: str, rank: int, told: run_pb2.ActorStatus) -> ActorInfo:
         """Return what a rank says of one of its actors."""
         where = told.where
-        in_collective = where.state == run_pb2.Where.STATE_COLLECTIVE and where.collective
+        in_collective = where.state == run_pb2.Where.STATE_COLLECTIVE and bool(where.collective)
         return cls(
             mesh=mesh,
             rank=rank,
@@ -52,6 +53,7 @@ class ActorInfo:
             running=told.running,
             running_s=told.running_s,
             where=f"{where.collective} at {where.line}" if in_collective else where.line,
+            is_in_collective=in_collective,
             caller=told.caller,
             failure=told.failure,
         )

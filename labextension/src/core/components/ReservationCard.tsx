@@ -4,7 +4,8 @@ import { bytes, count, mainMesh, parseRanks, percent, rankNames, rankSet, shape 
 import { useStore } from '../store';
 import { explain } from '../transport';
 import { Intent, State } from '../store';
-import { Hang, Job, Mesh, Rank, RankState, Reservation, Run, StackGroup } from '../types';
+import { Actor, Hang, Job, Mesh, Rank, RankState, Reservation, Run, StackGroup } from '../types';
+import { ActorList } from './ActorList';
 import { Button, Elapsed, Left, Mark, Question } from './basics';
 import { FormView, isJob } from './FormView';
 import { RankGrid, Tally } from './RankGrid';
@@ -123,6 +124,12 @@ export const ReservationCard = memo(function ReservationCard(props: {
     [host, reservation.id, mesh?.id]
   );
   const openRank = useCallback((rank: number) => openLog(String(rank)), [openLog]);
+
+  const isChosen = (actor: Actor): boolean => actor.mesh_id === mesh?.id && actor.ranks === ranks;
+  const choose = (actor: Actor): void => {
+    setMeshId(actor.mesh_id);
+    setChosen(new Set(isChosen(actor) ? [] : parseRanks(actor.ranks)));
+  };
 
   const of = ranks === null ? '' : ` ${rankNames(chosen)}`;
   const detail = mesh && chosen.size === 1 ? mesh.ranks.find(rank => chosen.has(rank.rank)) : undefined;
@@ -295,6 +302,16 @@ export const ReservationCard = memo(function ReservationCard(props: {
             </div>
           )}
           <Trouble ranks={mesh.ranks} />
+          {(reservation.actors.shown.length > 0 || reservation.actors.more > 0) && (
+            <ActorList
+              actors={reservation.actors}
+              label={reservation.name}
+              at_s={reservation.at_s ?? 0}
+              isNamingMeshes={reservation.meshes.length > 1}
+              isChosen={isChosen}
+              onChoose={choose}
+            />
+          )}
           {detail && <RankDetail rank={detail} at_s={reservation.at_s ?? 0} />}
           {chosen.size > 1 && <div className="mnb-rank-detail">{rankNames(chosen)} chosen</div>}
         </div>

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.allocator.readings import whereabouts
+from monarch_nb.allocator.readings import asking
 from monarch_nb.allocator.readings.whereabouts import Whereabouts
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.supervisor import RankProcess
@@ -69,7 +69,7 @@ class Node:
 
 @pytest.fixture
 async def node(monkeypatch: pytest.MonkeyPatch) -> Node:
-    monkeypatch.setattr(whereabouts, "WAIT_S", 0.05)
+    monkeypatch.setattr(asking, "WAIT_S", 0.05)
     return Node()
 
 
@@ -96,7 +96,7 @@ async def test_a_short_run_is_not(node: Any) -> None:
 async def test_who_does_not_answer_is_waited_for_a_little_and_not_asked_again_meanwhile(
     node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whereabouts, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(asking, "INTERVAL_S", 0.0)
     places = Whereabouts(node.state, node.supervisor.ranks)
     node.began(ago_s=5)
     node.links[0].silent = True
@@ -120,5 +120,5 @@ async def test_an_answer_about_another_run_or_long_ago_is_none(node: Any, monkey
     assert places.of(10, node.slot.running) is None
     node.slot.running = "a"
     assert places.of(11, node.slot.running) is None
-    monkeypatch.setattr(whereabouts, "_FORGOTTEN_S", 0.0)
+    monkeypatch.setattr(asking, "FORGOTTEN_S", 0.0)
     assert places.of(10, node.slot.running) is None
