@@ -49,7 +49,7 @@ test('what ranks do is said for those that do the same', async () => {
   expect(lines('trainers')).toEqual([
     'rank 3: failed: ValueError: no model',
     'rank 2: step waits in all_reduce at t.py:4 · 3 s',
-    'ranks 0-1: runs step for the notebook · 1 min 12 s · at t.py:5 · 3 messages wait'
+    'ranks 0-1: runs step for the notebook · 1 min 12 s · 3 messages wait · at t.py:5'
   ]);
   expect(lines('readers')).toEqual(['idle']);
   expect(list().textContent).toContain('and 2 more');

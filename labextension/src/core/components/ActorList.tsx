@@ -1,4 +1,4 @@
-import { Fragment, useState } from 'react';
+import { useState } from 'react';
 import { count, parseRanks, rankNames } from '../format';
 import { Actor, Actors, Doing } from '../types';
 import { Elapsed, Mark } from './basics';
@@ -76,43 +76,35 @@ function names(ranks: string): string {
   return rankNames(parseRanks(ranks) ?? []);
 }
 
-/** "▶ ranks 0-1: step for the notebook · 12 s · at train.py:41 · 3 messages wait". */
+/** "▶ ranks 0-1: runs step for the notebook · 12 s · 3 messages wait · at train.py:41". */
 function DoingLine({ actor, doing, at_s }: { actor: Actor; doing: Doing; at_s: number }) {
   const whose = doing.ranks === actor.ranks ? '' : `${names(doing.ranks)}: `;
-  const parts = [
-    <span key="does">
-      {whose}
-      {does(doing)}
-    </span>
+  const more = [
+    ...(doing.waiting ? [waiters(doing.waiting)] : []),
+    ...(doing.state === 'running' && doing.where ? [`at ${doing.where}`] : [])
   ];
-  if (doing.running_s !== null) {
-    parts.push(<Elapsed key="since" since_s={at_s - doing.running_s} />);
-  }
-  if (doing.state === 'running' && doing.where) {
-    parts.push(<span key="where">at {doing.where}</span>);
-  }
-  if (doing.waiting) {
-    parts.push(
-      <span key="waiting">
-        {count(doing.waiting, 'message')} {doing.waiting === 1 ? 'waits' : 'wait'}
-      </span>
-    );
-  }
+  const main = whose + does(doing);
   return (
-    <p className="mnb-detail mnb-number" title={whose + does(doing)} data-state={doing.state}>
+    <p className="mnb-detail mnb-number" title={[main, ...more].join(' · ')} data-state={doing.state}>
       <span className={`mnb-state-${doing.state}`}>
         <Mark shape={doing.state} />
       </span>
       <span className="mnb-clamped">
-        {parts.map((part, index) => (
-          <Fragment key={part.key}>
-            {index > 0 && ' · '}
-            {part}
-          </Fragment>
-        ))}
+        {main}
+        {doing.running_s !== null && (
+          <>
+            {' · '}
+            <Elapsed since_s={at_s - doing.running_s} />
+          </>
+        )}
+        {more.map(text => ` · ${text}`).join('')}
       </span>
     </p>
   );
+}
+
+function waiters(number: number): string {
+  return `${count(number, 'message')} ${number === 1 ? 'waits' : 'wait'}`;
 }
 
 function does({ state, running, caller, where, failure }: Doing): string {
