@@ -68,7 +68,7 @@ def doings(actor: Json) -> list[tuple[str, str, str]]:
 def test_what_the_panel_is_told(kernel: Kernel, gate: Gate) -> None:
     watcher = Watcher()
     watcher.until(lambda actors: not actors)
-    assert "Error" not in kernel.run(SPAWN.format(gate=str(gate.path)))
+    assert "ranks 0-1: 1" in kernel.run(SPAWN.format(gate=str(gate.path)))
     held = watcher.until(lambda actors: {"trainers", "broken", "judges"} == actors.keys())
     assert [mesh["name"] for mesh in held["meshes"]] == ["main", "evaluators"]
     assert [len(mesh["ranks"]) for mesh in held["meshes"]] == [4, 2]
