@@ -20,6 +20,8 @@ CellLabel = Callable[[str], str | None]
 
 _FILE = r'(File (?:\x1b\[[0-9;]*m)*"?)'
 """What comes before a file's name in a traceback, of Python's or IPython's."""
+_KERNEL_CELL = re.compile(r"[\\/]ipykernel_\d+[\\/]\d+\.py$")
+"""What ipykernel calls the code of its cells."""
 _MAX_FRAMES = 200
 _MAX_RECURSION_FRAMES = 2_000
 _STANDARD_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
@@ -77,9 +79,12 @@ class UserCode:
         return is_main or self.is_users(filename)
 
     def file_name(self, filename: str) -> str:
-        """Return "Cell In[7]", or the file's path, relative where it lies in the rank's directory."""
+        """Return "Cell In[7]", or the file's path, relative where it lies in the rank's directory. What a kernel has
+        sent of its own cells, such as a class of actors, has a file name that says nothing."""
         if label := self._cell_label(filename):
             return label
+        if _KERNEL_CELL.search(filename):
+            return "notebook cell"
         for root in (self._directory, self._workspace):
             if filename.startswith(root):
                 return filename[len(root) :]

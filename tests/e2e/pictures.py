@@ -14,6 +14,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Locator
 
 from e2e import panel_pictures
+from e2e.answers import answer, prompt
 from e2e.lab import DARK, LIGHT, Lab, NotebookPage, home_variables, running_browser, running_lab
 from gpus import FAKE_NVML, FakeGpus
 from integration.live import Gate
@@ -47,6 +48,14 @@ for step in tqdm(range(240), desc="train"):
     loss = train_step()
     if rank == 0 and step % 60 == 0:
         print(f"step {step:3}  loss {loss:.4f}")"""
+STOP = """\
+%%mesh -t 0-3
+def loss_of(batch):
+    loss = (batch ** 2).mean()
+    breakpoint()
+    return loss
+
+loss_of(torch.arange(4.0) + rank)"""
 TRAIN_STEP = """\
 %%mesh
 import time
@@ -87,7 +96,7 @@ def main() -> None:
 
 def _draw(lab: Lab, browser: Browser, suffix: str, gate: Gate) -> None:
     helpers = TRAIN_STEP.format(wait=gate.wait)
-    path = lab.write(f"quickstart{suffix}.ipynb", [RESERVE, FOLDED, STUCK, helpers, PROGRESS, "%mesh release"])
+    path = lab.write(f"quickstart{suffix}.ipynb", [RESERVE, FOLDED, STUCK, helpers, PROGRESS, STOP, "%mesh release"])
     page = browser.new_page(viewport={"width": 800, "height": 1400}, device_scale_factor=1.5)
     notebook = NotebookPage(lab, page, path)
     notebook.open(single=True)
@@ -106,14 +115,28 @@ def _draw(lab: Lab, browser: Browser, suffix: str, gate: Gate) -> None:
     _photograph(notebook, f"progress{suffix}", 4, 4)
     gate.open(8)
     notebook.wait_for_end(4)
-    notebook.run(5)
+    notebook.start(5)
+    notebook.wait_for_text(5, "Actor Name")
+    answer(notebook, 5, "cast cell ranks(:) p loss")
+    notebook.wait_for_text(5, re.compile(r"\[3\] tensor"))
+    answer(notebook, 5, "attach cell 1")
+    answer(notebook, 5, "n")
+    notebook.wait_for_text(5, "-> return loss")
+    answer(notebook, 5, "p batch")
+    notebook.wait_for_text(5, re.compile(r"tensor\(\[1\., 2"))
+    prompt(notebook, 5)
+    _photograph(notebook, f"debugger{suffix}", 5, 5)
+    answer(notebook, 5, "detach")
+    answer(notebook, 5, "continue")
+    notebook.wait_for_end(5)
+    notebook.run(6)
     page.close()
     lab.shut_kernels_down()
 
 
 def _photograph(notebook: NotebookPage, name: str, first: int, last: int) -> None:
     """Save what the cells `first` to `last` look like."""
-    notebook.focus(5)  # so that none of these is marked
+    notebook.focus(6)  # so that none of these is marked
     above, below = notebook.cell(first).bounding_box(), notebook.cell(last).bounding_box()
     assert above is not None
     assert below is not None

@@ -42,7 +42,7 @@ def typed(kernel: Kernel, cell: str, *lines: tuple[str, str]) -> list[str]:
 
 def test_ranks_of_a_mesh_that_stop_at_different_lines(own_kernel: Kernel) -> None:
     sources = [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
-    load, reserve, define, work, post_mortem, go_on, release = sources
+    load, reserve, define, work, post_mortem, go_on, endpoint, release = sources
     kernel = own_kernel
     kernel.run(load)
     assert "16 ranks ready" in kernel.run(reserve)
@@ -88,4 +88,17 @@ def test_ranks_of_a_mesh_that_stop_at_different_lines(own_kernel: Kernel) -> Non
     kernel.answer("quit")
     kernel.wait(cell)
     assert "passed: nobody can answer here" in kernel.run(go_on)
+    cell = kernel.start(endpoint)
+    assert kernel.asked(cell, DBG).count("| counters ") == 16
+    totals, *_ = typed(
+        kernel,
+        cell,
+        ("cast counters ranks(:) p total", DBG),
+        ("attach counters 5", PDB),
+        ("total = 100", PDB),
+        ("detach", DBG),
+    )
+    assert "[15] 25" in totals
+    kernel.answer("continue")
+    assert "[10, 11, 12, 13, 14, 100, 16," in kernel.wait(cell)
     assert "released" in kernel.run(release)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import monarch_nb
+from integration.terminals import AtTerminal
 from monarch_nb.provision import Node
 
 HELLO = "import os, sys\nprint('hello', sys.argv[1:], os.environ['WORLD_SIZE'], os.path.basename(os.getcwd()))\n"
@@ -106,3 +107,27 @@ def test_on_what_is_held(terminal: Terminal) -> None:
         assert dev.mesh.run("sys.argv").failures == []
     finally:
         dev.release()
+
+
+def test_a_script_that_stops_asks_at_a_terminal(terminal: Terminal) -> None:
+    (terminal.directory / "stops.py").write_text(
+        "import os\nrank = int(os.environ['RANK'])\nx = rank * 10\nif rank:\n    breakpoint()\nprint('end', x)\n"
+    )
+    words = (sys.executable, "-m", "monarch_nb.cli.main", "run", "--procs", "2")
+    at = AtTerminal([*words, "stops.py"], terminal.directory)
+    assert at.shows("monarch_dbg> ").count("| cell ") == 1
+    at.type("attach cell 1")
+    at.shows("(Pdb) ")
+    at.type("x = 25")
+    at.shows("(Pdb) ")
+    at.type("detach")
+    at.shows("monarch_dbg> ")
+    at.type("continue")
+    at.shows("end 25")
+    assert at.end() == 0
+    at = AtTerminal([*words, "--on-breakpoint=error", "stops.py"], terminal.directory)
+    at.shows("this run is to fail there (--on-breakpoint=error)")
+    assert at.end() == 1
+    status, out, errors = terminal.run("--procs", "2", "stops.py")
+    assert status == 0
+    assert "passed: nobody can answer here" in out + errors

@@ -85,8 +85,9 @@ class Console:
         who = f"{stop.actor} {stop.rank} ({stop.host})"
         self._show(f"Attached to debug session for {who}\n")
         text = attached.look()
-        if "-> " not in text:  # its last words were about something else
-            self._show(f"> {stop.file}({stop.line_number})\n-> {stop.line}\n")
+        if "-> " not in text and attached.state == "asks":  # its last words were about something else
+            name = stop.function.rpartition(".")[2] if "." in stop.function else "<module>"
+            text = f"> {stop.file}({stop.line_number}){name}()\n-> {stop.line}\n"
         while True:
             text = self._wait(attached, text)
             if attached.state != "asks":

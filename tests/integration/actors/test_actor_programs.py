@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from integration.live import TIMEOUT_S
+from integration.terminals import AtTerminal
 from monarch_nb.client.reservations.reservation import Reservation, list_reservations, reserve
 from monarch_nb.provision import Node
 
@@ -68,3 +69,35 @@ def test_a_program_that_uses_nothing_leaves_nothing(dev: Reservation, tmp_path: 
     before = {info.name for info in list_reservations()}
     assert "{'gpus': 2}" in run(tmp_path, body)
     assert {info.name for info in list_reservations()} == before
+
+
+STOPS = """
+trainers = monarch_nb.attach("dev").mesh.spawn("stoppers", Stopper)
+print("sum", sum(trainers.step.call(10).get().values()))
+"""
+
+
+def test_a_program_at_a_terminal_asks_and_another_goes_on(dev: Reservation, tmp_path: Path) -> None:
+    greeter, main = GREETER.split("if __name__")
+    stopper = (
+        "class Stopper(Actor):\n    @endpoint\n    def step(self, n):\n        loss = n + current_rank().rank\n"
+        "        breakpoint()\n        return loss\n\n"
+    )
+    program = tmp_path / "stops.py"
+    program.write_text(
+        greeter + stopper + f"if __name__{main}" + "".join(f"    {line}\n" for line in STOPS.split("\n"))
+    )
+    terminal = AtTerminal([sys.executable, str(program)], tmp_path)
+    assert terminal.shows("monarch_dbg> ").count("| stoppers ") == 4
+    terminal.type("attach stoppers 2")
+    terminal.shows("(Pdb) ")
+    terminal.type("loss = 50")
+    terminal.shows("(Pdb) ")
+    terminal.type("detach")
+    terminal.shows("monarch_dbg> ")
+    terminal.type("continue")
+    terminal.shows("sum 84")
+    assert terminal.end() == 0
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=TIMEOUT_S, cwd=tmp_path)
+    assert "sum 46" in done.stdout
+    assert "passed: nobody can answer here" in done.stderr
