@@ -102,6 +102,8 @@ def interruptible(interrupt: Interrupt) -> Iterator[None]:
 F = TypeVar("F", bound=Callable[..., Any])
 _waits: set[CodeType] = set()
 _held_back: HeldBack | None = None
+_ending_kernel: object = None
+"""IPython's kernel that was told to shut down."""
 
 SHUTDOWN_NOTICE_S = 0.3
 """How long after a Ctrl-C a kernel waits to hear that it is shut down: Jupyter says so at once."""
@@ -158,6 +160,8 @@ class HeldBack:
 
     def hears_of_shutdown(self) -> bool:
         """Wait for it a moment after a Ctrl-C, and after each that comes meanwhile; return whether the kernel ends."""
+        if _is_ending():
+            return True
         while self._is_kernel:
             with contextlib.suppress(KeyboardInterrupt):
                 return self._wait_for_shutdown()
@@ -179,11 +183,19 @@ class HeldBack:
             signal.signal(signal.SIGINT, self)
 
 
+def _kernel() -> Any:
+    return getattr(sys.modules["IPython"].get_ipython(), "kernel", None) if "IPython" in sys.modules else None
+
+
+def _is_ending() -> bool:
+    return _ending_kernel is not None and _kernel() is _ending_kernel
+
+
 @contextlib.contextmanager
 def _hearing_of_shutdown(told: Callable[[], None]) -> Iterator[bool]:
     """Call `told` if this process is a kernel that is told to shut down: ipykernel's control thread is told so also
     while the main thread waits. The block gets whether it is a kernel."""
-    kernel = getattr(sys.modules["IPython"].get_ipython(), "kernel", None) if "IPython" in sys.modules else None
+    kernel = _kernel()
     handlers: dict[str, Callable[..., Any]] = getattr(kernel, "control_handlers", {})
     handler = handlers.get("shutdown_request")
     if handler is None:
@@ -191,6 +203,8 @@ def _hearing_of_shutdown(told: Callable[[], None]) -> Iterator[bool]:
         return
 
     def tell(*message: Any) -> Any:
+        global _ending_kernel
+        _ending_kernel = kernel
         told()
         return handler(*message)
 
@@ -300,7 +314,7 @@ class AwaitedPresses:
 
     async def kernel_ends(self) -> bool:
         """Return whether the one that has just come was Jupyter's, which ends this kernel (see `kernel_ends`)."""
-        return self.is_kernel and await _in_time(self._shutdown, SHUTDOWN_NOTICE_S)
+        return _is_ending() or (self.is_kernel and await _in_time(self._shutdown, SHUTDOWN_NOTICE_S))
 
 
 async def _in_time(event: asyncio.Event, timeout_s: float) -> bool:

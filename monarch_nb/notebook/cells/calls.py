@@ -16,6 +16,7 @@ from monarch_nb.client.presenting import show_calls_in
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.ground.interrupting import at_waits, kernel_ends
 from monarch_nb.notebook.cells.answering import SCREEN
+from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.output.publishing import call_later, displaying, printing
 from monarch_nb.notebook.output.tables import is_notebook
 from monarch_nb.notebook.output.view import Publish, RunView
@@ -69,12 +70,20 @@ class CellCalls:
         """Call back when the cell is about to return, on its thread."""
         self._callbacks.append(callback)
 
-    def close(self, *, is_interrupted: bool) -> None:
-        """The cell returns. What it has left behind is shown here when it prints."""
+    def close(self, error: BaseException | None) -> None:
+        """The cell returns, or raised. What it has left behind is shown here when it prints."""
         callbacks, self._callbacks = self._callbacks, []
+        is_interrupted = bool(callbacks) and _is_interrupt(error)
         goes_on = [callback(is_interrupted=is_interrupted) for callback in callbacks]
         for view in self._views:
             view.close(may_print_later=any(goes_on))
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Return whether Ctrl-C ended a cell, and nobody has seen to what it was for."""
+    if isinstance(error, CallInterrupted | RunInterrupted):
+        return False
+    return isinstance(error, KeyboardInterrupt | asyncio.CancelledError) and not kernel_ends()
 
 
 def register(shell: InteractiveShell, session: Session) -> Callable[[], None]:
@@ -86,10 +95,8 @@ def register(shell: InteractiveShell, session: Session) -> Callable[[], None]:
         cells[0] = CellCalls(shell.displayhook.prompt_count, session.finished, terminal=terminal)
 
     def end(result: Any) -> None:
-        error = result.error_in_exec
-        stopped = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
-        with at_waits():  # a call that was waited for has seen to what the press was for
-            cells[0].close(is_interrupted=stopped and not isinstance(error, CallInterrupted) and not kernel_ends())
+        with at_waits():
+            cells[0].close(result.error_in_exec)
 
     leave = show_calls_in(lambda: cells[0])
     shell.events.register("pre_run_cell", begin)

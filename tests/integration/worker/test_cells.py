@@ -560,10 +560,11 @@ def test_an_out_of_memory_cell_then_a_smaller_one_that_fits(rank: RankProcess) -
 def test_a_rank_without_descriptors_says_so(rank: RankProcess) -> None:
     """Runs end, however little the rank can do: one that did not would hang for ever."""
     code = """\
-import os, resource
+import os, resource, threading
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, most))
 taken = []
+threading.Thread(target=threading.Event().wait, daemon=True).start()  # the run's files stay open: it may print
 while True:
     taken.append(os.open("/dev/null", os.O_RDONLY))
 """
