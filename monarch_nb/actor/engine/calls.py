@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from monarch_nb.actor.engine.failing import Failed
-from monarch_nb.actor.engine.messages import FAILED, RAISED, Plain, Value
+from monarch_nb.actor.engine.messages import ANSWER, FAILED, RAISED, Plain, Value
 from monarch_nb.actor.engine.outcomes import Outcome
 from monarch_nb.actor.engine.outside import Address, CallState, Runs, Tag
 from monarch_nb.errors import ActorError, SupervisionError
@@ -249,8 +249,10 @@ class Calls:
     def _lost(self, call: Call | None, ranks: Sequence[int], failed: Failed) -> None:
         if call is None:
             return
+        has_ended = call.is_lasting and failed.kind == "stopped"
+        answer = Answer(ANSWER, Plain(None)) if has_ended else Answer(FAILED, Plain(failed))
         for rank in ranks:
-            self.answered(call.number, rank, Answer(FAILED, Plain(failed)))
+            self.answered(call.number, rank, answer)
         if ranks and not call.is_lasting and call.unanswered:
             timer = threading.Timer(AFTER_DEATH_S, self._give_up, [call.number])
             timer.daemon = True

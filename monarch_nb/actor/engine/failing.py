@@ -74,8 +74,13 @@ def stopped(reason: str) -> Failed:
     return Failed("stopped", socket.gethostname(), None, "", reason, "")
 
 
+def gone(reason: str) -> Failed:
+    """Return why a process does not answer that was released, stopped or restarted, or never was."""
+    return Failed("stopped", "", None, "", reason, "")
+
+
 def died(reason: str, death: Death | None) -> Failed:
-    """Return why a process does not answer."""
+    """Return why a process does not answer that died, or whose node is lost."""
     return Failed(
         "died", "", None, "", "\n    ".join([_died(reason, death), *(death.stderr_tail if death else ())]), ""
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from monarch_nb import config
 from monarch_nb.actor.engine.calls import Answer, Call, Calls, Ending, Gather, Lifetime
-from monarch_nb.actor.engine.failing import Failed, describe, died, stopped
+from monarch_nb.actor.engine.failing import Failed, describe, died, gone, stopped
 from monarch_nb.actor.engine.faults import Faults
 from monarch_nb.actor.engine.handles import Birth, Handle, Identity, Place, Places, PortAddress
 from monarch_nb.actor.engine.mailbox import Mailbox
@@ -163,12 +163,13 @@ class Process:
         self._calls.answered(number, rank, answer)
 
     def undelivered(self, call: int, processes: Sequence[str], node: str, reason: str, death: Death | None) -> None:
-        """Take note that processes will not answer a call: they died, or never were.
+        """Take note that processes will not answer a call: they died, were released, or never were.
 
         Args:
             reason: for people: "rank 3 died: killed by signal 9 (SIGKILL)".
+            death: None for those that did not die by themselves. Actors there have ended, but not failed.
         """
-        self._calls.undelivered(call, node, processes, died(reason, death))
+        self._calls.undelivered(call, node, processes, gone(reason) if death is None else died(reason, death))
 
     def node_lost(self, node: str, reason: str) -> None:
         """Take note that nothing that was sent to a node is answered any more."""

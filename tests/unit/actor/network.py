@@ -141,6 +141,14 @@ class Network:
         for sender, call, to in due:
             self._at(sender).undelivered(call, [to.process], to.node, "it died", death)
 
+    def release(self, mesh: ProcMesh) -> None:
+        """As a mesh is released: whoever waits for its processes is told that they are gone."""
+        with self._lock:
+            due = [each for each in self._due if each[2] in mesh.places()]
+            self._due.difference_update(due)
+        for sender, call, to in due:
+            self._at(sender).undelivered(call, [to.process], to.node, "its mesh was released", None)
+
     def _at(self, address: Address) -> Process:
         return self.client if address.process.startswith("client/") else self.processes[address]
 

@@ -215,6 +215,22 @@ class TestDeath:
         assert "SIGKILL" in network.told.get(timeout=TIMEOUT_S), "its owner is told"
         held.set()
 
+    def test_the_release_of_a_mesh_ends_calls_and_is_nobodys_fault(self, network: Network) -> None:
+        mesh = network.mesh(gpus=2)
+        fragile = mesh.spawn("fragile", Fragile)
+        fragile.initialized.get(TIMEOUT_S)
+        call = fragile.hold.call()
+        network.release(mesh)
+        with pytest.raises(SupervisionError, match="its mesh was released") as raised:
+            call.get(TIMEOUT_S)
+        assert [failure.kind for failure in raised.value.failures.values()] == ["stopped", "stopped"]
+        held.set()
+        other = network.mesh(gpus=1)
+        failing = other.spawn("failing", Fragile)
+        failing.initialized.get(TIMEOUT_S)
+        network.kill(other.places()[0])
+        assert "failing" in network.told.get(timeout=TIMEOUT_S), "of the release nobody is told"
+
     def test_others_are_waited_for_a_moment_only(self, network: Network) -> None:
         mesh = network.mesh(gpus=2)
         fragile = mesh.spawn("fragile", Fragile)
