@@ -91,8 +91,9 @@ class Packed:
         for name, text in self._sources.items():
             if not os.path.exists(name):
                 linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
+        data = bytearray(self._data) if self._data.readonly else self._data  # an actor may change its arrays
         with travelling(self._process, ""):
-            return unpack_pickle(self._data)
+            return unpack_pickle(data)
 
 
 class Plain:

@@ -251,6 +251,13 @@ class TestContent:
         assert twice.base is not None
         assert not twice.flags.owndata
 
+    def test_arrays_that_arrive_can_be_changed(self, network: Network) -> None:
+        counters = network.mesh(gpus=1).spawn("counters", Counter)
+        for size in (3, 100_000):
+            _, twice = counters.slice(gpus=0).total.call_one(np.arange(size)).get(TIMEOUT_S)
+            twice += 1
+            assert twice[1] == 3
+
     def test_a_class_of_a_cell_shows_its_lines(self, network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
         name = "<ipython-input-7-cafe>"
         code = (
