@@ -82,6 +82,17 @@ def lightning(shared_pool: list[Node], tmp_path_factory: pytest.TempPathFactory)
     return _execute("lightning", tmp_path_factory.mktemp("lightning"))
 
 
+@pytest.fixture(scope="module")
+def actors(shared_pool: list[Node], tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Executed]]:
+    """The notebook with actors, executed twice in the same ranks, each time by a new kernel; the second releases."""
+    folder = tmp_path_factory.mktemp("actors")
+    try:
+        yield [_execute("actors", folder, without="%mesh release"), _execute("actors", folder)]
+    finally:
+        for reservation in monarch_nb.list_reservations():  # none, unless the notebook failed half-way
+            monarch_nb.attach(reservation.name).release()
+
+
 def test_notebooks_are_stored_clean() -> None:
     for path in NOTEBOOKS.glob("*.ipynb"):
         notebook = nbformat.read(path, as_version=4)
@@ -203,10 +214,39 @@ def test_lightning_resumes_from_its_checkpoint_after_a_fault(lightning: Executed
     assert "released" in lightning.text("%mesh release")
 
 
-def _execute(name: str, folder: Path) -> Executed:
-    path = Path(shutil.copy(NOTEBOOKS / f"{name}.ipynb", folder))
+def test_actors_greet_from_every_rank_and_name_those_that_raise(actors: list[Executed]) -> None:
+    for executed in actors:
+        greeted = executed.text("class Greeter(Actor)")
+        assert "[0-7] Good morning, notebook!" in greeted
+        assert "ranks 4-7: 'greeting 1 from host 1'" in greeted
+        assert "greeting 2 from host 0" in executed.text('"rank 3"')
+        assert "raised on [2, 5] and answered on [0, 1, 3, 4, 6, 7]" in executed.text("class Fussy(Greeter)")
+
+
+def test_a_trainer_is_configured_anew_and_evaluated_from_beside(actors: list[Executed]) -> None:
+    for executed in actors:
+        before, after = re.findall(r"mean loss (\S+), now (\S+)", executed.text("width=64"))[0]
+        assert float(before) > 0.5
+        assert float(after) < 0.1
+        assert re.search(r"\[0-7\] norm of the weights \d", executed.text('trainer = actors["trainers"]'))
+        assert re.search(r"off by \d\.\d\d at", executed.text("class Evaluator(Actor)"))
+        assert re.search(r"trainers +Trainer +main +0-7 +idle", executed.text("%mesh actors"))
+        assert re.search(r"evaluators +Evaluator +evaluators +0-1 +idle", executed.text("%mesh actors"))
+
+
+def test_a_consumer_gets_what_every_rank_produces_and_actors_are_found_again(actors: list[Executed]) -> None:
+    for executed in actors:
+        assert executed.text("class Consumer(Actor)").count("[0, 1, 4, 9]") == 8
+        assert "True" in executed.text("found = ")
+    assert "8 ranks alive" in actors[1].text("%mesh reserve"), "they are the ranks of the first time"
+    assert "released" in actors[1].text("%mesh release")
+
+
+def _execute(name: str, folder: Path, without: str | None = None) -> Executed:
+    notebook = nbformat.read(Path(shutil.copy(NOTEBOOKS / f"{name}.ipynb", folder)), as_version=4)
+    notebook.cells = [cell for cell in notebook.cells if cell.source != without]
     client = NotebookClient(
-        nbformat.read(path, as_version=4),
+        notebook,
         timeout=CELL_TIMEOUT_S,
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
