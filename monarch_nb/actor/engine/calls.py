@@ -63,6 +63,11 @@ class Call:
             if self.places[rank].node == node and (processes is None or self.places[rank].process in processes)
         ]
 
+    def _failed(self, failures: dict[int, Failed], values: dict[int, Any]) -> ActorError:
+        if self.tag is not None and any(failed.kind == "interrupted" for failed in failures.values()):
+            self.tag.was_interrupted()
+        return failed_call(self.title, self.extent, failures, values)
+
     @property
     def runs(self) -> Runs:
         """In whose name it was called."""
@@ -114,7 +119,7 @@ class Gather(Call):
             else:
                 values[rank] = answer.value.load()
         if failures or len(values) < len(self.places):
-            raise failed_call(self.title, self.extent, failures, values)
+            raise self._failed(failures, values)
         return self._value(list(values.values()))
 
 
@@ -147,7 +152,7 @@ class Stream(Call):
         if answer.kind == RAISED:
             raise answer.value.load()
         if answer.kind == FAILED:
-            raise failed_call(self.title, self.extent, {rank: answer.value.load()}, {})
+            raise self._failed({rank: answer.value.load()}, {})
         return answer.value.load()
 
 

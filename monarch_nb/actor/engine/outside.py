@@ -52,6 +52,9 @@ class Tag(Protocol):
         that waits, which then waits for the answers of the ranks and raises KeyboardInterrupt; interrupted again, it
         stops to wait. Does not block."""
 
+    def was_interrupted(self) -> None:
+        """A rank was interrupted, by whomever, in what was called in this name: nothing more begins there in it."""
+
 
 class Questions(Protocol):
     """What ranks ask of this process, which whoever waits in it answers: some have stopped at breakpoints."""

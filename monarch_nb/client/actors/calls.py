@@ -65,6 +65,10 @@ class CallsTag:
         """As Tag's."""
         self._caller.interrupt()
 
+    def was_interrupted(self) -> None:
+        """As Tag's."""
+        self._caller.renounce({run_id for run_id, _ in self.runs.values()})
+
 
 class Caller:
     """Who calls actors: a cell, or a script. From any thread.
@@ -133,6 +137,16 @@ class Caller:
             run.cancel()
         for run in again:
             threading.Thread(target=run.interrupt, args=[True], name="monarch_nb kills", daemon=True).start()
+
+    def renounce(self, run_ids: Collection[str]) -> None:
+        """Call nothing more in the name of runs that somebody has interrupted: what is called next opens others."""
+        with self._lock:
+            over = {mesh_id: run for mesh_id, run in self._runs.items() if run.id in run_ids}
+            for mesh_id in over:
+                del self._runs[mesh_id]
+            self._tags.clear()
+        for run in over.values():
+            run.end()
 
     def end(self, calls: Iterable[CallState] = ()) -> list[CallsRun]:
         """End the runs in whose name nothing of `calls` is called; return them."""

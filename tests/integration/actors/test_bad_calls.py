@@ -194,9 +194,7 @@ def test_a_message_to_itself(workers: Any, mesh: Mesh) -> None:
         waiting.call_itself.call(waiting).get(TIMEOUT_S)
     assert set(waiting.answer.call().get(TIMEOUT_S).values()) == {7}
     waiting.stop().get(TIMEOUT_S)
-    assert set(workers.add.call(0).get(TIMEOUT_S).values()) == {101}, (
-        "what was sent is done, also what nobody waits for"
-    )
+    assert set(workers.add.call(0).get(TIMEOUT_S).values()) == {101}, "what nobody waits for is done, too"
 
 
 def test_ten_thousand_queued_broadcasts(workers: Any) -> None:

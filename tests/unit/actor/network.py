@@ -29,6 +29,9 @@ class FakeTag:
     def interrupt(self) -> None:
         self.interrupts += 1
 
+    def was_interrupted(self) -> None:
+        """Nobody asks."""
+
 
 class Wire:
     """What a process has around it: its network."""
