@@ -67,7 +67,7 @@ class CallsTag:
 
     def was_interrupted(self) -> None:
         """As Tag's."""
-        self._caller.renounce({run_id for run_id, _ in self.runs.values()})
+        self._caller.renounce({run_id for run_id, *_ in self.runs.values()})
 
 
 class Caller:
