@@ -94,7 +94,7 @@ def statuses(rank: RankProcess) -> dict[str, ActorStatus]:
     return {status.name: status for status in rank.ask(actors=GetActors()).actors}
 
 
-SLEEP, OUTER, ASYNC_SLEEP, BLOCK, ASYNC_OUTER = (f"Cell In[1]:{line}" for line in (30, 32, 51, 53, 55))
+SLEEP, OUTER, ASYNC_SLEEP, BLOCK, ASYNC_OUTER = (f"Cell In[1]:{line}" for line in (31, 33, 52, 54, 56))
 CALLS = {
     "trainers.sleep.call_one()": SLEEP,
     "loaders.sleep.call_one()": ASYNC_SLEEP,
