@@ -45,6 +45,16 @@ class Audience(Protocol):
         """Tell people something."""
 
 
+class Meshes(Protocol):
+    """Finds meshes."""
+
+    def mesh(self, mesh_id: str) -> Mesh | None:
+        """Return a mesh by its id; None when it can not be found."""
+
+    def in_reach(self, mesh_ids: Collection[str]) -> frozenset[str]:
+        """Return these meshes, and those that their actors may know."""
+
+
 class CallsTag:
     """What `Outside.tag` returns.
 
@@ -74,7 +84,7 @@ class Caller:
     """Who calls actors: a cell, or a script. From any thread.
 
     Args:
-        mesh_of: returns a mesh by its id; None when it can not be found.
+        meshes: finds meshes.
         audience: shows what is printed.
         questions: what ranks ask.
         cell_number: the notebook's execution count; 0 in a script.
@@ -85,11 +95,9 @@ class Caller:
         has_left: it has called what nobody waits for.
     """
 
-    def __init__(
-        self, mesh_of: Callable[[str], Mesh | None], audience: Audience, questions: Questions, cell_number: int = 0
-    ) -> None:
+    def __init__(self, meshes: Meshes, audience: Audience, questions: Questions, cell_number: int = 0) -> None:
         self.audience, self._questions = audience, questions
-        self._mesh_of, self._cell_number = mesh_of, cell_number
+        self._meshes, self._cell_number = meshes, cell_number
         self._lock = threading.Lock()
         self._runs: dict[str, CallsRun] = {}
         self._tags: dict[frozenset[str], CallsTag] = {}
@@ -98,21 +106,25 @@ class Caller:
         self.used_s = time.monotonic()
 
     def tag(self, mesh_ids: Collection[str], title: str) -> CallsTag:
-        """As `Outside.tag`. The first call on a mesh opens its run, which takes a moment."""
+        """As `Outside.tag`. The first call on a mesh opens its run, which takes a moment, and those on the other meshes
+        that the called actors may call in turn."""
         key = mesh_ids if isinstance(mesh_ids, frozenset) else frozenset(mesh_ids)
         self.used_s = time.monotonic()
         if tag := self._tags.get(key):
             return tag
         with self._lock:
-            opened = [self._open(mesh_id, title) for mesh_id in key if mesh_id not in self._runs]
-            for run in filter(None, opened):
+            reach = self._meshes.in_reach(key)
+            opened = [run for mesh_id in reach if mesh_id not in self._runs and (run := self._open(mesh_id, title))]
+            for run in opened:
                 run.wait_number(GAP_S)
-            runs = {mesh_id: self._runs[mesh_id] for mesh_id in key if mesh_id in self._runs}
+            if opened:  # what is called with the others' tags may go there as well
+                self._tags.clear()
+            runs = {mesh_id: self._runs[mesh_id] for mesh_id in reach if mesh_id in self._runs}
             tag = self._tags[key] = CallsTag(runs, self)
         return tag
 
     def _open(self, mesh_id: str, title: str) -> CallsRun | None:
-        mesh = self._mesh_of(mesh_id)
+        mesh = self._meshes.mesh(mesh_id)
         if mesh is None:
             return None
         listener = self.audience.listener(range(mesh.extent.size), mesh.name)
@@ -170,7 +182,7 @@ class Callers:
     """Who calls actors in this process, one after the other: the cells of the notebook, else the script.
 
     Args:
-        mesh_of: as Caller's.
+        meshes: as Caller's.
         audience: of the script.
         calls: returns the calls that are not answered yet.
 
@@ -178,14 +190,12 @@ class Callers:
         questions: what ranks ask of them.
     """
 
-    def __init__(
-        self, mesh_of: Callable[[str], Mesh | None], audience: Audience, calls: Callable[[], list[CallState]]
-    ) -> None:
-        self._mesh_of, self._calls = mesh_of, calls
+    def __init__(self, meshes: Meshes, audience: Audience, calls: Callable[[], list[CallState]]) -> None:
+        self._meshes, self._calls = meshes, calls
         self.questions = Questions()
-        self._script = self._current = Caller(mesh_of, audience, self.questions)
+        self._script = self._current = Caller(meshes, audience, self.questions)
         self._past: list[Caller] = []
-        self._behind = Behind(mesh_of)
+        self._behind = Behind(meshes.mesh)
         self._is_looking = False
 
     @property
@@ -198,7 +208,7 @@ class Callers:
             if cell is None:
                 self._current = self._script
             else:
-                self._current = Caller(self._mesh_of, cell, self.questions, cell.number)
+                self._current = Caller(self._meshes, cell, self.questions, cell.number)
                 cell.when_over(self.end_cell)
         return self._current
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
@@ -68,6 +68,16 @@ class Holdings:
         if mesh_id not in self._meshes and mesh_id != "client":
             self._meshes[mesh_id] = self._find(mesh_id)
         return self._meshes.get(mesh_id)
+
+    def in_reach(self, mesh_ids: Collection[str]) -> frozenset[str]:
+        """Return these meshes, of which it is known from now on that they have actors, and all others of their
+        reservations of which that is known: their actors may know each other."""
+        reach = set(mesh_ids)
+        for one in self.reservations():
+            if here := {mesh_id for mesh_id in mesh_ids if one.meshes.known(mesh_id)}:
+                one.meshes.with_actors |= here
+                reach |= one.meshes.with_actors
+        return frozenset(reach)
 
     def _find(self, mesh_id: str) -> Mesh | None:
         for one in self.reservations():

@@ -36,7 +36,7 @@ class ClientOutside:
 
     def __init__(self) -> None:
         self.holdings = Holdings()
-        self.callers = Callers(self.holdings.mesh, Printing(), lambda: engine.process().calls())
+        self.callers = Callers(self.holdings, Printing(), lambda: engine.process().calls())
         self._connections: dict[str, Connection] = {}
         self._homes: dict[str, Address] = {}
 

@@ -40,7 +40,9 @@ class LiveActors(Mapping[str, Any]):
             if alive:
                 part = mesh.select(alive)
                 procs = ProcMesh.of(mesh.name, {"ranks": len(alive)}, part.addresses)
-                found.update(find_actors(procs).get(FIND_TIMEOUT_S))
+                if here := find_actors(procs).get(FIND_TIMEOUT_S):
+                    self._meshes.with_actors.add(mesh.id)
+                    found.update(here)
         return found
 
     def __getitem__(self, name: str) -> Any:

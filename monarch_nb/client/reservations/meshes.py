@@ -26,6 +26,9 @@ class Meshes:
     Args:
         reservation: theirs.
         held: what its nodes say of it.
+
+    Attributes:
+        with_actors: the ids of those that are known to have actors.
     """
 
     def __init__(self, reservation: Holding, held: HeldReservation) -> None:
@@ -37,6 +40,7 @@ class Meshes:
             if mesh.name == MAIN_MESH
         }
         self._known: dict[str, Mesh] = {}
+        self.with_actors: set[str] = set()
 
     @property
     def addresses(self) -> list[str]:
@@ -64,6 +68,7 @@ class Meshes:
             if mesh_id != main.id and mesh_id not in self._known:
                 self._add(mesh_id, places)
         self._known = {mesh_id: mesh for mesh_id, mesh in self._known.items() if mesh_id in nodes}
+        self.with_actors &= nodes.keys()
         return [main, *self._known.values()]
 
     def _add(self, mesh_id: str, places: Mapping[int, Place]) -> Mesh:
@@ -119,6 +124,7 @@ class Meshes:
     async def stop(self, mesh_id: str) -> None:
         """End the rank processes of a mesh beside the main one; fine when they have ended."""
         mesh = self._known.pop(mesh_id, None)
+        self.with_actors.discard(mesh_id)
         nodes = mesh.core.connections.values() if mesh else [place[0] for place in self._places.values()]
         await stop_beside(nodes, mesh_id)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from integration.kernels import Kernel
@@ -162,3 +164,43 @@ def test_mesh_interrupt_reaches_what_other_cells_called(trainers: Kernel) -> Non
     trainers.wait(called, "[0-3] waits")
     assert "interrupted run 2, cell [4], on ranks 0-3" in trainers.run("%mesh interrupt")
     assert "was interrupted on ranks 0-3" in trainers.run("waiting.get(60)")
+
+
+CALLER = """
+class Caller(Actor):
+    def __init__(self, other):
+        self.other = other
+
+    @endpoint
+    def go(self, n):
+        print("goes")
+        return self.other.step.call(n).get()
+
+    @endpoint
+    def leave(self, n):
+        self.other.step.broadcast(n)
+
+others = monarch_nb.attach("dev").spawn_procs({"gpus": 1}, name="evaluators")
+callers = mesh.slice(hosts=0, procs=0).spawn("callers", Caller, others.spawn("graders", Trainer, lr=0))
+"""
+
+
+@pytest.fixture
+def nested(trainers: Kernel) -> Iterator[Kernel]:
+    """A kernel with `callers` on rank 0 of "dev", which call `graders` on the 2 ranks of a mesh beside it."""
+    assert "Error" not in trainers.run(CALLER)
+    yield trainers
+    trainers.run("others.stop().get(60)")
+
+
+def test_what_nested_calls_print_on_another_mesh_lands_in_the_cell(nested: Kernel) -> None:
+    shown = nested.run("callers.go.call(3).get()")
+    assert "goes" in shown
+    assert "[0-1] step 3" in shown
+    cell = nested.start("callers.leave.broadcast(4)")
+    assert "[0-1] step 4" in nested.wait(cell, "[0-1] step 4")
+    nested.restart()
+    nested.run("%load_ext monarch_nb\nimport monarch_nb")
+    nested.run('dev = monarch_nb.attach("dev"); callers = dev.actors["callers"]')
+    assert "[0-1] step 5" in nested.run("callers.go.call(5).get()"), "also from a kernel that has not spawned them"
+    nested.run('others = dev.spawn_procs({"gpus": 1}, name="evaluators")')
