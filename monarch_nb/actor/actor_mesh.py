@@ -62,8 +62,8 @@ class ActorMesh(MeshTrait):
         return future_of(call.outcome, call)
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
-        """Stop them: each runs its `__cleanup__` after what it executes; what waits is refused, with a SupervisionError
-        as later calls. The future is resolved when all have ended."""
+        """Stop them: what they execute is interrupted, as Ctrl-C would, and each runs its `__cleanup__`; what waits is
+        refused, with a SupervisionError as later calls. The future is resolved when all have ended."""
         call = process().stop(self._handle, self._find_targets().places, reason)
         return future_of(call.outcome, call)
 

@@ -163,7 +163,7 @@ class ProcMesh(MeshTrait):
         return HostMesh([self.places()[0].node], Extent({}).region)
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
-        """Stop all actors of these processes, after what they execute, and end the processes if the mesh was made by
+        """Stop all actors of these processes, as their own `stop`, and end the processes if the mesh was made by
         `spawn_procs`. The future is resolved when that is done."""
         places = self.places()
         self._procs.is_stopped = True

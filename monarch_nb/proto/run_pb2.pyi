@@ -657,6 +657,7 @@ class ActorStatus(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     CALLER_FIELD_NUMBER: _builtins.int
     CALLED_FIELD_NUMBER: _builtins.int
+    ENDING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     class_name: _builtins.str
     uid: _builtins.str
@@ -671,6 +672,8 @@ class ActorStatus(_message.Message):
     """whose message is executed, for people: "the notebook", "trainers[3]" """
     called: _builtins.int
     """messages executed so far"""
+    ending: _builtins.bool
+    """it was stopped or replaced and does not answer any more, but has not ended yet"""
     @_builtins.property
     def where(self) -> Global___Where:
         """when one is"""
@@ -688,10 +691,11 @@ class ActorStatus(_message.Message):
         failure: _builtins.str = ...,
         caller: _builtins.str = ...,
         called: _builtins.int = ...,
+        ending: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["called", b"called", "caller", b"caller", "class_name", b"class_name", "failure", b"failure", "name", b"name", "running", b"running", "running_s", b"running_s", "uid", b"uid", "waiting", b"waiting", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["called", b"called", "caller", b"caller", "class_name", b"class_name", "ending", b"ending", "failure", b"failure", "name", b"name", "running", b"running", "running_s", b"running_s", "uid", b"uid", "waiting", b"waiting", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

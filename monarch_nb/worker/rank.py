@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from google.protobuf.message import DecodeError
 
 from monarch_nb.actor.engine import process as engine
+from monarch_nb.actor.engine.outside import Execution
 from monarch_nb.errors import MeshMismatch, ProcessGroupAborted
 from monarch_nb.ground.frames import FrameError, FrameSplitter
 from monarch_nb.integrations import lightning
@@ -125,6 +126,10 @@ class Rank:
             on_exit=self._exit,
         )
 
+    def _interrupt_execution(self, execution: Execution) -> None:
+        self._executions.interrupt(execution)
+        self._control.press()
+
     def serve(self) -> None:
         """Serve for ever."""
         self._output = streams.RunOutput(self._spec.log_directory, 0, self._spec.rank)
@@ -135,7 +140,7 @@ class Rank:
         self._shell.user_ns.update(after_fork.presets(os.environ))
         self._shell.user_ns["actors"] = LiveActors(lambda: made.instances() if (made := engine.installed()) else {})
         self._interrupter.install()
-        outside = RankOutside(self._post, self._executions.executing)
+        outside = RankOutside(self._post, self._executions.executing, self._interrupt_execution)
         engine.install(engine.Process(outside, f"rank {self._spec.rank}"))
         self._control.start()
         if self._spec.for_script:

@@ -107,6 +107,10 @@ class Outside(Protocol):
         that executes it, which may be suspended inside): where its output goes, and who may interrupt it. It is
         entered for every message, so it has to be quick."""
 
+    def interrupt(self, execution: Execution) -> None:
+        """Interrupt what an actor executes, from any thread, because the actor is to end: as Ctrl-C would. One that was
+        not entered in `executing` yet raises there. Does not block."""
+
     def spawn_procs(
         self, hosts: Sequence[str], per_host: Mapping[str, int], name: str
     ) -> concurrent.futures.Future[Sequence[Address]]:
@@ -186,6 +190,7 @@ class ActorState:
         called: how many messages it has executed.
         running: what it executes now; several when endpoints are concurrent.
         failure: why it does not answer any more; empty while it does.
+        is_ending: whether it was stopped or replaced and has not ended yet.
     """
 
     name: str
@@ -196,6 +201,7 @@ class ActorState:
     called: int
     running: Sequence[Execution]
     failure: str
+    is_ending: bool
 
 
 @dataclass(frozen=True)

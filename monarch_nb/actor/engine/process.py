@@ -197,7 +197,7 @@ class Process:
         return [runner.birth.handle for runner in list(self._actors.values())]
 
     def close(self, timeout_s: float) -> None:
-        """Stop all actors of this process, each after what it executes, and wait for them until the time is up."""
+        """Stop all actors of this process, interrupt what they execute, and wait for them until the time is up."""
         self.stop_actors("its process ends", timeout_s)
 
     def stop_actors(self, reason: str, timeout_s: float) -> None:

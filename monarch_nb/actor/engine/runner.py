@@ -14,14 +14,16 @@ from monarch_nb.actor.engine.handles import Birth, Handle, Identity, Place, regi
 from monarch_nb.actor.engine.mailbox import Mailbox
 from monarch_nb.actor.engine.messages import ANSWER, FAILED, Value
 from monarch_nb.actor.engine.methods import Declared, find_method
-from monarch_nb.actor.engine.outside import HERE, ActorState, Address, Execution, Runs
+from monarch_nb.actor.engine.outside import HERE, ActorState, Address, Execution, Outside, Runs
 from monarch_nb.actor.engine.ports import Port, Postman
 from monarch_nb.actor.supervision import MeshFailure
 from monarch_nb.errors import ActorError
 from monarch_nb.shape import Extent, Point
 
-PREDECESSOR_S = 10.0
-"""How long a new actor waits until the one that it replaces has cleaned up: that may be stuck."""
+INTERRUPTED_S = 1.0
+"""How long a new actor waits until the one that it replaces, which was interrupted, stops: it may be stuck."""
+CLEAN_UP_S = 10.0
+"""How long it waits for the `__cleanup__` of that one."""
 CHILDREN_S = 10.0
 """How long an actor that ends waits until those that it spawned have ended."""
 _TURN = 64
@@ -32,6 +34,7 @@ class Home(Postman, Protocol):
     """What an actor needs of its process."""
 
     nothing: Value
+    outside: Outside
 
     def reply_to(self, address: Address, call: int, rank: int, kind: int, value: Any) -> None:
         """Answer a call, if there is one."""
@@ -157,7 +160,7 @@ class Runner:
         self._mailbox: Mailbox[Message | Callable[[], object]] = Mailbox(self._loop)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped_by: list[tuple[Address, int]] = []
-        self._is_ending = False
+        self._is_stopped = self._is_ending = False
         self._ending_lock = threading.Lock()
 
     @property
@@ -177,21 +180,26 @@ class Runner:
             self._refuse_waiting()
 
     def stop(self, reason: str, sender: Address, call: int) -> None:
-        """End it after what it executes, of which who waits for it learns now; what waits is refused. `call` is
-        answered when it has ended."""
+        """End it: what it executes is interrupted, of which who waits for it learns now, and what waits is refused.
+        `call` is answered when it has ended."""
         if call and not self.tell_end(sender, call):
             self.process.reply_to(sender, call, -1, ANSWER, None)
         own = current_step.get()
+        self._is_stopped = True
         if self.refuses is None:
             self.refuses = stopped(f"actor {self.title} was stopped: {reason}")
             for step in list(self._steps):
                 if own is None or step.execution is not own.execution:
                     self._answer_failed(step.message, step.rank, self.refuses)
                     step.message.call, step.message.port = 0, None
-                    if step.execution.loop is not None:
-                        step.execution.interrupt()
+                    self.process.outside.interrupt(step.execution)
         self._refuse_waiting()
         self._mailbox.put_first(lambda: self._end(None))
+
+    def wait_end(self) -> None:
+        """Wait until it has ended, after `stop`; for one that is stuck only a moment."""
+        if not self.ended.wait(INTERRUPTED_S) and self._is_ending:
+            self.ended.wait(CLEAN_UP_S)
 
     def tell_end(self, sender: Address, call: int) -> bool:
         """Answer a call when it has ended; return whether that is to come."""
@@ -219,7 +227,15 @@ class Runner:
         running = [step.execution for step in list(self._steps)]
         handle = self.birth.handle
         return ActorState(
-            handle.name, handle.class_name, handle.uid, self.rank, len(self._mailbox), self.called, running, failure
+            handle.name,
+            handle.class_name,
+            handle.uid,
+            self.rank,
+            len(self._mailbox),
+            self.called,
+            running,
+            failure,
+            is_ending=self._is_stopped and not self.ended.is_set(),
         )
 
     def executions(self) -> list[Execution]:
@@ -234,7 +250,7 @@ class Runner:
             if each.birth.is_first:
                 each.made.wait()
             else:
-                each.ended.wait(PREDECESSOR_S)
+                each.wait_end()
         if self._loop is None:
             self._run_sync()
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -23,6 +24,7 @@ AFTER_S = 3.0
 LONGEST_S = 24.0
 MAX_LINES = 3
 NOTICE = "behind"
+_IDLE = "is idle"
 
 
 class Behind:
@@ -94,9 +96,13 @@ def behind(call: CallState, mesh_id: str, infos: Mapping[int, Sequence[ActorInfo
     for rank in _ranks_of(call, mesh_id).values():
         if rank not in infos:
             silent.append(rank)
-        for info in infos.get(rank, ()):
-            if info.name == name:
-                groups.setdefault(_does(info, endpoint), []).append(info)
+        named = [info for info in infos.get(rank, ()) if info.name == name]
+        ending = next((info for info in named if info.is_ending), None)
+        for info in (info for info in named if not info.is_ending):
+            does = _does(info, endpoint)
+            if ending is not None and does == _IDLE:
+                does = f"is not made yet, while the one before ends{_at(ending)}"
+            groups.setdefault(does, []).append(info)
     parts = [_part(does, alike) for does, alike in groups.items()]
     parts += [f"{name_ranks(silent)} {'does' if len(silent) == 1 else 'do'} not answer"] if silent else []
     return f"{call.title}: {'; '.join(parts)}" if parts else ""
@@ -106,20 +112,27 @@ def _does(info: ActorInfo, endpoint: str) -> str:
     if info.failure:
         return "has failed"
     if not info.running:
-        return "is idle"
-    at = f" at {info.where}" if info.where else ""
-    return f"runs it{at}" if info.running == endpoint and not info.waiting else f"runs {info.running!r}{at}"
+        return _IDLE
+    is_it = info.running == endpoint and not info.waiting
+    return f"runs it{_at(info)}" if is_it else f"runs {info.running!r}{_at(info)}"
+
+
+def _at(info: ActorInfo) -> str:
+    return f" at {info.where}" if info.where else ""
 
 
 def _part(does: str, infos: Sequence[ActorInfo]) -> str:
     if len(infos) > 1:
-        does = does.replace("runs", "run", 1).replace("has ", "have ", 1).replace("is idle", "are idle", 1)
+        does = re.sub(r"^(runs|has|is)\b", lambda verb: _PLURAL[verb[1]], does)
     text = f"{name_ranks(info.rank for info in infos)} {does}"
     if any(info.running for info in infos):
         text += f" for {duration(max(info.running_s for info in infos))}"
     if waiting := sum(info.waiting for info in infos):
         text += f", {counted(waiting, 'message')} {'waits' if waiting == 1 else 'wait'} there"
     return text
+
+
+_PLURAL = {"runs": "run", "has": "have", "is": "are"}
 
 
 def _ids(call: CallState) -> set[str]:

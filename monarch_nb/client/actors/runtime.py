@@ -86,6 +86,10 @@ class ClientOutside:
         """What actors of this process print is this process's."""
         return contextlib.nullcontext()
 
+    def interrupt(self, execution: Execution) -> None:
+        """Cancel what is async; the rest of what actors of this process execute is waited for."""
+        execution.interrupt()
+
     def spawn_procs(
         self, hosts: Sequence[str], per_host: Mapping[str, int], name: str
     ) -> concurrent.futures.Future[Sequence[Address]]:

@@ -21,6 +21,7 @@ class ActorInfo:
         where: the line where it is, or the collective that it waits in: then it `is_in_collective`.
         caller: whose message is executed, for people.
         failure: why it does not answer any more; empty while it does.
+        is_ending: it was stopped or replaced, but has not ended yet.
     """
 
     mesh: str
@@ -36,6 +37,7 @@ class ActorInfo:
     is_in_collective: bool = False
     caller: str = ""
     failure: str = ""
+    is_ending: bool = False
 
     @classmethod
     def of(cls, mesh: str, rank: int, told: run_pb2.ActorStatus) -> ActorInfo:
@@ -56,6 +58,7 @@ class ActorInfo:
             is_in_collective=in_collective,
             caller=told.caller,
             failure=told.failure,
+            is_ending=told.ending,
         )
 
     @property
@@ -89,7 +92,15 @@ def grouped(infos: Iterable[ActorInfo]) -> list[ActorGroup]:
     groups: dict[tuple[str, ...], list[ActorInfo]] = {}
     for info in sorted(infos, key=lambda info: (info.mesh != "main", info.mesh, info.name, info.uid, info.rank)):
         does = bool(info.waiting) and not info.running
-        key = (info.mesh, info.uid, info.running, info.where, info.caller, info.failure_line, str(does))
+        key = (
+            info.mesh,
+            info.uid,
+            info.running,
+            info.where,
+            info.caller,
+            info.failure_line,
+            str((does, info.is_ending)),
+        )
         groups.setdefault(key, []).append(info)
     return [
         ActorGroup(

@@ -37,6 +37,8 @@ def _row(group: ActorGroup) -> list[str]:
     runs = "failed" if info.failure else info.running
     if info.running and info.caller:
         runs = f"{info.running} for {info.caller}"
+    if info.is_ending:
+        runs = f"ending, in {info.running}" if info.running else "ending"
     return [
         info.name,
         info.class_label,

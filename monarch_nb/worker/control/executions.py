@@ -167,6 +167,14 @@ class Executions:
         self.press()
         return bool(found)
 
+    def interrupt(self, execution: Execution) -> None:
+        """Ask that an execution be interrupted, now or when it begins; the control thread is to `press` then. From any
+        thread."""
+        execution.interrupt()
+        for each in self:
+            if each.execution is execution:
+                each.request()
+
     def press(self) -> bool:
         """Do what interrupts and aborts need now; return whether it must be called again. On the control thread."""
         again = False
@@ -211,7 +219,7 @@ class Executions:
 
     def is_interrupted(self, execution: Execution) -> bool:
         """Return whether its interrupt was faster."""
-        return bool(self._interrupted) and any(_is_called_by(execution, run_id) for run_id in self._interrupted.copy())
+        return execution.interrupted or any(_is_called_by(execution, run_id) for run_id in self._interrupted.copy())
 
     def end(self, activity: EndpointActivity, token: Token[streams.RunOutput]) -> None:
         """It has ended. On its thread."""

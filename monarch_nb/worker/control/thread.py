@@ -117,6 +117,11 @@ class ControlThread(threading.Thread):
         with suppress(BlockingIOError):
             os.write(self._wake_write, b"a")
 
+    def press(self) -> None:
+        """Something was interrupted: see to it now. From any thread."""
+        with suppress(BlockingIOError):
+            os.write(self._wake_write, b"p")
+
     def forget_socket(self, connection: socket.socket) -> None:
         """A connection that was handed over is about to be closed. From any thread."""
         self._sockets.discard(connection)
@@ -164,6 +169,8 @@ class ControlThread(threading.Thread):
         why = os.read(self._wake_read, 4096)
         if b"t" in why and self._flush_at is None:  # put off by every run, it would never come; files would stay open
             self._flush_at = time.monotonic() + streams.FLUSH_AFTER_S
+        if b"p" in why:
+            self._press_at = time.monotonic()
 
     # ---- connections ----
 
@@ -324,7 +331,8 @@ class ControlThread(threading.Thread):
             uid=actor.uid,
             waiting=actor.waiting,
             called=actor.called,
-            failure=encodable(actor.failure),
+            failure="" if actor.is_ending else encodable(actor.failure),
+            ending=actor.is_ending,
         )
         if actor.running:
             oldest = min(actor.running, key=lambda execution: execution.started_s)

@@ -42,14 +42,19 @@ class RankOutside:
 
     Args:
         post: of this rank.
-        executing: see `Outside.executing`.
+        executing, interrupt: see `Outside`.
     """
 
     questions = None
 
-    def __init__(self, post: Post, executing: Callable[[Execution], AbstractContextManager[None]]) -> None:
+    def __init__(
+        self,
+        post: Post,
+        executing: Callable[[Execution], AbstractContextManager[None]],
+        interrupt: Callable[[Execution], None],
+    ) -> None:
         self._post = post
-        self.executing = executing
+        self.executing, self.interrupt = executing, interrupt
         self._nobody = RankTag({})
         self._programs: dict[str, Address] = {}  # by mesh, who has started its processes
 

@@ -26,7 +26,11 @@ class Tag:
 
 class Outside:
     questions = None
-    executing = next(each for each in gc.get_objects() if isinstance(each, Executions)).executing
+    executions = next(each for each in gc.get_objects() if isinstance(each, Executions))
+    executing = executions.executing
+    def interrupt(self, execution):
+        self.executions.interrupt(execution)
+        next(each for each in threading.enumerate() if each.name == "monarch_nb-control").press()
     def home(self, node): return Address("node", f"mesh/{rank}")
     def tag(self, mesh_ids, title): return Tag()
     def tell(self, text): print(text)
@@ -94,7 +98,7 @@ def statuses(rank: RankProcess) -> dict[str, ActorStatus]:
     return {status.name: status for status in rank.ask(actors=GetActors()).actors}
 
 
-SLEEP, OUTER, ASYNC_SLEEP, BLOCK, ASYNC_OUTER = (f"Cell In[1]:{line}" for line in (31, 33, 52, 54, 56))
+SLEEP, OUTER, ASYNC_SLEEP, BLOCK, ASYNC_OUTER = (f"Cell In[1]:{line}" for line in (35, 37, 56, 58, 60))
 CALLS = {
     "trainers.sleep.call_one()": SLEEP,
     "loaders.sleep.call_one()": ASYNC_SLEEP,
@@ -126,6 +130,21 @@ def test_a_cell_that_waits_for_an_endpoint_is_interrupted_alone(actors: RankProc
     assert statuses(actors)["trainers"].running == "sleep"
     assert actors.ask(interrupt=InterruptRun(run_id="calls")).ok
     assert actors.result().failure.name in ("KeyboardInterrupt", "ActorError")
+
+
+@pytest.mark.parametrize("call", ["trainers.sleep.call_one()", "loaders.sleep.call_one()", "loaders.block.call_one()"])
+def test_who_is_replaced_or_stopped_is_interrupted(actors: RankProcess, call: str) -> None:
+    name, kind = call.partition(".")[0], "Trainer" if "trainers" in call else "Loader"
+    actors.ok(f"future = {call}")
+    wait_where(actors, CALLS[call])
+    actors.ok(f"old, new = {name}, this_proc().spawn('{name}', {kind}); new.initialized.get(60)")
+    assert "spawned others under its name" in actors.ok("str(future.exception())")
+    assert len(actors.ask(actors=GetActors()).actors) == 3, "the old one has ended"
+    actors.ok(f"future = new.{call.partition('.')[2]}")
+    wait_where(actors, CALLS[call])
+    actors.ok("new.stop('enough').get(60)")
+    assert "was stopped: enough" in actors.ok("str(future.exception())")
+    assert len(actors.ask(actors=GetActors()).actors) == 2
 
 
 def test_what_actors_do(actors: RankProcess) -> None:

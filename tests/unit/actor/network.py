@@ -68,6 +68,9 @@ class Wire:
         self.started.put(execution)
         yield
 
+    def interrupt(self, execution: Execution) -> None:
+        execution.interrupt()
+
     def spawn_procs(
         self, hosts: Sequence[str], per_host: Mapping[str, int], name: str
     ) -> concurrent.futures.Future[Sequence[Address]]:

@@ -292,6 +292,20 @@ class TestStop:
         assert "was stopped" in str(old.fail_on.call(-1).exception(TIMEOUT_S))
         assert [state.name for state in network.ranks(mesh)[0].actors()] == ["fragile"]
 
+    def test_one_that_is_stuck_holds_the_new_one_up_for_a_moment_only(self, network: Network) -> None:
+        mesh = network.mesh(gpus=1)
+        rank = network.ranks(mesh)[0]
+        running = mesh.spawn("fragile", Fragile).hold.call_one()
+        while (execution := network.wire(rank).started.get(timeout=TIMEOUT_S)).endpoint != "hold":
+            pass
+        new = mesh.spawn("fragile", Fragile)
+        assert "spawned others under its name" in str(running.exception(TIMEOUT_S))
+        assert new.fail_on.call_one(-1).get(TIMEOUT_S) == 0
+        assert execution.interrupted
+        assert [(bool(state.running), state.is_ending) for state in rank.actors()] == [(True, True), (False, False)]
+        held.set()
+        assert cleaned.get(timeout=TIMEOUT_S) == ("Fragile", True)
+
     def test_a_failed_one_is_replaced_too(self, network: Network) -> None:
         mesh = network.mesh(gpus=1)
         old = mesh.spawn("fragile", Fragile, 0)

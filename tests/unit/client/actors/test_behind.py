@@ -32,6 +32,15 @@ class TestBehind:
         told = "trainers.step: rank 0 is idle; rank 1 has failed; rank 2 does not answer"
         assert behind(call(0, 1, 2), "m", infos) == told
 
+    def test_who_is_replaced_is_said_to_hold_the_new_one_up(self) -> None:
+        old = actor(0, running="sleep", where="train.py:3", is_ending=True)
+        told = "trainers.step: rank 0 is not made yet, while the one before ends at train.py:3"
+        assert behind(call(0), "m", {0: [old, actor(0, waiting=2)]}) == f"{told}, 2 messages wait there"
+        assert (
+            behind(call(0), "m", {0: [old, actor(0, running="step", running_s=4.0)]})
+            == "trainers.step: rank 0 runs it for 4.0 s"
+        )
+
     def test_ranks_of_other_meshes_are_not_spoken_of(self) -> None:
         assert behind(call(0), "another", {}) == ""
 
