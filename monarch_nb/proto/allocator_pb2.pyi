@@ -1240,6 +1240,7 @@ class ControlRanksRequest(_message.Message):
     ACTORS_FIELD_NUMBER: _builtins.int
     STOPS_FIELD_NUMBER: _builtins.int
     DEBUG_FIELD_NUMBER: _builtins.int
+    INTERRUPT_ACTORS_FIELD_NUMBER: _builtins.int
     LAST_RUN_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
@@ -1254,6 +1255,8 @@ class ControlRanksRequest(_message.Message):
     """SIGKILL now, with everything the rank started"""
     actors: _builtins.bool
     stops: _builtins.bool
+    interrupt_actors: _builtins.bool
+    """see InterruptActors"""
     last_run: _builtins.int
     """with abort_groups: see AbortGroups"""
     run_id: _builtins.str
@@ -1279,14 +1282,15 @@ class ControlRanksRequest(_message.Message):
         actors: _builtins.bool = ...,
         stops: _builtins.bool = ...,
         debug: _run_pb2.DebugCommand | None = ...,
+        interrupt_actors: _builtins.bool = ...,
         last_run: _builtins.int = ...,
         run_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "complete", b"complete", "debug", b"debug", "inspect", b"inspect", "kill", b"kill", "message", b"message", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "complete", b"complete", "debug", b"debug", "inspect", b"inspect", "interrupt_actors", b"interrupt_actors", "kill", b"kill", "message", b"message", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "complete", b"complete", "debug", b"debug", "inspect", b"inspect", "kill", b"kill", "last_run", b"last_run", "mesh_id", b"mesh_id", "message", b"message", "ranks", b"ranks", "run_id", b"run_id", "stack", b"stack", "stops", b"stops", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "complete", b"complete", "debug", b"debug", "inspect", b"inspect", "interrupt_actors", b"interrupt_actors", "kill", b"kill", "last_run", b"last_run", "mesh_id", b"mesh_id", "message", b"message", "ranks", b"ranks", "run_id", b"run_id", "stack", b"stack", "stops", b"stops", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["where", "stack", "complete", "abort_groups", "inspect", "kill", "actors", "stops", "debug"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["where", "stack", "complete", "abort_groups", "inspect", "kill", "actors", "stops", "debug", "interrupt_actors"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

@@ -526,6 +526,7 @@ class ControlRequest(_message.Message):
     ACTORS_FIELD_NUMBER: _builtins.int
     STOPS_FIELD_NUMBER: _builtins.int
     DEBUG_FIELD_NUMBER: _builtins.int
+    INTERRUPT_ACTORS_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     inspect: _builtins.str
     """a name, with dots"""
@@ -547,6 +548,8 @@ class ControlRequest(_message.Message):
     def stops(self) -> Global___GetStops: ...
     @_builtins.property
     def debug(self) -> _run_pb2.DebugCommand: ...
+    @_builtins.property
+    def interrupt_actors(self) -> Global___InterruptActors: ...
     def __init__(
         self,
         *,
@@ -561,12 +564,13 @@ class ControlRequest(_message.Message):
         actors: Global___GetActors | None = ...,
         stops: Global___GetStops | None = ...,
         debug: _run_pb2.DebugCommand | None = ...,
+        interrupt_actors: Global___InterruptActors | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "complete", b"complete", "debug", b"debug", "exit", b"exit", "inspect", b"inspect", "interrupt", b"interrupt", "message", b"message", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "complete", b"complete", "debug", b"debug", "exit", b"exit", "inspect", b"inspect", "interrupt", b"interrupt", "interrupt_actors", b"interrupt_actors", "message", b"message", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "complete", b"complete", "debug", b"debug", "exit", b"exit", "inspect", b"inspect", "interrupt", b"interrupt", "message", b"message", "request", b"request", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "complete", b"complete", "debug", b"debug", "exit", b"exit", "inspect", b"inspect", "interrupt", b"interrupt", "interrupt_actors", b"interrupt_actors", "message", b"message", "request", b"request", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["interrupt", "where", "stack", "complete", "abort_groups", "exit", "inspect", "actors", "stops", "debug"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["interrupt", "where", "stack", "complete", "abort_groups", "exit", "inspect", "actors", "stops", "debug", "interrupt_actors"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -574,7 +578,9 @@ Global___ControlRequest: _TypeAlias = ControlRequest  # noqa: Y015
 
 @_typing.final
 class InterruptRun(_message.Message):
-    """Counts only while the user code of that run executes, or when it comes before the run; empty run_id: whatever runs."""
+    """Counts only while the user code of that run executes, or when it comes before the run; empty run_id: whatever runs.
+    Messages for actors that wait in its name are answered, none is executed.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -628,6 +634,23 @@ class GetActors(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetActors: _TypeAlias = GetActors  # noqa: Y015
+
+@_typing.final
+class InterruptActors(_message.Message):
+    """Whatever actors execute, in whose name ever, and all that waits for them. Replied are the actors as they were before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InterruptActors: _TypeAlias = InterruptActors  # noqa: Y015
 
 @_typing.final
 class GetStops(_message.Message):

@@ -116,6 +116,7 @@ class Rank:
             activities=self._activities,
             executions=self._executions,
             actors=lambda: made.actors() if (made := engine.installed()) else (),
+            withdraw=lambda run_id: made.withdraw(run_id) if (made := engine.installed()) else None,
             interrupter=self._interrupter,
             user_code=self._user_code,
             entries=entries,

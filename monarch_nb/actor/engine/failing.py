@@ -74,6 +74,10 @@ def stopped(reason: str) -> Failed:
     return Failed("stopped", socket.gethostname(), None, "", reason, "")
 
 
+WITHDRAWN = Failed("interrupted", "", None, "", "it was interrupted before its turn had come", "")
+"""What waited is answered so when who called it was interrupted."""
+
+
 def gone(reason: str) -> Failed:
     """Return why a process does not answer that was released, stopped or restarted, or never was."""
     return Failed("stopped", "", None, "", reason, "")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from _thread import allocate_lock
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -56,6 +57,16 @@ class Mailbox(Generic[Item]):
             while True:
                 items.append(self._items.popleft())
         return items
+
+    def withdraw(self, is_meant: Callable[[Item], bool]) -> list[Item]:
+        """Take out some items that were not put first, from any thread."""
+        taken = []
+        for item in self._items.copy():
+            if is_meant(item):
+                with contextlib.suppress(ValueError):  # its turn has come meanwhile
+                    self._items.remove(item)
+                    taken.append(item)
+        return taken
 
     def get(self) -> Item:
         """Wait for the first item."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from monarch_nb import config
 from monarch_nb.actor.engine.calls import Answer, Call, Calls, Ending, Gather, Lifetime
-from monarch_nb.actor.engine.failing import Failed, describe, died, gone, stopped
+from monarch_nb.actor.engine.failing import WITHDRAWN, Failed, describe, died, gone, stopped
 from monarch_nb.actor.engine.faults import Faults
 from monarch_nb.actor.engine.handles import Birth, Handle, Identity, Place, Places, PortAddress
 from monarch_nb.actor.engine.mailbox import Mailbox
@@ -70,6 +70,9 @@ __all__ = [
 _REMEMBERED = 10_000
 """So many actors that were stopped are known by why, which who calls them is told."""
 
+_WITHDRAWN_RUNS = 64
+"""So many runs that were interrupted are known: messages in their names may be on their way."""
+
 Receiver = Callable[[int, Answer], object]
 """Called with the sender's rank, where it has one, and what came."""
 
@@ -96,6 +99,7 @@ class Process:
         self._stopped: dict[str, Failed] = {}
         self._ports: dict[int, Receiver] = {}
         self._next_port = 1
+        self._withdrawn: dict[str, None] = {}
         self._asked: Mailbox[Callable[[], object]] = Mailbox()
         self._asked_thread: threading.Thread | None = None
 
@@ -146,6 +150,9 @@ class Process:
         response = Port[Any](self, port) if port is not None else None
         message = Message(endpoint, place, value, sender, call, response, caller, runs)
         runner = self._actors.get(uid)
+        if runner is not None and self._withdrawn and any(each in self._withdrawn for each, *_ in runs.values()):
+            runner.refuse(message, WITHDRAWN)
+            return
         if runner is not None:
             runner.put(message)
             return
@@ -174,6 +181,17 @@ class Process:
     def node_lost(self, node: str, reason: str) -> None:
         """Take note that nothing that was sent to a node is answered any more."""
         self._calls.node_lost(node, died(reason, None))
+
+    def withdraw(self, run_id: str) -> None:
+        """Answer at once what waits for actors of this process in the name of a run, and what comes in it from now on;
+        with an empty id all that waits. From any thread; it does not wait."""
+        if run_id:
+            self._withdrawn[run_id] = None
+            while len(self._withdrawn) > _WITHDRAWN_RUNS:
+                self._withdrawn.pop(next(iter(self._withdrawn)), None)
+        for runner in list(self._actors.values()):
+            for answer in runner.withdraw(run_id):
+                self.aside(answer)
 
     def actors(self) -> list[ActorState]:
         """Return the actors of this process."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from monarch_nb.actor.engine.calls import Call
-from monarch_nb.actor.engine.failing import Failed, describe, stopped
+from monarch_nb.actor.engine.failing import WITHDRAWN, Failed, describe, stopped
 from monarch_nb.actor.engine.handles import Birth, Handle, Identity, Place, region_of
 from monarch_nb.actor.engine.mailbox import Mailbox
 from monarch_nb.actor.engine.messages import ANSWER, FAILED, Value
@@ -80,6 +81,10 @@ class Message:
         self.endpoint, self.place, self.value = endpoint, place, value
         self.sender, self.call, self.port = sender, call, port
         self.caller, self.runs = caller, runs
+
+    def is_of(self, run_id: str) -> bool:
+        """Whether it is sent in the name of a run; any when the id is empty."""
+        return not run_id or any(run_id == each for each, *_ in self.runs.values())
 
 
 class Step:
@@ -200,6 +205,18 @@ class Runner:
         """Wait until it has ended, after `stop`; for one that is stuck only a moment."""
         if not self.ended.wait(INTERRUPTED_S) and self._is_ending:
             self.ended.wait(CLEAN_UP_S)
+
+    def withdraw(self, run_id: str) -> list[Callable[[], None]]:
+        """Take out the messages that wait in the name of a run (empty: all); return what answers them, which may take
+        a while. From any thread."""
+        taken = self._mailbox.withdraw(
+            lambda item: isinstance(item, Message) and bool(item.endpoint) and item.is_of(run_id)
+        )
+        return [functools.partial(self.refuse, item, WITHDRAWN) for item in taken if isinstance(item, Message)]
+
+    def refuse(self, message: Message, failed: Failed) -> None:
+        """Answer a message that is not executed."""
+        self._answer_failed(message, self._place(message.place)[0], failed)
 
     def tell_end(self, sender: Address, call: int) -> bool:
         """Answer a call when it has ended; return whether that is to come."""

@@ -124,6 +124,8 @@ def _rank_request(request: pb.ControlRanksRequest) -> wire.ControlRequest:
             return wire.ControlRequest(stack=wire.GetStack())
         case "actors":
             return wire.ControlRequest(actors=wire.GetActors())
+        case "interrupt_actors":
+            return wire.ControlRequest(interrupt_actors=wire.InterruptActors())
         case "complete":
             complete = wire.GetCompletions(code=request.complete.code, cursor=request.complete.cursor)
             return wire.ControlRequest(complete=complete)

@@ -7,6 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from weakref import WeakSet
 
 from monarch_nb.actor.engine.outside import CallState
 from monarch_nb.client.connections.events import Notice
@@ -37,7 +38,8 @@ class Behind:
     def __init__(self, mesh_of: Callable[[str], Mesh | None]) -> None:
         self._mesh_of = mesh_of
         self._asking: asyncio.Task[None] | None = None
-        self._told: list[CallsRun] = []
+        self._told: dict[CallsRun, bool] = {}  # and whether it waits behind what others have called
+        self._over: WeakSet[CallsRun] = WeakSet()
         self._pause_s, self._next_s = AFTER_S, 0.0
 
     def look(self, calls: Sequence[CallState], runs: Sequence[CallsRun]) -> None:
@@ -48,18 +50,31 @@ class Behind:
         late = [call for call in calls if now_s - call.started_s >= AFTER_S and ids & _ids(call)]
         if not late:
             self._pause_s, self._next_s = AFTER_S, 0.0
-            for run in self._told:
-                run.emit(Notice("", key=NOTICE))
-            self._told.clear()
+            for run in list(self._told):
+                self.take_back(run)
         elif now_s >= self._next_s and (self._asking is None or self._asking.done()):
             self._next_s = now_s + self._pause_s
             self._pause_s = min(2 * self._pause_s, LONGEST_S)
             self._asking = asyncio.get_running_loop().create_task(self._ask(late, runs))
 
+    def take_back(self, run: CallsRun) -> None:
+        """What a run waited for is not true any more."""
+        if self._told.pop(run, None) is not None:
+            run.emit(Notice("", key=NOTICE))
+
+    async def end(self, runs: Iterable[CallsRun], *, is_interrupted: bool) -> None:
+        """Nobody waits for runs any more. What was said of them is taken back; only what somebody did not want to wait
+        for any longer stays."""
+        for run in runs:
+            self._over.add(run)
+            if is_interrupted and self._told.get(run):
+                del self._told[run]
+            self.take_back(run)
+
     async def _ask(self, late: Sequence[CallState], runs: Sequence[CallsRun]) -> None:
         for run in runs:
             of_run = [call for call in late if run.id in _ids(call)]
-            if not of_run:
+            if not of_run or run in self._over:
                 continue
             try:
                 infos = await self._infos(run.mesh.id, of_run)
@@ -69,8 +84,10 @@ class Behind:
             lines = [line for call in of_run[:MAX_LINES] if (line := behind(call, run.mesh.id, infos))]
             if more := len(of_run) - MAX_LINES:
                 lines += [f"{counted(more, 'more call')} wait"] if more > 0 else []
-            run.emit(Notice("\n".join(lines), key=NOTICE))
-            self._told.append(run)
+            if run not in self._over:  # by now
+                run.emit(Notice("\n".join(lines), key=NOTICE))
+                names = {call.title.rpartition(".")[0] for call in of_run}
+                self._told[run] = any(one.waiting and one.name in names for on in infos.values() for one in on)
 
     async def _infos(self, mesh_id: str, calls: Iterable[CallState]) -> Mapping[int, list[ActorInfo]]:
         ranks = {rank for call in calls for rank in _ranks_of(call, mesh_id).values()}
@@ -127,8 +144,10 @@ def _part(does: str, infos: Sequence[ActorInfo]) -> str:
     text = f"{name_ranks(info.rank for info in infos)} {does}"
     if any(info.running for info in infos):
         text += f" for {duration(max(info.running_s for info in infos))}"
-    if waiting := sum(info.waiting for info in infos):
-        text += f", {counted(waiting, 'message')} {'waits' if waiting == 1 else 'wait'} there"
+    if waiting := max(info.waiting for info in infos):
+        up_to = "up to " if waiting != min(info.waiting for info in infos) else ""
+        where = "there" if len(infos) == 1 else "on each"
+        text += f", {up_to}{counted(waiting, 'message')} {'waits' if waiting == 1 else 'wait'} {where}"
     return text
 
 

@@ -12,7 +12,7 @@ from monarch_nb.actor.engine.outside import CallState, Runs
 from monarch_nb.client import presenting
 from monarch_nb.client.actors.behind import Behind
 from monarch_nb.client.actors.questions import Questions
-from monarch_nb.client.connections.bridge import background_loop, post
+from monarch_nb.client.connections.bridge import background_loop, call, post
 from monarch_nb.client.connections.connection import GAP_S
 from monarch_nb.client.connections.events import Event, Finished, Stopped
 from monarch_nb.client.debug.answering import Answering, Screen
@@ -137,6 +137,16 @@ class Caller:
         """Those that go on."""
         return list(self._runs.values())
 
+    @property
+    def all_runs(self) -> list[CallsRun]:
+        """Those that go on, also those that were interrupted."""
+        return [*self._runs.values(), *self._interrupted]
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether some were interrupted."""
+        return bool(self._interrupted)
+
     def interrupt(self) -> None:
         """Interrupt what was called in this name; what is called from now on is not touched. Does not block. Called
         again, it kills and restarts the ranks that do not stop."""
@@ -231,6 +241,7 @@ class Callers:
         """
         caller = self._current
         caller.is_over = True
+        call(self._behind.end(caller.all_runs, is_interrupted=caller.is_interrupted))
         ended = caller.end(self._calls())
         if is_interrupted and caller.goes_on:
             caller.interrupt()

@@ -25,6 +25,9 @@ class MeshCore(MeshRanks):
         self.stuck: list[Run] = []
         """Those that did not stop at the last interrupt of all: they know that they had the time."""
 
+        self.stuck_actors: set[int] = set()
+        """The ranks whose actors did not, then."""
+
     @classmethod
     def get(cls, mesh_id: str, connections: dict[int, Connection], ranks_per_node: int) -> MeshCore:
         """Return the one core of a mesh in this process."""

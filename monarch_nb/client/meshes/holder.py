@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, Protocol, TypeVar
 
@@ -30,6 +30,8 @@ class MeshHolder(Holder, Protocol[M_co]):
 
     @property
     def mesh(self) -> M_co: ...
+
+    async def all_meshes(self) -> Sequence[M_co]: ...
 
     def extend(self, time: Duration, /) -> float: ...
 

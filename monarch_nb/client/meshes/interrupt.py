@@ -1,39 +1,65 @@
-"""Interrupting all that a mesh does, whoever submitted it.
+"""Interrupting all that meshes do, whoever submitted it.
 
 What waits is dropped on every node before what runs is interrupted on any: no rank becomes free before, so nothing of
-what waits ever begins.
+what waits ever begins. Actors are interrupted in whose name ever they execute: the run of calls of a cell that waits
+for nothing ends with the cell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import GAP_S, answers
 from monarch_nb.client.meshes.core import MeshCore
+from monarch_nb.client.meshes.interrupt_actors import interrupt_actors
 from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.client.runs.run import STOP_WAIT_S, Run
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
 
 
-def interrupt_mesh(core: MeshCore, runs: Sequence[Run], *, kill_stuck: bool) -> InterruptReport:
-    """Drop the runs that wait, and interrupt those that have begun.
+@dataclass(frozen=True)
+class Part:
+    """What is interrupted of a mesh.
+
+    Attributes:
+        runs: that go on on these ranks of the mesh or wait for them.
+        suffix: of what is called by a name; empty when no other mesh is meant.
+    """
+
+    core: MeshCore
+    ranks: Sequence[int]
+    runs: Sequence[Run]
+    suffix: str = ""
+
+
+def interrupt_parts(parts: Iterable[Part], *, kill_stuck: bool) -> InterruptReport:
+    """Drop the runs that wait, and interrupt those that have begun and all that actors execute.
 
     Args:
-        runs: that go on on some ranks of the mesh or wait for them.
         kill_stuck: kill and restart the ranks that did not stop at the interrupt before this one.
     """
-    begun = call(_drop_waiting(core, runs)) if runs else set()
-    dropped = [run for run in runs if run.id not in begun]
-    for run in dropped:
-        run.cancel()  # for nodes that do not answer: when they are there again
-    reports = [(run, run.interrupt(kill_stuck=kill_stuck and run.is_stuck)) for run in runs if run.id in begun]
-    for run in dropped:
-        run.wait_freed(STOP_WAIT_S)
-    core.stuck = [run for run in runs if run.is_stuck]
-    # By now each knows its number.
-    return InterruptReport.of({run.name: report for run, report in reports}, dropped=[run.name for run in dropped])
+    reports: dict[str, InterruptReport] = {}
+    dropped: list[str] = []
+    messages = 0
+    for part in parts:
+        runs = part.runs
+        begun = call(_drop_waiting(part.core, runs)) if runs else set()
+        waiting = [run for run in runs if run.id not in begun]
+        for run in waiting:
+            run.cancel()  # for nodes that do not answer: when they are there again
+        actors = call(interrupt_actors(part.core, part.ranks, part.suffix, kill_stuck=kill_stuck))
+        messages += actors.messages
+        told = [(run, run.interrupt(kill_stuck=kill_stuck and run.is_stuck)) for run in runs if run.id in begun]
+        for run in waiting:
+            run.wait_freed(STOP_WAIT_S)
+        part.core.stuck = [run for run in runs if run.is_stuck]
+        reports |= {run.name + part.suffix: report for run, report in told}  # by now each knows its number
+        reports |= call(actors.reports(run.id for run in runs))
+        dropped += [run.name + part.suffix for run in waiting]
+    return InterruptReport.of(reports, dropped, messages)
 
 
 async def _drop_waiting(core: MeshCore, runs: Sequence[Run]) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +16,7 @@ from monarch_nb.client.connections.connection import ALLOCATOR_DOWN, Connection
 from monarch_nb.client.logs.records import LogRecord, follow_logs, read_logs
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.holder import MeshHolder
-from monarch_nb.client.meshes.interrupt import interrupt_mesh
+from monarch_nb.client.meshes.interrupt import Part, interrupt_parts
 from monarch_nb.client.pools.infos import RankInfo, RunInfo, StackReport, infos_of_node, run_infos
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.runs.calls_run import CallsRun
@@ -27,7 +28,9 @@ from monarch_nb.client.runs.stops import OnBreakpoint, policy
 from monarch_nb.client.scripts.finding import as_in_copies, check_ranks, find_on_nodes
 from monarch_nb.client.scripts.script import Script, check_script
 from monarch_nb.client.scripts.script_run import ScriptRun, host_store
+from monarch_nb.config import MAIN_MESH
 from monarch_nb.errors import (
+    MonarchNbError,
     RankDead,
     RankUnresponsive,
     RunNotFound,
@@ -427,12 +430,19 @@ class Mesh:
 
     def interrupt(self, kill_stuck: bool = False) -> InterruptReport:
         """Interrupt what runs on these ranks, whoever submitted it, and drop what waits for them without starting it.
-        Nothing in memory is lost; what is submitted from now on is not touched.
+        Nothing in memory is lost; what is submitted from now on is not touched. Actors that live here are
+        interrupted in whatever they execute, and what waits for them is dropped. The whole main mesh stands for the
+        reservation: the meshes beside it are interrupted, too.
 
         Args:
             kill_stuck: kill and restart the ranks that did not stop at the interrupt before this one.
         """
-        return interrupt_mesh(self.core, list(self.running()), kill_stuck=kill_stuck)
+        parts = [Part(self.core, self.ranks, list(self.running()))]
+        if self.name == MAIN_MESH and len(self.ranks) == self.core.ranks_per_node * len(self.core.connections):
+            with contextlib.suppress(MonarchNbError):  # a node does not answer: then its meshes do not, either
+                beside = [each for each in call(self.reservation.all_meshes()) if each.id != self.id]
+                parts += [Part(each.core, each.ranks, list(each.running()), f" of {each.name}") for each in beside]
+        return interrupt_parts(parts, kill_stuck=kill_stuck)
 
     def running(self) -> Iterator[Run]:
         """Yield the runs that go on on these ranks or wait for them, whoever submitted them."""

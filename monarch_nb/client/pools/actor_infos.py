@@ -78,7 +78,7 @@ class ActorGroup:
     """Actors of ranks that are alike: of one mesh of actors, and doing the same.
 
     Attributes:
-        ranks: theirs. waiting: messages, of all together. running_s: of the one that runs longest.
+        ranks: theirs. waiting: messages, on the rank where most wait. running_s: of the one that runs longest.
     """
 
     info: ActorInfo
@@ -106,7 +106,7 @@ def grouped(infos: Iterable[ActorInfo]) -> list[ActorGroup]:
         ActorGroup(
             info=alike[0],
             ranks=tuple(info.rank for info in alike),
-            waiting=sum(info.waiting for info in alike),
+            waiting=max(info.waiting for info in alike),
             running_s=max(info.running_s for info in alike),
         )
         for alike in groups.values()

@@ -169,6 +169,10 @@ class Reservation:
         """The actors on its ranks by name, also those that an earlier kernel has spawned."""
         return LiveActors(self, self.meshes)
 
+    async def all_meshes(self) -> list[Mesh]:
+        """Ask the nodes for the meshes, the main one first. On the background loop."""
+        return await self.meshes.all()
+
     def actor_infos(self) -> list[ActorInfo]:
         """Return the actors of its ranks and what they do; ranks that do not answer are missing."""
         return call(self.meshes.actor_infos())

@@ -99,6 +99,7 @@ class CallsRun(Run):
             stuck=stuck,
             unreachable={rank: self._nodes.name_of(rank) for rank in left if rank not in reachable},
             restarted=tuple(restarted),
+            had_actors=True,
         )
 
     async def _executing(self, ranks: list[int]) -> dict[int, run_pb2.Where]:

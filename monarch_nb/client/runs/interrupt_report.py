@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.ground.rank_sets import counted, name_ranks
 
 if TYPE_CHECKING:
     from monarch_nb.proto import run_pb2
@@ -29,8 +29,10 @@ class InterruptReport:
         aborted: ranks whose process group had to be aborted; the whole mesh needs `init_process_group()` again.
         restarted: ranks that were killed, and started again unless it was a script.
         is_script: its ranks are processes of its own.
+        had_actors: those that were killed had actors.
         runs: of a whole mesh: the runs that were interrupted, and the ranks of each that are free now.
         dropped: of a whole mesh: the runs that waited, none of which has begun or will.
+        messages: of a whole mesh: so many that waited for actors were dropped.
     """
 
     stopped: tuple[int, ...] = ()
@@ -43,11 +45,15 @@ class InterruptReport:
     restarted: tuple[int, ...] = ()
     runs: dict[str, tuple[int, ...]] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
+    messages: int = 0
     is_script: bool = False
+    had_actors: bool = False
 
     @classmethod
-    def of(cls, reports: Mapping[str, InterruptReport], dropped: Iterable[str] = ()) -> InterruptReport:
-        """Return what the interrupts of several runs, by name, did together, besides dropping others."""
+    def of(
+        cls, reports: Mapping[str, InterruptReport], dropped: Iterable[str] = (), messages: int = 0
+    ) -> InterruptReport:
+        """Return what the interrupts of several runs, by name, did together, besides dropping others, and messages."""
         all_of = reports.values()
         return cls(
             stopped=tuple(sorted({rank for report in all_of for rank in report.stopped})),
@@ -58,6 +64,8 @@ class InterruptReport:
             restarted=tuple(sorted({rank for report in all_of for rank in report.restarted})),
             runs={name: report.stopped for name, report in reports.items() if report.stopped},
             dropped=tuple(dropped),
+            messages=messages,
+            had_actors=any(report.had_actors for report in all_of),
             is_script=bool(reports) and all(report.is_script for report in all_of),
         )
 
@@ -71,6 +79,7 @@ class InterruptReport:
             ahead=later.ahead or self.ahead,
             aborted=tuple(sorted({*self.aborted, *later.aborted})),
             restarted=tuple(sorted({*self.restarted, *later.restarted})),
+            had_actors=self.had_actors or later.had_actors,
         )
 
     def as_of(self, finished: Iterable[int]) -> InterruptReport:
@@ -95,13 +104,16 @@ class InterruptReport:
         if self.restarted and self.is_script:
             parts.append(f"killed {name_ranks(self.restarted)}")
         elif self.restarted:
-            parts.append(f"killed and restarted {name_ranks(self.restarted)}: their variables are lost")
+            lost = "variables and actors are gone: spawn these again" if self.had_actors else "variables are lost"
+            parts.append(f"killed and restarted {name_ranks(self.restarted)}: their {lost}")
         if (self.stuck or self.unreachable) and self.free:
             parts.append(f"{name_ranks(self.free)} had finished before")
         if self.dropped:
             named, more = self.dropped[:MAX_NAMED], len(self.dropped) - MAX_NAMED
             names = "; ".join([*named, *([f"and {more} more"] if more > 0 else [])])
             parts.append(f"dropped {len(self.dropped)} that waited: {names}")
+        if self.messages:
+            parts.append(f"dropped {counted(self.messages, 'message')} that waited for actors")
         return "; ".join(parts) or "nothing was running"
 
     def _what(self) -> str:

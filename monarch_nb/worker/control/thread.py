@@ -57,6 +57,8 @@ class ControlThread(threading.Thread):
         activities: all that executes user code.
         executions: what actors execute.
         actors: returns the actors of this rank.
+        withdraw: called with the id of a run that is interrupted, in whose name messages may wait for them; empty for
+            all.
         interrupter: knows the active run.
         user_code: knows the user's frames.
         entries: the code of the functions that call user code: frames below are not shown.
@@ -75,6 +77,7 @@ class ControlThread(threading.Thread):
         activities: Activities,
         executions: Executions,
         actors: Callable[[], Sequence[ActorState]],
+        withdraw: Callable[[str], None],
         interrupter: Interrupter,
         user_code: UserCode,
         entries: set[CodeType],
@@ -87,7 +90,8 @@ class ControlThread(threading.Thread):
     ) -> None:
         super().__init__(name="monarch_nb-control", daemon=True)
         self._listener = listener
-        self._activities, self._executions, self._actors = activities, executions, actors
+        self._activities, self._executions = activities, executions
+        self._actors, self._withdraw = actors, withdraw
         self._interrupter = interrupter
         self._user_code = user_code
         self._entries = entries
@@ -270,7 +274,13 @@ class ControlThread(threading.Thread):
         match request.WhichOneof("message"):
             case "interrupt":
                 run_id = request.interrupt.run_id
+                self._withdraw(run_id)
                 reply.ok = any([self._interrupter.request(run_id), self._executions.request(run_id)])
+                self._press_soon()
+            case "interrupt_actors":
+                reply.actors.extend(self._describe(actor) for actor in self._actors())
+                self._withdraw("")
+                self._executions.request("")
                 self._press_soon()
             case "where":
                 reply.where.CopyFrom(self._where(request.where.run_id))

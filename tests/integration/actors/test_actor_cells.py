@@ -159,6 +159,34 @@ def test_actors_of_the_kernel(trainers: Kernel) -> None:
     assert trainers.run("here.step.call_one(3).get()").startswith("step 3")
 
 
+def test_mesh_interrupt_reaches_what_was_left_and_drops_what_waits(nested: Kernel) -> None:
+    nested.run("graders = monarch_nb.attach('dev').actors['graders']")
+    called = nested.start("trainers.wait.broadcast(1000)")
+    nested.wait(called, "[0-3] waits")
+    nested.run("trainers.wait.broadcast(1001)")
+    beside = nested.start("graders.wait.broadcast(1000)")
+    nested.wait(beside, "[0-1] waits")
+    shown = nested.run("%mesh interrupt")
+    assert "interrupted trainers.wait on ranks 0-3 and graders.wait of evaluators on ranks 0-1" in shown
+    assert "dropped 4 messages that waited for actors" in shown
+    assert "wait for" not in nested.run("%mesh actors")
+    assert "nothing was running" in nested.run("%mesh interrupt")
+    assert "rank 3: 3" in nested.run("trainers.step.call(1).get()")
+
+
+def test_an_interrupted_call_that_had_not_begun_is_answered_at_once(trainers: Kernel) -> None:
+    called = trainers.start("trainers.wait.broadcast(1000)")
+    trainers.wait(called, "[0-3] waits")
+    cell = trainers.start("trainers.step.call(1).get()")
+    trainers.wait(cell, "1 message waits on each")
+    trainers.interrupt()
+    shown = trainers.wait(cell).replace("\x1b[39m", "")
+    assert "KeyboardInterrupt: interrupted trainers.step" in shown
+    assert "trainers.step: ranks 0-3 run 'wait'" in shown, "what the interrupt was for stays"
+    assert "waits there" not in trainers.run("%mesh actors")
+    trainers.run("%mesh interrupt")
+
+
 def test_mesh_interrupt_reaches_what_other_cells_called(trainers: Kernel) -> None:
     called = trainers.start("waiting = trainers.wait.call(1000)")
     trainers.wait(called, "[0-3] waits")

@@ -134,3 +134,25 @@ def test_no_thread_is_left_when_a_process_closes(network: Network) -> None:
         if "blocks" in thread.name:
             thread.join(TIMEOUT_S)
             assert not thread.is_alive()
+
+
+def test_what_waits_in_the_name_of_a_run_is_withdrawn_though_the_actor_is_busy(network: Network) -> None:
+    mesh = network.mesh(gpus=1)
+    busy = mesh.spawn("busy", Busy)
+    [rank] = network.ranks(mesh)
+    busy.work_for_ever.broadcast()
+    execution = _execution(rank, "work_for_ever")
+    network.wire(network.client).tag_given.runs = {"mesh0": ("mine", 1, 0)}
+    withdrawn = busy.count.call_one(1)
+    network.wire(network.client).tag_given.runs = {"mesh0": ("other", 2, 0)}
+    kept = busy.count.call_one(2)
+    rank.withdraw("mine")
+    with pytest.raises(ActorError, match="before its turn had come"):
+        withdrawn.get(TIMEOUT_S)
+    assert rank.actors()[0].waiting == 1
+    network.wire(network.client).tag_given.runs = {"mesh0": ("mine", 1, 0)}
+    with pytest.raises(ActorError, match="before its turn had come"):
+        busy.count.call_one(3).get(TIMEOUT_S)
+    execution.interrupt()
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(execution.thread), ctypes.py_object(KeyboardInterrupt))
+    assert kept.get(TIMEOUT_S) == 2

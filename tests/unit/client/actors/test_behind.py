@@ -23,6 +23,13 @@ class TestBehind:
         infos = {3: [actor(3, running="load", running_s=12.0, waiting=4)]}
         assert behind(call(3), "m", infos) == "trainers.step: rank 3 runs 'load' for 12 s, 4 messages wait there"
 
+    def test_what_waits_is_counted_rank_by_rank(self) -> None:
+        infos = {rank: [actor(rank, running="load", running_s=4.0, waiting=1)] for rank in (0, 1)}
+        told = "trainers.step: ranks 0-1 run 'load' for 4.0 s, 1 message waits on each"
+        assert behind(call(0, 1), "m", infos) == told
+        infos[1] = [actor(1, running="load", running_s=4.0, waiting=3)]
+        assert behind(call(0, 1), "m", infos).endswith("up to 3 messages wait on each")
+
     def test_what_it_does_itself(self) -> None:
         infos = {rank: [actor(rank, running="step", running_s=4.0, where="train.py:41")] for rank in (0, 1)}
         assert behind(call(0, 1), "m", infos) == "trainers.step: ranks 0-1 run it at train.py:41 for 4.0 s"
@@ -48,5 +55,5 @@ class TestBehind:
 def test_actors_that_do_the_same_are_one_group() -> None:
     infos = [actor(rank, running="step", running_s=float(rank), waiting=rank) for rank in range(3)]
     [group, other] = grouped([*infos, actor(3)])
-    assert (group.ranks, group.waiting, group.running_s) == ((0, 1, 2), 3, 2.0)
+    assert (group.ranks, group.waiting, group.running_s) == ((0, 1, 2), 2, 2.0)
     assert other.ranks == (3,)

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.meshes.interrupt import interrupt_mesh
+from monarch_nb.client.meshes import interrupt_actors
+from monarch_nb.client.meshes.interrupt import Part, interrupt_parts
 from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.errors import MeshNotFound, NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
 
 
 class FakeNode:
@@ -50,9 +52,31 @@ class Harness:
         self.log: list[str] = []
         nodes = {node: FakeNode(f"node{node}", self.log, answer) for node, answer in enumerate(answers)}
         self.core: Any = SimpleNamespace(
-            mesh_id="m", connections=nodes, by_node=lambda ranks: {rank // 2: [rank] for rank in ranks}, stuck=[]
+            mesh_id="m",
+            connections=nodes,
+            by_node=lambda ranks: {rank // 2: [rank] for rank in ranks},
+            stuck=[],
+            stuck_actors=set(),
+            dead={},
+            control=self.control,
+            restart=self.restart,
         )
+        self.actors: dict[int, list[run_pb2.ActorStatus]] = {}
+        self.stops = True
         self.runs: list[Any] = []
+
+    def part(self) -> Part:
+        return Part(self.core, range(4), self.runs)
+
+    async def control(self, ranks: list[int], **message: Any) -> dict[int, pb.RankReply]:
+        told = {rank: pb.RankReply(rank=rank, actors=self.actors.get(rank, [])) for rank in ranks}
+        if message.get("interrupt_actors"):
+            self.log.append("interrupt actors")
+            self.actors = {} if self.stops else self.actors
+        return told
+
+    async def restart(self, ranks: list[int]) -> None:
+        self.log.append(f"restart {ranks}")
 
     def add(self, name: str, *ranks: int, is_stuck: bool = False) -> None:
         self.runs.append(FakeRun(name, ranks, self.log, is_stuck=is_stuck))
@@ -63,9 +87,9 @@ def test_every_node_has_dropped_what_waits_before_anything_is_interrupted() -> N
     harness.add("run 1", 0, 1, 2, 3)
     harness.add("run 2", 1, 2)  # between nodes: it has begun on the second one
     harness.add("run 3", 0, 1, 2, 3)
-    report = interrupt_mesh(harness.core, harness.runs, kill_stuck=False)
+    report = interrupt_parts([harness.part()], kill_stuck=False)
     assert sorted(harness.log[:2]) == ["node0 answers Drop", "node1 answers Drop"]
-    assert harness.log[2:] == ["cancel run 3", "interrupt run 1", "interrupt run 2", "run 3 ended"]
+    assert harness.log[2:] == ["cancel run 3", "interrupt actors", "interrupt run 1", "interrupt run 2", "run 3 ended"]
     assert str(report) == "interrupted run 1 on ranks 0-3 and run 2 on ranks 1-2; dropped 1 that waited: run 3"
 
 
@@ -74,15 +98,15 @@ def test_a_node_that_does_not_answer_holds_nothing_up() -> None:
     harness.add("run 1", 0, 1)
     harness.add("run 2", 2, 3)  # nobody knows whether it has begun
     harness.add("run 3", 0, 1, 2, 3)
-    interrupt_mesh(harness.core, harness.runs, kill_stuck=False)
-    assert harness.log[2:] == ["cancel run 3", "interrupt run 1", "interrupt run 2", "run 3 ended"]
+    interrupt_parts([harness.part()], kill_stuck=False)
+    assert harness.log[2:] == ["cancel run 3", "interrupt actors", "interrupt run 1", "interrupt run 2", "run 3 ended"]
 
 
 def test_what_else_goes_wrong_is_told() -> None:
     harness = Harness({"run 1"}, MeshNotFound("released"))
     harness.add("run 1", 0)
     with pytest.raises(MeshNotFound):
-        interrupt_mesh(harness.core, harness.runs, kill_stuck=False)
+        interrupt_parts([harness.part()], kill_stuck=False)
     assert "interrupt run 1" not in harness.log
 
 
@@ -90,10 +114,42 @@ def test_only_what_had_the_time_to_stop_is_killed() -> None:
     harness = Harness({"run 1", "run 2"}, set())
     harness.add("run 1", 0, is_stuck=True)
     harness.add("run 2", 1)
-    interrupt_mesh(harness.core, harness.runs, kill_stuck=True)
-    assert harness.log[2:] == ["kill run 1", "interrupt run 2"]
+    interrupt_parts([harness.part()], kill_stuck=True)
+    assert harness.log[2:] == ["interrupt actors", "kill run 1", "interrupt run 2"]
     assert harness.core.stuck == harness.runs[:1]
 
 
 def test_nothing_runs() -> None:
-    assert str(interrupt_mesh(Harness(set(), set()).core, [], kill_stuck=False)) == "nothing was running"
+    assert str(interrupt_parts([Harness(set(), set()).part()], kill_stuck=False)) == "nothing was running"
+
+
+def sleeping(waiting: int = 0, running_s: float = 1000.0) -> run_pb2.ActorStatus:
+    where = run_pb2.Where(line="sleep.py:3")
+    return run_pb2.ActorStatus(name="e", running="sleep", running_s=running_s, waiting=waiting, where=where)
+
+
+def test_actors_are_interrupted_in_whose_name_ever_they_execute() -> None:
+    harness = Harness(set(), set())
+    harness.actors = {1: [sleeping(waiting=2)], 2: [sleeping()]}
+    report = interrupt_parts([harness.part()], kill_stuck=False)
+    assert str(report) == "interrupted e.sleep on ranks 1-2; dropped 2 messages that waited for actors"
+
+
+def test_what_a_run_tells_of_is_told_once() -> None:
+    harness = Harness({"run 1"}, set())
+    harness.add("run 1", 1)
+    actor = sleeping()
+    actor.where.run_id = "run 1"
+    harness.actors = {1: [actor]}
+    assert str(interrupt_parts([harness.part()], kill_stuck=False)) == "interrupted run 1 on rank 1"
+
+
+def test_actors_that_do_not_stop_are_named_and_then_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupt_actors, "STOP_WAIT_S", 0.0)
+    harness = Harness(set(), set())
+    harness.actors, harness.stops = {1: [sleeping()]}, False
+    report = interrupt_parts([harness.part()], kill_stuck=True)
+    assert str(report) == "rank 1 does not stop (at sleep.py:3): interrupt again to kill and restart it"
+    report = interrupt_parts([harness.part()], kill_stuck=True)
+    assert harness.log[-1] == "restart [1]"
+    assert str(report) == "killed and restarted rank 1: their variables and actors are gone: spawn these again"
