@@ -147,7 +147,8 @@ class Future(Generic[R]):
                 pressed = loop.create_task(presses.next(_CLEAN_UP_S))
                 await asyncio.wait({resolved, pressed}, return_when=asyncio.FIRST_COMPLETED)
                 if resolved.done():
-                    return f"interrupted {self._call.title}"
+                    aftermath = await asyncio.to_thread(tag.aftermath)
+                    return _sentence(f"interrupted {self._call.title}", aftermath)
                 if not pressed.result():
                     break
         finally:
@@ -179,7 +180,7 @@ class Future(Generic[R]):
             except KeyboardInterrupt:
                 continue
             if is_there:
-                return CallInterrupted(f"interrupted {self._call.title}")
+                return CallInterrupted(_sentence(f"interrupted {self._call.title}", tag.aftermath()))
             break
         ranks = name_ranks(self._call.unanswered)
         return CallInterrupted(f"{self._call.title} was interrupted, but {ranks} of the call did not answer")
@@ -218,6 +219,10 @@ def _questions() -> Questions | None:
     """Return what is asked of people who wait here; an actor's wait is nobody's."""
     home = installed()
     return home.outside.questions if home is not None and current() is None else None
+
+
+def _sentence(*parts: str) -> str:
+    return "; ".join(filter(None, parts))
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -52,6 +52,10 @@ class Tag(Protocol):
         that waits, which then waits for the answers of the ranks and raises KeyboardInterrupt; interrupted again, it
         stops to wait. Does not block."""
 
+    def aftermath(self) -> str:
+        """Return what interrupts have done besides, for people: "killed and restarted rank 3: …". It waits for what is
+        still being done; empty when that is nothing."""
+
     def was_interrupted(self) -> None:
         """A rank was interrupted, by whomever, in what was called in this name: nothing more begins there in it."""
 

@@ -3,9 +3,11 @@ interrupts what was called in their name."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from monarch_nb.actor.engine.outside import CallState, Runs
@@ -20,6 +22,8 @@ from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.runs.calls_run import CallsRun
 from monarch_nb.client.runs.run import Listener
 from monarch_nb.client.runs.stops import policy
+from monarch_nb.config import MAIN_MESH
+from monarch_nb.errors import MonarchNbError
 
 LOOK_S = 0.5
 """So often it is looked whether calls were answered."""
@@ -27,6 +31,9 @@ QUIET_S = 60.0
 """A script that calls nothing for so long ends its runs; it opens others when it goes on."""
 END_WAIT_S = 2.0
 """So long a cell waits at its end for what its calls have printed."""
+
+KILL_WAIT_S = 10.0
+"""So long it takes at most to say which ranks were killed and restarted."""
 
 
 class Audience(Protocol):
@@ -75,6 +82,10 @@ class CallsTag:
         """As Tag's."""
         self._caller.interrupt()
 
+    def aftermath(self) -> str:
+        """As Tag's."""
+        return self._caller.aftermath()
+
     def was_interrupted(self) -> None:
         """As Tag's."""
         self._caller.renounce({run_id for run_id, *_ in self.runs.values()})
@@ -102,6 +113,8 @@ class Caller:
         self._runs: dict[str, CallsRun] = {}
         self._tags: dict[frozenset[str], CallsTag] = {}
         self._interrupted: list[CallsRun] = []
+        self._killers: list[threading.Thread] = []
+        self._killed: list[str] = []
         self.is_over = self.has_left = False
         self.used_s = time.monotonic()
 
@@ -158,7 +171,24 @@ class Caller:
         for run in runs:
             run.cancel()
         for run in again:
-            threading.Thread(target=run.interrupt, args=[True], name="monarch_nb kills", daemon=True).start()
+            thread = threading.Thread(target=self._kill, args=[run], name="monarch_nb kills", daemon=True)
+            self._killers.append(thread)
+            thread.start()
+
+    def _kill(self, run: CallsRun) -> None:
+        with contextlib.suppress(MonarchNbError):  # a node does not answer: nothing was killed there
+            report = run.interrupt(True)
+            if report.restarted:
+                mesh = self._meshes.mesh(run.mesh.id)
+                on = "" if mesh is None or mesh.name == MAIN_MESH else f"on {mesh.name}: "
+                self._killed.append(f"{on}{replace(report, stopped=(), free=())}")
+
+    def aftermath(self) -> str:
+        """As Tag's."""
+        until_s = time.monotonic() + KILL_WAIT_S
+        for thread in self._killers:
+            thread.join(max(0.0, until_s - time.monotonic()))
+        return "; ".join(self._killed)
 
     def renounce(self, run_ids: Collection[str]) -> None:
         """Call nothing more in the name of runs that somebody has interrupted: what is called next opens others."""

@@ -19,6 +19,7 @@ from monarch_nb.times import duration
 
 if TYPE_CHECKING:
     from monarch_nb.client.doctor.diagnosis import Diagnosis
+    from monarch_nb.client.pools.actor_infos import ActorInfo
     from monarch_nb.client.pools.infos import RankInfo, ReservationInfo, RunInfo
     from monarch_nb.client.reservations.reservation import Reservation
 
@@ -85,23 +86,31 @@ def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], not
     return Shown("\n".join([*lines, *notes]), _table_html(title, headers, rows, notes))
 
 
-def status_table(reservation: Reservation, ranks: Sequence[RankInfo], runs: Sequence[RunInfo], left: str = "") -> Shown:
+def status_table(
+    reservation: Reservation,
+    ranks: Sequence[RankInfo],
+    runs: Sequence[RunInfo],
+    left: str = "",
+    actors: Sequence[ActorInfo] = (),
+) -> Shown:
     """Return what the ranks do, and why any of them died: equal ranks once.
 
     Args:
         runs: those that go on or that nobody has seen.
         left: how much time is left, if it is limited.
+        actors: those that live on these ranks.
     """
     titles = run_names(runs)
+    at_work = {info.rank: info for info in sorted(actors, key=lambda info: info.running_s) if info.running}
     groups: dict[tuple[str, str], list[RankInfo]] = {}
     for rank in sorted(ranks, key=lambda rank: rank.rank):
-        groups.setdefault((rank.host, _state(rank, titles)), []).append(rank)
+        groups.setdefault((rank.host, _state(rank, titles, at_work.get(rank.rank))), []).append(rank)
     rows = [
         [
             format_ranks(rank.rank for rank in group),
             host,
             state,
-            _longest([rank.running_s for rank in group if rank.run_id]),
+            _longest([seconds for rank in group if (seconds := _running_s(rank, at_work.get(rank.rank)))]),
             ",".join(str(index) for rank in group for index in rank.gpu_indices),
             _memory(group),
         ]
@@ -179,11 +188,19 @@ def _table_html(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]
     return "".join(parts)
 
 
-def _state(rank: RankInfo, titles: dict[str, str]) -> str:
+def _running_s(rank: RankInfo, at_work: ActorInfo | None) -> float:
+    if rank.run_id:
+        return rank.running_s
+    return at_work.running_s if at_work is not None else 0.0
+
+
+def _state(rank: RankInfo, titles: dict[str, str], at_work: ActorInfo | None) -> str:
     if rank.state == "dead":
         return f"dead: {_how(rank)}" if rank.death else "dead"
     if rank.run_id:
         return f"running {titles.get(rank.run_id, '')}".rstrip()
+    if rank.state == "idle" and at_work is not None:
+        return f"running {at_work.name}.{at_work.running}"
     return rank.state
 
 

@@ -15,14 +15,14 @@ def describe_threads(
 
     Args:
         user_code: knows the user's frames.
-        main: the main thread's frames, innermost first; None when it is idle.
+        main: the main thread's frames, innermost first; None when it is idle, which is said when others are, too.
         others: of other threads what they are called, and their frames, innermost first.
     """
-    parts = ["\n".join(describe_stack(user_code, main)) if main is not None else "idle"]
+    parts = ["\n".join(describe_stack(user_code, main))] if main is not None else []
     for name, frames in others:
         if lines := describe_stack(user_code, frames):
             parts.append("\n".join([f"{name}:", *lines]))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts or ["idle"]) + "\n"
 
 
 def describe_stack(user_code: UserCode, frames: list[FrameType]) -> list[str]:

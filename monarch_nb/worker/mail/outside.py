@@ -33,6 +33,10 @@ class RankTag:
     def interrupt(self) -> None:
         """Nothing: what an interrupted endpoint has called is interrupted as well, in the name of the same run."""
 
+    def aftermath(self) -> str:
+        """Nothing: nobody waits in a rank."""
+        return ""
+
     def was_interrupted(self) -> None:
         """Nothing: what this endpoint calls now does not begin there either."""
 

@@ -159,6 +159,25 @@ def test_actors_of_the_kernel(trainers: Kernel) -> None:
     assert trainers.run("here.step.call_one(3).get()").startswith("step 3")
 
 
+def test_a_second_press_says_which_ranks_lost_their_actors(trainers: Kernel) -> None:
+    trainers.run(STUBBORN)
+    cell = trainers.start("stubborn.wait.call().get()")
+    trainers.wait(cell, "never stops")
+    trainers.interrupt()
+    trainers.wait(cell, "pressed once")
+    trainers.interrupt()
+    shown = trainers.wait(cell).replace("\x1b[39m", "")
+    assert "killed and restarted rank 1: their variables and actors are gone: spawn these again" in shown
+
+
+def test_status_says_what_actors_do(trainers: Kernel) -> None:
+    cell = trainers.start("trainers.slice(hosts=0).wait.broadcast(1000)")
+    trainers.wait(cell, "[0-1] waits")
+    assert "running trainers.wait" in trainers.run("%mesh status")
+    assert "idle" not in trainers.run("%mesh stacks -t 0")
+    trainers.run("%mesh interrupt")
+
+
 def test_mesh_interrupt_reaches_what_was_left_and_drops_what_waits(nested: Kernel) -> None:
     nested.run("graders = monarch_nb.attach('dev').actors['graders']")
     called = nested.start("trainers.wait.broadcast(1000)")
@@ -193,6 +212,20 @@ def test_mesh_interrupt_reaches_what_other_cells_called(trainers: Kernel) -> Non
     assert "interrupted run 2, cell [4], on ranks 0-3" in trainers.run("%mesh interrupt")
     assert "was interrupted on ranks 0-3" in trainers.run("waiting.get(60)")
 
+
+STUBBORN = """
+class Stubborn(Actor):
+    @endpoint
+    def wait(self):
+        print("never stops", flush=True)
+        while True:
+            try:
+                time.sleep(1000)
+            except KeyboardInterrupt:
+                print("pressed once", flush=True)
+
+stubborn = mesh.slice(hosts=0, procs=1).spawn("stubborn", Stubborn)
+"""
 
 CALLER = """
 class Caller(Actor):

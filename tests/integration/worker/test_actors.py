@@ -22,7 +22,7 @@ class Tag:
     def __init__(self):
         execution = executing()
         self.runs = execution.runs if execution else {"mesh": (run_id, number, 0)}
-    interrupt = left = was_interrupted = lambda self: None
+    interrupt = left = was_interrupted = aftermath = lambda self: None
 
 class Outside:
     questions = None

@@ -22,12 +22,16 @@ TIMEOUT_S = 60.0
 class FakeTag:
     runs: Runs = field(default_factory=dict)
     interrupts: int = 0
+    killed: str = ""
 
     def left(self) -> None:
         """Nobody asks."""
 
     def interrupt(self) -> None:
         self.interrupts += 1
+
+    def aftermath(self) -> str:
+        return self.killed
 
     def was_interrupted(self) -> None:
         """Nobody asks."""

@@ -341,13 +341,16 @@ class TestInterrupts:
         assert waits.nothing.call_one().get(TIMEOUT_S) == 1
 
     def test_who_waits_interrupts_what_was_called(self, network: Network) -> None:
-        tag = network.wire(network.client).tag_given = FakeTag({"mesh0": ("run", 1, 0)})
+        tag = network.wire(network.client).tag_given = FakeTag(
+            {"mesh0": ("run", 1, 0)}, killed="killed and restarted rank 3"
+        )
         fragile = network.mesh(gpus=1).spawn("fragile", Fragile)
         call = fragile.hold.call_one()
         tag.interrupt = held.set  # type: ignore[method-assign]
         interrupt = Interrupt()
         interrupt.set()
-        with interruptible(interrupt), pytest.raises(KeyboardInterrupt):
+        text = r"interrupted fragile\.hold; killed and restarted rank 3"
+        with interruptible(interrupt), pytest.raises(KeyboardInterrupt, match=text):
             call.get(TIMEOUT_S)
         interrupt.close()
         assert call.get(0) == 1, "it waited for the answer"

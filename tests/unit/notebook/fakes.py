@@ -294,6 +294,9 @@ class FakeReservation:
     def status(self, *, memory: bool) -> Any:
         return SimpleNamespace(left=self.left)
 
+    def actor_infos(self) -> list[Any]:
+        return []
+
     def extend(self, seconds: float) -> float:
         self.client.calls.append(("extend", self.name, seconds))
         return seconds + 3600

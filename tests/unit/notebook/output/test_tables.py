@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from monarch_nb.client.pools.actor_infos import ActorInfo
 from monarch_nb.client.pools.infos import RankInfo, RunInfo
 from monarch_nb.notebook.output.tables import stacks_view, status_table, table
 
@@ -55,6 +56,17 @@ def test_status_says_how_much_memory_each_rank_has() -> None:
     _, headers, *rows = status_table(Held(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
     assert headers == "  ranks  host   state  memory per rank"
     assert rows == ["  0-3    node0  idle   300 MiB", "  4-6    node1  idle   210 to 1,500 MiB"]
+
+
+def test_a_rank_whose_actor_computes_is_not_idle() -> None:
+    actors = [
+        ActorInfo("main", 0, "e", "E", "e-1", running="sleep", running_s=12.0),
+        ActorInfo("main", 0, "e", "E", "e-1", running="load", running_s=3.0),
+        ActorInfo("main", 1, "e", "E", "e-1"),
+    ]
+    shown = status_table(Held(), [rank_info(0), rank_info(1)], [], actors=actors)  # type: ignore[arg-type]
+    _, _, *rows = shown.plain.splitlines()
+    assert [row.split(maxsplit=2)[2] for row in rows] == ["running e.sleep  12 s", "idle"]
 
 
 def test_a_long_death_stands_below_the_table() -> None:
