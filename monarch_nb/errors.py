@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from textwrap import indent
 from typing import Any, ClassVar
 
 from monarch_nb.ground import escapes
@@ -378,7 +379,7 @@ class ActorError(MonarchNbError):
         return min(self.failures.values(), key=lambda failure: (failure.kind != "error", failure.rank))
 
     def __str__(self) -> str:
-        return escapes.strip("\n ".join([self.message, *map(self._describe, self.groups())]))
+        return escapes.strip("\n".join([self.message, *(indent(self._describe(each), "  ") for each in self.groups())]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message, self.endpoint, list(self.failures.values()), self.values)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Iterator
+import reprlib
+from collections.abc import Generator
 from typing import Any, NoReturn, Self
 
+from monarch_nb.actor.arguments import WrongArguments, check_travelling
 from monarch_nb.actor.endpoints import ClassFacts, Endpoint, Parameters, unpacked
 from monarch_nb.actor.engine.calls import Call, Gather, Stream
 from monarch_nb.actor.engine.handles import Handle, Place, Places, PortAddress
@@ -13,7 +15,7 @@ from monarch_nb.actor.engine.messages import INVOKE
 from monarch_nb.actor.engine.methods import PORT
 from monarch_nb.actor.engine.ports import Port
 from monarch_nb.actor.engine.process import Process, Tag, process
-from monarch_nb.actor.future import Future, future_of
+from monarch_nb.actor.future import Future, Futures, future_of
 from monarch_nb.actor.shape import MeshTrait
 from monarch_nb.actor.value_mesh import ValueMesh
 from monarch_nb.shape import Extent, Region
@@ -112,7 +114,11 @@ class Targets:
                 call.waits_for_itself = owner.uid, rank
         caller = owner.title if owner is not None else process.title
         head = (INVOKE, self.handle.uid, key, place, port, caller, tag.runs if tag is not None else {})
-        process.send(places or self.places, head, value, call)
+        try:
+            process.send(places or self.places, head, value, call)
+        except Exception:
+            check_travelling(f"{self.handle.name}.{key.removesuffix(PORT)}", *value)
+            raise
 
 
 class ActorEndpoint:
@@ -122,6 +128,12 @@ class ActorEndpoint:
         self._targets, self._name, self._parameters = targets, name, parameters
         self._key = key or name
         self._title = f"{targets.handle.name}.{name}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        given = ", ".join(
+            [*map(reprlib.repr, args), *(f"{name}={reprlib.repr(each)}" for name, each in kwargs.items())]
+        )
+        raise WrongArguments(f"{self._title} is an endpoint: use {self._title}.call({given}), which returns a Future")
 
     def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
         """Call it on all ranks; the result has one value per rank, in the shape of the mesh.
@@ -144,26 +156,26 @@ class ActorEndpoint:
 
     def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call it on one rank that is chosen by chance. Raises as `call`."""
-        self._parameters.check(args, kwargs)
+        self._check(args, kwargs)
         current, tag = self._begin()
         places, place = self._choice()
         call = Gather(self._title, tag, places, Extent({}), _only)
         self._targets.send(current, self._key, place, (args, kwargs), call, None, tag=tag, places=places)
         return future_of(call.outcome, call)
 
-    def stream(self, *args: Any, **kwargs: Any) -> Iterator[Future[Any]]:
+    def stream(self, *args: Any, **kwargs: Any) -> Futures[Any]:
         """Call it on all ranks; return an iterator over one future for each, resolved in the order in which ranks
-        answer. Raises as `call`."""
-        self._parameters.check(args, kwargs)
+        answer; `async for` gets the results themselves. Raises as `call`."""
+        self._check(args, kwargs)
         current, tag = self._begin()
         call = Stream(self._title, tag, self._targets.places, self._targets.extent)
         self._targets.send(current, self._key, self._targets.place, (args, kwargs), call, None, tag=tag)
-        return iter([future_of(outcome, call) for outcome in call.outcomes])
+        return Futures(future_of(outcome, call) for outcome in call.outcomes)
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
         """Call it on all ranks and expect no response: where it raises, the actor has failed, and who spawned it is
         told. Raises as `call`."""
-        self._parameters.check(args, kwargs)
+        self._check(args, kwargs)
         current, tag = self._begin()
         self._targets.send(current, self._key, self._targets.place, (args, kwargs), None, None, tag=tag)
         tag.left()
@@ -171,12 +183,16 @@ class ActorEndpoint:
     def send_to(self, port: Port[Any] | None, args: tuple[Any, ...], kwargs: dict[str, Any], *, chosen: bool) -> None:
         """Call it on all ranks, or on one that is chosen by chance, and have them respond to a port. Raises as
         `call`."""
-        self._parameters.check(args, kwargs)
+        self._check(args, kwargs)
         current, tag = self._begin()
         places, place = self._choice() if chosen else (self._targets.places, self._targets.place)
         target = port.target_at(places[0].node) if port is not None else None
         self._targets.send(current, self._key, place, (args, kwargs), None, target, tag=tag, places=places)
         tag.left()
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        handle = self._targets.handle
+        self._parameters.check(args, kwargs, f"{handle.class_name.rpartition('.')[2]}.{self._name}")
 
     def _begin(self) -> tuple[Process, Tag]:
         current = process()
@@ -187,7 +203,7 @@ class ActorEndpoint:
         return self._targets.places.part([rank]), ((), self._targets.region.ranks()[rank], (), ())
 
     def _gather(self, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Future[Any]:
-        self._parameters.check(args, kwargs)
+        self._check(args, kwargs)
         current, tag = self._begin()
         call = Gather(self._title, tag, self._targets.places, self._targets.extent, value)
         self._targets.send(current, self._key, self._targets.place, (args, kwargs), call, None, tag=tag)

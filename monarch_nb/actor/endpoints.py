@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from monarch_nb.actor.arguments import WrongArguments
 from monarch_nb.actor.engine.methods import Declared
 from monarch_nb.actor.future import Future
 
@@ -94,6 +95,16 @@ def concurrent_endpoint(
     return EndpointProperty(method, explicit_response_port, True)
 
 
+class _Some:
+    """A default value that is not known here."""
+
+    def __repr__(self) -> str:
+        return "…"
+
+
+_SOME = _Some()
+
+
 @dataclass(frozen=True)
 class Parameters:
     """The signature of a method as its callers see it, without annotations and default values: it travels.
@@ -125,16 +136,23 @@ class Parameters:
     def _signature(self) -> inspect.Signature:
         return inspect.Signature(
             [
-                inspect.Parameter(name, inspect._ParameterKind(kind), default=None if has else inspect.Parameter.empty)
+                inspect.Parameter(name, inspect._ParameterKind(kind), default=_SOME if has else inspect.Parameter.empty)
                 for name, kind, has in self.parameters
             ]
         )
 
-    def check(self, values: Sequence[Any], named: Mapping[str, Any]) -> None:
-        """Raise TypeError unless a method takes these arguments."""
+    def check(self, values: Sequence[Any], named: Mapping[str, Any], title: str) -> None:
+        """Raise TypeError unless a method takes these arguments.
+
+        Args:
+            title: the method, for people: "Trainer.step".
+        """
         least, most = self._positional
         if named or not least <= len(values) <= most:
-            self._signature.bind(*values, **named)
+            try:
+                self._signature.bind(*values, **named)
+            except TypeError as error:
+                raise WrongArguments(f"{title}{self._signature}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -198,9 +216,9 @@ def is_async_class(kind: type) -> bool:
     sync = [name for name, is_async in kinds.items() if not is_async]
     if sync and len(sync) < len(kinds):
         raise ValueError(
-            f"{kind} mixes both async and sync endpoints."
-            "Synchronous endpoints cannot be mixed with async endpoints because they can cause the asyncio loop to "
-            f"deadlock if they wait.sync: {sync} async: {[name for name in kinds if name not in sync]}"
+            f"{kind} mixes both async and sync endpoints. Make all of them `async def`, or all `def`: a sync one "
+            "holds up the event loop on which the async ones run, for ever if it waits for one of them. "
+            f"sync: {sync} async: {[name for name in kinds if name not in sync]}"
         )
     for name in _ASYNC_HOOKS:
         hook = getattr(kind, name, None)

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import math
 import warnings
-from collections.abc import Generator
-from typing import Any, Generic, TypeVar
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any, Generic, Self, TypeVar
 
 from monarch_nb.actor.engine.calls import Call
 from monarch_nb.actor.engine.outcomes import Outcome
@@ -166,7 +166,15 @@ class Future(Generic[R]):
                     raise
                 raise self._interrupted(tag) from None
         if not is_there:
-            raise TimeoutError
+            raise TimeoutError(self._late(timeout))
+
+    def _late(self, timeout: float | None) -> str:
+        within = f"within {timeout or 0.0:g} s"
+        if self._call is None:
+            return f"nothing came {within}; what comes later is there for the next who asks"
+        total = len(self._call.places)
+        ranks = f" by {name_ranks(self._call.unanswered)} of {total}" if total > 1 and self._call.unanswered else ""
+        return f"{self._call.title} was not answered {within}{ranks}; it goes on, and a later get() returns its result"
 
     def _interrupted(self, tag: Tag) -> CallInterrupted:
         """Interrupt what was called, again at each press, and wait until it was answered, or nobody wants to wait."""
@@ -213,6 +221,25 @@ class Future(Generic[R]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("cannot pickle a Future: wait for its result and send that")
+
+
+class Futures(Iterator[Future[R]]):
+    """What `stream` returns: `for` gets futures, `async for` their results, both in the order in which these come."""
+
+    def __init__(self, futures: Iterable[Future[R]]) -> None:
+        self._futures = iter(futures)
+
+    def __next__(self) -> Future[R]:
+        return next(self._futures)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> R:
+        future = next(self._futures, None)
+        if future is None:
+            raise StopAsyncIteration
+        return await future
 
 
 def _questions() -> Questions | None:

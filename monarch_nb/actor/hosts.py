@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from monarch_nb.actor.actor import Actor
 from monarch_nb.actor.actor_mesh import ActorMesh
+from monarch_nb.actor.arguments import WrongArguments, check_travelling
 from monarch_nb.actor.endpoints import Parameters, facts_of, is_async_class
 from monarch_nb.actor.engine.handles import Handle, Places, new_uid
 from monarch_nb.actor.engine.outcomes import Outcome
@@ -24,6 +25,7 @@ from monarch_nb.actor.shape import MeshTrait
 from monarch_nb.errors import UsageError
 from monarch_nb.shape import Extent, Region
 
+_UNNAMED = "anon"
 _STOP_S = 10.0
 """How long actors of processes that are stopped may take to clean up."""
 
@@ -135,15 +137,19 @@ class ProcMesh(MeshTrait):
                     f"ActorMesh.{each}={getattr(ActorMesh, each)}, endpoint={kind.__qualname__}.{each}"
                 )
         if kind.__init__ is not object.__init__:
-            Parameters.of(kind.__init__, 1).check(args, kwargs)
+            Parameters.of(kind.__init__, 1).check(args, kwargs, kind.__qualname__)
         elif args or kwargs:
-            raise TypeError("too many positional arguments")
+            raise WrongArguments(f"{kind.__qualname__}(): too many positional arguments: it has no __init__")
         class_name = f"{kind.__module__}.{kind.__qualname__}"
         extent = self._view.extent
         handle = Handle(new_uid(name), name, class_name, facts.packed(), self.places(), extent, self._procs.name)
         mesh, here = ActorMesh(handle, extent.region), process()
         tag = here.outside.tag(handle.places.mesh_ids, f"{name}.__init__")
-        here.spawn(handle, (kind, args, kwargs), mesh, is_async=is_async, runs=tag.runs, is_first=is_first)
+        try:
+            here.spawn(handle, (kind, args, kwargs), mesh, is_async=is_async, runs=tag.runs, is_first=is_first)
+        except Exception:
+            check_travelling(kind.__qualname__, args, kwargs)
+            raise
         tag.left()
         return mesh
 
@@ -198,7 +204,8 @@ class ProcMesh(MeshTrait):
             await self.stop()
 
     def __repr__(self) -> str:
-        return f"ProcMesh({self._procs.name!r}, {self._view.extent!r})"
+        name = f"{self._procs.name}: " if self._procs.name != _UNNAMED else ""
+        return f"<ProcMesh {name}{self._view.extent}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ProcMesh, (self._procs, self._view)
@@ -261,8 +268,8 @@ class HostMesh(MeshTrait):
             raise ValueError(f"per_host {sizes}: each dimension has a size of 1 or more")
         extent = Extent({**self._view.extent, **sizes})
         hosts = [self._hosts[rank] for rank in self._view.ranks()]
-        started = process().outside.spawn_procs(hosts, sizes, name or "anon")
-        return ProcMesh.starting(name or "anon", extent, started, bootstrap)
+        started = process().outside.spawn_procs(hosts, sizes, name or _UNNAMED)
+        return ProcMesh.starting(name or _UNNAMED, extent, started, bootstrap)
 
     @property
     def initialized(self) -> Future[bool]:
@@ -277,7 +284,7 @@ class HostMesh(MeshTrait):
         return self
 
     def __repr__(self) -> str:
-        return f"HostMesh({self._view.extent!r})"
+        return f"<HostMesh {self._view.extent if self._view.extent else '1 host'}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HostMesh, (self._hosts, self._view)

@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class Told(NamedTuple):
+    """What people are told of a failure.
+
+    Attributes:
+        title: what failed: "trainers.step (broadcast)".
+        line: why, in one line.
+        details: the traceback, as text.
+        runs: in whose name it was called (engine.outside.Runs).
+    """
+
+    title: str
+    line: str
+    details: str
+    runs: Mapping[str, tuple[str, int, int]]
 
 
 class MeshFailure:
@@ -17,12 +33,17 @@ class MeshFailure:
         event: what happened, with the traceback.
     """
 
-    def __init__(self, mesh: Any, mesh_name: str, crashed_ranks: Sequence[int], event: str) -> None:
+    def __init__(self, mesh: Any, mesh_name: str, crashed_ranks: Sequence[int], event: str, told: Told) -> None:
         self.mesh, self.mesh_name, self.crashed_ranks, self.event = mesh, mesh_name, list(crashed_ranks), event
+        self._told = told
 
     def report(self) -> str:
         """Return what happened, for people."""
         return self.event
+
+    def told(self) -> Told:
+        """Return what people are told who did not ask."""
+        return self._told
 
     def __str__(self) -> str:
         return f"MeshFailure(mesh_name={self.mesh_name}, crashed_ranks={self.crashed_ranks}, event={self.event})"

@@ -10,16 +10,19 @@ import socket
 import traceback
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cloudpickle
 
+from monarch_nb.actor.engine.outside import Runs
 from monarch_nb.errors import ActorFailure
 from monarch_nb.ground.code_names import CODE_NAME, code_label
 from monarch_nb.proto.run_pb2 import Death
 from monarch_nb.shape import Extent, Point
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_NO_RUNS: Runs = {}
+_DIED = re.compile(r"rank \d+(?: of .+)? on (?P<host>\S+) (?:has )?died: (?P<why>.*)", re.DOTALL)
 _CODE_FILE = re.compile(rf'File "({CODE_NAME.pattern})"')
 
 
@@ -32,6 +35,8 @@ class Failed(NamedTuple):
         pickled: the exception; None when it can not travel.
         name, text: its class and message, for that case.
         traceback: as text.
+        title: in what it failed: "trainers.step", with "(broadcast)"; empty when in none.
+        runs: in whose name that was called.
     """
 
     kind: str
@@ -40,6 +45,24 @@ class Failed(NamedTuple):
     name: str
     text: str
     traceback: str
+    title: str = ""
+    runs: Runs = _NO_RUNS
+
+    @property
+    def line(self) -> str:
+        """What was raised, in one line."""
+        first = (self.text.splitlines() or [""])[0]
+        return f"{self.name}: {first}".removesuffix(": ") if self.name else first
+
+    def earlier(self) -> Failed:
+        """Return it as who calls later is told."""
+        if self.title.endswith(".__init__"):
+            what = "the actor was never made"
+        else:
+            what = (
+                f"the actor has ended: it had failed before, in {self.title}" if self.title else "the actor has ended"
+            )
+        return self._replace(traceback=f"{what}:\n{self.traceback}")
 
     def exception(self) -> BaseException:
         """Return the exception, or one that says the same where its class is not known."""
@@ -85,9 +108,11 @@ def gone(reason: str) -> Failed:
 
 def died(reason: str, death: Death | None) -> Failed:
     """Return why a process does not answer that died, or whose node is lost."""
-    return Failed(
-        "died", "", None, "", "\n    ".join([_died(reason, death), *(death.stderr_tail if death else ())]), ""
-    )
+    host = ""
+    if told := _DIED.match(reason):  # whoever tells it says of which rank, and on which host
+        host, reason = told["host"], f"its process died: {told['why']}"
+    text = "\n    ".join([_died(reason, death), *(death.stderr_tail if death else ())])
+    return Failed("died", host, None, "", text, "")
 
 
 def _died(reason: str, death: Death | None) -> str:
@@ -131,8 +156,8 @@ def _labelled(file: re.Match[str]) -> str:
 
 
 def _trimmed(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without our frames at its beginning."""
-    first: Any = trace
+    """Return a traceback without our frames at its beginning: nothing of what did not come to the user's code."""
+    first = trace
     while first is not None and first.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         first = first.tb_next
-    return first if first is not None else trace
+    return first

@@ -42,7 +42,7 @@ class Faults:
             hook(failure)
         except BaseException as error:  # noqa: BLE001 -- raised to say that it is not handled: nothing ends for that here
             said = f"unhandled_fault_hook raised {type(error).__name__}: {error}"
-            self._outside.tell(f"{describe([failure])}\n{said}")
+            self._outside.tell(f"{describe([failure])}\n{said}", failure.told().runs)
 
     def _tell_soon(self, failure: MeshFailure) -> None:
         with self._lock:
@@ -56,11 +56,22 @@ class Faults:
     def _tell(self, mesh_name: str) -> None:
         with self._lock:
             failures = self._waiting.pop(mesh_name)
-        self._outside.tell(describe(failures))
+        self._outside.tell(describe(failures), failures[0].told().runs)
 
 
 def describe(failures: Sequence[MeshFailure]) -> str:
-    """Return what people are told of failures of a mesh that nobody handled."""
-    ranks = [rank for failure in failures for rank in failure.crashed_ranks]
-    others = f"\n  {name_ranks(ranks)} failed." if len(ranks) > 1 else ""
-    return f"{failures[0].report()}{others}\n  Nobody handles it: `__supervise__` of an actor that spawns could."
+    """Return what people are told of failures of a mesh that nobody handled; equal ones once."""
+    groups: dict[tuple[str, str], list[MeshFailure]] = {}
+    for failure in failures:
+        groups.setdefault((failure.told().title, failure.told().line), []).append(failure)
+    return "\n".join(_paragraph(title, line, alike) for (title, line), alike in groups.items())
+
+
+def _paragraph(title: str, line: str, failures: Sequence[MeshFailure]) -> str:
+    ranks = sorted({rank for failure in failures for rank in failure.crashed_ranks})
+    over = "the actor has ended: spawn it again" if len(ranks) == 1 else "the actors have ended: spawn them again"
+    lines = [f"{title} failed on {name_ranks(ranks)}: {line}; {over}"]
+    details = failures[0].told().details.rstrip("\n")
+    if details != line:
+        lines += [f"  {each}" for each in details.splitlines()]
+    return "\n".join(lines)

@@ -136,9 +136,14 @@ class Outside(Protocol):
             title: the call, for people: "trainers.step".
         """
 
-    def tell(self, text: str) -> None:
+    def tell(self, text: str, runs: Runs) -> None:
         """Tell people what no call of theirs would tell them: an actor that nobody supervises has failed. From any
-        thread; the text may have several lines."""
+        thread.
+
+        Args:
+            text: may have several lines.
+            runs: in whose name what failed was called: it is told there, where that is still possible.
+        """
 
 
 @dataclass(slots=True)

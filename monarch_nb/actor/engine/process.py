@@ -45,7 +45,7 @@ from monarch_nb.actor.engine.outside import (
 )
 from monarch_nb.actor.engine.ports import Port
 from monarch_nb.actor.engine.runner import Message, Runner, Step, current_home, current_step
-from monarch_nb.actor.supervision import MeshFailure
+from monarch_nb.actor.supervision import MeshFailure, Told
 from monarch_nb.errors import ActorError
 from monarch_nb.proto.run_pb2 import Death
 from monarch_nb.shape import Extent
@@ -364,7 +364,9 @@ class Process:
         actor = Identity(handle.name, handle.class_name, handle.uid, rank, handle.extent, creator)
         what = (failed.traceback or failed.text).rstrip("\n").replace("\n", "\n  ")
         host = f" on {failed.host}" if failed.host else ""
-        failure = MeshFailure(mesh, handle.uid, [rank], f"Supervision event: actor {actor!r}{host} failed:\n  {what}")
+        event = f"Supervision event: actor {actor!r}{host} failed:\n  {what}"
+        told = Told(failed.title or handle.name, failed.line, failed.traceback or failed.text, failed.runs)
+        failure = MeshFailure(mesh, handle.uid, [rank], event, told)
         if owner is None:
             self.aside(lambda: self._faults.report(failure))
         elif owner.refuses is None:

@@ -325,7 +325,7 @@ class Runner:
                 self.instance = self._kind(*values, **named)
         except BaseException as error:  # noqa: BLE001 -- whatever the user's __init__ raises
             self._over(step)
-            self.fail(error)
+            self.fail(error, message, self.rank)
         else:
             self._over(step)
             if self.birth.is_first:  # its work is done
@@ -483,7 +483,12 @@ class Runner:
         """Let it not answer any more, tell its owner and who waits for `message`, and clean up. On its thread."""
         if self.refuses is not None:
             return
-        failed = self.refuses = describe("stopped", error)
+        failed = describe("stopped", error)
+        if message is not None:
+            is_broadcast = not message.call and message.port is None and message.endpoint != "__init__"
+            title = f"{self.birth.handle.name}.{message.endpoint}{' (broadcast)' if is_broadcast else ''}"
+            failed = failed._replace(title=title, runs=message.runs)
+        self.refuses = failed.earlier()
         if message is not None:
             self._answer_failed(message, rank, failed)
         self._refuse_waiting()

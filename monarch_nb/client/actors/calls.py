@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
@@ -29,6 +30,8 @@ LOOK_S = 0.5
 """So often it is looked whether calls were answered."""
 QUIET_S = 60.0
 """A script that calls nothing for so long ends its runs; it opens others when it goes on."""
+_RECENT = 100
+"""So many cells are told what comes of their broadcasts later."""
 END_WAIT_S = 2.0
 """So long a cell waits at its end for what its calls have printed."""
 
@@ -104,6 +107,7 @@ class Caller:
         used_s: when it called something last, of the monotonic clock.
         is_over: the cell has returned; what it has left may go on to call.
         has_left: it has called what nobody waits for.
+        run_ids: of all its runs, also those that have ended.
     """
 
     def __init__(self, meshes: Meshes, audience: Audience, questions: Questions, cell_number: int = 0) -> None:
@@ -115,6 +119,7 @@ class Caller:
         self._interrupted: list[CallsRun] = []
         self._killers: list[threading.Thread] = []
         self._killed: list[str] = []
+        self.run_ids: set[str] = set()
         self.is_over = self.has_left = False
         self.used_s = time.monotonic()
 
@@ -142,6 +147,7 @@ class Caller:
             return None
         listener = self.audience.listener(range(mesh.extent.size), mesh.name)
         run = self._runs[mesh_id] = mesh.open_calls(title, cell_number=self._cell_number, listener=listener)
+        self.run_ids.add(run.id)
         run.add_listener(_hearing(run, self.audience, self._questions))
         return run
 
@@ -235,6 +241,7 @@ class Callers:
         self.questions = Questions()
         self._script = self._current = Caller(meshes, audience, self.questions)
         self._past: list[Caller] = []
+        self._recent: deque[Caller] = deque(maxlen=_RECENT)
         self._behind = Behind(meshes.mesh)
         self._is_looking = False
 
@@ -249,8 +256,14 @@ class Callers:
                 self._current = self._script
             else:
                 self._current = Caller(self._meshes, cell, self.questions, cell.number)
+                self._recent.append(self._current)
                 cell.when_over(self.end_cell)
         return self._current
+
+    def who_called(self, runs: Runs) -> Caller:
+        """Return who called in the name of some runs; who calls now when that is not known any more."""
+        ids = {run_id for run_id, *_ in runs.values()}
+        return next((each for each in (self._script, *reversed(self._recent)) if ids & each.run_ids), self.current)
 
     def tag(self, mesh_ids: Collection[str], title: str) -> CallsTag:
         """As `Outside.tag`."""

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from monarch_nb.actor.engine import process as engine
-from monarch_nb.actor.engine.outside import Address, Execution
+from monarch_nb.actor.engine.outside import Address, Execution, Runs
 from monarch_nb.client.actors.calls import Callers, CallsTag
 from monarch_nb.client.actors.holding import Holdings
 from monarch_nb.client.actors.printing import Printing
@@ -111,9 +111,9 @@ class ClientOutside:
         """Return in whose name is called now: the cell's that executes, or the script's."""
         return self.callers.tag(mesh_ids, title)
 
-    def tell(self, text: str) -> None:
+    def tell(self, text: str, runs: Runs) -> None:
         """Tell people, where what actors print is shown."""
-        self.callers.current.audience.tell(text)
+        self.callers.who_called(runs).audience.tell(text)
 
 
 _installed: list[ClientOutside] = []

@@ -107,7 +107,7 @@ class RankOutside:
         execution = engine.executing()
         return RankTag(execution.runs) if execution is not None and execution.runs else self._nobody
 
-    def tell(self, text: str) -> None:
+    def tell(self, text: str, runs: Runs) -> None:
         """Tell people, in the log of this rank and in what the running code prints."""
         sys.stderr.write(f"{text}\n")
 

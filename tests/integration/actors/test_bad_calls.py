@@ -164,7 +164,7 @@ def test_a_dead_rank_fails_calls_and_the_others_go_on(workers: Any, mesh: Mesh) 
     workers.add.call().get(TIMEOUT_S)
     with pytest.raises(SupervisionError, match=r"killed by signal 9 \(SIGKILL\)"):
         workers.slice(hosts=0, procs=3).die.call_one().get(TIMEOUT_S)
-    with pytest.raises(SupervisionError, match=r"rank 3 on node0 has died") as raised:
+    with pytest.raises(SupervisionError, match=r"rank 3 \(node0\): its process died") as raised:
         workers.add.call().get(TIMEOUT_S)
     assert raised.value.failures[3].kind == "died"
     assert set(workers.slice(hosts=1).add.call(0).get(TIMEOUT_S).values()) == {2}

@@ -33,7 +33,7 @@ class Outside:
         next(each for each in threading.enumerate() if each.name == "monarch_nb-control").press()
     def home(self, node): return Address("node", f"mesh/{rank}")
     def tag(self, mesh_ids, title): return Tag()
-    def tell(self, text): print(text)
+    def tell(self, text, runs): print(text)
 
 run_id, number = "calls", 1000
 install(Process(Outside(), f"rank {rank}"))
@@ -120,6 +120,16 @@ def test_an_interrupt_reaches_what_is_called_and_the_actors_go_on(actors: RankPr
     assert "/worker/" not in failure.message
     again = "run_id = 'next'; [each.say.call_one('on').get() for each in (trainers, others)]"
     assert actors.ok(again) == ["on", "on"]
+
+
+def test_what_is_interrupted_before_it_begins_shows_nothing_of_ours(actors: RankProcess) -> None:
+    actors.ok("first, queued = trainers.sleep.call_one(), trainers.say.call_one('late')")
+    wait_where(actors, SLEEP)
+    assert actors.ask(interrupt=InterruptRun(run_id="calls")).ok
+    message = actors.run("queued.get()").failure.message
+    assert "Actor call trainers.say was interrupted" in message
+    assert "Traceback" not in message
+    assert ".py" not in message
 
 
 def test_a_cell_that_waits_for_an_endpoint_is_interrupted_alone(actors: RankProcess) -> None:

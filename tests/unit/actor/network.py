@@ -45,6 +45,7 @@ class Wire:
     def __init__(self, network: Network, address: Address | None) -> None:
         self.network, self.address = network, address
         self.told: list[str] = []
+        self.told_runs: list[Runs] = []
         self.started: queue.SimpleQueue[Execution] = queue.SimpleQueue()
         self.sent = 0
         self.sent_bytes = 0
@@ -91,8 +92,9 @@ class Wire:
     def tag(self, mesh_ids: Collection[str], title: str) -> FakeTag:
         return self.tag_given
 
-    def tell(self, text: str) -> None:
+    def tell(self, text: str, runs: Runs) -> None:
         self.told.append(text)
+        self.told_runs.append(runs)
         self.network.told.put(text)
 
 

@@ -1,6 +1,7 @@
 """What an actor executes: in order, one at a time, unless an endpoint says otherwise."""
 
 import asyncio
+import pickle
 import threading
 from typing import Any
 
@@ -16,6 +17,7 @@ from monarch_nb.actor import (
     current_rank,
     current_size,
     endpoint,
+    this_host,
     this_proc,
 )
 from monarch_nb.errors import ActorError
@@ -200,6 +202,7 @@ def test_results_have_the_shape_of_the_mesh(network: Network) -> None:
 def test_streams_come_in_the_order_of_their_arrival(network: Network) -> None:
     flags = [threading.Event() for _ in range(4)]
     order = []
+    assert asyncio.run(_streamed(network.mesh(gpus=3).spawn("notes", Notes))) == [None] * 3
     futures = network.mesh(gpus=4).spawn("late", _late(flags)).when.stream()
     for future in futures:
         rank = future.get(TIMEOUT_S)
@@ -262,8 +265,12 @@ class TestRefused:
         mesh = network.mesh(gpus=2)
         notes = mesh.spawn("notes", Notes)
         sent = network.wire(network.client).sent
-        with pytest.raises(TypeError, match="missing a required argument: 'value'"):
+        with pytest.raises(TypeError, match=r"^Notes\.note\(value\): missing a required argument: 'value'$") as raised:
             notes.note.call()
+        assert "".join(raised.value._render_traceback_()).count("\n") == 0  # type: ignore[attr-defined]
+        assert pickle.loads(pickle.dumps(raised.value)).args == raised.value.args
+        with pytest.raises(TypeError, match=r"notes\.note is an endpoint: use notes\.note\.call\(1, y=2\)"):
+            notes.note(1, y=2)
         with pytest.raises(TypeError, match="too many positional arguments"):
             notes.note.broadcast(1, 2)
         with pytest.raises(TypeError, match="unexpected keyword argument 'y'"):
@@ -272,11 +279,11 @@ class TestRefused:
             mesh.spawn("notes", Notes, 1)
         with pytest.raises(ValueError, match="call_one requires exactly 1 actor, but mesh has 2"):
             notes.note.call_one(1)
-        with pytest.raises(TypeError, match="cannot pickle"):
+        with pytest.raises(TypeError, match=r"^notes\.note: argument 1, .*cannot pickle"):
             notes.note.call(threading.Lock())
         with pytest.raises(AttributeError, match="no endpoint 'nope'"):
             _ = notes.nope
-        with pytest.raises(TypeError, match="not callable"):
+        with pytest.raises(TypeError, match="use notes.note.call"):
             notes.note(1)
         assert network.wire(network.client).sent == sent
         assert network.client.calls() == []
@@ -349,8 +356,11 @@ def test_timeouts_consume_nothing(network: Network) -> None:
     held.clear()
     notes = network.mesh(gpus=1).spawn("notes", Notes)
     call = notes.hold.call_one()
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"^notes\.hold was not answered within 0 s; it goes on"):
         call.get(timeout=0)
+    many = network.mesh(gpus=3).spawn("many", Notes)
+    with pytest.raises(TimeoutError, match=r"^many\.hold was not answered within 0 s by ranks 0-2 of 3; it goes on"):
+        many.hold.call().get(timeout=0)
     assert isinstance(call.exception(timeout=0.01), TimeoutError)
     with pytest.raises(ValueError, match="invalid timeout -1: expected a non-negative, finite number of seconds"):
         call.get(-1)
@@ -366,3 +376,14 @@ async def test_futures_are_awaited_in_any_loop(network: Network) -> None:
     assert await first == []
     assert await asyncio.wait_for(notes.notes_so_far.call_one().as_asyncio(), TIMEOUT_S) == [1]
     assert await notes is notes
+
+
+async def _streamed(notes: Any) -> list[Any]:
+    return [result async for result in notes.note.stream(1)]
+
+
+def test_meshes_look_as_people_read_them(network: Network) -> None:
+    mesh = network.mesh(hosts=2, gpus=4)
+    assert repr(mesh) == "<ProcMesh main: 2 hosts × 4 gpus>"
+    assert repr(this_host()) == "<HostMesh 1 host>"
+    assert repr(this_host().spawn_procs({"gpus": 2})) == "<ProcMesh 2 gpus>"

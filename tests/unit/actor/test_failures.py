@@ -117,7 +117,7 @@ def test_an_error_has_every_ranks_outcome(network: Network) -> None:
     [failure] = error.failures.values()
     assert (failure.rank, failure.coordinates, failure.kind) == (2, {"hosts": 1, "gpus": 0}, "error")
     assert isinstance(error.exception, ValueError)
-    assert str(error).startswith("Actor call fragile.fail_on failed on rank 2 of 4.\n rank 2 (")
+    assert str(error).startswith("Actor call fragile.fail_on failed on rank 2 of 4.\n  rank 2 (")
     assert 'raise ValueError("bad")' in error.exception_formatted
     assert "runner.py" not in str(error), "our frames"
     assert fragile.fail_on.call(-1).get(TIMEOUT_S).values() == [0, 1, 2, 3]
@@ -154,6 +154,22 @@ def test_an_actor_fails_when_nobody_is_told_otherwise(network: Network, how: str
         fragile.fail_on.call(-1).get(TIMEOUT_S)
     assert "fragile" in network.told.get(timeout=TIMEOUT_S)
     assert cleaned.get(timeout=TIMEOUT_S) == ("Fragile", False)
+
+
+def test_a_broadcasts_failure_is_told_in_one_calm_text_where_it_was_made(network: Network) -> None:
+    tag = network.wire(network.client).tag_given = FakeTag({"mesh0": ("run", 1, 0)})
+    fragile = network.mesh(gpus=2).spawn("fragile", Fragile)
+    fragile.fail_on.broadcast(0)
+    text = network.told.get(timeout=TIMEOUT_S)
+    first, *others = text.splitlines()
+    assert first == (
+        "fragile.fail_on (broadcast) failed on rank 0: ValueError: bad; the actor has ended: spawn it again"
+    )
+    assert others[0] == "  Traceback (most recent call last):"
+    assert others[-1] == "  ValueError: bad"
+    assert network.wire(network.client).told_runs == [tag.runs]
+    later = str(fragile.fail_on.call(-1).exception(TIMEOUT_S))
+    assert "the actor has ended: it had failed before, in fragile.fail_on (broadcast):" in later
 
 
 def test_the_programs_own_hook_is_told(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
