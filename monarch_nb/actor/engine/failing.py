@@ -22,7 +22,7 @@ from monarch_nb.shape import Extent, Point
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _NO_RUNS: Runs = {}
-_DIED = re.compile(r"rank \d+(?: of .+)? on (?P<host>\S+) (?:has )?died: (?P<why>.*)", re.DOTALL)
+_DIED = re.compile(r"(?P<rank>rank \d+(?: of .+)?) on (?P<host>\S+) (?:has )?died: (?P<why>.*)", re.DOTALL)
 _CODE_FILE = re.compile(rf'File "({CODE_NAME.pattern})"')
 
 
@@ -78,7 +78,12 @@ class Failed(NamedTuple):
     def at(self, rank: int, extent: Extent) -> ActorFailure:
         """Return it as the failure of a rank."""
         place: Mapping[str, int] = dict(Point(rank, extent)) if rank < extent.size else {}
-        return ActorFailure(rank, place, self.host, self.kind, self.exception(), self.traceback)
+        return ActorFailure(rank, place, self.host, self.kind, self.of_rank(rank).exception(), self.traceback)
+
+    def of_rank(self, rank: int) -> Failed:
+        """Return it as told behind the name of that rank, which its process may have as well."""
+        same = f"rank {rank} died:"
+        return self._replace(text=f"its process died:{self.text[len(same) :]}") if self.text.startswith(same) else self
 
 
 def describe(kind: str, error: BaseException) -> Failed:
@@ -110,7 +115,7 @@ def died(reason: str, death: Death | None) -> Failed:
     """Return why a process does not answer that died, or whose node is lost."""
     host = ""
     if told := _DIED.match(reason):  # whoever tells it says of which rank, and on which host
-        host, reason = told["host"], f"its process died: {told['why']}"
+        host, reason = told["host"], f"{told['rank']} died: {told['why']}"
     text = "\n    ".join([_died(reason, death), *(death.stderr_tail if death else ())])
     return Failed("died", host, None, "", text, "")
 

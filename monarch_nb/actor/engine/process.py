@@ -361,6 +361,7 @@ class Process:
     ) -> None:
         if failed is None:
             return
+        failed = failed.of_rank(rank)
         actor = Identity(handle.name, handle.class_name, handle.uid, rank, handle.extent, creator)
         what = (failed.traceback or failed.text).rstrip("\n").replace("\n", "\n  ")
         host = f" on {failed.host}" if failed.host else ""

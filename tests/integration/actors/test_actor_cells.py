@@ -104,7 +104,7 @@ def test_a_call_that_waits_says_behind_what(trainers: Kernel) -> None:
 def test_a_rank_that_dies_fails_the_call_and_is_named(trainers: Kernel) -> None:
     shown = trainers.run("trainers.slice(hosts=1, procs=1).die.call_one().get(60)")
     assert "SupervisionError" in shown
-    assert "rank 3 (node1): its process died: killed by signal 9 (SIGKILL)" in shown
+    assert "(node1): rank 3 died: killed by signal 9 (SIGKILL)" in shown
     trainers.run("mesh.restart()")
 
 

@@ -283,7 +283,7 @@ class TestRefused:
             notes.note.call(threading.Lock())
         with pytest.raises(AttributeError, match="no endpoint 'nope'"):
             _ = notes.nope
-        with pytest.raises(TypeError, match="use notes.note.call"):
+        with pytest.raises(TypeError, match=r"use notes\.note\.call"):
             notes.note(1)
         assert network.wire(network.client).sent == sent
         assert network.client.calls() == []
