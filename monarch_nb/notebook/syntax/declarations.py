@@ -354,6 +354,7 @@ INTERRUPT = Command(
     magic="%mesh ",
     section="Steer",
     notes="Whoever submitted it; what waits is never started. Also frees ranks that hang in a collective.\n"
+    "So are endpoints of actors, on all meshes of the reservation, and the messages that wait for them.\n"
     "Those that do not stop are named with where they hang; a second time, just those are killed and\n"
     "started anew.",
 )

@@ -23,6 +23,10 @@ class Trainer(Actor):
         return self.rank * n
 
     @endpoint
+    def quiet(self):
+        return 1
+
+    @endpoint
     def fail(self):
         raise ValueError(f"bad {self.rank % 2}")
 
@@ -157,6 +161,12 @@ def test_more_meshes_beside_main(trainers: Kernel) -> None:
 def test_actors_of_the_kernel(trainers: Kernel) -> None:
     trainers.run("here = this_proc().spawn('here', Trainer, lr=0)")
     assert trainers.run("here.step.call_one(3).get()").startswith("step 3")
+
+
+@pytest.mark.parametrize("call", ["trainers.quiet.call().get()", "await trainers.quiet.call()"])
+def test_a_call_that_prints_nothing_shows_its_value_alone(trainers: Kernel, call: str) -> None:
+    assert trainers.run(call) == "ValueMesh({hosts: 2, procs: 2}):\n  ranks 0-3: 1"
+    assert trainers.run(f"{call}.sizes" if "get" in call else f"({call}).sizes") == "{'hosts': 2, 'procs': 2}"
 
 
 def test_a_second_press_says_which_ranks_lost_their_actors(trainers: Kernel) -> None:
