@@ -13,6 +13,7 @@ from monarch_nb.actor.engine.calls import Call
 from monarch_nb.actor.engine.outcomes import Outcome
 from monarch_nb.actor.engine.outside import Questions, Tag
 from monarch_nb.actor.engine.process import current, installed
+from monarch_nb.errors import GROUP_ABORTED
 from monarch_nb.ground.interrupting import AwaitedPresses, at_awaits, at_waits, kernel_ends
 from monarch_nb.ground.rank_sets import name_ranks
 
@@ -148,7 +149,7 @@ class Future(Generic[R]):
                 await asyncio.wait({resolved, pressed}, return_when=asyncio.FIRST_COMPLETED)
                 if resolved.done():
                     aftermath = await asyncio.to_thread(tag.aftermath)
-                    return _sentence(f"interrupted {self._call.title}", aftermath)
+                    return _sentence(f"interrupted {self._call.title}", aftermath, self._broken())
                 if not pressed.result():
                     break
         finally:
@@ -188,10 +189,18 @@ class Future(Generic[R]):
             except KeyboardInterrupt:
                 continue
             if is_there:
-                return CallInterrupted(_sentence(f"interrupted {self._call.title}", tag.aftermath()))
+                return CallInterrupted(_sentence(f"interrupted {self._call.title}", tag.aftermath(), self._broken()))
             break
         ranks = name_ranks(self._call.unanswered)
         return CallInterrupted(f"{self._call.title} was interrupted, but {ranks} of the call did not answer")
+
+    def _broken(self) -> str:
+        """Return what ranks say of process groups that the interrupt broke; empty when it did not."""
+        try:
+            self._outcome.value()
+        except Exception as error:  # noqa: BLE001 -- what the call raised
+            return GROUP_ABORTED if GROUP_ABORTED in str(error) else ""
+        return ""
 
     def _check_waiting(self) -> None:
         self._refuse_to_wait_for_itself()

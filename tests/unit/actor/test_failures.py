@@ -10,7 +10,7 @@ import pytest
 import monarch_nb.actor
 from monarch_nb.actor import Actor, MeshFailure, current_rank, endpoint
 from monarch_nb.actor.engine.process import Address
-from monarch_nb.errors import ActorError, SupervisionError
+from monarch_nb.errors import GROUP_ABORTED, ActorError, ProcessGroupAborted, SupervisionError
 from monarch_nb.ground.interrupting import Interrupt, interruptible
 from unit.actor.network import TIMEOUT_S, FakeTag, Network
 
@@ -54,6 +54,11 @@ class Fragile(Actor):
     def hold(self) -> int:
         assert held.wait(TIMEOUT_S)
         return 1
+
+    @endpoint
+    def hold_groups(self) -> None:
+        assert held.wait(TIMEOUT_S)
+        raise ProcessGroupAborted(f"interrupted in all_reduce; {GROUP_ABORTED}")
 
     def __cleanup__(self, error: Exception | None) -> None:
         cleaned.put(("Fragile", error is None))
@@ -355,6 +360,16 @@ class TestInterrupts:
         assert waits.nothing.call_one().get(TIMEOUT_S) == 1
         execution.interrupt()
         assert waits.nothing.call_one().get(TIMEOUT_S) == 1
+
+    def test_who_interrupted_learns_of_broken_process_groups(self, network: Network) -> None:
+        tag = network.wire(network.client).tag_given = FakeTag({"mesh0": ("run", 1, 0)})
+        call = network.mesh(gpus=1).spawn("fragile", Fragile).hold_groups.call_one()
+        tag.interrupt = held.set  # type: ignore[method-assign]
+        interrupt = Interrupt()
+        interrupt.set()
+        with interruptible(interrupt), pytest.raises(KeyboardInterrupt, match=GROUP_ABORTED[:30]):
+            call.get(TIMEOUT_S)
+        interrupt.close()
 
     def test_who_waits_interrupts_what_was_called(self, network: Network) -> None:
         tag = network.wire(network.client).tag_given = FakeTag(
