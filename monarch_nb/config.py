@@ -10,11 +10,15 @@ import socket
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from monarch_nb.errors import PoolError
 
+OnBreakpoint = Literal["stop", "go-on", "error"]
+"""What `breakpoint()` does on ranks: waits until somebody answers, says so and goes on, or raises."""
+
 VERSION = "0.1.0"
-PROTOCOL = 1
+PROTOCOL = 2
 HOME_VARIABLE = "MONARCH_NB_HOME"
 RANK_TOKEN_VARIABLE = "MONARCH_NB_RANK_TOKEN"
 SHARED_VARIABLE = "MONARCH_NB_SHARED"

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
-from monarch_nb.client.runs.stops import OnBreakpoint
 from monarch_nb.client.scripts.torchrun_flags import FLAGS, Launch, held_by, held_in, read
-from monarch_nb.config import DEFAULT_POOL
+from monarch_nb.config import DEFAULT_POOL, OnBreakpoint
 from monarch_nb.errors import RunFailed, UsageError
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.shape import Extent, parse_targets

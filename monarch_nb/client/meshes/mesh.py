@@ -24,11 +24,11 @@ from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.client.runs.needs import Numbered
 from monarch_nb.client.runs.packing import pack_variables
 from monarch_nb.client.runs.run import Listener, OnError, Run
-from monarch_nb.client.runs.stops import OnBreakpoint, policy
+from monarch_nb.client.runs.stops import policy
 from monarch_nb.client.scripts.finding import as_in_copies, check_ranks, find_on_nodes
 from monarch_nb.client.scripts.script import Script, check_script
 from monarch_nb.client.scripts.script_run import ScriptRun, host_store
-from monarch_nb.config import MAIN_MESH
+from monarch_nb.config import MAIN_MESH, OnBreakpoint
 from monarch_nb.errors import (
     MonarchNbError,
     RankDead,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Literal
 
+from monarch_nb.config import OnBreakpoint
 from monarch_nb.ground.flag import Flag
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import run_pb2
@@ -53,8 +53,6 @@ class RunStops:
         ranks = {rank for rank, _ in self._open}
         return f"{name_ranks(ranks)} stopped at a breakpoint: %mesh debug answers" if ranks else ""
 
-
-OnBreakpoint = Literal["stop", "go-on", "error"]
 
 _POLICIES: dict[OnBreakpoint, run_pb2.OnBreakpoint.ValueType] = {
     "stop": run_pb2.ON_BREAKPOINT_UNSPECIFIED,

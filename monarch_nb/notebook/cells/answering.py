@@ -13,7 +13,7 @@ from monarch_nb.client.debug.answering import Screen
 from monarch_nb.client.debug.console import Console, Left
 from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.debug.stops import HEADERS, StopInfo, stops_rows, stops_table
-from monarch_nb.client.runs.stops import OnBreakpoint
+from monarch_nb.config import OnBreakpoint
 from monarch_nb.notebook.output.tables import Shown, calm_line, show, table
 from monarch_nb.notebook.syntax.command_line import Parsed
 

@@ -6,7 +6,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.debug.stops import stops_table
-from monarch_nb.client.runs.stops import OnBreakpoint, choose
+from monarch_nb.client.runs.stops import choose
+from monarch_nb.config import OnBreakpoint
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.notebook.cells.answering import on_breakpoint, prompt, takes_input
 from monarch_nb.notebook.cells.following import RunInterrupted
