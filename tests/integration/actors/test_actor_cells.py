@@ -80,9 +80,12 @@ def test_output_of_one_mesh_lands_in_the_cell_that_called(trainers: Kernel) -> N
 
 def test_an_interrupt_reaches_the_endpoints(trainers: Kernel) -> None:
     cell = trainers.start("trainers.wait.call(1000).get()")
-    trainers.wait(cell, "[0-3] waits")
+    trainers.wait(cell, "trainers.wait: ranks 0-3 run it")
     trainers.interrupt()
-    assert "KeyboardInterrupt: interrupted trainers.wait" in trainers.wait(cell).replace("\x1b[39m", "")
+    shown = trainers.wait(cell).replace("\x1b[39m", "")
+    assert "KeyboardInterrupt: interrupted trainers.wait" in shown
+    assert "[0-3] waits" in shown
+    assert "run it" not in shown, "what is not true any more does not stay"
     assert "rank 3: 3" in trainers.run("trainers.step.call(1).get()")
 
 
