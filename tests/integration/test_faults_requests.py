@@ -350,7 +350,9 @@ class TestProtocol:
             finally:
                 await connection.close()
 
-        with pytest.raises(VersionMismatch, match=rf"protocol 99.*protocol {config.PROTOCOL}.*install the same version") as raised:
+        with pytest.raises(
+            VersionMismatch, match=rf"protocol 99.*protocol {config.PROTOCOL}.*install the same version"
+        ) as raised:
             call(describe())
         assert "99" in raised.value.client
         with pytest.raises(VersionMismatch, match="install the same version"):
