@@ -16,6 +16,14 @@ _PREFIXES: dict[Kind, str] = {"cell": "ipython-input", "run": "mesh-run", "pull"
 CODE_NAME = re.compile(rf"<({'|'.join(_PREFIXES.values())})-(\d+)-[0-9a-f]+>")
 
 
+_labels: dict[str, tuple[str, str]] = {}
+
+
+def remember_label(name: str, label: tuple[str, str]) -> None:
+    """Note what people call the code of a file name that does not tell it: a notebook's own cell."""
+    _labels[name] = label
+
+
 def code_name(kind: Kind, number: int, code: str) -> str:
     """Return the file name of code.
 
@@ -37,7 +45,7 @@ def code_label(name: str) -> tuple[str, str] | None:
     """
     match = CODE_NAME.fullmatch(name)
     if match is None:
-        return None
+        return _labels.get(name)
     if match[1] == _PREFIXES["cell"]:
         return "Cell", f"In[{match[2]}]"
     return ("Run", match[2]) if match[1] == _PREFIXES["run"] else ("Pulled", "expression")

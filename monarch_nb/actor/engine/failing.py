@@ -16,14 +16,14 @@ import cloudpickle
 
 from monarch_nb.actor.engine.outside import Runs
 from monarch_nb.errors import ActorFailure
-from monarch_nb.ground.code_names import CODE_NAME, code_label
+from monarch_nb.ground.code_names import code_label
 from monarch_nb.proto.run_pb2 import Death
 from monarch_nb.shape import Extent, Point
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _NO_RUNS: Runs = {}
 _DIED = re.compile(r"(?P<rank>rank \d+(?: of .+)?) on (?P<host>\S+) (?:has )?died: (?P<why>.*)", re.DOTALL)
-_CODE_FILE = re.compile(rf'File "({CODE_NAME.pattern})"')
+_CODE_FILE = re.compile(r'File "([^"\n]+)"')
 
 
 class Failed(NamedTuple):
@@ -157,7 +157,8 @@ def _pickled(error: BaseException) -> bytes | None:
 
 def _labelled(file: re.Match[str]) -> str:
     """Return what people call a cell: "Cell In[7]"."""
-    return " ".join(code_label(file[1]) or ())
+    label = code_label(file[1])
+    return " ".join(label) if label else file[0]
 
 
 def _trimmed(trace: TracebackType | None) -> TracebackType | None:

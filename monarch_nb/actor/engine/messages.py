@@ -14,6 +14,7 @@ import mmap
 import os
 import pickle
 import struct
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
@@ -22,6 +23,7 @@ from typing import Any, Protocol
 
 from monarch_nb.actor.engine.outside import Outside
 from monarch_nb.ground import pickling
+from monarch_nb.ground.code_names import code_label, remember_label
 from monarch_nb.ground.frames import pack_pickle, unpack_pickle
 
 
@@ -83,12 +85,14 @@ class Packed:
 
     __slots__ = ("_data", "_process", "_sources")
 
-    def __init__(self, process: Traveller, data: memoryview, sources: Mapping[str, str]) -> None:
+    def __init__(self, process: Traveller, data: memoryview, sources: Sources) -> None:
         self._process, self._data, self._sources = process, data, sources
 
     def load(self) -> Any:
         """Return the value. Raises whatever unpickling raises."""
-        for name, text in self._sources.items():
+        for name, (text, label) in self._sources.items():
+            if label is not None:
+                remember_label(name, label)
             if not os.path.exists(name):
                 linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
         data = bytearray(self._data) if self._data.readonly else self._data  # an actor may change its arrays
@@ -158,11 +162,23 @@ def _length(kind: type, value: Any) -> int:
     return len(value) if kind is tuple or kind is dict or kind is list else _MAX_PLAIN
 
 
-def _sources(files: Mapping[str, FunctionType]) -> dict[str, str]:
+Sources = Mapping[str, tuple[str, tuple[str, str] | None]]
+"""By file name the text of code, and what people call it when the name does not tell that."""
+
+
+def _label(name: str) -> tuple[str, str] | None:
+    """Return what people call a cell of this notebook: IPython's compiler knows."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    found: tuple[str, str] | None = shell.compile.format_code_name(name) if shell is not None else code_label(name)
+    return found
+
+
+def _sources(files: Mapping[str, FunctionType]) -> Sources:
     """Return the source of functions that the receiver has no file of: those of cells, and of a script."""
     found = {}
     for name, function in files.items():
         is_lacking = function.__module__ == "__main__" or not os.path.exists(name)
         if is_lacking and (lines := linecache.getlines(name)):
-            found[name] = "".join(lines)
+            found[name] = "".join(lines), _label(name)
     return found

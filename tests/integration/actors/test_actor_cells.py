@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -69,6 +70,8 @@ def test_an_error_names_the_ranks(trainers: Kernel) -> None:
     assert "trainers.fail failed on ranks 0-3 of 4" in shown
     assert "ValueError: bad 0" in shown
     assert "ValueError: bad 1" in shown
+    assert re.search(r"Cell In\[\d+\], line", shown)
+    assert "ipykernel_" not in shown
     assert "rank 2: 2" in trainers.run("trainers.step.call(1).get()"), "the actors live"
 
 
