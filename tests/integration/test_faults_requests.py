@@ -341,6 +341,7 @@ class TestInterruptedHalfWay:
 
 class TestProtocol:
     def test_another_version_is_refused_by_name(self, shared_pool: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
+        theirs = config.PROTOCOL
         monkeypatch.setattr(config, "PROTOCOL", 99)
 
         async def describe() -> None:
@@ -350,9 +351,8 @@ class TestProtocol:
             finally:
                 await connection.close()
 
-        with pytest.raises(
-            VersionMismatch, match=rf"protocol 99.*protocol {config.PROTOCOL}.*install the same version"
-        ) as raised:
+        said = rf"protocol 99.*protocol {theirs}.*install the same version"
+        with pytest.raises(VersionMismatch, match=said) as raised:
             call(describe())
         assert "99" in raised.value.client
         with pytest.raises(VersionMismatch, match="install the same version"):
