@@ -51,7 +51,7 @@ def test_a_cell_that_waits_for_a_call_asks(trainers: Kernel) -> None:
     cell = trainers.start("print(list(trainers.step.call(10).get().values()))")
     shown = trainers.asked(cell, DBG)
     assert shown.count("| trainers ") == 4
-    assert shown.count("| notebook cell.step |") == 4
+    assert shown.count("| Cell In[3].step ") == 4
     assert "-> breakpoint()" in type_in(trainers, cell, "attach trainers 2", PDB)
     type_in(trainers, cell, "loss = 50", PDB)
     type_in(trainers, cell, "detach", DBG)
@@ -114,7 +114,7 @@ def test_ctrl_c_leaves_the_prompt_and_another_interrupts(trainers: Kernel) -> No
 def test_headless_cells_go_on_or_fail(trainers: Kernel) -> None:
     step = "print(list(trainers.step.call(1).get().values()))"
     text = trainers.run(step, headless=True)
-    assert "[stderr:0-3] breakpoint() at notebook cell:" in text
+    assert "[stderr:0-3] breakpoint() at Cell In[3]:" in text
     assert "passed: nobody can answer here" in text
     assert "[1, 2, 3, 4]" in text
     assert "breakpoint() fails" in trainers.run("%mesh debug --on-breakpoint=error")
