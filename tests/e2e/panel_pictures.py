@@ -34,6 +34,29 @@ if rank == 6:
     raise ValueError("bad batch")
 dist.init_process_group("gloo")"""
 
+ACTORS = """\
+import threading
+import monarch_nb
+from monarch_nb.actor import Actor, endpoint
+
+class Trainer(Actor):
+    @endpoint
+    def step(self):
+        threading.Event().wait()
+
+class Reader(Actor):
+    def __init__(self, path):
+        self.file = open(path)
+
+held = monarch_nb.attach("train")
+trainers = held.mesh.spawn("trainers", Trainer)
+for _ in range(3):
+    trainers.slice(gpus=slice(0, 4)).step.broadcast()
+readers = held.mesh.slice(gpus=slice(6, 8)).spawn("readers", Reader, "/data/imagenet/train/00000.tar")
+evaluators = held.spawn_procs({"gpus": 2}, name="evaluators")
+evaluators.spawn("judges", Trainer).step.broadcast()"""
+NO_MORE = "evaluators.stop().get()"
+
 
 def draw(lab: Lab, browser: Browser, suffix: str, gate: Gate, save: Save) -> None:
     """Save every picture, as `panel-…` and the suffix, of a pool that is started here.
@@ -41,7 +64,7 @@ def draw(lab: Lab, browser: Browser, suffix: str, gate: Gate, save: Save) -> Non
     Args:
         save: called with a picture's name and the part of the page that it shows.
     """
-    path = lab.write("train.ipynb", [SETUP, TRAIN])
+    path = lab.write("train.ipynb", [SETUP, TRAIN, ACTORS, NO_MORE])
     page = browser.new_page(viewport={"width": 1000, "height": 640}, device_scale_factor=1.5)
     page.goto(lab.address(path))
     notebook, panel, log = NotebookPage(lab, page, path), PanelPage(page), LogPage(page)
@@ -84,6 +107,14 @@ def draw(lab: Lab, browser: Browser, suffix: str, gate: Gate, save: Save) -> Non
     panel.button("Close stacks").click()
     gate.open(4)
     notebook.wait_for_end(2)
+
+    notebook.run(3)
+    actors = page.get_by_role("region", name="Actors of train")
+    expect(actors).to_contain_text("No such file")
+    expect(actors.locator("[data-actor=judges]")).to_contain_text("runs step")
+    expect(actors.locator("[data-actor=trainers]")).to_contain_text("messages wait")
+    photograph("actors")
+    notebook.run(4)
 
     panel.button("Log").click()
     log.find_field.fill("slow")
