@@ -69,7 +69,7 @@ def test_threads_of_the_users_are_shown(rank: RankProcess) -> None:
         "thread = threading.Thread(target=work, name='loader', daemon=True); thread.start()"
     )
     stack = rank.stack()
-    assert stack.startswith("idle\n\nthread loader:\n")
+    assert stack.startswith("thread loader:\n")
     assert "in work" in stack
     assert "monarch_nb" not in stack
 

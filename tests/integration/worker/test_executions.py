@@ -214,7 +214,7 @@ def test_where_and_stacks_of_an_endpoint(driver: RankProcess) -> None:
     assert where(driver, "another").state == Where.STATE_IDLE
     assert where(driver, "").state == Where.STATE_IDLE
     stack = driver.stack()
-    assert stack.startswith("idle\n\nactor trainers (Trainer.step):\n")
+    assert stack.startswith("actor trainers (Trainer.step):\n")
     assert 'File "Cell In[7]", line 3, in body' in stack
     assert "executions.py" not in stack
     driver.ok("gate.set(); thread.join()")
