@@ -22,6 +22,10 @@ LEFT_OUT = {
         "monarch_nb.attach(name)"
     ),
     "config": "what endpoints print lands in the cell that called them, with its ranks: there is no prefix to switch",
+    "debug_controller": (
+        "the debugger needs no controller: the cell that waits asks when an endpoint stops at breakpoint(), and "
+        "%mesh debug or monarch-nb debug NAME ask elsewhere"
+    ),
     "default_bootstrap_cmd": (
         "processes are forked from the node's template: give them environment variables with "
         "monarch_nb.reserve(name, env={...}), and run code in each before its actors with spawn_procs(bootstrap=...)"

@@ -68,7 +68,7 @@ def test_the_package_has_what_it_says_and_explains_the_rest() -> None:
     for name in monarch_nb.actor.__all__:
         assert getattr(monarch_nb.actor, name) is not None
     lacking = set(MONARCH_0_7) - set(monarch_nb.actor.__all__) - set(LEFT_OUT)
-    assert lacking <= {"debug_controller"}
+    assert not lacking
     with pytest.raises(ImportError, match=r"leaves enable_transport out"):
         exec("from monarch_nb.actor import enable_transport")
 
