@@ -87,7 +87,7 @@ def _doing(state: str, infos: Sequence[ActorInfo]) -> dict[str, Any]:
         "running_s": max(info.running_s for info in infos) if state in ("waiting", "running") else None,
         "caller": _common(info.caller for info in infos),
         "where": _common(info.where for info in infos),
-        "waiting": sum(info.waiting for info in infos),
+        "waiting": max(info.waiting for info in infos),
         "failure": infos[0].failure_line,
     }
 

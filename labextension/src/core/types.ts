@@ -95,7 +95,7 @@ export interface Doing {
   caller: string;
   /** The line where it is, or what it waits in; "": not the same on all ranks. */
   where: string;
-  /** So many messages wait, of all ranks together. */
+  /** So many messages wait on the rank where most do. */
   waiting: number;
   failure: string;
 }

@@ -56,7 +56,7 @@ def test_ranks_that_do_the_same_are_one_and_trouble_comes_first() -> None:
     assert (waiting["state"], waiting["ranks"], waiting["where"]) == ("waiting", "4-5", "all_reduce at t.py:9")
     assert waiting["caller"] == "", "not the same on all"
     assert (running["state"], running["ranks"], running["running"], running["where"]) == ("running", "0-3", "step", "")
-    assert (running["running_s"], running["waiting"], running["caller"]) == (13, 6, "the notebook")
+    assert (running["running_s"], running["waiting"], running["caller"]) == (13, 3, "the notebook")
     assert (idle["state"], idle["ranks"], idle["waiting"], idle["running_s"]) == ("idle", "6", 2, None)
 
 
