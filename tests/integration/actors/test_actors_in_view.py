@@ -84,7 +84,7 @@ def test_what_the_panel_is_told(kernel: Kernel, gate: Gate) -> None:
     held = watcher.until(
         lambda actors: (
             doings(actors["trainers"]) == [("running", "0-1", "wait"), ("idle", "2-3", "")]
-            and actors["trainers"]["doings"][0]["waiting"] == 2
+            and actors["trainers"]["doings"][0]["waiting"] == 1
         )
     )
     assert [rank["state"] for rank in held["meshes"][0]["ranks"]] == ["running", "running", "idle", "idle"]
