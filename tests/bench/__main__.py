@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import actors, browser, calls, files, flood, lives, panel, report, training
+from tests.bench import actors, browser, calls, files, flood, lives, panel, report, scale, training
 from tests.bench.harness import Bench, Outcome, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
@@ -19,10 +19,10 @@ _ORDER = (
     *("hang", "flood", "push", "import"),
     *("actor-call-1", "actor-call-8", "actor-call-32", "actor-fresh", "actor-array", "actor-messages", "actor-death"),
     *("first-sync", "unchanged", "edit", "big-file", "client-bytes", "panel"),
-    *("panel-browser", "long-log", "log-flood"),
+    *("panel-browser", "long-log", "log-flood", "nodes-64", "nodes-256", "nodes-1024"),
 )
 ROWS = sorted(
-    [*actors.ROWS, *calls.ROWS, *files.ROWS, *flood.ROWS, *lives.ROWS, *training.ROWS, *panel.ROWS, *browser.ROWS],
+    (row for rows in (actors, calls, files, flood, lives, training, panel, browser, scale) for row in rows.ROWS),
     key=lambda row: _ORDER.index(row.name),
 )
 
