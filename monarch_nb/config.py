@@ -1,7 +1,8 @@
 """Where things lie and what they are called: the one home of paths, environment variables and defaults.
 
 Sockets and state lie in `$MONARCH_NB_HOME`, else in `/tmp/monarch-nb-UID/HOST`: not in $XDG_RUNTIME_DIR (removed at
-logout), not in TMPDIR (differs between Slurm jobs), never on a home that hosts may share.
+logout), not in TMPDIR (differs between Slurm jobs), never on a home that hosts may share. Certificates and addresses of
+pools of hosts lie in `$MONARCH_NB_CONFIG`, else in `~/.config/monarch-nb`, which hosts may well share.
 """
 
 import hashlib
@@ -20,6 +21,7 @@ OnBreakpoint = Literal["stop", "go-on", "error"]
 VERSION = "0.1.0"
 PROTOCOL = 2
 HOME_VARIABLE = "MONARCH_NB_HOME"
+CONFIG_VARIABLE = "MONARCH_NB_CONFIG"
 RANK_TOKEN_VARIABLE = "MONARCH_NB_RANK_TOKEN"
 SHARED_VARIABLE = "MONARCH_NB_SHARED"
 """In the ranks' environment: the storage that all nodes of the reservation see, when there is one."""
@@ -32,6 +34,8 @@ ACTOR_OUTSIDE = "monarch_nb.client.actors.runtime:install"
 """What makes a process that is no rank a client of actors, when it first needs that: called without arguments."""
 DEFAULT_PRELOAD = ("torch",)
 DEFAULT_POOL = "local"
+DEFAULT_PORT = 7878
+"""Of allocators that listen to a network."""
 MAIN_MESH = "main"
 """The mesh that a reservation is made with and ends with."""
 LOG_LINES = 50
@@ -59,9 +63,19 @@ def home_directory() -> Path:
     return private_directory(private_directory(_temporary_root()) / socket.gethostname())
 
 
-def private_directory(path: Path) -> Path:
+def config_directory() -> Path:
+    """Return where certificates and addresses of pools of hosts lie; it may not be there yet."""
+    if chosen := os.environ.get(CONFIG_VARIABLE):
+        return Path(chosen).expanduser().absolute()
+    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser().absolute() / "monarch-nb"
+
+
+def private_directory(path: Path, variable: str = HOME_VARIABLE) -> Path:
     """Make `path` (0700, and so every parent) if it is missing; verify that only this user can enter it. One that is
     empty and this user's is closed to others.
+
+    Args:
+        variable: of the environment, which chooses another; named in errors.
 
     Raises:
         PoolError: it can not be made, is a link or a file, belongs to another user or is open to others.
@@ -72,15 +86,15 @@ def private_directory(path: Path) -> Path:
                 missing.mkdir(mode=0o700, exist_ok=True)
         facts = path.lstat()
     except FileExistsError as error:
-        raise PoolError(f"{error.filename} is a link or a file; remove it or set {HOME_VARIABLE}") from error
+        raise PoolError(f"{error.filename} is a link or a file; remove it or set {variable}") from error
     except OSError as error:
-        raise PoolError(f"can not make {path} ({error.strerror}); set {HOME_VARIABLE}") from error
+        raise PoolError(f"can not make {path} ({error.strerror}); set {variable}") from error
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
-        raise PoolError(f"{path} is a link, a file or another user's; remove it or set {HOME_VARIABLE}")
+        raise PoolError(f"{path} is a link, a file or another user's; remove it or set {variable}")
     if facts.st_mode & 0o077 and not any(path.iterdir()):
         path.chmod(0o700)
     elif facts.st_mode & 0o077:
-        raise PoolError(f"{path} is open to other users: run chmod 700 {path}, or set {HOME_VARIABLE}")
+        raise PoolError(f"{path} is open to other users: run chmod 700 {path}, or set {variable}")
     return path
 
 
@@ -91,6 +105,48 @@ def pool_directory(pool: str = DEFAULT_POOL) -> Path:
 
 def _temporary_root() -> Path:
     return Path(f"/tmp/monarch-nb-{os.getuid()}")
+
+
+@dataclass(frozen=True)
+class TrustPaths:
+    """Every path of one pool of hosts, in the config directory of whoever made it or was invited."""
+
+    directory: Path
+
+    @property
+    def authority(self) -> Path:
+        """Certificates of the pool's authority, the newest first."""
+        return self.directory / "authority.pem"
+
+    @property
+    def authority_key(self) -> Path:
+        """Only with who made the pool."""
+        return self.directory / "authority.key"
+
+    @property
+    def issued(self) -> Path:
+        """Every certificate that was issued, without keys; only with who made the pool."""
+        return self.directory / "issued.pem"
+
+    @property
+    def identity(self) -> Path:
+        """This user's certificate, key and authority."""
+        return self.directory / "identity.pem"
+
+    @property
+    def node(self) -> Path:
+        """The same for every node of the pool."""
+        return self.directory / "node.pem"
+
+    @property
+    def revoked(self) -> Path:
+        """The list of revoked certificates, signed by the authority."""
+        return self.directory / "revoked.pem"
+
+    @property
+    def hosts(self) -> Path:
+        """JSON: where the pool's nodes are found."""
+        return self.directory / "pool.json"
 
 
 @dataclass(frozen=True)

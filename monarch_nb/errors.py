@@ -70,6 +70,10 @@ class NodeUnreachable(PoolError):
         self.node = node
 
 
+class TrustError(PoolError):
+    """A certificate, key or list of a pool is missing, unreadable, expired, revoked or not of the pool's authority."""
+
+
 class VersionMismatch(PoolError):
     """Client and allocator speak different versions of the protocol."""
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "grpc", "IPython", "numpy", "google", "rich", "psutil")
+HEAVY = ("torch", "grpc", "IPython", "numpy", "google", "rich", "psutil", "cryptography")
 
 
 def modules_after(code: str) -> set[str]:
@@ -14,7 +14,9 @@ def modules_after(code: str) -> set[str]:
     return set(run.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["monarch_nb", "monarch_nb.cli.main", "monarch_nb.provision.local"])
+@pytest.mark.parametrize(
+    "module", ["monarch_nb", "monarch_nb.cli.main", "monarch_nb.provision.local", "monarch_nb.trust.revocation"]
+)
 def test_importing_is_light(module: str) -> None:
     assert not modules_after(f"import {module}") & set(HEAVY)
 

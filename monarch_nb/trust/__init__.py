@@ -1,0 +1,10 @@
+"""Who may talk to the nodes of a pool of hosts: a private authority for each pool, and what it signs.
+
+pools          the pool's directory in the user's config, its name, where its nodes are found
+identity       a certificate with its key and authority, as one file; what a certificate says
+authority      makes certificates; renews itself
+revocation     the list of certificates that count no longer
+private_files  files that only this user reads, replaced whole
+
+`cryptography` is imported inside functions: a local pool never needs it.
+"""

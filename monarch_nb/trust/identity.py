@@ -1,0 +1,302 @@
+"""Who somebody is to a pool: a certificate, its key and the pool's authority, in one file. What a certificate says."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from monarch_nb.errors import TrustError, UsageError
+from monarch_nb.times import duration
+from monarch_nb.trust.pools import checked_pool_name, checked_user_name, paths_of
+from monarch_nb.trust.private_files import read_private, write_private
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+NODE, ADMIN, USER = "node", "admin", "user"
+"""Roles: of nodes, of who made the pool, of who was invited."""
+WARNING_S = 14 * 86400.0
+"""So long before a certificate expires it is said."""
+_BLOCK = re.compile(rb"-----BEGIN (?P<label>[A-Z0-9 -]+)-----\r?\n.*?-----END (?P=label)-----\r?\n?", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class CertificateFacts:
+    """What a certificate says.
+
+    Attributes:
+        name: of its owner; everything that this owner reserves is theirs. role: "node", "admin" or "user".
+        pool: that it is for, as who made it named it.
+        serial: by which it is revoked. fingerprint: SHA-256 in hexadecimal, by which people tell it from others.
+        not_before, not_after: seconds since the epoch.
+    """
+
+    name: str
+    role: str
+    pool: str
+    serial: int
+    fingerprint: str
+    not_before: float
+    not_after: float
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who we are to a pool, and whom we believe. What it holds is PEM.
+
+    Attributes:
+        certificate: ours; the certificate of a renewed authority, signed by the one before, may follow.
+        key: ours, never shown.
+        authority: certificates of the pool's authority, more than one while it is being renewed.
+    """
+
+    pool: str
+    name: str
+    role: str
+    certificate: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+    authority: bytes = field(repr=False)
+
+    @property
+    def target_name(self) -> str:
+        """The name that every node's certificate has, whatever its host is called."""
+        return target_name(self.pool)
+
+    @property
+    def facts(self) -> CertificateFacts:
+        """What the certificate says."""
+        return facts_of(self.certificate)
+
+    @property
+    def expires_at(self) -> float:
+        """Seconds since the epoch."""
+        return self.facts.not_after
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 in hexadecimal."""
+        return self.facts.fingerprint
+
+    @property
+    def bundle(self) -> bytes:
+        """The content of its file. It holds the key."""
+        return self.certificate + self.key + self.authority
+
+    def save(self, path: Path) -> None:
+        """Write the file, for this user alone.
+
+        Raises:
+            TrustError: it can not be written.
+        """
+        write_private(path, self.bundle)
+
+
+def target_name(pool: str) -> str:
+    """Return the DNS name in the certificates of a pool's nodes."""
+    return f"node.{pool}.monarch-nb"
+
+
+def identity_of(pool: str) -> Identity:
+    """Return who this user is to a pool.
+
+    Raises:
+        UsageError: that is no name for a pool. PoolError: there is none of that name.
+        TrustError: its file can not be used; the message says why, and what to do.
+    """
+    return load_identity(paths_of(pool).identity)
+
+
+def load_identity(path: Path, now: float | None = None) -> Identity:
+    """Return what `Identity.save` wrote, when it counts now.
+
+    Args:
+        now: seconds since the epoch.
+
+    Raises:
+        TrustError: the file is missing, garbled or open to others, or the certificate has expired or is not of the
+            authority beside it; the message says what to do.
+    """
+    try:
+        bundle = read_private(path)
+    except FileNotFoundError:
+        raise TrustError(
+            f"there is no {path}: monarch-nb pool init makes one, monarch-nb pool join takes an invitation in, and a "
+            "host with another home directory needs a copy of the pool's node.pem"
+        ) from None
+    return parse_identity(bundle, str(path), now)
+
+
+def parse_identity(bundle: bytes, source: str, now: float | None = None) -> Identity:
+    """Read the content of an identity's file; `source` names it in errors.
+
+    Raises:
+        TrustError: it is garbled, the certificate has expired or is not of the authority beside it.
+    """
+    certificates, keys = pem_blocks(bundle, "CERTIFICATE"), pem_blocks(bundle, "PRIVATE KEY")
+    if len(certificates) < 2 or len(keys) != 1:
+        raise TrustError(f"{source} is not a certificate with its key and authority as monarch-nb pool makes them")
+    try:
+        facts = facts_of(certificates[0])
+        anchors, chain = split_chain(certificates[1:])
+        if not is_key_of(keys[0], certificates[0]):
+            raise TrustError("the key is not the certificate's")
+        if not is_signed_by(certificates[0], [*anchors, *certified(chain, anchors)]):
+            raise TrustError("the certificate is not of the authority beside it")
+    except TrustError as error:
+        raise TrustError(f"{source} can not be used: {error}") from None
+    check_time(facts, time.time() if now is None else now, source)
+    certificate, authority = b"".join([certificates[0], *chain]), b"".join(anchors)
+    return Identity(facts.pool, facts.name, facts.role, certificate, keys[0], authority)
+
+
+def check_time(facts: CertificateFacts, now: float, source: str) -> None:
+    """Refuse a certificate that does not count any more, or yet.
+
+    Raises:
+        TrustError: it has expired, or begins later.
+    """
+    if now >= facts.not_after:
+        raise TrustError(
+            f"the certificate of {facts.name} in {source} has expired {duration(now - facts.not_after)} ago: "
+            f"{_renewal(facts)}"
+        )
+    if now < facts.not_before:
+        raise TrustError(
+            f"the certificate of {facts.name} in {source} begins only in {duration(facts.not_before - now)}: "
+            "is this machine's clock right?"
+        )
+
+
+def expiry_warning(identity: Identity, now: float | None = None) -> str:
+    """Return what to say of a certificate that expires within 14 days; empty when it lasts longer."""
+    left_s = identity.expires_at - (time.time() if now is None else now)
+    if left_s > WARNING_S:
+        return ""
+    whose = "the certificate of the nodes" if identity.role == NODE else f"{identity.name}'s certificate"
+    when = f"expires in {duration(left_s)}" if left_s > 0 else "has expired"
+    return f"{whose} for the pool {identity.pool} {when}: {_renewal(identity.facts)}"
+
+
+def _renewal(facts: CertificateFacts) -> str:
+    """Return what to do when a certificate expires."""
+    renew = f"monarch-nb pool renew {facts.pool}"
+    if facts.role == ADMIN:
+        return f"run {renew}"
+    if facts.role == NODE:
+        return f"who made the pool runs {renew}; then copy its node.pem to this host and start the allocator again"
+    return f"ask who made the pool for another invitation (monarch-nb pool invite {facts.pool} --user {facts.name})"
+
+
+@lru_cache(maxsize=4096)
+def facts_of(certificate: bytes) -> CertificateFacts:
+    """Return what a certificate (PEM; the first one, if others follow) says. Read once: servers ask with every call.
+
+    Raises:
+        TrustError: it can not be read, or is not one that monarch-nb made.
+    """
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.x509.oid import NameOID
+
+    read = parse_certificate(certificate)
+    texts = []
+    for oid in (NameOID.COMMON_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME, NameOID.ORGANIZATION_NAME):
+        values = [str(attribute.value) for attribute in read.subject.get_attributes_for_oid(oid)]
+        texts.append(values[0] if len(values) == 1 else "")
+    name, role, pool = texts
+    try:
+        checked_user_name(name)
+        checked_pool_name(pool)
+    except UsageError:
+        role = ""
+    if role not in (NODE, ADMIN, USER):
+        raise TrustError("the certificate is not one that monarch-nb pool made")
+    return CertificateFacts(
+        name=name,
+        role=role,
+        pool=pool,
+        serial=read.serial_number,
+        fingerprint=read.fingerprint(hashes.SHA256()).hex(),
+        not_before=read.not_valid_before_utc.timestamp(),
+        not_after=read.not_valid_after_utc.timestamp(),
+    )
+
+
+def pem_blocks(text: bytes, label: str) -> list[bytes]:
+    """Return the PEM blocks of one kind, in their order."""
+    return [match[0] for match in _BLOCK.finditer(text) if match["label"] == label.encode()]
+
+
+def parse_certificate(pem: bytes) -> x509.Certificate:
+    """Read the first certificate of `pem`.
+
+    Raises:
+        TrustError: it can not be read.
+    """
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except ValueError:
+        raise TrustError("the certificate is garbled") from None
+
+
+def split_chain(certificates: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """Return the authorities' own certificates, and those of authorities that others have signed."""
+    anchors: list[bytes] = []
+    chain: list[bytes] = []
+    for pem in certificates:
+        read = parse_certificate(pem)
+        (anchors if read.issuer == read.subject else chain).append(pem)
+    return anchors, chain
+
+
+def is_signed_by(pem: bytes, authorities: Sequence[bytes]) -> bool:
+    """Whether one of the authorities has signed a certificate."""
+    from cryptography.exceptions import InvalidSignature
+
+    read = parse_certificate(pem)
+    for authority in authorities:
+        signer = parse_certificate(authority)
+        try:
+            read.verify_directly_issued_by(signer)
+        except (ValueError, TypeError, InvalidSignature):
+            continue
+        if _may_sign(signer):
+            return True
+    return False
+
+
+def certified(chain: Sequence[bytes], anchors: Sequence[bytes]) -> list[bytes]:
+    """Return those authorities of `chain` that one in `anchors` has signed: a renewed one is, by the one before."""
+    return [pem for pem in chain if _may_sign(parse_certificate(pem)) and is_signed_by(pem, anchors)]
+
+
+def is_key_of(key: bytes, certificate: bytes) -> bool:
+    """Whether a certificate is of a private key.
+
+    Raises:
+        TrustError: one of them can not be read.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+    try:
+        public = load_pem_private_key(key, None).public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise TrustError("the key is garbled") from None
+    form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return public.public_bytes(*form) == parse_certificate(certificate).public_key().public_bytes(*form)
+
+
+def _may_sign(read: x509.Certificate) -> bool:
+    from cryptography import x509
+
+    try:
+        return read.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (x509.ExtensionNotFound, ValueError):
+        return False

@@ -1,0 +1,174 @@
+"""Certificates with their keys: what they say, when they count, and that keys are never shown."""
+
+import os
+import re
+import ssl
+import traceback
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.config import TrustPaths
+from monarch_nb.errors import TrustError, UsageError
+from monarch_nb.trust.authority import LIFETIME_S, Authority
+from monarch_nb.trust.identity import expiry_warning, facts_of, identity_of, load_identity, parse_identity, pem_blocks
+from unit.trust.conftest import NOW
+
+DAY_S = 86400.0
+
+
+@pytest.fixture
+def file(tmp_path: Path, authority: Authority) -> Path:
+    path = tmp_path / "ada.pem"
+    authority.issue("ada", "user", 30 * DAY_S, NOW).save(path)
+    return path
+
+
+class TestFacts:
+    def test_a_certificate_says_who_it_is_of(self, authority: Authority) -> None:
+        facts = authority.issue("ada@host.example", "user", 30 * DAY_S, NOW).facts
+        assert (facts.name, facts.role, facts.pool) == ("ada@host.example", "user", "lab")
+        assert facts.not_after == NOW + 30 * DAY_S
+        assert facts.not_before == NOW - 600, "a host whose clock is slow believes it at once"
+        assert re.fullmatch(r"[0-9a-f]{64}", facts.fingerprint)
+
+    def test_they_are_read_once(self, authority: Authority) -> None:
+        certificate = authority.issue("ada", "user", now=NOW).certificate
+        assert facts_of(certificate) is facts_of(bytes(bytearray(certificate)))
+
+    @pytest.mark.parametrize(
+        "garbled",
+        [b"", b"\0" * 100, b"-----BEGIN CERTIFICATE-----\nnonsense\n-----END CERTIFICATE-----\n"],
+        ids=["empty", "zeros", "nonsense"],
+    )
+    def test_what_is_garbled_is_refused(self, garbled: bytes) -> None:
+        with pytest.raises(TrustError, match="garbled"):
+            facts_of(garbled)
+
+    def test_the_authority_itself_is_nobody(self, authority: Authority) -> None:
+        with pytest.raises(TrustError, match="not one that monarch-nb pool made"):
+            facts_of(authority.certificates)
+
+
+class TestFile:
+    def test_what_is_saved_is_loaded(self, file: Path) -> None:
+        identity = load_identity(file, NOW)
+        assert (identity.pool, identity.name, identity.role) == ("lab", "ada", "user")
+        assert identity.target_name == "node.lab.monarch-nb"
+        assert identity.expires_at == NOW + 30 * DAY_S
+        assert identity.bundle == file.read_bytes()
+        assert file.stat().st_mode & 0o777 == 0o600
+
+    def test_one_is_for_this_user_alone_whatever_the_umask(self, file: Path, authority: Authority) -> None:
+        before = os.umask(0)
+        try:
+            authority.issue("ada", "user", now=NOW).save(file)
+        finally:
+            os.umask(before)
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert list(file.parent.glob(".*")) == []
+
+    @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])
+    def test_one_that_others_can_read_is_refused(self, file: Path, mode: int) -> None:
+        file.chmod(mode)
+        with pytest.raises(TrustError, match=f"chmod 600 {file}"):
+            load_identity(file, NOW)
+
+    def test_a_missing_one_says_how_to_get_it(self, tmp_path: Path) -> None:
+        with pytest.raises(TrustError, match="pool join takes an invitation in"):
+            load_identity(tmp_path / "none.pem", NOW)
+
+    def test_a_directory_is_none(self, tmp_path: Path) -> None:
+        with pytest.raises(TrustError, match="can not read"):
+            load_identity(tmp_path, NOW)
+
+    @pytest.mark.parametrize("kept", [b"PRIVATE KEY", b"CERTIFICATE"])
+    def test_one_without_a_part_is_refused(self, file: Path, kept: bytes) -> None:
+        file.write_bytes(b"".join(pem_blocks(file.read_bytes(), kept.decode())))
+        with pytest.raises(TrustError, match="not a certificate with its key and authority"):
+            load_identity(file, NOW)
+
+    def test_another_ones_key_is_refused(self, file: Path, authority: Authority) -> None:
+        mine, theirs = load_identity(file, NOW), authority.issue("bob", "user", now=NOW)
+        with pytest.raises(TrustError, match="the key is not the certificate's"):
+            parse_identity(mine.certificate + theirs.key + mine.authority, "it", NOW)
+
+    def test_another_authority_is_refused(self, file: Path, other: Authority) -> None:
+        mine = load_identity(file, NOW)
+        with pytest.raises(TrustError, match="not of the authority beside it"):
+            parse_identity(mine.certificate + mine.key + other.certificates, "it", NOW)
+
+    def test_a_user_is_no_authority(self, file: Path, authority: Authority) -> None:
+        mine, bob = load_identity(file, NOW), authority.issue("bob", "user", now=NOW)
+        with pytest.raises(TrustError, match="not of the authority beside it"):
+            parse_identity(mine.certificate + mine.key + bob.certificate, "it", NOW)
+
+    def test_a_garbled_key_is_refused_and_not_shown(self, file: Path) -> None:
+        text = file.read_bytes()
+        (key,) = pem_blocks(text, "PRIVATE KEY")
+        body = key.splitlines()[1]
+        file.write_bytes(text.replace(body, body[:10] + b"!" + body[11:]))
+        with pytest.raises(TrustError, match="the key is garbled") as raised:
+            load_identity(file, NOW)
+        told = "".join(traceback.format_exception(raised.value, chain=True))
+        assert body[20:40].decode() not in told
+
+    def test_a_pool_has_one_for_this_user(self, paths: TrustPaths, authority: Authority) -> None:
+        authority.issue("ada", "user").save(paths.identity)
+        paths.hosts.write_text("{}")
+        assert identity_of("lab").name == "ada"
+
+
+class TestTime:
+    def test_an_expired_one_says_what_to_do(self, file: Path) -> None:
+        with pytest.raises(
+            TrustError, match=r"ada in .*ada.pem has expired 2 h ago: ask .* pool invite lab --user ada"
+        ):
+            load_identity(file, NOW + 30 * DAY_S + 7200)
+
+    def test_one_that_begins_later_asks_for_the_clock(self, file: Path) -> None:
+        with pytest.raises(TrustError, match="begins only in 50 min: is this machine's clock right"):
+            load_identity(file, NOW - 3600)
+
+    def test_one_that_expires_soon_is_warned_about(self, authority: Authority) -> None:
+        admin = authority.issue("ada", "admin", 30 * DAY_S, NOW)
+        assert expiry_warning(admin, NOW + 15 * DAY_S) == ""
+        warning = expiry_warning(admin, NOW + 17 * DAY_S)
+        assert warning == "ada's certificate for the pool lab expires in 13 d: run monarch-nb pool renew lab"
+        assert "has expired" in expiry_warning(admin, NOW + 31 * DAY_S)
+
+    def test_the_warning_is_for_whom_it_concerns(self, authority: Authority) -> None:
+        node = authority.issue("node", "node", DAY_S, NOW)
+        assert "copy its node.pem to this host" in expiry_warning(node, NOW)
+        user = authority.issue("bob", "user", DAY_S, NOW)
+        assert "ask who made the pool" in expiry_warning(user, NOW)
+
+
+class TestSecrets:
+    def test_nothing_that_people_read_has_the_key(self, authority: Authority) -> None:
+        identity = authority.issue("ada", "user", now=NOW)
+        for shown in (repr(identity), str(identity), repr(authority), f"{identity!r:>10}"):
+            assert "PRIVATE" not in shown
+            assert "BEGIN" not in shown
+        assert repr(identity) == "Identity(pool='lab', name='ada', role='user')"
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", ["", "..", "../x", "a/b", "a b", "-ada", "ada-", "ada\n", "a" * 65, "é", "a\0b"])
+    def test_what_is_no_name_is_never_issued_for(self, authority: Authority, name: str) -> None:
+        with pytest.raises(UsageError, match="no name for a person"):
+            authority.issue(name, "user", now=NOW)
+        assert authority.issued() == []
+
+
+def test_the_lifetime_is_a_year_and_never_beyond_the_authority(authority: Authority) -> None:
+    assert authority.issue("ada", "user", now=NOW).expires_at == NOW + LIFETIME_S
+    late = authority.expires_at - DAY_S
+    assert authority.issue("ada", "user", now=late).expires_at == authority.expires_at
+    with pytest.raises(TrustError, match="expired: monarch-nb pool renew lab --authority"):
+        authority.issue("ada", "user", now=authority.expires_at)
+
+
+def test_certificates_can_be_read_by_openssl(file: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_cert_chain(file)

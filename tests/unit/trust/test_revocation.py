@@ -1,0 +1,119 @@
+"""What was revoked: signed, numbered, and never taken from somebody else."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.errors import TrustError
+from monarch_nb.trust.authority import Authority
+from monarch_nb.trust.identity import Identity, pem_blocks
+from monarch_nb.trust.revocation import LARGEST_LIST_BYTES, Revocations, revoke
+from unit.trust.conftest import NOW
+
+
+@pytest.fixture
+def ada(authority: Authority) -> Identity:
+    return authority.issue("ada", "user", now=NOW)
+
+
+@pytest.fixture
+def bob(authority: Authority) -> Identity:
+    return authority.issue("bob", "user", now=NOW)
+
+
+def test_at_first_nobody_is_revoked(tmp_path: Path, authority: Authority, ada: Identity) -> None:
+    empty = Revocations.load(tmp_path / "none.pem", authority.certificates)
+    assert empty == Revocations()
+    assert not empty.is_revoked(ada.facts)
+
+
+def test_it_names_the_revoked_and_nobody_else(authority: Authority, ada: Identity, bob: Identity) -> None:
+    carried = Revocations.verify(revoke(Revocations(), authority, [ada.facts], NOW).pem, ada.authority)
+    assert carried.is_revoked(ada.facts)
+    assert not carried.is_revoked(bob.facts)
+    assert carried.number == NOW
+
+
+def test_another_certificate_of_the_same_person_counts(authority: Authority, ada: Identity) -> None:
+    known = revoke(Revocations(), authority, [ada.facts], NOW)
+    assert not known.is_revoked(authority.issue("ada", "user", now=NOW).facts)
+
+
+def test_a_newer_list_has_all_that_the_older_has_and_wins(authority: Authority, ada: Identity, bob: Identity) -> None:
+    older = revoke(Revocations(), authority, [ada.facts], NOW)
+    newer = revoke(older, authority, [bob.facts], NOW)
+    assert newer.number == older.number + 1
+    assert newer.serials == {ada.facts.serial, bob.facts.serial}
+    assert older.newer(newer) is newer
+    assert newer.newer(older) is newer
+    assert Revocations().newer(older) is older
+    assert older.newer(replace(older)) is older
+
+
+def test_who_lost_the_list_makes_a_newer_one(authority: Authority, ada: Identity, bob: Identity) -> None:
+    lost = revoke(revoke(Revocations(), authority, [ada.facts], NOW), authority, [], NOW)
+    assert revoke(Revocations(), authority, [bob.facts], NOW + 60).number > lost.number
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path, authority: Authority, ada: Identity) -> None:
+    made = revoke(Revocations(), authority, [ada.facts], NOW)
+    made.save(tmp_path / "revoked.pem")
+    assert Revocations.load(tmp_path / "revoked.pem", authority.certificates) == made
+    assert (tmp_path / "revoked.pem").stat().st_mode & 0o777 == 0o600
+
+
+def test_another_authoritys_is_refused(tmp_path: Path, authority: Authority, other: Authority, ada: Identity) -> None:
+    forged = revoke(Revocations(), other, [ada.facts], NOW)
+    with pytest.raises(TrustError, match="not signed by this pool's authority"):
+        Revocations.verify(forged.pem, authority.certificates)
+    with pytest.raises(TrustError, match="not signed"):
+        Revocations.verify(forged.pem + other.certificates, authority.certificates)
+    forged.save(tmp_path / "revoked.pem")
+    with pytest.raises(TrustError, match=r"revoked\.pem can not be used"):
+        Revocations.load(tmp_path / "revoked.pem", authority.certificates)
+
+
+def test_a_user_can_not_sign_one(authority: Authority, bob: Identity, ada: Identity) -> None:
+    """Bob's certificate is the authority's, but may not sign."""
+    posing = replace(authority, certificates=bob.certificate, key=bob.key)
+    forged = revoke(Revocations(), posing, [ada.facts], NOW)
+    with pytest.raises(TrustError, match="not signed"):
+        Revocations.verify(forged.pem + bob.certificate, authority.certificates)
+
+
+@pytest.mark.parametrize("garbled", [b"", b"\0\xff" * 50, b"-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n"])
+def test_what_is_garbled_is_refused(authority: Authority, garbled: bytes) -> None:
+    with pytest.raises(TrustError, match="garbled"):
+        Revocations.verify(garbled, authority.certificates)
+
+
+def test_every_byte_counts(authority: Authority, ada: Identity) -> None:
+    """Whatever is changed on the way, nobody is let in again."""
+    made = revoke(Revocations(), authority, [ada.facts], NOW)
+    for place in range(28, len(made.pem) - 28, 7):
+        changed = bytearray(made.pem)
+        changed[place] ^= 1
+        try:
+            taken = Revocations.verify(bytes(changed), authority.certificates)
+        except TrustError:
+            continue
+        assert taken.serials == made.serials, "a line's end is no content"
+
+
+def test_two_lists_and_endless_ones_are_refused(authority: Authority, ada: Identity) -> None:
+    made = revoke(Revocations(), authority, [ada.facts], NOW)
+    for pem in (made.pem * 2, made.pem + b" " * LARGEST_LIST_BYTES):
+        with pytest.raises(TrustError, match="garbled"):
+            Revocations.verify(pem, authority.certificates)
+
+
+def test_a_renewed_authoritys_list_counts_for_who_knows_the_old(authority: Authority, ada: Identity) -> None:
+    renewed = authority.renewed(NOW)
+    made = revoke(Revocations(), renewed, [ada.facts], NOW)
+    carried = Revocations.verify(made.pem, ada.authority)
+    assert carried.is_revoked(ada.facts)
+    assert Revocations.verify(carried.pem, renewed.certificates) == carried
+    (alone,) = pem_blocks(made.pem, "X509 CRL")
+    with pytest.raises(TrustError, match="not signed"):
+        Revocations.verify(alone, ada.authority)
