@@ -82,6 +82,19 @@ class VersionMismatch(PoolError):
         self.client, self.node = client, node
 
 
+class AccessDenied(MonarchNbError):
+    """What was asked for is another's to decide.
+
+    Attributes:
+        owner: whose it is; empty when it is nobody's in particular.
+        name: of the reservation; empty when it is about none.
+    """
+
+    def __init__(self, message: str, owner: str = "", name: str = "") -> None:
+        super().__init__(message)
+        self.owner, self.name = owner, name
+
+
 class FilesError(MonarchNbError):
     """Files could not be synced or brought back; what was there before is as it was."""
 

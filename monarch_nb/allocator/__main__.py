@@ -13,7 +13,7 @@ import resource
 import signal
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from monarch_nb import config
 from monarch_nb.allocator.logs.limit import default_limit_bytes
@@ -50,7 +50,9 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
     from monarch_nb.allocator.node import Node
+    from monarch_nb.allocator.serving.access import Access
     from monarch_nb.allocator.serving.describe import Description
+    from monarch_nb.allocator.serving.guard import Guard
     from monarch_nb.allocator.serving.read_lines import LogLines
     from monarch_nb.allocator.serving.read_logs import LogReader
     from monarch_nb.allocator.serving.service import AllocatorService
@@ -84,8 +86,10 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
     )
     log_lines = LogLines(node.paths, node.state, node.watch)
     log_reader = LogReader(node.paths, node.state, node.watch, node.sessions)
-    service = AllocatorService(node, description, log_lines, log_reader)
-    allocator_pb2_grpc.add_AllocatorServicer_to_server(service, server)
+    access = Access(node.identity.node_id, paths.address, node.state, node.records)
+    service = AllocatorService(node, description, log_lines, log_reader, access)
+    guard: Any = Guard(service, access)
+    allocator_pb2_grpc.add_AllocatorServicer_to_server(guard, server)
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     paths.allocator_socket.unlink(missing_ok=True)

@@ -90,7 +90,7 @@ class Node:
         self.watch = DirectoryWatch(asyncio.get_running_loop())
         self.log_limit = LogLimit(paths, state.meshes, log_limit_bytes)
         self.audience = audience = Audience(self.sessions, self.watch, paths)
-        self.files = files = NodeFiles(node_id, paths)
+        self.files = files = NodeFiles(node_id, paths, state.owner_of)
         self.meshes = meshes = Meshes(paths, state, records, supervisor, audience, mail, files.removal)
         self.leases = leases = Leases(state, records, supervisor, meshes, files, self.sessions)
         self.values = Values(paths, state, records)

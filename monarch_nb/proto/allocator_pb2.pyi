@@ -22,6 +22,32 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Right:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RightEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Right.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RIGHT_UNSPECIFIED: _Right.ValueType  # 0
+    """nothing"""
+    RIGHT_READ: _Right.ValueType  # 1
+    """see what runs, output and logs"""
+    RIGHT_RUN: _Right.ValueType  # 2
+    """run cells as well"""
+    RIGHT_OWN: _Right.ValueType  # 3
+
+class Right(_Right, metaclass=_RightEnumTypeWrapper):
+    """What somebody may do with a reservation."""
+
+RIGHT_UNSPECIFIED: Right.ValueType  # 0
+"""nothing"""
+RIGHT_READ: Right.ValueType  # 1
+"""see what runs, output and logs"""
+RIGHT_RUN: Right.ValueType  # 2
+"""run cells as well"""
+RIGHT_OWN: Right.ValueType  # 3
+Global___Right: _TypeAlias = Right  # noqa: Y015
+
 class _LogStream:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -1025,6 +1051,26 @@ Global___Ended: _TypeAlias = Ended  # noqa: Y015
 class ReservationStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SharesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: Global___Right.ValueType
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Right.ValueType = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     RESERVATION_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
@@ -1041,6 +1087,8 @@ class ReservationStatus(_message.Message):
     TIME_LEFT_S_FIELD_NUMBER: _builtins.int
     IDLE_LEFT_S_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
+    RIGHT_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     name: _builtins.str
     owner: _builtins.str
@@ -1057,11 +1105,17 @@ class ReservationStatus(_message.Message):
     time_left_s: _builtins.float
     idle_left_s: _builtins.float
     """as far as this node knows"""
+    right: Global___Right.ValueType
+    """What the caller may do with it. Who has no right learns whose it is, its shape and its times, and no more."""
     @_builtins.property
     def meshes(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeshStatus]: ...
     @_builtins.property
     def files(self) -> _files_pb2.ReservationFiles:
         """on its first node"""
+
+    @_builtins.property
+    def shares(self) -> _containers.ScalarMap[_builtins.str, Global___Right.ValueType]:
+        """what its owner has granted, by name; only the owner and those named learn it"""
 
     def __init__(
         self,
@@ -1082,10 +1136,12 @@ class ReservationStatus(_message.Message):
         time_left_s: _builtins.float = ...,
         idle_left_s: _builtins.float = ...,
         files: _files_pb2.ReservationFiles | None = ...,
+        right: Global___Right.ValueType = ...,
+        shares: _abc.Mapping[_builtins.str, Global___Right.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "created_at", b"created_at", "files", b"files", "gpus", b"gpus", "idle_left_s", b"idle_left_s", "idle_s", b"idle_s", "meshes", b"meshes", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "time_left_s", b"time_left_s", "time_s", b"time_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "created_at", b"created_at", "files", b"files", "gpus", b"gpus", "idle_left_s", b"idle_left_s", "idle_s", b"idle_s", "meshes", b"meshes", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "right", b"right", "shares", b"shares", "time_left_s", b"time_left_s", "time_s", b"time_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1155,6 +1211,7 @@ class RunStatus(_message.Message):
     STOPPED_FIELD_NUMBER: _builtins.int
     SCRIPT_FIELD_NUMBER: _builtins.int
     CALLS_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
     title: _builtins.str
@@ -1169,6 +1226,8 @@ class RunStatus(_message.Message):
     """it has processes of its own"""
     calls: _builtins.bool
     """of actors: ranks do not begin and finish it, its client does"""
+    owner: _builtins.str
+    """who submitted it"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """on this node"""
@@ -1215,10 +1274,11 @@ class RunStatus(_message.Message):
         stopped: _abc.Iterable[_builtins.int] | None = ...,
         script: _builtins.bool = ...,
         calls: _builtins.bool = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_ranks", b"all_ranks", "calls", b"calls", "cell_number", b"cell_number", "collected", b"collected", "failed", b"failed", "failures", b"failures", "finished", b"finished", "notebook", b"notebook", "number", b"number", "ranks", b"ranks", "run_id", b"run_id", "running", b"running", "running_s", b"running_s", "script", b"script", "stopped", b"stopped", "submitted_at", b"submitted_at", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_ranks", b"all_ranks", "calls", b"calls", "cell_number", b"cell_number", "collected", b"collected", "failed", b"failed", "failures", b"failures", "finished", b"finished", "notebook", b"notebook", "number", b"number", "owner", b"owner", "ranks", b"ranks", "run_id", b"run_id", "running", b"running", "running_s", b"running_s", "script", b"script", "stopped", b"stopped", "submitted_at", b"submitted_at", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1631,6 +1691,7 @@ class Submit(_message.Message):
     QUIET_FIELD_NUMBER: _builtins.int
     NOTEBOOK_FIELD_NUMBER: _builtins.int
     CURSORS_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     give_number: _builtins.bool
     """true on the mesh's first node"""
@@ -1641,6 +1702,8 @@ class Submit(_message.Message):
     """do not forward output"""
     notebook: _builtins.str
     """path of the notebook that it comes from; may be empty"""
+    owner: _builtins.str
+    """who submits it; a certificate's name takes its place"""
     @_builtins.property
     def run(self) -> _run_pb2.RunSpec: ...
     @_builtins.property
@@ -1668,10 +1731,11 @@ class Submit(_message.Message):
         quiet: _builtins.bool = ...,
         notebook: _builtins.str = ...,
         cursors: _abc.Mapping[_builtins.int, _run_pb2.Cursor] | None = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "all_ranks", b"all_ranks", "cursors", b"cursors", "give_number", b"give_number", "mesh_id", b"mesh_id", "notebook", b"notebook", "quiet", b"quiet", "ranks", b"ranks", "run", b"run", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "all_ranks", b"all_ranks", "cursors", b"cursors", "give_number", b"give_number", "mesh_id", b"mesh_id", "notebook", b"notebook", "owner", b"owner", "quiet", b"quiet", "ranks", b"ranks", "run", b"run", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -83,12 +83,33 @@ Global___TemplateRecord: _TypeAlias = TemplateRecord  # noqa: Y015
 class LeaseRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SharesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _allocator_pb2.Right.ValueType
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _allocator_pb2.Right.ValueType = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REQUEST_FIELD_NUMBER: _builtins.int
     GPU_INDICES_FIELD_NUMBER: _builtins.int
     CONFIRMED_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
     confirmed: _builtins.bool
     @_builtins.property
     def request(self) -> _allocator_pb2.ReserveRequest: ...
@@ -102,6 +123,10 @@ class LeaseRecord(_message.Message):
 
     @_builtins.property
     def files(self) -> _files_pb2.ReservationFiles: ...
+    @_builtins.property
+    def shares(self) -> _containers.ScalarMap[_builtins.str, _allocator_pb2.Right.ValueType]:
+        """ReservationStatus.shares"""
+
     def __init__(
         self,
         *,
@@ -111,10 +136,11 @@ class LeaseRecord(_message.Message):
         limits: Global___LimitsRecord | None = ...,
         nodes: _abc.Iterable[_files_pb2.Peer] | None = ...,
         files: _files_pb2.ReservationFiles | None = ...,
+        shares: _abc.Mapping[_builtins.str, _allocator_pb2.Right.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "limits", b"limits", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "files", b"files", "gpu_indices", b"gpu_indices", "limits", b"limits", "nodes", b"nodes", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "files", b"files", "gpu_indices", b"gpu_indices", "limits", b"limits", "nodes", b"nodes", "request", b"request", "shares", b"shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from monarch_nb.errors import (
+    AccessDenied,
     CapacityError,
     MeshNotFound,
     MonarchNbError,
@@ -16,6 +17,7 @@ from monarch_nb.errors import (
     ReservationConflict,
     ReservationNotFound,
     RunNotFound,
+    TrustError,
     UsageError,
     VersionMismatch,
 )
@@ -32,6 +34,8 @@ _CODES: dict[type[MonarchNbError], grpc.StatusCode] = {
     ReservationNotFound: grpc.StatusCode.NOT_FOUND,
     MeshNotFound: grpc.StatusCode.NOT_FOUND,
     RunNotFound: grpc.StatusCode.NOT_FOUND,
+    AccessDenied: grpc.StatusCode.PERMISSION_DENIED,
+    TrustError: grpc.StatusCode.UNAUTHENTICATED,
 }
 
 

@@ -41,16 +41,17 @@ class NodeFiles:
     Args:
         node_id: for messages.
         paths: where they lie.
+        owner_of: whose a reservation is.
     """
 
-    def __init__(self, node_id: str, paths: config.NodePaths) -> None:
+    def __init__(self, node_id: str, paths: config.NodePaths, owner_of: Callable[[str], str]) -> None:
         self.removal = Removal(paths.removed)
         later = self.removal.later
         self.workspaces = Workspaces(paths, node=node_id, cache_limit_bytes=CACHE_BYTES, later=later)
         self._node_id, self._paths = node_id, paths
         self.kept: dict[str, Kept] = {}
         """By reservation that was released: what its ranks wrote."""
-        self.relay = Relay()
+        self.relay = Relay(owner_of)
         self._settling: set[asyncio.Future[None]] = set()
         self._closing = asyncio.Event()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)

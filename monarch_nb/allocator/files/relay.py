@@ -10,7 +10,7 @@ what is missing there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_nb.rpc.channel import open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
@@ -19,6 +19,7 @@ import grpc
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
+from monarch_nb.rpc.callers import acting_for
 from monarch_nb.rpc.status import error_to_json, translate
 
 FAN_OUT = 2
@@ -33,16 +34,21 @@ def split(peers: Sequence[pb.Peer]) -> list[tuple[pb.Peer, list[pb.Peer]]]:
 
 
 class Relay:
-    """A node's own connections to other nodes, opened when first used."""
+    """A node's own connections to other nodes, opened when first used. It calls for the owners of reservations.
 
-    def __init__(self) -> None:
+    Args:
+        owner_of: whose a reservation is.
+    """
+
+    def __init__(self, owner_of: Callable[[str], str]) -> None:
+        self._owner_of = owner_of
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._stubs: dict[str, Any] = {}  # making one costs as much as a call
 
     async def call(self, peer: pb.Peer, method: str, request: Any, timeout_s: float) -> Any:
-        """Call a method of another node; a failure raises an error of monarch_nb."""
+        """Call a method of another node about a reservation; a failure raises an error of monarch_nb."""
         try:
-            return await getattr(self._stub(peer), method)(request, timeout=timeout_s)
+            return await getattr(self._stub(peer), method)(request, timeout=timeout_s, metadata=self._for(request))
         except grpc.aio.AioRpcError as error:
             raise translate(error, peer.node_id) from None
 
@@ -52,6 +58,9 @@ class Relay:
             channel = self._channels[peer.address] = open_channel(peer.address)
             stub = self._stubs[peer.address] = AllocatorStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
         return stub
+
+    def _for(self, request: Any) -> tuple[tuple[str, bytes], ...]:
+        return acting_for(self._owner_of(request.reservation_id))
 
     async def close(self) -> None:
         """Close every connection."""
@@ -65,7 +74,8 @@ class Relay:
     async def _sync(self, request: pb.SyncTreeRequest, head: pb.Peer, rest: list[pb.Peer]) -> list[pb.NodeSynced]:
         passed = _with_peers(request, rest)
         try:
-            reply: pb.SyncTreeReply = await self._stub(head).SyncTree(passed, timeout=CALL_TIMEOUT_S)
+            call = self._stub(head).SyncTree(passed, timeout=CALL_TIMEOUT_S, metadata=self._for(passed))
+            reply: pb.SyncTreeReply = await call
         except grpc.aio.AioRpcError as error:
             failed = pb.NodeSynced(node_id=head.node_id, error_json=error_to_json(translate(error, head.node_id)))
             return [failed, *await self.sync(passed)]
@@ -79,7 +89,8 @@ class Relay:
             opening.CopyFrom(first)
             del opening.peers[:]
             opening.peers.extend(rest)
-            branches.append(Branch(self._stub(head).PutChunks(timeout=CALL_TIMEOUT_S), head, rest, opening))
+            stream = self._stub(head).PutChunks(timeout=CALL_TIMEOUT_S, metadata=self._for(first))
+            branches.append(Branch(stream, head, rest, opening))
         return branches
 
 

@@ -49,7 +49,7 @@ class Mail:
     def __init__(self, paths: NodePaths, identity: Identity, state: NodeState) -> None:
         self._identity, self._state = identity, state
         self.blobs = Blobs(paths)
-        self._peers = Peers(self.node_is_lost, self._return)
+        self._peers = Peers(self.node_is_lost, self.refuse)
         self._office = PostOffice(paths.address, self._peers.send, self._why_missing)
         self._boxes: dict[str, ClientBox] = {}
         """Of clients, by their addresses here."""
@@ -105,7 +105,7 @@ class Mail:
             blob = self.blobs.take_over(process.home_id, envelope.blob) if envelope.blob else None
             self._office.post(Letter(envelope, frame, blob))
         except (MonarchNbError, OSError) as error:
-            self._return(envelope, error)
+            self.refuse(envelope, error)
 
     def _why_missing(self, process: str) -> Undelivered | None:
         """Say why a process is not there, unless it will be soon."""
@@ -177,9 +177,10 @@ class Mail:
             blob = self.blobs.claim(envelope.blob) if envelope.blob else None
             self._office.post(Letter(envelope, encoded, blob), from_node=from_node)
         except (MonarchNbError, OSError) as error:
-            self._return(envelope, error)
+            self.refuse(envelope, error)
 
-    def _return(self, envelope: Envelope, error: Exception) -> None:
+    def refuse(self, envelope: Envelope, error: Exception) -> None:
+        """Tell the sender why something is not delivered."""
         self._office.returned(envelope, f"{self._identity.node_id} can not deliver the message: {error}")
 
     # ---- other nodes ----

@@ -17,7 +17,8 @@ def read_state(database: Database, state: NodeState, mesh_records: dict[str, sta
     for key, lease in database.read("lease", state_pb2.LeaseRecord):
         limits = Limits.from_record(lease.limits, boot_id(), now_s, confirmed=lease.confirmed)
         gpus, nodes = list(lease.gpu_indices), list(lease.nodes)
-        state.leases[key] = Lease(lease.request, gpus, lease.confirmed, limits, nodes, lease.files)
+        shares = dict(lease.shares)
+        state.leases[key] = Lease(lease.request, gpus, lease.confirmed, limits, nodes, lease.files, shares)
     ended = [record for _, record in database.read("ended", pb.Ended)]
     state.ended = {record.reservation_id: record for record in sorted(ended, key=lambda one: one.ended_at)}
     for key, record in database.read("mesh", state_pb2.MeshRecord):

@@ -67,6 +67,7 @@ class Records:
             limits=lease.limits.record(processes.boot_id()),
             nodes=lease.nodes,
             files=lease.files,
+            shares=lease.shares,
         )
         self.database.put("lease", reservation_id, record)
         self.flush()

@@ -212,6 +212,6 @@ class Runs:
         process.record.death.CopyFrom(death)
         self._records.save_rank(process.record)
         self.apply(self._state.rank_died(process.mesh_id, process.rank, death))
-        for session in self._sessions:
+        for session in [session for session in self._sessions if session.may_read(process.mesh_id)]:
             session.send(rank_died=pb.RankDied(mesh_id=process.mesh_id, rank=process.rank, death=death))
         self._records.flush_soon()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from monarch_nb import config
 from monarch_nb.allocator.files import tokens
 from monarch_nb.allocator.mail.boxes import on_session
 from monarch_nb.allocator.node import Node
+from monarch_nb.allocator.serving.access import Access
 from monarch_nb.allocator.serving.control import control_ranks, drop, interrupt
 from monarch_nb.allocator.serving.describe import Description
 from monarch_nb.allocator.serving.environment import describe_environment
@@ -25,7 +27,11 @@ from monarch_nb.errors import MonarchNbError, UsageError, VersionMismatch
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import allocator_pb2_grpc as service
 from monarch_nb.proto import files_pb2
+from monarch_nb.proto.mail_pb2 import Envelope
+from monarch_nb.rpc.callers import Caller, caller_of
 from monarch_nb.rpc.status import error_to_json, refuse
+
+_log = logging.getLogger(__name__)
 
 _Method = Callable[[Any, Any, Any], Awaitable[Any]]
 
@@ -46,11 +52,17 @@ def _translated(method: _Method) -> _Method:
 
 
 class AllocatorService(service.AllocatorServicer):
-    """One node's service. A call that a client abandons still runs to its end: half a spawn would leak ranks."""
+    """One node's service. A call that a client abandons still runs to its end: half a spawn would leak ranks.
 
-    def __init__(self, node: Node, description: Description, log_lines: LogLines, log_reader: LogReader) -> None:
+    It stands behind a Guard, which asks `access` for each request; what a session brings, and what others see, it asks
+    itself.
+    """
+
+    def __init__(
+        self, node: Node, description: Description, log_lines: LogLines, log_reader: LogReader, access: Access
+    ) -> None:
         self._node, self._description = node, description
-        self._log_lines, self._log_reader = log_lines, log_reader
+        self._log_lines, self._log_reader, self._access = log_lines, log_reader, access
 
     @_translated
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
@@ -114,9 +126,10 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
-        return await self._description.status(
+        status = await self._description.status(
             memory=request.memory, readings=request.readings, past_runs=request.past_runs
         )
+        return self._access.shown(caller_of(context), status)
 
     @_translated
     async def Control(self, request: pb.ControlRanksRequest, context: Any) -> pb.ControlRanksReply:
@@ -128,12 +141,13 @@ class AllocatorService(service.AllocatorServicer):
 
     async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         """Read requests and write batches of events until either side ends."""
-        session = ClientSession()
+        caller = caller_of(context)
+        session = ClientSession(functools.partial(self._access.may_read, caller))
         self._node.sessions.add(session)
         writer = asyncio.create_task(self._write_events(session, context))
         try:
             async for request in request_iterator:
-                self._handle(session, request)
+                self._handle(session, caller, request)
         finally:
             writer.cancel()
             self._node.records.flush()  # what only this client could have submitted again
@@ -149,12 +163,14 @@ class AllocatorService(service.AllocatorServicer):
             while True:
                 await context.write(await session.batches())
 
-    def _handle(self, session: ClientSession, request: pb.SessionRequest) -> None:
+    def _handle(self, session: ClientSession, caller: Caller, request: pb.SessionRequest) -> None:
         kind = request.WhichOneof("message")
         message: Any = getattr(request, kind) if kind else None
-        self._node.collected(request.collected)
+        self._node.collected(run_id for run_id in request.collected if self._access.is_submitter(caller, run_id))
         run_id = message.run.run_id if kind == "submit" else getattr(message, "run_id", "")
         try:
+            if kind:
+                self._access.admit_message(caller, kind, message)
             match kind:
                 case "open":
                     check_protocol(message.protocol, message.client_id)
@@ -165,6 +181,7 @@ class AllocatorService(service.AllocatorServicer):
                         opened.mail_socket = str(self._node.paths.mail_socket)
                     session.send(opened=opened)
                     if message.mailbox:
+                        session.mailbox = message.mailbox
                         self._node.mail.open_mailbox(message.mailbox, session, on_session(session))
                 case "submit":
                     session.run_ids.add(run_id)
@@ -177,19 +194,32 @@ class AllocatorService(service.AllocatorServicer):
                 case "end_calls":
                     self._node.runs.end_calls(run_id)
                 case "shown":
-                    self._node.audience.note_shown(message)
+                    if self._access.is_submitter(caller, run_id):
+                        self._node.audience.note_shown(message)
                 case "unfollow":
                     session.unfollow(run_id)
                 case "proceed":
                     self._node.runs.apply(self._node.state.proceed(message.mesh_id, message.run_id))
                 case "mail":
-                    self._node.mail.accept(message.envelopes)
+                    self._accept_mail(session, caller, message.envelopes)
                 case "attach":
                     self._node.leases.expiry.attach(session, message.reservation_id)
                 case "detach":
                     self._node.leases.expiry.detach(session, message.reservation_id)
         except MonarchNbError as error:
             session.send(refused=pb.Refused(run_id=run_id, error_json=error_to_json(error)))
+
+    def _accept_mail(self, session: ClientSession, caller: Caller, envelopes: Iterable[Envelope]) -> None:
+        for envelope in envelopes:
+            if not self._access.is_own_mail(caller, session.mailbox, envelope):
+                _log.warning("%s sends mail that is not its own: it is not delivered", caller.name)
+                continue
+            try:
+                self._access.admit_mail(caller, envelope)
+            except MonarchNbError as error:
+                self._node.mail.refuse(envelope, error)
+            else:
+                self._node.mail.accept([envelope])
 
     async def Mail(self, request_iterator: Any, context: Any) -> pb.MailEnd:
         nodes: set[str] = set()

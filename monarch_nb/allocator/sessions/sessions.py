@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from monarch_nb.allocator.logs.output import RankFiles
@@ -21,9 +21,17 @@ MAX_FOLLOWED = 64
 
 
 class Session:
-    """One client's stream of events."""
+    """One client's stream of events.
 
-    def __init__(self) -> None:
+    Args:
+        may_read: whether the client is told what happens to a mesh.
+
+    Attributes:
+        mailbox: where the client takes mail; "" when it takes none here.
+    """
+
+    def __init__(self, may_read: Callable[[str], bool] = lambda _: True) -> None:
+        self.may_read, self.mailbox = may_read, ""
         self._events: list[pb.SessionEvent] = []
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None

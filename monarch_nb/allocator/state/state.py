@@ -28,7 +28,12 @@ MAX_ENDED = 50
 
 @dataclass
 class Lease:
-    """A reservation's part of this node. `nodes` are all of the reservation, by node rank, when it is confirmed."""
+    """A reservation's part of this node.
+
+    Attributes:
+        nodes: all of the reservation, by node rank, when it is confirmed.
+        shares: what its owner has granted (pb.Right), by name.
+    """
 
     request: pb.ReserveRequest
     gpu_indices: list[int]
@@ -36,6 +41,7 @@ class Lease:
     limits: Limits = field(default_factory=Limits)
     nodes: list[files_pb2.Peer] = field(default_factory=list)
     files: files_pb2.ReservationFiles = field(default_factory=files_pb2.ReservationFiles)
+    shares: dict[str, pb.Right.ValueType] = field(default_factory=dict)
 
     def change_files(self, change: files_pb2.ChangeFilesRequest) -> files_pb2.ReservationFiles:
         """Do what a client says of the reservation's files."""
@@ -127,6 +133,12 @@ class NodeState:
         if ended := self.ended.get(reservation_id):
             raise expired(ended)
         raise ReservationNotFound("the reservation is not held here (released, or never confirmed); reserve again")
+
+    def owner_of(self, reservation_id: str) -> str:
+        """Return whose a reservation is, or was when it ended by itself; "" when it is not known."""
+        if lease := self.leases.get(reservation_id):
+            return lease.request.owner
+        return self.ended[reservation_id].owner if reservation_id in self.ended else ""
 
     def release(self, reservation_id: str) -> list[str]:
         """Give a lease back; return the ids of its meshes, which are gone from the state."""

@@ -30,7 +30,7 @@ class FileNode:
     def __init__(self, directory: Path, name: str) -> None:
         self.name, self.paths = name, NodePaths(directory / name)
         self.paths.directory.mkdir()
-        self.files = NodeFiles(name, self.paths)
+        self.files = NodeFiles(name, self.paths, lambda _: "")
         self.files.workspaces.directory(RESERVATION)  # as spawning does
         self.address = f"unix:{directory / name}.sock"
         self.door = f"unix:{directory / name}.door"
@@ -46,7 +46,7 @@ class FileNode:
     async def start(self) -> None:
         identity, state = SimpleNamespace(node_id=self.name), SimpleNamespace(lease=lambda _: None)
         node: Any = SimpleNamespace(identity=identity, files=self.files, state=state)
-        service = AllocatorService(node, *[Mock()] * 3)  # nobody asks it for anything but files
+        service = AllocatorService(node, *[Mock()] * 4)  # nobody asks it for anything but files
         self.server = make_server()
         allocator_pb2_grpc.add_AllocatorServicer_to_server(service, self.server)
         self.server.add_insecure_port(self.address)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 from unittest.mock import AsyncMock
 
+from monarch_nb.allocator.serving.access import Access
 from monarch_nb.allocator.serving.service import AllocatorService
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2, state_pb2
@@ -30,5 +31,7 @@ class TestSession:
         await spawn(node)
         nothing: Any = None
         written_while_it_is_there: list[str] = []
-        await AllocatorService(node, nothing, nothing, nothing).Session(requests(), AsyncMock())
+        access = Access("node0", "", node.state, node.records)
+        context = AsyncMock(peer=lambda: "unix:")
+        await AllocatorService(node, nothing, nothing, nothing, access).Session(requests(), context)
         assert (written_while_it_is_there, written()) == ([], ["a"])

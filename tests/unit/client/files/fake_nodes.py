@@ -153,7 +153,7 @@ class DiskNode:
     def __init__(self, directory: Path, name: str) -> None:
         self.name, self.address = name, f"unix:{directory}/{name}"
         (directory / name).mkdir()
-        self.files = NodeFiles(name, NodePaths(directory / name))
+        self.files = NodeFiles(name, NodePaths(directory / name), lambda _: "")
         self.tree = self.files.workspaces.directory(DISK_RESERVATION)
         self.asked: list[pb.SyncTreeRequest] = []
         self.is_up = True

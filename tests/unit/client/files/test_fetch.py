@@ -23,7 +23,7 @@ class FakeConnection:
     def __init__(self, home: Path, directory: Path) -> None:
         home.mkdir()
         self.name = "node0"
-        self.files, self.directory = NodeFiles("node0", NodePaths(home)), directory
+        self.files, self.directory = NodeFiles("node0", NodePaths(home), lambda _: ""), directory
 
     async def unary(self, _: str, request: pb.ListFilesRequest, timeout_s: float) -> pb.ListFilesReply:
         return self.files.list(str(self.directory), request)

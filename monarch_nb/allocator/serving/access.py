@@ -1,0 +1,388 @@
+"""Who may do what: the one place that says what each request needs. What is not in the tables is refused.
+
+People are who has a certificate of the pool that is not a node's. They own what they reserve, and may grant others
+rights to it (monarch_nb.allocator.state.rights). Nodes pass on what people ask for in their names, with their rights;
+by themselves they only carry mail. What comes over the node's Unix socket comes from the allocator's own user, and
+needs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_nb.allocator.mail.mail import CLIENT
+from monarch_nb.allocator.recovery.records import Records
+from monarch_nb.allocator.state.limits import expired
+from monarch_nb.allocator.state.rights import Right, right_of, to_wire
+from monarch_nb.allocator.state.runs import Run
+from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.errors import AccessDenied, MeshNotFound, ReservationNotFound, UsageError
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto.mail_pb2 import Envelope
+from monarch_nb.rpc.callers import Caller
+from monarch_nb.trust.identity import ADMIN, NODE, USER
+
+Check = Callable[["Access", Caller, Any], None]
+"""Called with a request (of a stream, the first) that is not local; raises AccessDenied. It may correct the request."""
+
+PEOPLE = frozenset({USER, ADMIN})
+EVERYBODY = PEOPLE | {NODE}
+MAX_MAILBOXES = 10_000
+SEEN = ("reservation_id", "name", "owner", "procs", "gpus", "node_rank", "nodes", "created_at", "confirmed")
+LIMITS_SEEN = ("time_s", "time_left_s")
+"""What everybody learns of a reservation: that slots are taken, by whom, and until when."""
+
+
+class Access:
+    """Answers for one node who may do what there.
+
+    Args:
+        node_id: for messages.
+        address: by which clients know it.
+    """
+
+    def __init__(self, node_id: str, address: str, state: NodeState, records: Records) -> None:
+        self._node_id, self._address, self._state, self._records = node_id, address, state, records
+        self._mailboxes: dict[str, str] = {}
+        """Whose they are, those that were opened first first."""
+
+    # ---- what requests are asked for ----
+
+    def admit(self, method: str, caller: Caller, request: Any) -> None:
+        """Let a request in, or raise.
+
+        Args:
+            method: of the service.
+            request: of a stream, the first; of sessions, which are asked for each of their messages, None.
+
+        Raises:
+            AccessDenied: the caller may not do that.
+            ReservationNotFound, MeshNotFound: it may not know that there is such a one.
+        """
+        rule = RULES[method]
+        if caller.local:
+            return
+        if caller.role not in rule.roles:
+            raise AccessDenied(_wrong_role(method, caller, rule))
+        if rule.check is not None and request is not None:
+            rule.check(self, caller, request)
+
+    def admit_message(self, caller: Caller, kind: str, message: Any) -> None:
+        """Let a message of a session in, or raise as `admit` does."""
+        check = SESSION_RULES[kind]
+        if not caller.local and check is not None:
+            check(self, caller, message)
+
+    def is_own_mail(self, caller: Caller, mailbox: str, envelope: Envelope) -> bool:
+        """Whether a client sends in its own name, from its own mailbox, and to this node."""
+        sender = envelope.sender
+        ways = (sender.process, sender.node, envelope.node)
+        return caller.local or (mailbox != "" and ways == (mailbox, self._address, self._address))
+
+    def admit_mail(self, caller: Caller, envelope: Envelope) -> None:
+        """Let mail of a client in, or raise as `admit` does. Clients send to ranks."""
+        for process in envelope.processes if not caller.local else ():
+            self.need_mesh(caller, process.rpartition("/")[0], Right.RUN, "call its actors")
+
+    # ---- what there is a right to ----
+
+    def need(self, caller: Caller, reservation_id: str, right: Right, doing: str) -> None:
+        """Raise unless the caller has a right to a reservation, or there is no such reservation."""
+        lease = self._state.leases.get(reservation_id)
+        if lease is not None:
+            if (has := right_of(caller.name, lease)) < right:
+                raise self._denied(caller, lease.request, has, right, doing)
+        elif self._state.owner_of(reservation_id) not in ("", caller.name):
+            raise ReservationNotFound("the reservation is not held here (released, or never confirmed); reserve again")
+
+    def need_mesh(self, caller: Caller, mesh_id: str, right: Right, doing: str) -> None:
+        """Raise unless the caller has a right to a mesh's reservation. Meshes that others had here never were."""
+        reservation_id = self.reservation_of(mesh_id)
+        if reservation_id in self._state.leases:
+            self.need(caller, reservation_id, right, doing)
+            return
+        for ended in self._state.ended.values():
+            if mesh_id in ended.mesh_ids and ended.owner == caller.name:
+                raise expired(ended)
+        raise MeshNotFound("the mesh does not exist here any more (released?); reserve again")
+
+    def need_run(self, caller: Caller, run_id: str, doing: str) -> None:
+        """Raise when somebody else has submitted a run, but to the owner of the mesh that it runs on."""
+        for mesh_id, run in self.runs(run_id):
+            if run.submit.owner != caller.name:
+                self.need(caller, self.reservation_of(mesh_id), Right.OWN, doing)
+
+    def need_any(self, caller: Caller, doing: str) -> None:
+        """Raise unless the caller may run cells here, and so may do as the allocator's user what it wants."""
+        if not any(right_of(caller.name, lease) >= Right.RUN for lease in self._state.leases.values()):
+            raise AccessDenied(f"{caller.name} holds nothing on {self._node_id}, and only who does can {doing}")
+
+    def need_new(self, run_id: str, mesh_id: str) -> None:
+        """Raise when a run is called as one of another mesh, or as a mesh: what is asked of one is not done to two."""
+        elsewhere = [other for other, _ in self.runs(run_id) if other != mesh_id]
+        store = self.reservation_of(run_id)
+        if elsewhere or run_id in self._state.meshes or store not in ("", self.reservation_of(mesh_id)):
+            raise UsageError("the run's id is taken: every run has one of its own")
+
+    def reservation_of(self, mesh_id: str) -> str:
+        """Return the reservation that a mesh, or a script's store, belongs to; "" when it is not known."""
+        if mesh := self._state.meshes.get(mesh_id):
+            return mesh.spec.reservation_id
+        record = self._records.meshes.get(mesh_id)
+        return record.spec.reservation_id if record else ""
+
+    def is_submitter(self, caller: Caller, run_id: str) -> bool:
+        """Whether the caller has submitted a run, and so says what was shown of it and collects its results."""
+        if caller.local:
+            return True
+        if runs := self.runs(run_id):
+            return all(run.submit.owner == caller.name for _, run in runs)
+        return not self.reservation_of(run_id)  # else it is a mesh
+
+    def may_read(self, caller: Caller, mesh_id: str) -> bool:
+        """Whether the caller is told what happens to a mesh."""
+        lease = self._state.leases.get(self.reservation_of(mesh_id))
+        return caller.local or (lease is not None and right_of(caller.name, lease) >= Right.READ)
+
+    def claim_mailbox(self, caller: Caller, mailbox: str) -> None:
+        """A client takes mail: nobody else opens its mailbox."""
+        if not mailbox or caller.local:
+            return
+        owner = self._mailboxes.setdefault(mailbox, caller.name)
+        if owner != caller.name or not mailbox.startswith(f"{CLIENT}/"):
+            raise AccessDenied(f"{mailbox} is no mailbox of {caller.name}")
+        if len(self._mailboxes) > MAX_MAILBOXES:
+            del self._mailboxes[next(iter(self._mailboxes))]
+
+    def runs(self, run_id: str) -> list[tuple[str, Run]]:
+        """Return the runs of that id, each with its mesh's."""
+        meshes = self._state.meshes.items()
+        return [(mesh_id, run) for mesh_id, mesh in meshes if (run := mesh.runs.get(run_id))]
+
+    def _denied(
+        self, caller: Caller, request: pb.ReserveRequest, has: Right, needed: Right, doing: str
+    ) -> AccessDenied:
+        owner = request.owner
+        whose = f"{request.name} on {self._node_id} is {owner}'s"
+        shared = ", shared with you to " + ("read" if has is Right.READ else "run cells") if has else ""
+        if needed is Right.OWN:
+            message = f"{whose}{shared}: only {owner} can {doing}"
+        else:
+            how = "--run" if needed is Right.RUN else "--read"
+            message = (
+                f"{whose}{shared}: {owner} can let you {doing} (%mesh share {request.name} --to {caller.name} {how})"
+            )
+        return AccessDenied(message, owner, request.name)
+
+    # ---- what others see ----
+
+    def shown(self, caller: Caller, reply: pb.StatusReply) -> pb.StatusReply:
+        """Return what a caller may see of a node's status."""
+        if caller.local:
+            for reservation in reply.reservations:
+                reservation.right = pb.RIGHT_OWN
+            return reply
+        seen = pb.StatusReply(node=reply.node)
+        seen.readings.CopyFrom(reply.readings)
+        if not reply.HasField("readings"):
+            seen.ClearField("readings")
+        seen.ended.extend(ended for ended in reply.ended if ended.owner == caller.name)
+        for reservation in reply.reservations:
+            lease = self._state.leases.get(reservation.reservation_id)
+            right = Right.NONE if lease is None else right_of(caller.name, lease)
+            seen.reservations.append(_as_seen(reservation, right, caller))
+        return seen
+
+
+def _as_seen(reservation: pb.ReservationStatus, right: Right, caller: Caller) -> pb.ReservationStatus:
+    seen = pb.ReservationStatus(right=to_wire(right))
+    if right is Right.NONE:
+        for name in (*SEEN, *LIMITS_SEEN):
+            setattr(seen, name, getattr(reservation, name))
+        return seen
+    seen.MergeFrom(reservation)
+    if right < Right.OWN:
+        seen.shares.clear()
+        seen.shares[caller.name] = to_wire(right)
+    if right < Right.RUN:
+        for mesh in seen.meshes:
+            mesh.spec.environment.clear()  # tokens and passwords, most likely
+    return seen
+
+
+def _wrong_role(method: str, caller: Caller, rule: Rule) -> str:
+    if caller.role == NODE:
+        return f"{caller.name}'s certificate is a node's, and {method} is for people: use the one of `pool invite`"
+    if ADMIN in rule.roles:
+        return f"{method} is for who made the pool: ask there, or end the allocator on its machine"
+    return f"{method} is for nodes, not for {caller.name}"
+
+
+# ---- the tables ----
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a method needs.
+
+    Attributes:
+        roles: who may call it at all.
+        check: what people need besides; None for nothing.
+    """
+
+    roles: frozenset[str]
+    check: Check | None = None
+
+
+def _reservation(right: Right, doing: str) -> Check:
+    return lambda access, caller, request: access.need(caller, request.reservation_id, right, doing)
+
+
+def _mesh(right: Right, doing: str) -> Check:
+    return lambda access, caller, request: access.need_mesh(caller, request.mesh_id, right, doing)
+
+
+def _any(doing: str) -> Check:
+    return lambda access, caller, _: access.need_any(caller, doing)
+
+
+def _run(doing: str) -> Check:
+    return lambda access, caller, message: access.need_run(caller, message.run_id, doing)
+
+
+def _reserve(access: Access, caller: Caller, request: pb.ReserveRequest) -> None:
+    request.owner = caller.name
+    access.need(caller, request.reservation_id, Right.OWN, "change it")
+
+
+def _release(access: Access, caller: Caller, request: pb.ReleaseRequest) -> None:
+    if not caller.node:
+        request.why = ""  # a person asks for it
+    if caller.role != ADMIN:
+        access.need(caller, request.reservation_id, Right.OWN, "release it")
+
+
+def _new_mesh(right: Right, doing: str) -> Check:
+    """A mesh, or a store under the id of a run: it does not take the place of another's."""
+
+    def check(access: Access, caller: Caller, request: Any) -> None:
+        access.need(caller, request.reservation_id, right, doing)
+        known = access.reservation_of(request.mesh_id)
+        if known and known != request.reservation_id:
+            raise UsageError("a mesh of that id exists in another reservation")
+        if known:
+            access.need(caller, known, Right.OWN, doing)
+
+    return check
+
+
+def _control(access: Access, caller: Caller, request: pb.ControlRanksRequest) -> None:
+    kind = request.WhichOneof("message") or ""
+    right, doing = CONTROL_RULES.get(kind, (Right.OWN, "do that"))
+    if kind == "kill" and request.run_id and access.is_submitter(caller, request.run_id):
+        right = Right.RUN
+    access.need_mesh(caller, request.mesh_id, right, doing)
+    if request.run_id:
+        for mesh_id, _ in access.runs(request.run_id):
+            access.need(caller, access.reservation_of(mesh_id), right, doing)
+
+
+def _drop(access: Access, caller: Caller, request: pb.DropRequest) -> None:
+    access.need_mesh(caller, request.mesh_id, Right.RUN, "drop cells")
+    for run_id in request.run_ids:
+        access.need_run(caller, run_id, "drop others' cells")
+
+
+def _blob(doing: str) -> Check:
+    """Content of mail goes by a name that nobody guesses, and values of runs lie with their mesh."""
+
+    def check(access: Access, caller: Caller, request: pb.BlobChunk | pb.ReadBlobRequest) -> None:
+        if request.mesh_id:
+            access.need_mesh(caller, request.mesh_id, Right.RUN, doing)
+        elif caller.role != NODE:
+            access.need_any(caller, doing)
+
+    return check
+
+
+def _environment(access: Access, caller: Caller, request: Any) -> None:
+    if request.python or request.directories:  # another program would be started, and the node's disks be looked at
+        access.need_any(caller, "have another python described")
+
+
+def _submit(access: Access, caller: Caller, message: pb.Submit) -> None:
+    message.owner = caller.name
+    access.need_mesh(caller, message.mesh_id, Right.RUN, "run cells on it")
+    access.need_new(message.run.run_id, message.mesh_id)
+
+
+def _open(access: Access, caller: Caller, message: pb.Open) -> None:
+    access.claim_mailbox(caller, message.mailbox)
+
+
+_WRITE_FILES = _reservation(Right.OWN, "change its files")
+
+RULES: dict[str, Rule] = {
+    "Describe": Rule(EVERYBODY),
+    "Status": Rule(EVERYBODY),  # `Access.shown` leaves out what the caller may not see
+    "Reserve": Rule(PEOPLE, _reserve),
+    "Confirm": Rule(PEOPLE, _reservation(Right.OWN, "confirm it")),
+    "Release": Rule(PEOPLE, _release),
+    "Extend": Rule(PEOPLE, _reservation(Right.OWN, "extend it")),
+    "Idle": Rule(PEOPLE, _reservation(Right.OWN, "ask for its use")),
+    "HostStore": Rule(PEOPLE, _new_mesh(Right.RUN, "run scripts on it")),
+    "Spawn": Rule(PEOPLE, _new_mesh(Right.OWN, "start processes on it")),
+    "Restart": Rule(PEOPLE, _mesh(Right.OWN, "restart its ranks")),
+    "StopMesh": Rule(PEOPLE, _mesh(Right.OWN, "stop its processes")),
+    "Control": Rule(PEOPLE, _control),
+    "Drop": Rule(PEOPLE, _drop),
+    "Session": Rule(PEOPLE),  # each message by itself: SESSION_RULES
+    "Mail": Rule(frozenset({NODE})),
+    "ReadLogs": Rule(PEOPLE, _mesh(Right.READ, "read its logs")),
+    "WatchLog": Rule(PEOPLE, _mesh(Right.READ, "read its logs")),
+    "ReadLines": Rule(PEOPLE, _mesh(Right.READ, "read its logs")),
+    "SearchLog": Rule(PEOPLE, _mesh(Right.READ, "search its logs")),
+    "PutBlob": Rule(EVERYBODY, _blob("send values there")),
+    "ReadBlob": Rule(PEOPLE, _blob("read its values")),
+    "SyncTree": Rule(PEOPLE, _WRITE_FILES),
+    "PutChunks": Rule(PEOPLE, _WRITE_FILES),
+    "ChangeFiles": Rule(PEOPLE, _WRITE_FILES),
+    "Workspace": Rule(PEOPLE, _reservation(Right.RUN, "see its files")),
+    "ListFiles": Rule(PEOPLE, _reservation(Right.RUN, "see its files")),
+    "ReadFile": Rule(PEOPLE, _any("read files there")),
+    "SeeToken": Rule(PEOPLE, _any("look for files there")),
+    "DescribeEnvironment": Rule(PEOPLE, _environment),
+    "Shutdown": Rule(frozenset({ADMIN})),
+}
+"""By method of the service."""
+
+CONTROL_RULES: dict[str, tuple[Right, str]] = {
+    "where": (Right.READ, "see where its ranks are"),
+    "stack": (Right.READ, "see where its ranks are"),
+    "actors": (Right.READ, "see its actors"),
+    "stops": (Right.READ, "see where its ranks have stopped"),
+    "complete": (Right.RUN, "look into its variables"),
+    "inspect": (Right.RUN, "look into its variables"),
+    "debug": (Right.RUN, "debug its ranks"),
+    "abort_groups": (Right.RUN, "free its ranks"),
+    "interrupt_actors": (Right.OWN, "interrupt its actors"),
+    "kill": (Right.OWN, "kill its ranks"),
+}
+"""By what control threads are asked (ControlRanksRequest.message)."""
+
+SESSION_RULES: dict[str, Check | None] = {
+    "open": _open,
+    "submit": _submit,
+    "follow": _mesh(Right.READ, "see what runs on it"),
+    "cancel": _run("interrupt others' cells"),
+    "end_calls": _run("end others' calls"),
+    "shown": None,  # noted of those who submitted the run: `Access.is_submitter`
+    "unfollow": None,
+    "proceed": _mesh(Right.RUN, "run cells on it"),
+    "attach": _reservation(Right.READ, "attach to it"),
+    "detach": None,
+    "mail": None,  # each envelope by itself: `is_own_mail` and `admit_mail`
+}
+"""By message of a session (SessionRequest.message)."""

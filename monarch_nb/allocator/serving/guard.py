@@ -1,0 +1,70 @@
+"""The service behind its rules: each request is let in before the service sees it, whatever the method."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from monarch_nb.allocator.serving.access import Access
+from monarch_nb.errors import MonarchNbError
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import allocator_pb2_grpc as grpc_stubs
+from monarch_nb.rpc.callers import caller_of
+from monarch_nb.rpc.status import refuse
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Allocator"]
+
+
+class Guard:
+    """Stands in front of a service: has all of its methods, as its description names them.
+
+    Args:
+        service: does what is let in.
+        access: says what is.
+    """
+
+    def __init__(self, service: grpc_stubs.AllocatorServicer, access: Access) -> None:
+        self._access = access
+        for method in SERVICE.methods:
+            wrap = self._stream if method.client_streaming else self._unary
+            if method.server_streaming and not method.client_streaming:
+                wrap = self._answering_stream
+            setattr(self, method.name, wrap(method.name, getattr(service, method.name)))
+
+    def _unary(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        async def guarded(request: Any, context: Any) -> Any:
+            await self._admit(name, request, context)
+            return await method(request, context)
+
+        return guarded
+
+    def _answering_stream(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
+            await self._admit(name, request, context)
+            async with contextlib.aclosing(method(request, context)) as answers:
+                async for answer in answers:
+                    yield answer
+
+        return guarded
+
+    def _stream(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        async def guarded(requests: Any, context: Any) -> Any:
+            await self._admit(name, None, context)
+            return await method(self._from_first(name, requests, context), context)
+
+        return guarded
+
+    async def _from_first(self, name: str, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        is_first = True
+        async for request in requests:
+            if is_first:
+                is_first = False
+                await self._admit(name, request, context)
+            yield request
+
+    async def _admit(self, name: str, request: Any, context: Any) -> None:
+        try:
+            self._access.admit(name, caller_of(context), request)
+        except MonarchNbError as error:
+            await refuse(context, error)

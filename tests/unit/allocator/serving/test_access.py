@@ -1,0 +1,311 @@
+"""Who may do what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from monarch_nb.allocator.serving.access import CONTROL_RULES, RULES, SESSION_RULES, Access
+from monarch_nb.allocator.serving.guard import SERVICE
+from monarch_nb.errors import AccessDenied, MeshNotFound, MonarchNbError, ReservationNotFound, UsageError
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import files_pb2, run_pb2
+from monarch_nb.proto.mail_pb2 import Address, Envelope
+from monarch_nb.rpc.callers import Caller
+from unit.allocator.idle_node import MESH, NodeWithoutProcesses, spawn_request, store_request
+from unit.allocator.serving.people import ALICE, BOB, FOR_ALICE, LOCAL, MADE_THE_POOL, NODE
+
+ADDRESS = "host1:7878"
+METHODS = [method.name for method in SERVICE.methods]
+FOR_EVERYBODY = {"Describe", "Status"}
+READ = {"ReadLogs", "WatchLog", "ReadLines", "SearchLog"}
+RUN = READ | {"Drop", "HostStore", "PutBlob", "ReadBlob", "Workspace", "ListFiles", "ReadFile", "SeeToken"}
+OWN = set(METHODS) - FOR_EVERYBODY - {"Mail", "Shutdown"}
+"""What the owner may besides what everybody may."""
+
+
+@pytest.fixture
+async def access(node: NodeWithoutProcesses) -> Access:
+    """Of a node where alice holds a reservation with a mesh."""
+    node.leases.reserve(pb.ReserveRequest(reservation_id="r", name="dev", owner="alice", procs=2))
+    await node.stores.host(store_request())
+    await node.forking.spawn(spawn_request())
+    node.leases.confirm(pb.ConfirmRequest(reservation_id="r"))
+    return Access("host1", ADDRESS, node.state, node.records)
+
+
+def request_of(method: str) -> Any:
+    """Return a request about alice's reservation, with whatever its message has to name it by."""
+    message = SERVICE.methods_by_name[method].input_type._concrete_class()
+    known = {"reservation_id": "r", "mesh_id": MESH, "python": "/home/bob/python", "kill": True}
+    for name, value in known.items():
+        if name in message.DESCRIPTOR.fields_by_name:
+            setattr(message, name, value)
+    if method == "HostStore":
+        message.mesh_id = "s" * 32  # of a script: the mesh has its store already
+    return message
+
+
+def may(access: Access, caller: Caller, method: str) -> bool:
+    try:
+        access.admit(method, caller, None if method == "Session" else request_of(method))
+    except AccessDenied:
+        return False
+    return True
+
+
+def submit_as(node: NodeWithoutProcesses, owner: str, run_id: str) -> None:
+    run = run_pb2.RunSpec(run_id=run_id)
+    submit = pb.Submit(mesh_id=MESH, run=run, ranks=[0], all_ranks=[0], give_number=True, owner=owner)
+    node.state.submit(submit, now=1.0)
+
+
+class TestTables:
+    def test_every_method_of_the_service_has_a_rule_and_nothing_else_has(self) -> None:
+        assert set(RULES) == set(METHODS)
+
+    def test_every_message_of_a_session_has_a_rule(self) -> None:
+        kinds = pb.SessionRequest.DESCRIPTOR.oneofs_by_name["message"].fields
+        assert set(SESSION_RULES) == {kind.name for kind in kinds}
+
+    def test_every_question_to_control_threads_has_a_rule(self) -> None:
+        kinds = pb.ControlRanksRequest.DESCRIPTOR.oneofs_by_name["message"].fields
+        assert set(CONTROL_RULES) == {kind.name for kind in kinds}
+
+    @pytest.mark.parametrize(
+        ("caller", "right", "allowed"),
+        [
+            (BOB, None, FOR_EVERYBODY | {"Session"}),
+            (BOB, pb.RIGHT_READ, FOR_EVERYBODY | READ | {"Session"}),
+            (BOB, pb.RIGHT_RUN, FOR_EVERYBODY | RUN | {"Session", "DescribeEnvironment"}),
+            (ALICE, None, FOR_EVERYBODY | OWN),
+            (FOR_ALICE, None, FOR_EVERYBODY | OWN),
+            (MADE_THE_POOL, None, FOR_EVERYBODY | {"Session", "Release", "Shutdown"}),
+            (NODE, None, FOR_EVERYBODY | {"Mail"}),
+            (LOCAL, None, set(METHODS)),
+        ],
+        ids=["stranger", "reader", "runner", "owner", "node for the owner", "who made the pool", "node", "local"],
+    )
+    async def test_who_may_call_what_about_alices_reservation(
+        self, node: NodeWithoutProcesses, access: Access, caller: Caller, right: Any, allowed: set[str]
+    ) -> None:
+        if right:
+            node.state.leases["r"].shares["bob"] = right
+        assert {method for method in METHODS if may(access, caller, method)} == allowed
+
+
+class TestOwners:
+    async def test_a_reservation_is_the_callers_whatever_the_request_says(self, access: Access) -> None:
+        request = pb.ReserveRequest(reservation_id="new", owner="alice")
+        access.admit("Reserve", BOB, request)
+        assert request.owner == "bob"
+
+    async def test_on_the_unix_socket_the_request_is_believed(self, access: Access) -> None:
+        request = pb.ReserveRequest(reservation_id="new", owner="alice")
+        access.admit("Reserve", LOCAL, request)
+        assert request.owner == "alice"
+
+    async def test_the_error_says_whose_it_is_and_what_to_ask_for(self, access: Access) -> None:
+        with pytest.raises(
+            AccessDenied, match=r"^dev on host1 is alice's: only alice can restart its ranks$"
+        ) as caught:
+            access.admit("Restart", BOB, pb.RestartRequest(mesh_id=MESH))
+        assert (caught.value.owner, caught.value.name) == ("alice", "dev")
+        with pytest.raises(AccessDenied, match=r"alice can let you read its logs \(%mesh share dev --to bob --read\)$"):
+            access.admit("ReadLogs", BOB, pb.ReadLogsRequest(mesh_id=MESH))
+
+    async def test_why_something_ended_is_for_nodes_to_say(self, access: Access) -> None:
+        for caller, why in ((ALICE, ""), (FOR_ALICE, "its time was up")):
+            request = pb.ReleaseRequest(reservation_id="r", why="its time was up")
+            access.admit("Release", caller, request)
+            assert request.why == why
+
+    async def test_unknown_reservations_are_for_the_method_to_deny(self, access: Access) -> None:
+        access.admit("Extend", BOB, pb.ExtendRequest(reservation_id="unknown"))
+
+    async def test_how_anothers_reservation_ended_is_not_told(self, node: NodeWithoutProcesses, access: Access) -> None:
+        node.state.end("r", "its time was up", now=1.0)
+        node.state.release("r")
+        with pytest.raises(ReservationNotFound) as of_stranger:
+            access.admit("Extend", BOB, pb.ExtendRequest(reservation_id="r"))
+        assert type(of_stranger.value) is ReservationNotFound
+        with pytest.raises(MonarchNbError) as of_mesh:
+            access.admit("ReadLogs", BOB, pb.ReadLogsRequest(mesh_id=MESH))
+        assert type(of_mesh.value) is MeshNotFound
+
+    async def test_a_mesh_takes_no_other_ones_place(self, access: Access, node: NodeWithoutProcesses) -> None:
+        node.leases.reserve(pb.ReserveRequest(reservation_id="b", name="b", owner="bob", procs=1))
+        for method, message in (("Spawn", pb.SpawnRequest), ("HostStore", pb.HostStoreRequest)):
+            with pytest.raises(UsageError):
+                access.admit(method, BOB, message(reservation_id="b", mesh_id=MESH))
+            access.admit(method, BOB, message(reservation_id="b", mesh_id="n" * 32))
+
+    async def test_a_runner_does_not_replace_the_store_of_a_mesh(
+        self, access: Access, node: NodeWithoutProcesses
+    ) -> None:
+        node.state.leases["r"].shares["bob"] = pb.RIGHT_RUN
+        with pytest.raises(AccessDenied):
+            access.admit("HostStore", BOB, pb.HostStoreRequest(reservation_id="r", mesh_id=MESH))
+
+    async def test_what_a_node_offers_by_itself_anybody_may_ask(self, access: Access) -> None:
+        access.admit("DescribeEnvironment", BOB, files_pb2.DescribeEnvironmentRequest(packages=["torch"]))
+        for more in ({"python": "/home/bob/python"}, {"directories": ["/home/alice"]}):
+            with pytest.raises(AccessDenied):
+                access.admit("DescribeEnvironment", BOB, files_pb2.DescribeEnvironmentRequest(**more))
+
+    async def test_mail_of_nodes_brings_no_values_of_runs(self, access: Access) -> None:
+        access.admit("PutBlob", NODE, pb.BlobChunk(blob="b"))
+        with pytest.raises(AccessDenied):
+            access.admit("PutBlob", NODE, pb.BlobChunk(blob="b", mesh_id=MESH))
+
+
+class TestRuns:
+    @pytest.fixture
+    async def shared(self, node: NodeWithoutProcesses, access: Access) -> Access:
+        """With a run of alice's and one of bob's, who may run cells."""
+        node.state.leases["r"].shares["bob"] = pb.RIGHT_RUN
+        submit_as(node, "alice", "hers")
+        submit_as(node, "bob", "his")
+        return access
+
+    async def test_only_who_has_submitted_a_run_interrupts_it_and_the_owner(self, shared: Access) -> None:
+        for kind, message in (("cancel", pb.Cancel), ("end_calls", pb.EndCalls)):
+            shared.admit_message(BOB, kind, message(run_id="his"))
+            with pytest.raises(AccessDenied):
+                shared.admit_message(BOB, kind, message(run_id="hers"))
+            for run_id in ("his", "hers"):
+                shared.admit_message(ALICE, kind, message(run_id=run_id))
+
+    async def test_others_cells_are_not_dropped(self, shared: Access) -> None:
+        shared.admit("Drop", BOB, pb.DropRequest(mesh_id=MESH, run_ids=["his", "not here yet"]))
+        with pytest.raises(AccessDenied):
+            shared.admit("Drop", BOB, pb.DropRequest(mesh_id=MESH, run_ids=["his", "hers"]))
+
+    async def test_results_are_collected_by_who_has_submitted_the_run(self, shared: Access) -> None:
+        assert [shared.is_submitter(BOB, run_id) for run_id in ("his", "hers")] == [True, False]
+        assert [shared.is_submitter(ALICE, run_id) for run_id in ("his", "hers")] == [False, True]
+        assert not shared.is_submitter(BOB, MESH), "the store of a mesh is no script's"
+        assert shared.is_submitter(LOCAL, "hers")
+
+    async def test_a_run_is_its_submitters_whatever_the_message_says(self, shared: Access) -> None:
+        message = pb.Submit(mesh_id=MESH, run=run_pb2.RunSpec(run_id="new"), owner="alice")
+        shared.admit_message(BOB, "submit", message)
+        assert message.owner == "bob"
+
+    async def test_a_run_is_not_called_as_one_of_another_mesh(self, shared: Access, node: NodeWithoutProcesses) -> None:
+        node.leases.reserve(pb.ReserveRequest(reservation_id="c", name="c", owner="carol", procs=1))
+        node.state.add_mesh(pb.SpawnRequest(reservation_id="c", mesh_id="c" * 32, name="main", ranks=1))
+        carol = Caller("carol", "user")
+        for run_id in ("hers", MESH):
+            message = pb.Submit(mesh_id="c" * 32, run=run_pb2.RunSpec(run_id=run_id))
+            with pytest.raises(UsageError):
+                shared.admit_message(carol, "submit", message)
+
+    async def test_a_stranger_learns_nothing_of_runs(self, shared: Access) -> None:
+        carol = Caller("carol", "user")
+        for kind, message in (
+            ("submit", pb.Submit(mesh_id=MESH)),
+            ("follow", pb.Follow(mesh_id=MESH, run_id="hers")),
+            ("proceed", pb.Proceed(mesh_id=MESH, run_id="hers")),
+            ("cancel", pb.Cancel(run_id="hers")),
+            ("attach", pb.Attach(reservation_id="r")),
+        ):
+            with pytest.raises(AccessDenied):
+                shared.admit_message(carol, kind, message)
+        assert [shared.may_read(caller, MESH) for caller in (carol, BOB, ALICE, LOCAL)] == [False, True, True, True]
+
+    async def test_a_script_of_ones_own_may_be_killed(self, shared: Access) -> None:
+        for run_id, is_allowed in (("his", True), ("hers", False), ("", False)):
+            request = pb.ControlRanksRequest(mesh_id=MESH, kill=True, run_id=run_id)
+            if is_allowed:
+                shared.admit("Control", BOB, request)
+            else:
+                with pytest.raises(AccessDenied):
+                    shared.admit("Control", BOB, request)
+
+
+class TestMail:
+    def mail(self, process: str = f"{MESH}/0", sender: str = "client/b", node: str = ADDRESS) -> Envelope:
+        return Envelope(node=node, processes=[process], sender=Address(node=ADDRESS, process=sender))
+
+    async def test_a_client_sends_from_its_own_mailbox_to_this_node(self, access: Access) -> None:
+        assert access.is_own_mail(BOB, "client/b", self.mail())
+        assert not access.is_own_mail(BOB, "client/b", self.mail(sender="client/a"))
+        assert not access.is_own_mail(BOB, "", self.mail(sender=""))
+        assert not access.is_own_mail(BOB, "client/b", self.mail(node="host2:7878")), "it would pass as a node's"
+        assert access.is_own_mail(LOCAL, "client/b", self.mail(sender="client/a"))
+
+    async def test_it_reaches_ranks_of_whoever_may_run_cells_there(
+        self, access: Access, node: NodeWithoutProcesses
+    ) -> None:
+        access.admit_mail(ALICE, self.mail())
+        for process in (f"{MESH}/0", "client/a", "unknown/0"):
+            with pytest.raises((AccessDenied, MeshNotFound)):
+                access.admit_mail(BOB, self.mail(process))
+        node.state.leases["r"].shares["bob"] = pb.RIGHT_READ
+        with pytest.raises(AccessDenied):
+            access.admit_mail(BOB, self.mail())
+        node.state.leases["r"].shares["bob"] = pb.RIGHT_RUN
+        access.admit_mail(BOB, self.mail())
+
+    async def test_nobody_takes_anothers_mail(self, access: Access) -> None:
+        access.admit_message(ALICE, "open", pb.Open(mailbox="client/a"))
+        access.admit_message(ALICE, "open", pb.Open(mailbox="client/a"))
+        for mailbox in ("client/a", f"{MESH}/0"):
+            with pytest.raises(AccessDenied):
+                access.admit_message(BOB, "open", pb.Open(mailbox=mailbox))
+
+
+class TestWhatOthersSee:
+    def status(self) -> pb.StatusReply:
+        spec = pb.SpawnRequest(
+            mesh_id=MESH, name="main", environment={"HF_TOKEN": "hf_secret"}, directory="/home/alice"
+        )
+        run = pb.RunStatus(run_id="hers", title="secret_sauce()", notebook="/home/alice/plans.ipynb")
+        held = pb.ReservationStatus(
+            reservation_id="r", name="dev", owner="alice", procs=2, nodes=1, confirmed=True, time_s=60.0, idle_s=30.0
+        )
+        held.time_left_s, held.notebook = 50.0, "/home/alice/plans.ipynb"
+        held.shares["bob"] = held.shares["carol"] = pb.RIGHT_READ
+        held.files.added.add(name="data", source="host:/home/alice/data")
+        held.meshes.add(mesh_id=MESH, spec=spec, runs=[run], ranks=[pb.Rank(rank=0, pid=7)])
+        ended = [pb.Ended(name=name, owner=name, why="its time was up") for name in ("alice", "bob")]
+        return pb.StatusReply(node=pb.DescribeReply(node_id="host1"), reservations=[held], ended=ended)
+
+    async def test_a_stranger_sees_who_holds_how_much_until_when_and_no_more(self, access: Access) -> None:
+        seen = access.shown(BOB, self.status())
+        assert list(seen.reservations) == [
+            pb.ReservationStatus(
+                reservation_id="r",
+                name="dev",
+                owner="alice",
+                procs=2,
+                nodes=1,
+                confirmed=True,
+                time_s=60.0,
+                time_left_s=50.0,
+            )
+        ]
+        assert [ended.owner for ended in seen.ended] == ["bob"]
+        assert seen.node.node_id == "host1"
+        assert not seen.HasField("readings")
+
+    async def test_who_made_the_pool_sees_no_more_than_others(self, access: Access) -> None:
+        assert access.shown(MADE_THE_POOL, self.status()).reservations == access.shown(BOB, self.status()).reservations
+
+    async def test_a_reader_sees_runs_but_no_variables_of_the_environment_nor_who_else_reads(
+        self, node: NodeWithoutProcesses, access: Access
+    ) -> None:
+        node.state.leases["r"].shares["bob"] = pb.RIGHT_READ
+        (seen,) = access.shown(BOB, self.status()).reservations
+        assert seen.meshes[0].runs[0].title == "secret_sauce()"
+        assert not seen.meshes[0].spec.environment
+        assert dict(seen.shares) == {"bob": pb.RIGHT_READ}
+        assert seen.right == pb.RIGHT_READ
+
+    async def test_the_owner_sees_everything(self, access: Access) -> None:
+        (seen,), (told,) = access.shown(ALICE, self.status()).reservations, self.status().reservations
+        assert seen.right == pb.RIGHT_OWN
+        told.right = pb.RIGHT_OWN
+        assert seen == told

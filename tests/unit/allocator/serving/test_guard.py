@@ -1,0 +1,208 @@
+"""A node's service over TLS, called with certificates of people and nodes of a pool."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from monarch_nb.rpc.channel import make_server  # isort: skip  (sets gRPC's environment before grpc is imported)
+import grpc
+import pytest
+
+from monarch_nb import config
+from monarch_nb.allocator.serving.access import Access
+from monarch_nb.allocator.serving.describe import Description
+from monarch_nb.allocator.serving.guard import SERVICE, Guard
+from monarch_nb.allocator.serving.read_lines import LogLines
+from monarch_nb.allocator.serving.read_logs import LogReader
+from monarch_nb.allocator.serving.service import AllocatorService
+from monarch_nb.errors import AccessDenied, MonarchNbError
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub, add_AllocatorServicer_to_server
+from monarch_nb.rpc.callers import acting_for
+from monarch_nb.rpc.status import error_from_json, translate
+from monarch_nb.trust.authority import Authority
+from monarch_nb.trust.identity import Identity
+from monarch_nb.trust.pools import make_paths
+from unit.allocator.idle_node import MESH, NodeWithoutProcesses, spawn_request, store_request
+
+TIMEOUT_S = 60.0
+Connect = Callable[[str, str], Any]
+
+
+@pytest.fixture
+async def connect(
+    node: NodeWithoutProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Connect]:
+    """Return what connects somebody, by name and role, to a node where alice holds a reservation with a mesh."""
+    monkeypatch.setenv("MONARCH_NB_CONFIG", str(tmp_path / "config"))
+    authority = Authority.create("lab", make_paths("lab"))
+    node.leases.reserve(pb.ReserveRequest(reservation_id="r", name="dev", owner="alice", procs=2))
+    await node.stores.host(store_request())
+    await node.forking.spawn(spawn_request())
+    node.leases.confirm(pb.ConfirmRequest(reservation_id="r"))
+    server, port = _serve(node, authority.issue("host1", "node"))
+    await server.start()
+    channels = []
+
+    def connect(name: str, role: str) -> Any:
+        identity = authority.issue(name, role)
+        credentials = grpc.ssl_channel_credentials(identity.authority, identity.key, identity.certificate)
+        options = (("grpc.ssl_target_name_override", identity.target_name),)
+        channels.append(grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options))
+        stub: Any = AllocatorStub(channels[-1])  # type: ignore[no-untyped-call, unused-ignore]
+        return stub
+
+    yield connect
+    await asyncio.gather(*(channel.close() for channel in channels))
+    await server.stop(grace=None)
+
+
+def _serve(node: NodeWithoutProcesses, identity: Identity) -> tuple[grpc.aio.Server, int]:
+    description = Description(
+        node.identity,
+        node.state,
+        node.supervisor,
+        node.warming,
+        node.readings,
+        node.whereabouts,
+        node.actors,
+        node.leases.expiry,
+        node.scripts,
+    )
+    access = Access("host1", "host1:7878", node.state, node.records)
+    lines = LogLines(node.paths, node.state, node.watch)
+    reader = LogReader(node.paths, node.state, node.watch, node.sessions)
+    server = make_server()
+    guard: Any = Guard(AllocatorService(node, description, lines, reader, access), access)
+    add_AllocatorServicer_to_server(guard, server)
+    credentials = grpc.ssl_server_credentials(
+        [(identity.key, identity.certificate)], identity.authority, require_client_auth=True
+    )
+    return server, server.add_secure_port("127.0.0.1:0", credentials)
+
+
+async def outcome(call: Any) -> MonarchNbError | None:
+    """Return what a call, or a stream of answers, is refused with."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            if hasattr(call, "__aiter__"):
+                async for _ in call:
+                    pass
+            else:
+                await call
+    except grpc.aio.AioRpcError as error:
+        return translate(error, "host1")
+    return None
+
+
+async def test_every_method_asks_who_calls(connect: Connect) -> None:
+    """A stranger gets nothing out of any method of the service, whatever kind of stream it is."""
+    bob, refused = connect("bob", "user"), set()
+    for method in SERVICE.methods:
+        request = method.input_type._concrete_class()
+        for name, value in {"reservation_id": "r", "mesh_id": MESH, "python": "/bin/true"}.items():
+            if name in method.input_type.fields_by_name:
+                setattr(request, name, value)
+        if method.name in ("Describe", "Status", "Session"):
+            continue
+        call = getattr(bob, method.name)
+        error = await outcome(call(iter([request])) if method.client_streaming else call(request))
+        if isinstance(error, AccessDenied):
+            refused.add(method.name)
+    assert refused == {method.name for method in SERVICE.methods} - {"Describe", "Status", "Session"}
+
+
+async def test_what_is_reserved_belongs_to_the_name_of_the_certificate(
+    connect: Connect, node: NodeWithoutProcesses
+) -> None:
+    await connect("bob", "user").Reserve(pb.ReserveRequest(reservation_id="b", name="mine", owner="alice", procs=1))
+    assert node.state.leases["b"].request.owner == "bob"
+
+
+async def test_others_see_that_it_is_taken_and_by_whom(connect: Connect) -> None:
+    (seen,) = (await connect("bob", "user").Status(pb.StatusRequest())).reservations
+    assert (seen.name, seen.owner, seen.procs, list(seen.meshes)) == ("dev", "alice", 2, [])
+    (own,) = (await connect("alice", "user").Status(pb.StatusRequest())).reservations
+    assert [mesh.mesh_id for mesh in own.meshes] == [MESH]
+
+
+async def test_the_owner_reads_logs_and_a_node_does_not(connect: Connect) -> None:
+    request = pb.ReadLogsRequest(mesh_id=MESH)
+    assert await outcome(connect("alice", "user").ReadLogs(request)) is None
+    assert isinstance(await outcome(connect("host2", "node").ReadLogs(request)), AccessDenied)
+
+
+async def test_a_node_may_do_for_a_person_what_that_one_may_do(connect: Connect) -> None:
+    host = connect("host2", "node")
+    assert await outcome(host.Idle(pb.IdleRequest(reservation_id="r"), metadata=acting_for("alice"))) is None
+    denied = await outcome(host.Idle(pb.IdleRequest(reservation_id="r"), metadata=acting_for("bob")))
+    assert isinstance(denied, AccessDenied)
+
+
+async def test_who_made_the_pool_may_release_what_others_hold_and_not_read_it(
+    connect: Connect, node: NodeWithoutProcesses
+) -> None:
+    carol = connect("carol", "admin")
+    assert isinstance(await outcome(carol.ReadLogs(pb.ReadLogsRequest(mesh_id=MESH))), AccessDenied)
+    assert await outcome(carol.Release(pb.ReleaseRequest(reservation_id="r"))) is None
+    assert not node.state.leases
+
+
+class Stream:
+    """A client's session."""
+
+    def __init__(self, stub: Any) -> None:
+        self._call = stub.Session()
+
+    async def send(self, **message: Any) -> None:
+        await self._call.write(pb.SessionRequest(**message))
+
+    async def next(self) -> pb.SessionEvent:
+        """Return the one event of the next message."""
+        async with asyncio.timeout(TIMEOUT_S):
+            (event,) = (await self._call.read()).events
+        assert isinstance(event, pb.SessionEvent)
+        return event
+
+    async def opened(self, mailbox: str = "") -> Stream:
+        await self.send(open=pb.Open(protocol=config.PROTOCOL, mailbox=mailbox))
+        assert (await self.next()).HasField("opened")
+        return self
+
+
+async def test_a_strangers_session_is_refused_what_it_asks_for_and_goes_on(
+    connect: Connect, node: NodeWithoutProcesses
+) -> None:
+    session = await Stream(connect("bob", "user")).opened()
+    submit = pb.Submit(mesh_id=MESH, run=run_pb2.RunSpec(run_id="his"), ranks=[0], give_number=True, owner="alice")
+    for message in (
+        {"submit": submit},
+        {"follow": pb.Follow(mesh_id=MESH, run_id="his")},
+        {"attach": pb.Attach(reservation_id="r")},
+    ):
+        await session.send(**message)
+        refused = (await session.next()).refused
+        assert isinstance(error_from_json(refused.error_json), AccessDenied)
+    assert not node.state.meshes[MESH].runs
+    assert not any(one.attached or one.run_ids for one in node.sessions)
+
+
+async def test_only_who_may_read_hears_that_a_rank_has_died(connect: Connect, node: NodeWithoutProcesses) -> None:
+    alice = await Stream(connect("alice", "user")).opened()
+    bob = await Stream(connect("bob", "user")).opened()
+    node.supervisor.explain_death = lambda *_: run_pb2.Death(signal=9)
+    node._on_death(node.supervisor.ranks[MESH, 1], 0)
+    assert (await alice.next()).rank_died.rank == 1
+    await bob.send(attach=pb.Attach(reservation_id="r"))
+    assert (await bob.next()).HasField("refused"), "nothing came before"
+
+
+async def test_nobody_opens_anothers_mailbox(connect: Connect) -> None:
+    await Stream(connect("alice", "user")).opened("client/a")
+    bob = await Stream(connect("bob", "user")).opened("client/b")
+    await bob.send(open=pb.Open(protocol=config.PROTOCOL, mailbox="client/a"))
+    assert (await bob.next()).HasField("refused")
