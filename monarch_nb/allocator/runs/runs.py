@@ -56,11 +56,13 @@ class Runs:
     def submit(self, session: Session, submit: pb.Submit) -> None:
         """Queue a run for a session that follows it; the same run id again only follows it."""
         mesh = self._state.mesh(submit.mesh_id)
-        if submit.run.HasField("calls"):
+        is_calls = submit.run.HasField("calls")
+        if is_calls:
             session.calls.add(submit.run.run_id)
         known = submit.run.run_id in mesh.runs
-        # Else the allocator before this one had started it, and there is output.
-        is_new = not known and not submit.run.output and not mesh.is_running(submit.run.run_id)
+        # Else the allocator before this one had started it, and there is output. What is called comes another way here,
+        # perhaps sooner, and prints at once.
+        is_new = not (known or is_calls or submit.run.output or mesh.is_running(submit.run.run_id))
         queued, effects = self._state.submit(submit, time.time())
         run = mesh.runs[submit.run.run_id]
         self._expiry.used(mesh.spec.reservation_id)
@@ -68,7 +70,7 @@ class Runs:
             self._records.note_number(submit.mesh_id, mesh.last_number)
             self._audience.prepare_output(mesh, run)
         others_wait = submit.give_number and len(submit.all_ranks) > len(submit.ranks)
-        is_awaited = others_wait or submit.run.HasField("calls")  # by other nodes, and by the first call
+        is_awaited = others_wait or is_calls  # by other nodes, and by the first call
         session.send(urgent=is_awaited or bool(queued.ahead), queued=queued)
         if not submit.quiet:
             # Before it starts: then there is nothing to read.

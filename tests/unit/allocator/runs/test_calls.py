@@ -69,6 +69,15 @@ class TestCalls:
         node.runs.end_calls("calls")  # fine
         node.runs.end_calls("unknown")
 
+    async def test_what_was_printed_before_the_run_has_come_here_is_sent(self, node: NodeWithoutProcesses) -> None:
+        """Calls come by mail, to the ranks of other nodes sooner perhaps than the run in whose name they are."""
+        await spawn(node)
+        printed = run_file(node.paths.runs(MESH), 1, 1, "out")
+        printed.parent.mkdir(parents=True)
+        printed.write_text("early\n")
+        [output] = events(call(node, "calls"), "output")
+        assert [(told.rank, told.items[0].stdout) for told in output.ranks] == [(1, b"early\n")]
+
     async def test_a_rank_that_dies_has_its_death_as_result(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)
         call(node, "calls")
