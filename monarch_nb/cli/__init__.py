@@ -1,5 +1,8 @@
 """`monarch-nb` in a terminal.
 
-main  all commands: what they take, what they do
-run   monarch-nb run: a script on ranks
+main    all commands: what they take, what they do
+run     monarch-nb run: a script on ranks
+debug   monarch-nb debug: the debugger's prompt
+pool    monarch-nb pool: pools of hosts, and who may use them
+tables  columns
 """

@@ -13,7 +13,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch_nb.cli import debug as debug_command
+from monarch_nb.cli import pool as pool_command
 from monarch_nb.cli import run as run_command
+from monarch_nb.cli.tables import print_table
 from monarch_nb.config import DEFAULT_POOL, LOG_LINES, PROTOCOL, VERSION
 from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, UsageError
 from monarch_nb.times import duration, seconds_of
@@ -31,6 +33,7 @@ examples:
   monarch-nb logs dev -t 0 -n 20        the last 20 lines of rank 0
   monarch-nb release dev                end the ranks of a reservation
   monarch-nb down                       end the pool
+  monarch-nb pool init lab              a pool of other machines: how to begin
 """
 
 
@@ -96,7 +99,7 @@ def make_parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         added.set_defaults(run=run, parser=added)
-        if name not in ("allocator", "version"):
+        if name not in ("pool", "allocator", "version"):
             added.add_argument("--pool", default=DEFAULT_POOL, help="name of the pool (default: %(default)s)")
         return added
 
@@ -157,6 +160,9 @@ def make_parser() -> argparse.ArgumentParser:
 
     down = command("down", _down, "end the local pool and remove its files", "down", "down --force")
     down.add_argument("--force", action="store_true", help="also when reservations are held")
+
+    pool = command("pool", pool_command.run, pool_command.SUMMARY)
+    pool_command.add_commands(pool)
 
     command("allocator", _allocator, "run one node in the foreground")
     command("version", _version, "print the version")
@@ -238,7 +244,7 @@ def _status(options: argparse.Namespace) -> int:
         (node["node"], node["state"], node["pid"], _used(node["procs_free"], node["procs"]), _gpus(node))
         for node in described
     ]
-    _print_table(("node", "state", "pid", "procs used", "GPUs used"), rows)
+    print_table(("node", "state", "pid", "procs used", "GPUs used"), rows)
     for note in _gpu_notes(described):
         print(note)
     print()
@@ -410,7 +416,7 @@ def _print_reservations(reservations: Sequence[ReservationInfo], procs: str = "N
         (info.name, info.owner, info.shape, info.alive_of_all, _running(info), info.left, info.notebook)
         for info in reservations
     ]
-    _print_table(("reservation", "owner", "shape", "ranks alive", "running", "time left", "notebook"), rows)
+    print_table(("reservation", "owner", "shape", "ranks alive", "running", "time left", "notebook"), rows)
 
 
 def _running(info: ReservationInfo) -> str:
@@ -433,24 +439,6 @@ def _gpu_notes(nodes: Iterable[dict[str, Any]]) -> Iterator[str]:
     for node in nodes:
         if lost := [gpu["trouble"] for gpu in node["gpus"] or () if gpu["trouble"]]:
             yield f"{node['node']}: {node['gpus_free']} of {len(node['gpus'])} GPUs free; {'; '.join(lost)}"
-
-
-def _print_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print columns; those that are empty in every row are left out."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    kept = [column for column in range(len(headers)) if any(row[column] for row in rows)]
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for column in kept:
-        table.add_column(headers[column], overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(str(row[column] or "")) for column in kept))
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200
-    console.print(table)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ pools          the pool's directory in the user's config, its name, where its no
 identity       a certificate with its key and authority, as one file; what a certificate says
 authority      makes certificates; renews itself
 revocation     the list of certificates that count no longer
+membership     pools made, people invited, invitations taken in; certificates renewed and revoked
 private_files  files that only this user reads, replaced whole
 
 `cryptography` is imported inside functions: a local pool never needs it.

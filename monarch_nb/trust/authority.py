@@ -19,6 +19,7 @@ from monarch_nb.trust.identity import (
     Identity,
     facts_of,
     is_key_of,
+    is_signed_by,
     parse_certificate,
     pem_blocks,
     split_chain,
@@ -119,7 +120,7 @@ class Authority:
         leaf = _leaf(_builder(subject, key, begin, end), role, self.pool)
         certificate = _pem(_sign(leaf, self._newest().subject, self._private_key()))
         with locked(self.paths.directory):
-            write_private(self.paths.issued, _issued(self.paths) + certificate)
+            write_private(self.paths.issued, b"".join([*self._noted(), certificate]))
         return Identity(self.pool, name, role, certificate + self.chain, _private_pem(key), self.certificates)
 
     def issued(self) -> list[CertificateFacts]:
@@ -128,7 +129,7 @@ class Authority:
         Raises:
             TrustError: the file can not be read.
         """
-        return [facts_of(block) for block in pem_blocks(_issued(self.paths), "CERTIFICATE")]
+        return [facts_of(pem) for pem in self._noted()]
 
     def renewed(self, now: float | None = None) -> Authority:
         """Make a new authority, which those believe too who know this one; this one stays believed until it expires or
@@ -151,11 +152,14 @@ class Authority:
         return self._replaced(b"".join([_pem(certificate), *kept]), chain, _private_pem(key))
 
     def without_old(self) -> Authority:
-        """Believe only the newest authority from now on.
+        """Believe only the newest authority from now on; what older ones issued is noted no longer.
 
         Raises:
             TrustError: a file can not be written.
         """
+        with locked(self.paths.directory):
+            believed = [pem for pem in self._noted() if is_signed_by(pem, [self.certificates])]
+            write_private(self.paths.issued, b"".join(believed))
         return self._replaced(_pem(self._newest()), b"", self.key)
 
     @property
@@ -177,6 +181,12 @@ class Authority:
             builder.add_extension(signer, critical=False).sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
             + self.chain
         )
+
+    def _noted(self) -> list[bytes]:
+        try:
+            return pem_blocks(read_private(self.paths.issued), "CERTIFICATE")
+        except FileNotFoundError:
+            return []
 
     def _newest(self) -> x509.Certificate:
         return parse_certificate(self.certificates)
@@ -310,11 +320,3 @@ def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _time(now: float | None) -> datetime:
     return datetime.fromtimestamp(time.time() if now is None else now, UTC)
-
-
-def _issued(paths: TrustPaths) -> bytes:
-    """Return every certificate that was issued."""
-    try:
-        return read_private(paths.issued)
-    except FileNotFoundError:
-        return b""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NODE, ADMIN, USER = "node", "admin", "user"
 """Roles: of nodes, of who made the pool, of who was invited."""
 WARNING_S = 14 * 86400.0
-"""So long before a certificate expires it is said."""
+"""So long before a certificate expires it is said; of one that lives less than twice as long, in its second half."""
 _BLOCK = re.compile(rb"-----BEGIN (?P<label>[A-Z0-9 -]+)-----\r?\n.*?-----END (?P=label)-----\r?\n?", re.DOTALL)
 
 
@@ -173,13 +173,15 @@ def check_time(facts: CertificateFacts, now: float, source: str) -> None:
 
 
 def expiry_warning(identity: Identity, now: float | None = None) -> str:
-    """Return what to say of a certificate that expires within 14 days; empty when it lasts longer."""
-    left_s = identity.expires_at - (time.time() if now is None else now)
-    if left_s > WARNING_S:
+    """Return what to say of a certificate that expires within 14 days, or has; empty when it lasts longer. One that was
+    made for a few days is warned about in the second half of them."""
+    facts = identity.facts
+    left_s = facts.not_after - (time.time() if now is None else now)
+    if left_s > min(WARNING_S, (facts.not_after - facts.not_before) / 2):
         return ""
     whose = "the certificate of the nodes" if identity.role == NODE else f"{identity.name}'s certificate"
     when = f"expires in {duration(left_s)}" if left_s > 0 else "has expired"
-    return f"{whose} for the pool {identity.pool} {when}: {_renewal(identity.facts)}"
+    return f"{whose} for the pool {identity.pool} {when}: {_renewal(facts)}"
 
 
 def _renewal(facts: CertificateFacts) -> str:

@@ -63,7 +63,7 @@ def read_private(path: Path) -> bytes:
             if facts.st_uid not in (os.getuid(), 0):
                 raise TrustError(f"{path} is another user's")
             if facts.st_mode & 0o077:
-                raise TrustError(f"{path} holds a key and others can read it: run chmod 600 {path}")
+                raise TrustError(f"others can read or change {path}: run chmod 600 {path}")
             content = file.read(LARGEST_BYTES + 1)
     except FileNotFoundError:
         raise

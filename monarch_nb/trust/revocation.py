@@ -45,6 +45,31 @@ class Revocations:
         Raises:
             TrustError: it is garbled, or none of them has signed it.
         """
+        made, is_ours = cls._read(pem, authority)
+        if not is_ours:
+            raise TrustError("the list of revoked certificates is not signed by this pool's authority")
+        return made
+
+    @classmethod
+    def load(cls, path: Path, authority: bytes) -> Revocations:
+        """Return what `save` wrote; one that was never written revokes nothing.
+
+        Nor does one of an authority that is believed no more: it names certificates of that one and of those before.
+
+        Raises:
+            TrustError: the file can not be used; to go on without it would let in who was revoked.
+        """
+        try:
+            made, is_ours = cls._read(read_private(path), authority)
+        except FileNotFoundError:
+            return cls()
+        except TrustError as error:
+            raise TrustError(f"{path} can not be used: {error}") from None
+        return made if is_ours else cls()
+
+    @classmethod
+    def _read(cls, pem: bytes, authority: bytes) -> tuple[Revocations, bool]:
+        """Return a list, and whether the authority has signed it."""
         from cryptography import x509
 
         lists = pem_blocks(pem, "X509 CRL") if len(pem) <= LARGEST_LIST_BYTES else []
@@ -57,24 +82,9 @@ class Revocations:
         except (ValueError, x509.ExtensionNotFound):
             raise TrustError("the list of revoked certificates is garbled") from None
         anchors, _ = split_chain(pem_blocks(authority, "CERTIFICATE"))
-        chain = pem_blocks(pem, "CERTIFICATE")
-        if not any(_has_signed(signer, read) for signer in [*anchors, *certified(chain, anchors)]):
-            raise TrustError("the list of revoked certificates is not signed by this pool's authority")
-        return cls(number, serials, b"".join([*lists, *chain]))
-
-    @classmethod
-    def load(cls, path: Path, authority: bytes) -> Revocations:
-        """Return what `save` wrote; one that was never written revokes nothing.
-
-        Raises:
-            TrustError: the file can not be used; to go on without it would let in who was revoked.
-        """
-        try:
-            return cls.verify(read_private(path), authority)
-        except FileNotFoundError:
-            return cls()
-        except TrustError as error:
-            raise TrustError(f"{path} can not be used: {error}") from None
+        chain = certified(split_chain(pem_blocks(pem, "CERTIFICATE"))[1], anchors)
+        is_ours = any(_has_signed(signer, read) for signer in [*anchors, *chain])
+        return cls(number, serials, b"".join([*lists, *chain])), is_ours
 
     def save(self, path: Path) -> None:
         """Write the file.

@@ -63,14 +63,28 @@ def test_what_is_saved_is_loaded(tmp_path: Path, authority: Authority, ada: Iden
     assert (tmp_path / "revoked.pem").stat().st_mode & 0o777 == 0o600
 
 
-def test_another_authoritys_is_refused(tmp_path: Path, authority: Authority, other: Authority, ada: Identity) -> None:
+def test_another_authoritys_is_refused(authority: Authority, other: Authority, ada: Identity) -> None:
     forged = revoke(Revocations(), other, [ada.facts], NOW)
     with pytest.raises(TrustError, match="not signed by this pool's authority"):
         Revocations.verify(forged.pem, authority.certificates)
     with pytest.raises(TrustError, match="not signed"):
         Revocations.verify(forged.pem + other.certificates, authority.certificates)
-    forged.save(tmp_path / "revoked.pem")
-    with pytest.raises(TrustError, match=r"revoked\.pem can not be used"):
+
+
+def test_one_of_a_forgotten_authority_names_nobody_that_counts(
+    tmp_path: Path, authority: Authority, ada: Identity
+) -> None:
+    """A node that was away while the authority was renewed and the old one forgotten must start."""
+    revoke(Revocations(), authority, [ada.facts], NOW).save(tmp_path / "revoked.pem")
+    renewed = authority.renewed(NOW)
+    assert Revocations.load(tmp_path / "revoked.pem", renewed.certificates).is_revoked(ada.facts)
+    newest = renewed.without_old()
+    assert Revocations.load(tmp_path / "revoked.pem", newest.certificates) == Revocations()
+
+
+def test_a_garbled_file_is_not_passed_over(tmp_path: Path, authority: Authority) -> None:
+    (tmp_path / "revoked.pem").touch(mode=0o600)
+    with pytest.raises(TrustError, match=r"revoked\.pem can not be used: .* garbled"):
         Revocations.load(tmp_path / "revoked.pem", authority.certificates)
 
 

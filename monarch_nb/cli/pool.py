@@ -1,0 +1,271 @@
+"""`monarch-nb pool`: pools of hosts, made, joined and shared, from a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from monarch_nb.cli.tables import print_table
+from monarch_nb.config import DEFAULT_PORT
+from monarch_nb.errors import MonarchNbError, TrustError
+from monarch_nb.ground.rank_sets import counted
+from monarch_nb.times import seconds_of, time_of_day
+from monarch_nb.trust import membership
+from monarch_nb.trust.identity import CertificateFacts, expiry_warning, load_identity
+from monarch_nb.trust.pools import Hosts, change_hosts, paths_of, pool_names, read_hosts
+
+if TYPE_CHECKING:
+    from monarch_nb.config import TrustPaths
+
+SUMMARY = "make, join and share pools of other machines"
+_SHOWN_DIGITS = 16
+"""Of a fingerprint."""
+_DESCRIPTION = """\
+Pools of hosts: whoever made one has its certificates made here and invites others. Each command has its own --help."""
+_EXAMPLES = """\
+examples:
+  monarch-nb pool init lab                      make a pool; says what to run on its hosts
+  monarch-nb pool add lab host1 host2:7900      where its nodes listen
+  monarch-nb pool list lab                      its nodes, whether they answer, its certificates
+  monarch-nb pool invite lab --user alice       a file for alice, who runs: monarch-nb pool join FILE
+  monarch-nb pool revoke lab alice              alice is out"""
+
+
+def add_commands(parser: argparse.ArgumentParser) -> None:
+    """Declare the commands below `monarch-nb pool`."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=type(parser))
+
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], text: str, *examples: str
+    ) -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = commands.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog="\n".join(["examples:", *(f"  monarch-nb pool {example}" for example in examples)]),
+            formatter_class=parser.formatter_class,
+            allow_abbrev=False,
+        )
+        added.set_defaults(run=run, parser=added)
+        if name not in ("list", "join"):
+            added.add_argument("name", metavar="NAME", help="the pool")
+        return added
+
+    where = f"host:port (the port is {DEFAULT_PORT} when not said), dns:NAME:PORT, or a directory where nodes publish"
+
+    init = command("init", _init, "make a pool, whose hosts only you and those you invite can use", "init lab")
+    init.add_argument("--user", metavar="ME", help="what you are called there (default: your name on this machine)")
+    interface = "network interface of the hosts for stores, Gloo and NCCL (default: the one they listen to)"
+    init.add_argument("--interface", metavar="NAME", default="", help=interface)
+
+    add = command("add", _add, "say where nodes of a pool are", "add lab host1 host2:7900", "add lab /shared/lab-nodes")
+    add.add_argument("where", nargs="+", metavar="WHERE", help=where)
+
+    listed = command("list", _list, "show pools, or one with its nodes and certificates", "list", "list lab")
+    listed.add_argument("name", nargs="?", metavar="NAME", help="the pool (default: all, one line each)")
+
+    remove = command(
+        "remove", _remove, "forget nodes of a pool, or the whole pool", "remove lab host1", "remove lab --force"
+    )
+    remove.add_argument("where", nargs="*", metavar="WHERE", help="as it was added (default: the whole pool)")
+    remove.add_argument("--force", action="store_true", help="also a pool that you made")
+
+    invite = command(
+        "invite", _invite, "make a file that lets somebody use a pool", "invite lab --user alice --expires 90d"
+    )
+    invite.add_argument("--user", metavar="ALICE", required=True, help="what the owner of the file is called there")
+    invite.add_argument("--expires", metavar="TIME", default="30d", help="as in 12h, 90d (default: %(default)s)")
+    invite.add_argument("-o", "--output", metavar="FILE", type=Path, help="where to write (default: NAME-ALICE.pem)")
+
+    join = command("join", _join, "take an invitation in", "join lab-alice.pem")
+    join.add_argument("file", metavar="FILE", type=Path, help="what monarch-nb pool invite has written")
+
+    revoke = command(
+        "revoke", _revoke, "shut somebody out of a pool", "revoke lab alice", "revoke lab 3f9a0c11d2e4b5a6"
+    )
+    revoke.add_argument("who", metavar="WHO", help="a name, for all their certificates, or the start of a fingerprint")
+
+    renew = command(
+        "renew",
+        _renew,
+        "make your certificate and the nodes' anew, before they expire",
+        "renew lab",
+        "renew lab --authority",
+    )
+    authority = renew.add_mutually_exclusive_group()
+    anew = "a new authority, too; the old one is believed beside it, so nothing stops"
+    authority.add_argument("--authority", action="store_true", help=anew)
+    forget = "believe only the newest authority: what older ones signed ends"
+    authority.add_argument("--forget-old", action="store_true", help=forget)
+
+
+def run(options: argparse.Namespace) -> int:
+    raise AssertionError("a command below is required")
+
+
+def _init(options: argparse.Namespace) -> int:
+    is_new = membership.make_pool(options.name, options.user or getpass.getuser(), options.interface)
+    paths = paths_of(options.name)
+    me = membership.own_facts(paths)
+    made = "made the pool" if is_new else "there is the pool"
+    print(f"{made} {options.name}, in which you are {me.name}; its certificates lie in {paths.directory}")
+    _print_what_to_run(options.name, paths, read_hosts(paths).interface)
+    return 0
+
+
+def _print_what_to_run(pool: str, paths: TrustPaths, interface: str) -> None:
+    listen = f"--listen HOST:{DEFAULT_PORT}" + (f" --interface {interface}" if interface else "")
+    print(
+        f"\non each host that shares this home directory:\n"
+        f"  monarch-nb allocator --pool {pool} {listen}\n"
+        f"on one with another home directory, first copied from here:\n"
+        f"  scp -p {paths.node} HOST:{pool}-node.pem\n"
+        f"  monarch-nb allocator --pool {pool} --certificate ~/{pool}-node.pem {listen}\n"
+        f"then, here:\n"
+        f"  monarch-nb pool add {pool} HOST:{DEFAULT_PORT} ..."
+    )
+
+
+def _add(options: argparse.Namespace) -> int:
+    paths = paths_of(options.name)
+
+    def add(hosts: Hosts) -> Hosts:
+        for word in options.where:
+            hosts = hosts.added(word)
+        return hosts
+
+    _print_hosts(options.name, change_hosts(paths, add))
+    return 0
+
+
+def _remove(options: argparse.Namespace) -> int:
+    paths = paths_of(options.name)
+    if not options.where:
+        membership.remove_pool(options.name, force=options.force)
+        print(f"forgot the pool {options.name}; allocators that run there go on")
+        return 0
+
+    def remove(hosts: Hosts) -> Hosts:
+        for word in options.where:
+            hosts = hosts.removed(word)
+        return hosts
+
+    _print_hosts(options.name, change_hosts(paths, remove))
+    return 0
+
+
+def _print_hosts(pool: str, hosts: Hosts) -> None:
+    print(f"the pool {pool}: {', '.join(hosts.words) or f'no nodes yet (monarch-nb pool add {pool} HOST)'}")
+
+
+def _invite(options: argparse.Namespace) -> int:
+    lifetime_s = seconds_of(options.expires, "--expires")
+    path = options.output or Path(f"{options.name}-{options.user}.pem")
+    earlier = [one for one in membership.standings(options.name) if one.facts.name == options.user and not one.state]
+    membership.invite(options.name, options.user, lifetime_s, path)
+    print(
+        f"whoever has {path} is {options.user} in the pool {options.name}: pass it on where nobody else reads it.\n"
+        f"{options.user} runs: monarch-nb pool join {path.name}"
+    )
+    if earlier:
+        count = counted(len(earlier), "certificate")
+        print(f"{options.user} has {count} besides: monarch-nb pool revoke {options.name} FINGERPRINT ends one")
+    return 0
+
+
+def _join(options: argparse.Namespace) -> int:
+    identity = membership.join(options.file)
+    until = time_of_day(identity.expires_at)
+    print(f"you are {identity.name} in the pool {identity.pool} until {until}; {options.file} is needed no longer")
+    _print_hosts(identity.pool, read_hosts(paths_of(identity.pool)))
+    return 0
+
+
+def _revoke(options: argparse.Namespace) -> int:
+    chosen, _ = membership.revoke_certificates(options.name, options.who)
+    for facts in chosen:
+        print(f"revoked {_described(facts)}")
+    return 0
+
+
+def _renew(options: argparse.Namespace) -> int:
+    identity = membership.renew_pool(options.name, authority=options.authority, forget_old=options.forget_old)
+    paths = paths_of(options.name)
+    print(f"your certificate and the nodes' count until {time_of_day(identity.expires_at)}")
+    print(
+        f"allocators read theirs when they start, and what they hold goes on; to another home directory, first:\n"
+        f"  scp -p {paths.node} HOST:{options.name}-node.pem"
+    )
+    if options.authority:
+        print(
+            f"what was issued before counts as well, until all hosts and people have something new, and you run:\n"
+            f"  monarch-nb pool renew {options.name} --forget-old"
+        )
+    if options.forget_old:
+        print(f"who was invited before needs another invitation: monarch-nb pool invite {options.name} --user ...")
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    names = [options.name] if options.name else pool_names()
+    if not names:
+        print(
+            "no pools of hosts (monarch-nb pool init NAME makes one, monarch-nb pool join FILE takes an invitation in)"
+        )
+    elif options.name:
+        return _show(options.name)
+    else:
+        rows = [_row(name) for name in names]
+        print_table(("pool", "you are", "nodes", "until", "trouble"), rows)
+    return 0
+
+
+def _row(pool: str) -> Sequence[str]:
+    try:
+        paths = paths_of(pool)
+        hosts, me = read_hosts(paths), membership.own_facts(paths)
+    except MonarchNbError as error:
+        return pool, "", "", "", str(error)
+    return (
+        pool,
+        f"{me.name} ({me.role})",
+        ", ".join(hosts.words) or "none yet",
+        time_of_day(me.not_after),
+        _warning(paths.identity),
+    )
+
+
+def _show(pool: str) -> int:
+    """Print a pool; return 1 when a certificate in use does not count or soon will not."""
+    paths = paths_of(pool)
+    me = membership.own_facts(paths)
+    print(f"you are {me.name} ({me.role}) in the pool {pool}; its certificates lie in {paths.directory}")
+    _print_hosts(pool, read_hosts(paths))
+    print()
+    rows = []
+    for one in membership.standings(pool):
+        facts = one.facts
+        until = time_of_day(facts.not_after)
+        rows.append((facts.name, facts.role, facts.fingerprint[:_SHOWN_DIGITS], until, one.state))
+    print_table(("certificate of", "role", "fingerprint", "until", "state"), rows)
+    warnings = [_warning(path) for path in (paths.identity, paths.node) if path.exists()]
+    for warning in filter(None, warnings):
+        print(f"\n{warning}")
+    return 1 if any(warnings) else 0
+
+
+def _warning(path: Path) -> str:
+    """Return what is wrong with a certificate here, or soon will be; empty when it is in order."""
+    try:
+        return expiry_warning(load_identity(path))
+    except TrustError as error:
+        return str(error)
+
+
+def _described(facts: CertificateFacts) -> str:
+    until = time_of_day(facts.not_after)
+    return f"{facts.name}'s certificate {facts.fingerprint[:_SHOWN_DIGITS]}, which would have counted until {until}"

@@ -1,0 +1,24 @@
+"""Tables in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print columns; those that are empty in every row are left out."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    kept = [column for column in range(len(headers)) if any(row[column] for row in rows)]
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for column in kept:
+        table.add_column(headers[column], overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(row[column] or "")) for column in kept))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table)

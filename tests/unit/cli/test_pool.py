@@ -1,0 +1,173 @@
+"""`monarch-nb pool` as somebody types it."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.cli.main import main
+from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
+from monarch_nb.trust.authority import Authority
+from monarch_nb.trust.identity import identity_of
+from monarch_nb.trust.pools import paths_of
+
+
+@pytest.fixture(autouse=True)
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "config"))
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    monkeypatch.setenv("LOGNAME", "ada")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "config"
+
+
+class Typed:
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *words: str) -> str:
+        """Return what a command prints that ends well."""
+        assert main(["pool", *words]) == 0
+        return self._capsys.readouterr().out
+
+    def failing(self, *words: str, status: int = 1) -> str:
+        """Return all that one prints which does not."""
+        try:
+            ended = main(["pool", *words])
+        except SystemExit as left:
+            ended = int(left.code or 0)
+        assert ended == status
+        told = self._capsys.readouterr()
+        return told.out + told.err
+
+
+@pytest.fixture
+def pool(capsys: pytest.CaptureFixture[str]) -> Typed:
+    return Typed(capsys)
+
+
+def test_a_pool_is_made_and_says_what_to_run_where(config: Path, pool: Typed) -> None:
+    told = pool("init", "lab")
+    assert "made the pool lab, in which you are ada" in told
+    assert "monarch-nb allocator --pool lab --listen HOST:7878\n" in told
+    assert f"scp -p {config}/pools/lab/node.pem HOST:lab-node.pem" in told
+    assert "--certificate ~/lab-node.pem --listen HOST:7878" in told
+    assert "monarch-nb pool add lab HOST:7878" in told
+    assert "there is the pool lab" in pool("init", "lab")
+
+
+def test_the_interface_is_kept_and_named(pool: Typed) -> None:
+    pool("init", "lab", "--interface", "ib0")
+    assert "--listen HOST:7878 --interface ib0" in pool("init", "lab")
+
+
+def test_nodes_are_added_listed_and_removed(pool: Typed) -> None:
+    pool("init", "lab")
+    assert "no nodes yet (monarch-nb pool add lab HOST)" in pool("list", "lab")
+    assert pool("add", "lab", "host1", "host2:7900") == "the pool lab: host1:7878, host2:7900\n"
+    assert re.search(r"lab +ada \(admin\) +host1:7878, host2:7900", pool("list"))
+    assert pool("remove", "lab", "host1") == "the pool lab: host2:7900\n"
+
+
+def test_without_pools_one_is_told_how_to_get_one(pool: Typed) -> None:
+    assert "monarch-nb pool init NAME makes one" in pool("list")
+
+
+def test_somebody_is_invited_joins_and_is_shut_out(
+    tmp_path: Path, config: Path, pool: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool("init", "lab")
+    pool("add", "lab", "host1")
+    told = pool("invite", "lab", "--user", "bob", "--expires", "2d")
+    assert "whoever has lab-bob.pem is bob in the pool lab" in told
+    assert "bob runs: monarch-nb pool join lab-bob.pem" in told
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "bob"))
+    told = pool("join", "lab-bob.pem")
+    assert "you are bob in the pool lab until" in told
+    assert "the pool lab: host1:7878" in told
+    assert "ada" not in pool("list", "lab")
+    monkeypatch.setenv(CONFIG_VARIABLE, str(config))
+    assert re.search(r"bob +user +[0-9a-f]{16} +\S+ \S+ *\n", pool("list", "lab"))
+    assert pool("revoke", "lab", "bob").startswith("revoked bob's certificate ")
+    assert re.search(r"bob +user .* revoked", pool("list", "lab"))
+
+
+def test_a_second_certificate_of_a_person_is_told(pool: Typed) -> None:
+    pool("init", "lab")
+    pool("invite", "lab", "--user", "bob")
+    assert "bob has 1 certificate besides" in pool("invite", "lab", "--user", "bob", "-o", "other.pem")
+
+
+def test_certificates_are_renewed(pool: Typed) -> None:
+    pool("init", "lab")
+    before = identity_of("lab").fingerprint
+    assert "your certificate and the nodes' count until" in pool("renew", "lab")
+    assert "monarch-nb pool renew lab --forget-old" in pool("renew", "lab", "--authority")
+    assert "needs another invitation" in pool("renew", "lab", "--forget-old")
+    assert identity_of("lab").fingerprint != before
+
+
+def test_what_expires_soon_is_said_and_is_no_success(pool: Typed) -> None:
+    pool("init", "lab")
+    paths = paths_of("lab")
+    authority = Authority.load("lab", paths)
+    authority.issue("node", "node", 86400.0, paths.node.stat().st_mtime - 80000).save(paths.node)
+    assert "the certificate of the nodes for the pool lab expires in" in pool.failing("list", "lab")
+    authority.issue("ada", "admin", 60.0, paths.node.stat().st_mtime - 7200).save(paths.identity)
+    assert "has expired 1 h 59 min ago: run monarch-nb pool renew lab" in pool.failing("list", "lab")
+    assert "has expired" in pool("list")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["lsit"], "no command 'lsit'; did you mean list?"),
+        (["init"], "the following arguments are required: NAME"),
+        (["init", "../x"], "'../x' is no name for a pool of hosts: take lower-case letters"),
+        (["init", "local"], "'local' is the pool of this machine"),
+        (["init", "lab", "--user", "a/b"], "'a/b' is no name for a person"),
+        (["add", "lab"], "the following arguments are required: WHERE"),
+        (["invite", "lab"], "the following arguments are required: --user"),
+        (["invite", "lab", "--user", "bob", "--expires", "30"], "--expires is a time such as 90m"),
+        (["invite", "lab", "--usr", "bob"], "required: --user"),
+        (["renew", "lab", "--authority", "--forget-old"], "not allowed with"),
+        (["list", "lab", "--pool", "x"], "unknown flag --pool"),
+    ],
+)
+def test_wrong_usage_is_explained_and_changes_nothing(
+    config: Path, pool: Typed, words: list[str], message: str
+) -> None:
+    assert message in pool.failing(*words, status=2)
+    assert not config.exists()
+
+
+@pytest.mark.parametrize("command", ["add", "list", "remove", "revoke", "renew", "invite"])
+def test_a_pool_that_is_not_there_is_named(config: Path, pool: Typed, command: str) -> None:
+    more = {"add": ["host1"], "revoke": ["bob"], "invite": ["--user", "bob"]}.get(command, [])
+    assert "there is no pool 'lab' in" in pool.failing(command, "lab", *more)
+    assert not config.exists()
+
+
+def test_a_wrong_address_adds_none_of_them(pool: Typed) -> None:
+    pool("init", "lab")
+    assert "'c:x' is no address: write host:port" in pool.failing("add", "lab", "host1", "c:x", status=2)
+    assert "no nodes yet" in pool("list", "lab")
+
+
+def test_removing_ones_own_pool_must_be_meant(config: Path, pool: Typed) -> None:
+    pool("init", "lab")
+    assert "monarch-nb pool remove lab --force" in pool.failing("remove", "lab")
+    assert "forgot the pool lab" in pool("remove", "lab", "--force")
+    assert list((config / "pools").iterdir()) == []
+
+
+def test_no_command_prints_a_key(config: Path, pool: Typed) -> None:
+    told = pool("init", "lab") + pool("invite", "lab", "--user", "bob") + pool("list", "lab") + pool("list")
+    told += pool("renew", "lab", "--authority") + pool("revoke", "lab", "bob")
+    os.chmod(paths_of("lab").identity, 0o644)
+    told += pool.failing("list", "lab")
+    assert "PRIVATE" not in told
+    keys = [line for path in config.rglob("*") if path.is_file() for line in path.read_text().splitlines()]
+    assert not [line for line in keys if len(line) == 64 and line in told]

@@ -1,0 +1,299 @@
+"""Pools made, shared, left; certificates renewed and revoked: between two people with a config each."""
+
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.config import CONFIG_VARIABLE, TrustPaths
+from monarch_nb.errors import PoolError, TrustError, UsageError
+from monarch_nb.trust import membership
+from monarch_nb.trust.authority import Authority
+from monarch_nb.trust.identity import identity_of, load_identity, pem_blocks
+from monarch_nb.trust.pools import change_hosts, is_pool, make_paths, paths_of, pool_names, read_hosts
+from monarch_nb.trust.revocation import Revocations
+from unit.trust.handshakes import shake_hands
+
+DAY_S = 86400.0
+
+
+@pytest.fixture
+def lab(config: Path) -> TrustPaths:
+    """A pool that ada has made, with a node."""
+    membership.make_pool("lab", "ada")
+    paths = paths_of("lab")
+    change_hosts(paths, lambda hosts: hosts.added("host1").added("dns:more"))
+    return paths
+
+
+@pytest.fixture
+def as_bob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From then on the config is bob's."""
+    return lambda: monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "bob"))
+
+
+@pytest.fixture
+def invitation(tmp_path: Path, lab: TrustPaths) -> Path:
+    membership.invite("lab", "bob", 30 * DAY_S, tmp_path / "bob.pem")
+    return tmp_path / "bob.pem"
+
+
+class TestMaking:
+    def test_a_pool_has_all_that_its_nodes_and_its_maker_need(self, tmp_path: Path, lab: TrustPaths) -> None:
+        me, node = identity_of("lab"), load_identity(lab.node)
+        assert (me.name, me.role, node.name, node.role) == ("ada", "admin", "node", "node")
+        assert shake_hands(tmp_path, me, node) == "TLSv1.3"
+
+    def test_again_is_as_once(self, lab: TrustPaths) -> None:
+        before = {path.name: path.read_bytes() for path in lab.directory.iterdir()}
+        assert not membership.make_pool("lab", "somebody")
+        assert {path.name: path.read_bytes() for path in lab.directory.iterdir()} == before
+
+    def test_one_that_was_interrupted_goes_on(self) -> None:
+        begun = Authority.create("lab", make_paths("lab"))
+        assert not is_pool("lab")
+        assert membership.make_pool("lab", "ada")
+        assert identity_of("lab").authority == begun.certificates
+
+    def test_a_name_that_makes_no_sense_makes_nothing(self, config: Path) -> None:
+        for pool, user in (("../lab", "ada"), ("lab", "../ada"), ("local", "ada")):
+            with pytest.raises(UsageError):
+                membership.make_pool(pool, user)
+        assert not config.exists()
+
+
+class TestInviting:
+    def test_who_joins_knows_the_nodes_and_is_believed(
+        self, tmp_path: Path, lab: TrustPaths, invitation: Path, as_bob: Callable[[], None]
+    ) -> None:
+        node = load_identity(lab.node)
+        as_bob()
+        joined = membership.join(invitation)
+        assert (joined.name, joined.role, joined.pool) == ("bob", "user", "lab")
+        assert identity_of("lab") == joined
+        assert read_hosts(paths_of("lab")) == read_hosts(lab)
+        assert shake_hands(tmp_path, joined, node) == "TLSv1.3"
+
+    def test_the_file_is_for_this_user_alone_and_has_no_key_but_its_own(
+        self, invitation: Path, lab: TrustPaths
+    ) -> None:
+        assert invitation.stat().st_mode & 0o777 == 0o600
+        keys = pem_blocks(invitation.read_bytes(), "PRIVATE KEY")
+        assert len(keys) == 1
+        for path in (lab.authority_key, lab.identity, lab.node):
+            assert keys[0] not in path.read_bytes()
+
+    def test_nothing_is_issued_when_the_file_can_not_be_written(self, tmp_path: Path, lab: TrustPaths) -> None:
+        before = lab.issued.read_bytes()
+        (tmp_path / "there.pem").write_text("mine")
+        with pytest.raises(UsageError, match="is there already: name another file with -o"):
+            membership.invite("lab", "bob", DAY_S, tmp_path / "there.pem")
+        with pytest.raises(TrustError, match="No such file or directory"):
+            membership.invite("lab", "bob", DAY_S, tmp_path / "nowhere" / "bob.pem")
+        assert lab.issued.read_bytes() == before
+        assert (tmp_path / "there.pem").read_text() == "mine"
+
+    def test_only_who_made_a_pool_invites(self, tmp_path: Path, invitation: Path, as_bob: Callable[[], None]) -> None:
+        as_bob()
+        membership.join(invitation)
+        with pytest.raises(TrustError, match="only who made the pool lab can do this"):
+            membership.invite("lab", "carl", DAY_S, tmp_path / "carl.pem")
+        assert not (tmp_path / "carl.pem").exists()
+
+    @pytest.mark.parametrize("user", ["node", "..", "a/b", ""])
+    def test_some_names_are_nobodys(self, tmp_path: Path, lab: TrustPaths, user: str) -> None:
+        with pytest.raises(UsageError):
+            membership.invite("lab", user, DAY_S, tmp_path / "it.pem")
+        assert not (tmp_path / "it.pem").exists()
+
+
+class TestJoining:
+    def test_another_invitation_replaces_the_first(
+        self, tmp_path: Path, lab: TrustPaths, invitation: Path, as_bob: Callable[[], None]
+    ) -> None:
+        change_hosts(lab, lambda hosts: hosts.added("host2"))
+        membership.invite("lab", "bob", 60 * DAY_S, tmp_path / "later.pem")
+        as_bob()
+        first = membership.join(invitation)
+        later = membership.join(tmp_path / "later.pem")
+        assert identity_of("lab") == later != first
+        assert read_hosts(paths_of("lab")).nodes == ("host1:7878", "host2:7878")
+
+    def test_a_pool_of_somebody_else_with_that_name_is_not_replaced(
+        self, tmp_path: Path, invitation: Path, as_bob: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        as_bob()
+        mine = membership.join(invitation)
+        monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "eve"))
+        membership.make_pool("lab", "eve")
+        membership.invite("lab", "bob", DAY_S, tmp_path / "eves.pem")
+        as_bob()
+        with pytest.raises(TrustError, match="another pool lab, of somebody else"):
+            membership.join(tmp_path / "eves.pem")
+        assert identity_of("lab") == mine
+
+    def test_who_made_the_pool_needs_no_invitation(self, invitation: Path, lab: TrustPaths) -> None:
+        with pytest.raises(TrustError, match="made the pool lab yourself"):
+            membership.join(invitation)
+
+    def test_who_was_invited_makes_no_pool_of_that_name(self, invitation: Path, as_bob: Callable[[], None]) -> None:
+        as_bob()
+        membership.join(invitation)
+        with pytest.raises(TrustError, match="you were invited to a pool lab"):
+            membership.make_pool("lab", "bob")
+
+    def test_what_is_no_invitation_makes_nothing(
+        self, tmp_path: Path, lab: TrustPaths, invitation: Path, as_bob: Callable[[], None]
+    ) -> None:
+        text = invitation.read_bytes()
+        cut = tmp_path / "cut.pem"
+        as_bob()
+        for content, message in (
+            (b"", "not a certificate with its key"),
+            (text[: len(text) // 2], "not a certificate with its key"),
+            (text.replace(b"POOL-----\n", b"POOL-----\n!!", 1), "garbled"),
+            (lab.node.read_bytes(), "is for nodes: monarch-nb allocator --pool lab --certificate"),
+        ):
+            cut.touch(mode=0o600)
+            cut.write_bytes(content)
+            with pytest.raises(TrustError, match=message):
+                membership.join(cut)
+        with pytest.raises(TrustError, match="there is no"):
+            membership.join(tmp_path / "none.pem")
+        invitation.chmod(0o644)
+        with pytest.raises(TrustError, match="chmod 600"):
+            membership.join(invitation)
+        assert pool_names() == []
+        assert not (tmp_path / "bob").exists()
+
+
+class TestRevoking:
+    def test_a_name_means_all_certificates_of_a_person(self, tmp_path: Path, lab: TrustPaths, invitation: Path) -> None:
+        membership.invite("lab", "bob", DAY_S, tmp_path / "more.pem")
+        membership.invite("lab", "carl", DAY_S, tmp_path / "carl.pem")
+        chosen, revocations = membership.revoke_certificates("lab", "bob")
+        assert [facts.name for facts in chosen] == ["bob", "bob"]
+        assert revocations == Revocations.load(lab.revoked, identity_of("lab").authority)
+        states = [(one.facts.name, one.state) for one in membership.standings("lab")]
+        assert states == [("ada", ""), ("node", ""), ("bob", "revoked"), ("bob", "revoked"), ("carl", "")]
+
+    def test_a_fingerprint_means_one(self, tmp_path: Path, lab: TrustPaths, invitation: Path) -> None:
+        membership.invite("lab", "bob", DAY_S, tmp_path / "more.pem")
+        *_, first, _ = (one.facts for one in membership.standings("lab"))
+        shown = ":".join(first.fingerprint[at : at + 2] for at in range(0, 16, 2)).upper()
+        assert membership.revoke_certificates("lab", shown)[0] == [first]
+        assert [one.state for one in membership.standings("lab")][2:] == ["revoked", ""]
+
+    def test_again_is_as_once(self, lab: TrustPaths, invitation: Path) -> None:
+        assert membership.revoke_certificates("lab", "bob") == membership.revoke_certificates("lab", "bob")
+
+    def test_who_is_invited_again_counts(self, tmp_path: Path, invitation: Path, as_bob: Callable[[], None]) -> None:
+        _, revocations = membership.revoke_certificates("lab", "bob")
+        membership.invite("lab", "bob", DAY_S, tmp_path / "again.pem")
+        as_bob()
+        assert not revocations.is_revoked(membership.join(tmp_path / "again.pem").facts)
+        assert Revocations.load(paths_of("lab").revoked, identity_of("lab").authority) == revocations
+
+    @pytest.mark.parametrize(
+        ("who", "message"),
+        [
+            ("carl", r"nobody is called 'carl' in the pool lab \(bob\)"),
+            ("0", "nobody is called '0'"),
+            ("ada", "your own certificate: run monarch-nb pool renew lab"),
+            ("node", "the nodes' certificate: run monarch-nb pool renew lab"),
+        ],
+    )
+    def test_nobody_is_shut_out_by_mistake(self, lab: TrustPaths, invitation: Path, who: str, message: str) -> None:
+        with pytest.raises(UsageError, match=message):
+            membership.revoke_certificates("lab", who)
+        assert not lab.revoked.exists()
+
+    def test_only_who_made_the_pool_revokes(self, invitation: Path, as_bob: Callable[[], None]) -> None:
+        as_bob()
+        membership.join(invitation)
+        with pytest.raises(TrustError, match="only who made the pool"):
+            membership.revoke_certificates("lab", "ada")
+
+    def test_an_older_list_replaces_no_newer_one(self, tmp_path: Path, lab: TrustPaths, invitation: Path) -> None:
+        membership.invite("lab", "carl", DAY_S, tmp_path / "carl.pem")
+        older = membership.revoke_certificates("lab", "bob")[1]
+        newer = membership.revoke_certificates("lab", "carl")[1]
+        assert membership.keep_revocations(lab, identity_of("lab"), older) == newer
+        assert Revocations.load(lab.revoked, identity_of("lab").authority) == newer
+
+
+class TestRenewing:
+    def test_certificates_are_made_anew(self, tmp_path: Path, lab: TrustPaths) -> None:
+        before = identity_of("lab")
+        after = membership.renew_pool("lab")
+        assert after == identity_of("lab") != before
+        assert after.authority == before.authority
+        old = before.fingerprint[:16]
+        assert membership.revoke_certificates("lab", old)[0] == [before.facts]
+        assert shake_hands(tmp_path, before, load_identity(lab.node)) == "TLSv1.3"
+
+    def test_an_expired_one_can_be_renewed(self, lab: TrustPaths) -> None:
+        Authority.load("lab", lab).issue("ada", "admin", 1.0, 1_700_000_000.0).save(lab.identity)
+        with pytest.raises(TrustError, match="run monarch-nb pool renew lab"):
+            identity_of("lab")
+        membership.renew_pool("lab")
+        assert identity_of("lab").name == "ada"
+
+    def test_during_the_overlap_nobody_notices(
+        self, tmp_path: Path, lab: TrustPaths, invitation: Path, as_bob: Callable[[], None]
+    ) -> None:
+        old_node = load_identity(lab.node)
+        me = membership.renew_pool("lab", authority=True)
+        new_node = load_identity(lab.node)
+        as_bob()
+        bob = membership.join(invitation)
+        for caller in (me, bob):
+            for node in (old_node, new_node):
+                assert shake_hands(tmp_path, caller, node) == "TLSv1.3"
+
+    def test_the_overlap_ends_when_it_is_said(self, tmp_path: Path, lab: TrustPaths, invitation: Path) -> None:
+        membership.invite("lab", "carl", DAY_S, tmp_path / "carl.pem")
+        membership.revoke_certificates("lab", "carl")
+        bob = load_identity(invitation)
+        membership.renew_pool("lab", authority=True)
+        assert [one.state for one in membership.standings("lab")].count("revoked") == 1
+        me = membership.renew_pool("lab", forget_old=True)
+        node = load_identity(lab.node)
+        assert shake_hands(tmp_path, me, node) == "TLSv1.3"
+        with pytest.raises(ssl.SSLError):
+            shake_hands(tmp_path, bob, node)
+        assert {one.facts.name for one in membership.standings("lab")} == {"ada", "node"}
+
+    def test_who_joined_before_can_join_with_a_new_authority(
+        self,
+        tmp_path: Path,
+        lab: TrustPaths,
+        invitation: Path,
+        as_bob: Callable[[], None],
+        config: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        as_bob()
+        membership.join(invitation)
+        monkeypatch.setenv(CONFIG_VARIABLE, str(config))
+        membership.renew_pool("lab", authority=True)
+        membership.invite("lab", "bob", DAY_S, tmp_path / "again.pem")
+        as_bob()
+        assert membership.join(tmp_path / "again.pem") == identity_of("lab")
+
+
+class TestLeaving:
+    def test_a_pool_that_one_joined_is_forgotten(self, invitation: Path, as_bob: Callable[[], None]) -> None:
+        as_bob()
+        membership.join(invitation)
+        membership.remove_pool("lab")
+        assert pool_names() == []
+        assert invitation.exists()
+
+    def test_ones_own_only_when_it_is_meant(self, lab: TrustPaths) -> None:
+        with pytest.raises(PoolError, match="monarch-nb pool remove lab --force"):
+            membership.remove_pool("lab")
+        assert identity_of("lab").name == "ada"
+        membership.remove_pool("lab", force=True)
+        assert not lab.directory.exists()
