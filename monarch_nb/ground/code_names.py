@@ -51,16 +51,22 @@ def code_label(name: str) -> tuple[str, str] | None:
     return ("Run", match[2]) if match[1] == _PREFIXES["run"] else ("Pulled", "expression")
 
 
-def run_name(number: int, cell_number: int = 0, title: str = "", notebook: str = "") -> str:
+def run_name(number: int, cell_number: int = 0, title: str = "", notebook: str = "", owner: str = "") -> str:
     """Return what a run is called: by its number, as logs and `--run` have it, and by its cell's, as the notebook does.
+
+    Args:
+        notebook: that it is of, when it is another one. owner: who has submitted it, when that is somebody else.
 
     Example:
         >>> run_name(46, 12, "train()")
         'run 46, cell [12] (train())'
         >>> run_name(46, 12, "train()", "eval.ipynb")
         'run 46, cell [12] of eval.ipynb (train())'
+        >>> run_name(46, 12, "train()", owner="bob")
+        "bob's run 46, cell [12] (train())"
     """
     name = f"run {number}, cell [{cell_number}]" if cell_number else f"run {number}"
+    name = f"{owner}'s {name}" if owner else name
     name += f" of {notebook}" if notebook else ""
     title = title if len(title) <= MAX_TITLE_CHARACTERS else f"{title[: MAX_TITLE_CHARACTERS - 1]}…"
     return f"{name} ({title})" if title else name

@@ -446,6 +446,48 @@ class ExtendReply(_message.Message):
 Global___ExtendReply: _TypeAlias = ExtendReply  # noqa: Y015
 
 @_typing.final
+class ShareRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    RIGHT_FIELD_NUMBER: _builtins.int
+    reservation_id: _builtins.str
+    to: _builtins.str
+    """a name, as certificates have it"""
+    right: Global___Right.ValueType
+    """RIGHT_UNSPECIFIED ends it"""
+    def __init__(
+        self,
+        *,
+        reservation_id: _builtins.str = ...,
+        to: _builtins.str = ...,
+        right: Global___Right.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reservation_id", b"reservation_id", "right", b"right", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShareRequest: _TypeAlias = ShareRequest  # noqa: Y015
+
+@_typing.final
+class ShareReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShareReply: _TypeAlias = ShareReply  # noqa: Y015
+
+@_typing.final
 class IdleRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -60,6 +60,11 @@ class AllocatorStub(object):
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ExtendRequest.SerializeToString,
                 response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ExtendReply.FromString,
                 _registered_method=True)
+        self.Share = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/Share',
+                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ShareRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ShareReply.FromString,
+                _registered_method=True)
         self.Idle = channel.unary_unary(
                 '/monarch_nb.v1.Allocator/Idle',
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.IdleRequest.SerializeToString,
@@ -218,6 +223,13 @@ class AllocatorServicer(object):
 
     def Extend(self, request, context):
         """Set a reservation's time limit, counted from its confirmation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Share(self, request, context):
+        """Let somebody else see or use a reservation, or no longer: then what they follow ends at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -412,6 +424,11 @@ def add_AllocatorServicer_to_server(servicer, server):
                     servicer.Extend,
                     request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ExtendRequest.FromString,
                     response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ExtendReply.SerializeToString,
+            ),
+            'Share': grpc.unary_unary_rpc_method_handler(
+                    servicer.Share,
+                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ShareRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ShareReply.SerializeToString,
             ),
             'Idle': grpc.unary_unary_rpc_method_handler(
                     servicer.Idle,
@@ -674,6 +691,33 @@ class Allocator(object):
             '/monarch_nb.v1.Allocator/Extend',
             monarch__nb_dot_proto_dot_allocator__pb2.ExtendRequest.SerializeToString,
             monarch__nb_dot_proto_dot_allocator__pb2.ExtendReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Share(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/Share',
+            monarch__nb_dot_proto_dot_allocator__pb2.ShareRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_allocator__pb2.ShareReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,8 @@ class AllocatorStub:
     Release: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ReleaseRequest, _allocator_pb2.ReleaseReply]
     Extend: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ExtendRequest, _allocator_pb2.ExtendReply]
     """Set a reservation's time limit, counted from its confirmation."""
+    Share: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ShareRequest, _allocator_pb2.ShareReply]
+    """Let somebody else see or use a reservation, or no longer: then what they follow ends at once."""
     Idle: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.IdleRequest, _allocator_pb2.IdleReply]
     """How long nobody has used a reservation on this node: asked by its first node, which decides for all."""
     HostStore: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.HostStoreRequest, _allocator_pb2.HostStoreReply]
@@ -89,6 +91,8 @@ class AllocatorAsyncStub(AllocatorStub):
     Release: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ReleaseRequest, _allocator_pb2.ReleaseReply]  # type: ignore[assignment]
     Extend: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ExtendRequest, _allocator_pb2.ExtendReply]  # type: ignore[assignment]
     """Set a reservation's time limit, counted from its confirmation."""
+    Share: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ShareRequest, _allocator_pb2.ShareReply]  # type: ignore[assignment]
+    """Let somebody else see or use a reservation, or no longer: then what they follow ends at once."""
     Idle: _aio.UnaryUnaryMultiCallable[_allocator_pb2.IdleRequest, _allocator_pb2.IdleReply]  # type: ignore[assignment]
     """How long nobody has used a reservation on this node: asked by its first node, which decides for all."""
     HostStore: _aio.UnaryUnaryMultiCallable[_allocator_pb2.HostStoreRequest, _allocator_pb2.HostStoreReply]  # type: ignore[assignment]
@@ -165,6 +169,14 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_allocator_pb2.ExtendReply, _abc.Awaitable[_allocator_pb2.ExtendReply]]:
         """Set a reservation's time limit, counted from its confirmation."""
+
+    @_abc_1.abstractmethod
+    def Share(
+        self,
+        request: _allocator_pb2.ShareRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.ShareReply, _abc.Awaitable[_allocator_pb2.ShareReply]]:
+        """Let somebody else see or use a reservation, or no longer: then what they follow ends at once."""
 
     @_abc_1.abstractmethod
     def Idle(

@@ -71,6 +71,11 @@ class Leases:
                 session.send(files_changed=pb.FilesChanged(reservation_id=request.reservation_id, files=files))
         return files
 
+    def share(self, request: pb.ShareRequest) -> None:
+        """Let somebody else see or use a reservation, or no longer."""
+        self._state.share(request)
+        self._records.save_lease(request.reservation_id)
+
     def check_held(self, reservation_id: str) -> None:
         """Raise ReservationNotFound when a reservation is not held, or about to be so no longer."""
         self._state.lease(reservation_id)

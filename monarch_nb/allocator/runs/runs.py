@@ -13,14 +13,16 @@ from monarch_nb.allocator.logs.output import RankFiles, stored_outputs
 from monarch_nb.allocator.recovery.records import Records
 from monarch_nb.allocator.sessions.audience import Audience
 from monarch_nb.allocator.sessions.sessions import Session
+from monarch_nb.allocator.state.rights import Right
 from monarch_nb.allocator.state.runs import Effect, RankFinished, RunDropped, StartRun
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
 from monarch_nb.config import NodePaths
-from monarch_nb.errors import RunNotFound
+from monarch_nb.errors import AccessDenied, RunNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
+from monarch_nb.rpc.status import error_to_json
 
 CALLS_PATIENCE_S = 5.0
 """A client that is gone may be coming back so long; then what it called is over."""
@@ -91,6 +93,22 @@ class Runs:
         session.send(queued=self._state.queued(mesh, run))
         self._audience.follow(session, mesh, run, cursors)
         self._audience.send_results(session, run)
+
+    def withdraw(self, reservation_id: str, name: str, right: Right) -> None:
+        """Somebody has another right to a reservation than before: what that does not cover ends, but for cells that
+        run."""
+        meshes = [mesh for mesh in self._state.meshes.values() if mesh.spec.reservation_id == reservation_id]
+        if right < Right.RUN:
+            for run in [run for mesh in meshes for run in mesh.queue if run.submit.owner == name and run.is_calls]:
+                self.end_calls(run.run_id)
+            self.apply(self._state.withdraw(reservation_id, name))
+        request = self._state.leases[reservation_id].request
+        over = AccessDenied(f"{request.owner} shares {request.name} with you no longer", request.owner, request.name)
+        for mesh in meshes:
+            self._audience.part(mesh, error_to_json(over))
+        for session in self._sessions:
+            if not session.may_read(reservation_id):
+                session.attached.discard(reservation_id)
 
     # ---- calls ----
 
@@ -214,6 +232,6 @@ class Runs:
         process.record.death.CopyFrom(death)
         self._records.save_rank(process.record)
         self.apply(self._state.rank_died(process.mesh_id, process.rank, death))
-        for session in [session for session in self._sessions if session.may_read(process.mesh_id)]:
+        for session in [session for session in self._sessions if session.may_read(mesh.spec.reservation_id)]:
             session.send(rank_died=pb.RankDied(mesh_id=process.mesh_id, rank=process.rank, death=death))
         self._records.flush_soon()

@@ -8,7 +8,9 @@ needs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,7 @@ from monarch_nb.allocator.state.limits import expired
 from monarch_nb.allocator.state.rights import Right, right_of, to_wire
 from monarch_nb.allocator.state.runs import Run
 from monarch_nb.allocator.state.state import NodeState
-from monarch_nb.errors import AccessDenied, MeshNotFound, ReservationNotFound, UsageError
+from monarch_nb.errors import AccessDenied, MeshNotFound, MonarchNbError, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.mail_pb2 import Envelope
 from monarch_nb.rpc.callers import Caller
@@ -35,6 +37,21 @@ LIMITS_SEEN = ("time_s", "time_left_s")
 """What everybody learns of a reservation: that slots are taken, by whom, and until when."""
 
 
+@dataclass(eq=False)
+class OpenStream:
+    """Answers that go on.
+
+    Attributes:
+        refused: why they are to end.
+    """
+
+    task: asyncio.Task[Any]
+    method: str
+    caller: Caller
+    request: Any
+    refused: MonarchNbError | None = None
+
+
 class Access:
     """Answers for one node who may do what there.
 
@@ -47,6 +64,7 @@ class Access:
         self._node_id, self._address, self._state, self._records = node_id, address, state, records
         self._mailboxes: dict[str, str] = {}
         """Whose they are, those that were opened first first."""
+        self._open: set[OpenStream] = set()
 
     # ---- what requests are asked for ----
 
@@ -68,6 +86,28 @@ class Access:
             raise AccessDenied(_wrong_role(method, caller, rule))
         if rule.check is not None and request is not None:
             rule.check(self, caller, request)
+
+    @contextlib.contextmanager
+    def watched(self, method: str, caller: Caller, request: Any) -> Iterator[OpenStream]:
+        """Around the answers to a request that was let in, in their task: it is cancelled when the request would not be
+        let in any more."""
+        task = asyncio.current_task()
+        assert task is not None
+        stream = OpenStream(task, method, caller, request)
+        self._open.add(stream)
+        try:
+            yield stream
+        finally:
+            self._open.discard(stream)
+
+    def rights_changed(self) -> None:
+        """End what is open and would not be let in now."""
+        for stream in list(self._open):
+            try:
+                self.admit(stream.method, stream.caller, stream.request)
+            except MonarchNbError as error:
+                stream.refused = error
+                stream.task.cancel()
 
     def admit_message(self, caller: Caller, kind: str, message: Any) -> None:
         """Let a message of a session in, or raise as `admit` does."""
@@ -141,9 +181,9 @@ class Access:
             return all(run.submit.owner == caller.name for _, run in runs)
         return not self.reservation_of(run_id)  # else it is a mesh
 
-    def may_read(self, caller: Caller, mesh_id: str) -> bool:
-        """Whether the caller is told what happens to a mesh."""
-        lease = self._state.leases.get(self.reservation_of(mesh_id))
+    def may_read(self, caller: Caller, reservation_id: str) -> bool:
+        """Whether the caller is told what happens to a reservation."""
+        lease = self._state.leases.get(reservation_id)
         return caller.local or (lease is not None and right_of(caller.name, lease) >= Right.READ)
 
     def claim_mailbox(self, caller: Caller, mailbox: str) -> None:
@@ -331,6 +371,7 @@ RULES: dict[str, Rule] = {
     "Confirm": Rule(PEOPLE, _reservation(Right.OWN, "confirm it")),
     "Release": Rule(PEOPLE, _release),
     "Extend": Rule(PEOPLE, _reservation(Right.OWN, "extend it")),
+    "Share": Rule(PEOPLE, _reservation(Right.OWN, "share it")),
     "Idle": Rule(PEOPLE, _reservation(Right.OWN, "ask for its use")),
     "HostStore": Rule(PEOPLE, _new_mesh(Right.RUN, "run scripts on it")),
     "Spawn": Rule(PEOPLE, _new_mesh(Right.OWN, "start processes on it")),

@@ -116,6 +116,7 @@ class Description:
                 time_left_s=limits.time_left_s(now_s) or 0.0,
                 idle_left_s=limits.idle_left_s(now_s, busy=busy) or 0.0,
                 files=lease.files,
+                shares=lease.shares,
             )
             for mesh_id, mesh in self._state.meshes.items():
                 if mesh.spec.reservation_id == reservation_id:
@@ -224,4 +225,5 @@ def _run_status(run: Run, failures: Iterable[run_pb2.RankResult] = ()) -> pb.Run
         notebook=run.submit.notebook,
         script=run.is_script,
         calls=run.is_calls,
+        owner=run.submit.owner,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -10,7 +11,7 @@ from monarch_nb.allocator.serving.access import Access
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import allocator_pb2_grpc as grpc_stubs
-from monarch_nb.rpc.callers import caller_of
+from monarch_nb.rpc.callers import Caller, caller_of
 from monarch_nb.rpc.status import refuse
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Allocator"]
@@ -41,10 +42,17 @@ class Guard:
 
     def _answering_stream(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
-            await self._admit(name, request, context)
-            async with contextlib.aclosing(method(request, context)) as answers:
-                async for answer in answers:
-                    yield answer
+            caller = await self._admit(name, request, context)
+            with self._access.watched(name, caller, request) as stream:
+                try:
+                    async with contextlib.aclosing(method(request, context)) as answers:
+                        async for answer in answers:
+                            yield answer
+                except asyncio.CancelledError:
+                    if stream.refused is None:
+                        raise
+                    stream.task.uncancel()
+                    await refuse(context, stream.refused)
 
         return guarded
 
@@ -63,8 +71,11 @@ class Guard:
                 await self._admit(name, request, context)
             yield request
 
-    async def _admit(self, name: str, request: Any, context: Any) -> None:
+    async def _admit(self, name: str, request: Any, context: Any) -> Caller:
         try:
-            self._access.admit(name, caller_of(context), request)
+            caller = caller_of(context)
+            self._access.admit(name, caller, request)
         except MonarchNbError as error:
             await refuse(context, error)
+            raise
+        return caller

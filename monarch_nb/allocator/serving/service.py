@@ -23,6 +23,7 @@ from monarch_nb.allocator.serving.environment import describe_environment
 from monarch_nb.allocator.serving.read_lines import LogLines
 from monarch_nb.allocator.serving.read_logs import LogReader
 from monarch_nb.allocator.sessions.sessions import Session as ClientSession
+from monarch_nb.allocator.state.rights import Right
 from monarch_nb.errors import MonarchNbError, UsageError, VersionMismatch
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import allocator_pb2_grpc as service
@@ -93,6 +94,14 @@ class AllocatorService(service.AllocatorServicer):
     async def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.ExtendReply:
         self._node.leases.expiry.extend(request.reservation_id, request.time_s)
         return pb.ExtendReply()
+
+    @_translated
+    async def Share(self, request: pb.ShareRequest, context: Any) -> pb.ShareReply:
+        self._node.leases.share(request)
+        right = self._node.state.leases[request.reservation_id].shares.get(request.to, Right.NONE)
+        self._node.runs.withdraw(request.reservation_id, request.to, Right(right))
+        self._access.rights_changed()
+        return pb.ShareReply()
 
     @_translated
     async def Idle(self, request: pb.IdleRequest, context: Any) -> pb.IdleReply:

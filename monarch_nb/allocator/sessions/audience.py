@@ -122,6 +122,14 @@ class Audience:
                 session.send(refused=pb.Refused(run_id=run.run_id, error_json=error_json))
         self.forget(run.run_id)
 
+    def part(self, mesh: Mesh, error_json: str) -> None:
+        """Those who may not read a mesh any more do not follow its runs, and are told."""
+        for session in self._sessions:
+            if not session.may_read(mesh.spec.reservation_id):
+                for run_id in session.run_ids & mesh.runs.keys():
+                    session.send(refused=pb.Refused(run_id=run_id, error_json=error_json))
+                    session.forget(run_id)
+
     def forget(self, run_id: str) -> None:
         """A run is not known any more."""
         self._shown.pop(run_id, None)

@@ -24,7 +24,7 @@ class Session:
     """One client's stream of events.
 
     Args:
-        may_read: whether the client is told what happens to a mesh.
+        may_read: whether the client is told what happens to a reservation, by its id.
 
     Attributes:
         mailbox: where the client takes mail; "" when it takes none here.

@@ -302,7 +302,9 @@ def failed_results(run: Run, *, with_tracebacks: bool = False) -> Iterator[run_p
 
 
 def name_of(run: Run, beside: Run) -> str:
-    """Return what a run is called; one of another notebook says so, because notebooks number their cells alike."""
+    """Return what a run is called; one of another notebook says so, because notebooks number their cells alike, and so
+    does another's."""
     notebook = run.submit.notebook
     elsewhere = os.path.basename(notebook) if notebook != beside.submit.notebook else ""
-    return run_name(run.number, run.cell_number, run.submit.title, elsewhere)
+    whose = run.submit.owner if run.submit.owner != beside.submit.owner else ""
+    return run_name(run.number, run.cell_number, run.submit.title, elsewhere, whose)

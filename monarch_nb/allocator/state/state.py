@@ -134,6 +134,20 @@ class NodeState:
             raise expired(ended)
         raise ReservationNotFound("the reservation is not held here (released, or never confirmed); reserve again")
 
+    def share(self, request: pb.ShareRequest) -> None:
+        """Let somebody else see or use a reservation, or no longer.
+
+        Raises:
+            ReservationNotFound: no such lease.
+            UsageError: it is the owner's, who may do everything.
+        """
+        lease = self.lease(request.reservation_id)
+        if request.to in ("", lease.request.owner):
+            raise UsageError(f"{lease.request.name} is {request.to or 'nobody'}'s already: name somebody else")
+        lease.shares.pop(request.to, None)
+        if request.right:
+            lease.shares[request.to] = min(request.right, pb.RIGHT_RUN)
+
     def owner_of(self, reservation_id: str) -> str:
         """Return whose a reservation is, or was when it ended by itself; "" when it is not known."""
         if lease := self.leases.get(reservation_id):
@@ -386,6 +400,16 @@ class NodeState:
         for mesh in self.meshes.values():
             if run := mesh.runs.get(run_id):
                 effects += [*mesh.drop(run), *mesh.advance()]
+        return effects
+
+    def withdraw(self, reservation_id: str, owner: str) -> list[Effect]:
+        """Drop what somebody has submitted to the meshes of a reservation, where it has not begun."""
+        effects: list[Effect] = []
+        for mesh in self.meshes.values():
+            if mesh.spec.reservation_id == reservation_id:
+                for run in [run for run in mesh.queue if run.submit.owner == owner]:
+                    effects += mesh.drop(run)
+                effects += mesh.advance()
         return effects
 
     def drop(self, mesh_id: str, run_ids: Sequence[str]) -> tuple[list[str], list[Effect]]:

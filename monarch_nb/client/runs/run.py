@@ -14,6 +14,7 @@ from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import ALLOCATOR_DOWN, GAP_S, Connection, close_all
 from monarch_nb.client.connections.decoding import OutputDecoder, result_event
 from monarch_nb.client.logs.records import LogRecord
+from monarch_nb.client.pools.pool import current_owner
 from monarch_nb.client.presenting import name_here, served_notebook
 from monarch_nb.client.runs.interrupt_report import InterruptReport, left_by_kernel, place_of, unstopped_lines
 from monarch_nb.client.runs.lone_training import LoneTraining
@@ -291,6 +292,7 @@ class Run:
                 title=self.title,
                 notebook=self.notebook,
                 quiet=not self._listeners,
+                owner=current_owner(),
             )
         core.connections[first].submit(self, self._submits[first])
         self._watch_waits()

@@ -17,6 +17,7 @@ FACTS = {
     "module": "torch",
     "traceback": "Traceback…",
     "name": "model",
+    "owner": "alice",
     "ranks": [1, 2],
     "collective": "all_reduce",
     "reason": "interrupted",

@@ -12,13 +12,15 @@ import grpc
 import pytest
 
 from monarch_nb import config
+from monarch_nb.allocator.recovery.read_state import read_state
 from monarch_nb.allocator.serving.access import Access
 from monarch_nb.allocator.serving.describe import Description
 from monarch_nb.allocator.serving.guard import SERVICE, Guard
 from monarch_nb.allocator.serving.read_lines import LogLines
 from monarch_nb.allocator.serving.read_logs import LogReader
 from monarch_nb.allocator.serving.service import AllocatorService
-from monarch_nb.errors import AccessDenied, MonarchNbError
+from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.errors import AccessDenied, MonarchNbError, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub, add_AllocatorServicer_to_server
@@ -157,16 +159,16 @@ class Stream:
 
     def __init__(self, stub: Any) -> None:
         self._call = stub.Session()
+        self._events: list[pb.SessionEvent] = []
 
     async def send(self, **message: Any) -> None:
         await self._call.write(pb.SessionRequest(**message))
 
     async def next(self) -> pb.SessionEvent:
-        """Return the one event of the next message."""
         async with asyncio.timeout(TIMEOUT_S):
-            (event,) = (await self._call.read()).events
-        assert isinstance(event, pb.SessionEvent)
-        return event
+            while not self._events:
+                self._events += (await self._call.read()).events
+        return self._events.pop(0)
 
     async def opened(self, mailbox: str = "") -> Stream:
         await self.send(open=pb.Open(protocol=config.PROTOCOL, mailbox=mailbox))
@@ -206,3 +208,116 @@ async def test_nobody_opens_anothers_mailbox(connect: Connect) -> None:
     bob = await Stream(connect("bob", "user")).opened("client/b")
     await bob.send(open=pb.Open(protocol=config.PROTOCOL, mailbox="client/a"))
     assert (await bob.next()).HasField("refused")
+
+
+def share(right: pb.Right.ValueType) -> pb.ShareRequest:
+    return pb.ShareRequest(reservation_id="r", to="bob", right=right)
+
+
+def submit(run_id: str) -> pb.Submit:
+    run = run_pb2.RunSpec(run_id=run_id)
+    return pb.Submit(mesh_id=MESH, run=run, ranks=[0, 1], all_ranks=[0, 1], give_number=True, title=f"{run_id}()")
+
+
+class TestShares:
+    async def test_a_reader_reads_logs_and_runs_nothing(self, connect: Connect) -> None:
+        alice, bob = connect("alice", "user"), connect("bob", "user")
+        await alice.Share(share(pb.RIGHT_READ))
+        assert await outcome(bob.ReadLogs(pb.ReadLogsRequest(mesh_id=MESH))) is None
+        (seen,) = (await bob.Status(pb.StatusRequest())).reservations
+        assert seen.right == pb.RIGHT_READ
+        session = await Stream(bob).opened()
+        await session.send(submit=submit("his"))
+        denied = error_from_json((await session.next()).refused.error_json)
+        assert str(denied) == (
+            "dev on host1 is alice's, shared with you to read: alice can let you run cells on it "
+            "(%mesh share dev --to bob --run)"
+        )
+
+    async def test_only_the_owner_shares(self, connect: Connect) -> None:
+        alice = connect("alice", "user")
+        await alice.Share(share(pb.RIGHT_RUN))
+        for name, role in (("bob", "user"), ("carol", "admin"), ("host2", "node")):
+            assert isinstance(await outcome(connect(name, role).Share(share(pb.RIGHT_RUN))), AccessDenied)
+        herself = pb.ShareRequest(reservation_id="r", to="alice", right=pb.RIGHT_READ)
+        assert isinstance(await outcome(alice.Share(herself)), UsageError)
+
+    async def test_a_grant_makes_nobody_an_owner(self, connect: Connect, node: NodeWithoutProcesses) -> None:
+        await connect("alice", "user").Share(share(pb.RIGHT_OWN))
+        assert node.state.leases["r"].shares == {"bob": pb.RIGHT_RUN}
+
+    async def test_cells_queue_in_order_and_each_sees_whose_it_waits_for(
+        self, connect: Connect, node: NodeWithoutProcesses
+    ) -> None:
+        await connect("alice", "user").Share(share(pb.RIGHT_RUN))
+        bob, alice = await Stream(connect("bob", "user")).opened(), await Stream(connect("alice", "user")).opened()
+        await bob.send(submit=submit("his"))
+        assert (await bob.next()).queued.number == 1
+        await alice.send(submit=submit("hers"))
+        queued = (await alice.next()).queued
+        assert (queued.number, list(queued.ahead)) == (2, ["bob's run 1 (his())"])
+        (status,) = (await connect("alice", "user").Status(pb.StatusRequest())).reservations
+        assert [run.owner for run in status.meshes[0].runs] == ["bob", "alice"]
+
+    async def test_what_is_followed_ends_at_once_when_it_is_not_shared_any_more(
+        self, connect: Connect, node: NodeWithoutProcesses
+    ) -> None:
+        written = node.paths.runs(MESH) / "1"
+        written.mkdir()
+        (written / "0.out").write_text("a line\n")
+        alice, bob = connect("alice", "user"), connect("bob", "user")
+        await alice.Share(share(pb.RIGHT_READ))
+        read, watch = pb.ReadLogsRequest(mesh_id=MESH, follow=True), pb.WatchLogRequest(mesh_id=MESH, follow=True)
+        his = [aiter(bob.ReadLogs(read)), aiter(bob.WatchLog(watch))]
+        hers = [aiter(alice.ReadLogs(read)), aiter(alice.WatchLog(watch))]
+        async with asyncio.timeout(TIMEOUT_S):
+            for answers in (*his, *hers):
+                assert await anext(answers)
+        await alice.Share(share(pb.RIGHT_UNSPECIFIED))
+        assert [type(await outcome(answers)) for answers in his] == [AccessDenied, AccessDenied]
+        (written / "0.out").write_text("a line\nanother\n")
+        async with asyncio.timeout(TIMEOUT_S):
+            for answers in hers:
+                assert await anext(answers)
+
+    async def test_what_somebody_has_queued_is_dropped_and_followed_no_more(
+        self, connect: Connect, node: NodeWithoutProcesses
+    ) -> None:
+        owner = connect("alice", "user")
+        await owner.Share(share(pb.RIGHT_RUN))
+        alice, bob = await Stream(owner).opened(), await Stream(connect("bob", "user")).opened()
+        await alice.send(submit=submit("hers"))
+        assert (await alice.next()).HasField("queued")
+        await bob.send(attach=pb.Attach(reservation_id="r"))
+        await bob.send(submit=submit("his"))
+        assert (await bob.next()).queued.ahead
+        await owner.Share(share(pb.RIGHT_UNSPECIFIED))
+        results = []
+        while (event := await bob.next()).HasField("finished"):
+            results += event.finished.results
+        assert {result.outcome for result in results} == {run_pb2.OUTCOME_CANCELLED}
+        refused = event.refused
+        assert refused.run_id == "his"
+        assert str(error_from_json(refused.error_json)) == "alice shares dev with you no longer"
+        assert not any(session.attached for session in node.sessions)
+        mesh = node.state.meshes[MESH]
+        assert mesh.runs["his"].finished
+        assert not mesh.runs["hers"].finished, "it runs"
+
+    async def test_who_may_only_read_from_now_on_goes_on_to_follow(
+        self, connect: Connect, node: NodeWithoutProcesses
+    ) -> None:
+        owner = connect("alice", "user")
+        await owner.Share(share(pb.RIGHT_RUN))
+        bob = await Stream(connect("bob", "user")).opened()
+        await bob.send(submit=submit("his"))
+        assert (await bob.next()).HasField("queued")
+        await owner.Share(share(pb.RIGHT_READ))
+        assert not node.state.meshes[MESH].runs["his"].finished, "it runs: its owner may interrupt it"
+        assert any("his" in session.run_ids for session in node.sessions)
+
+    async def test_grants_survive_the_allocator(self, connect: Connect, node: NodeWithoutProcesses) -> None:
+        await connect("alice", "user").Share(share(pb.RIGHT_RUN))
+        state = NodeState(procs=4)
+        read_state(node.records.database, state, {})
+        assert state.leases["r"].shares == {"bob": pb.RIGHT_RUN}
