@@ -29,6 +29,8 @@ LOG_LIMIT_VARIABLE = "MONARCH_NB_LOG_LIMIT"
 """How much each node keeps of what ranks print, as in 20GB; 0: everything."""
 LOG_LIMIT_BYTES = 20 * 10**9
 """When nobody says: so much, or a quarter of the disk where that is less."""
+GPU_LOCKS_VARIABLE = "MONARCH_NB_GPU_LOCKS"
+"""The directory of `gpu_locks_directory`, the same for all users of the machine."""
 NONINTERACTIVE_VARIABLE = "MONARCH_NB_NONINTERACTIVE"
 ACTOR_OUTSIDE = "monarch_nb.client.actors.runtime:install"
 """What makes a process that is no rank a client of actors, when it first needs that: called without arguments."""
@@ -101,6 +103,11 @@ def private_directory(path: Path, variable: str = HOME_VARIABLE) -> Path:
 def pool_directory(pool: str = DEFAULT_POOL) -> Path:
     """Return the directory of a pool on this host; its nodes are the folders in it."""
     return home_directory() / pool
+
+
+def gpu_locks_directory() -> Path:
+    """Return where all allocators of this machine, whosever they are, say which GPUs they lease."""
+    return Path(os.environ.get(GPU_LOCKS_VARIABLE) or "/tmp/monarch-nb-gpus").expanduser().absolute()
 
 
 def _temporary_root() -> Path:

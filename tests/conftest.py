@@ -13,7 +13,7 @@ import pytest
 
 from gpus import FAKE_NVML, FakeGpus
 from leaks import leaks_of
-from monarch_nb.config import HOME_VARIABLE
+from monarch_nb.config import GPU_LOCKS_VARIABLE, HOME_VARIABLE
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 
@@ -22,6 +22,16 @@ def pytest_configure() -> None:
     """A suite that a script starts with `&` ignores Ctrl-C; the tests' clients would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def gpu_locks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where pools of this process say which GPUs they lease: all stand-ins have the same names."""
+    with pytest.MonkeyPatch.context() as patch:
+        directory = tmp_path_factory.mktemp("locks") / "gpus"
+        patch.setenv(GPU_LOCKS_VARIABLE, str(directory))
+        yield directory
+        assert not directory.exists() or not list(directory.iterdir()), "GPUs are still leased"
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -118,7 +119,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, stopped_by_signal, number)
     loop.add_signal_handler(signal.SIGCHLD, processes.reap_orphans, ProcessWatch.watched)
-    freshener = asyncio.create_task(keep_fresh(paths))
+    freshener = asyncio.create_task(keep_fresh(paths, node.gpu_locks.freshen))
     watcher = asyncio.create_task(_report_template(node.warming, options.ready_fd))
     waits = [asyncio.create_task(event.wait()) for event in (stopped_by_signal, node.shutdown)]
     await asyncio.wait([*waits, freshener], return_when=asyncio.FIRST_COMPLETED)
@@ -165,13 +166,17 @@ def report(ready_fd: int | None, content: dict[str, object]) -> None:
             pass
 
 
-async def keep_fresh(paths: config.NodePaths) -> None:
+async def keep_fresh(paths: config.NodePaths, freshen: Callable[[], None]) -> None:
     """Touch the node's files now and then: cleaners of /tmp remove what nobody has touched for days.
+
+    Args:
+        freshen: touches others.
 
     Returns when somebody removed them all the same: nobody could reach this allocator and its ranks any more.
     """
     while not _is_gone(paths.allocator_socket):
         await asyncio.sleep(FRESHEN_S)
+        freshen()
         _touch(paths.directory)
         for directory in (paths.directory, paths.sockets):
             with contextlib.suppress(OSError):

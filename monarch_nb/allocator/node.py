@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from monarch_nb import config
 from monarch_nb.allocator.files.node_files import NodeFiles
+from monarch_nb.allocator.leases.gpu_locks import GpuLocks
 from monarch_nb.allocator.leases.leases import Leases
 from monarch_nb.allocator.leases.meshes import Meshes
 from monarch_nb.allocator.logs.limit import LogLimit
@@ -84,7 +85,8 @@ class Node:
         self.mail = mail = Mail(paths, self.identity, state)
         self.warming = Warming(supervisor, python, preload)
         self.adoption = Adoption(state, records, supervisor)
-        self.readings = Readings(gpus)
+        self.gpu_locks = gpu_locks = GpuLocks(paths.directory, gpus)
+        self.readings = Readings(gpus, gpu_locks.held_by_others)
         self.whereabouts = Whereabouts(state, supervisor.ranks)
         self.actors = RankActors(supervisor.ranks)
         self.watch = DirectoryWatch(asyncio.get_running_loop())
@@ -92,12 +94,14 @@ class Node:
         self.audience = audience = Audience(self.sessions, self.watch, paths)
         self.files = files = NodeFiles(node_id, paths, state.owner_of)
         self.meshes = meshes = Meshes(paths, state, records, supervisor, audience, mail, files.removal)
-        self.leases = leases = Leases(state, records, supervisor, meshes, files, self.sessions)
+        self.leases = leases = Leases(state, records, supervisor, meshes, files, self.sessions, gpu_locks)
         self.values = Values(paths, state, records)
         self.runs = runs = Runs(
             paths, state, records, supervisor, self.sessions, audience, leases.expiry, self._start_scripts
         )
-        self.forking = forking = Forking(paths, self.identity, state, records, supervisor, files, leases, meshes, runs)
+        self.forking = forking = Forking(
+            paths, self.identity, state, records, supervisor, files, leases, meshes, runs, gpu_locks
+        )
         self.restarts = Restarts(state, records, supervisor, runs, forking)
         self.scripts = Scripts(paths, state, records, supervisor, audience, self.readings, runs, forking)
         self.stores = Stores(self.identity, records, supervisor, leases, meshes, self.shutdown)
@@ -112,7 +116,7 @@ class Node:
         await self.adoption.adopt(self.scripts.resume)
         await self.files.release_others(self.state.leases)
         self.records.flush()
-        self.leases.expiry.resume()
+        await self.leases.resume()
         self.runs.resume()
         self.log_limit.start()
         self.warming.start()
@@ -131,6 +135,7 @@ class Node:
         if not end_processes:
             await self.supervisor.close(end_processes=False)
         self.records.close()
+        self.gpu_locks.close(released=end_processes)
         self.watch.close()
         await self.mail.close()
         await self.files.close()

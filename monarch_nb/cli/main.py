@@ -255,6 +255,7 @@ def _status(options: argparse.Namespace) -> int:
 
 def _describe(node: Node) -> dict[str, Any]:
     """Return what `status --json` tells of a node."""
+    from monarch_nb.allocator.state.gpus import why_not_free
     from monarch_nb.provision.daemons import describe
 
     told: dict[str, Any] = {"node": node.node_id, "address": node.address, "pid": node.pid, "state": "serves"}
@@ -270,7 +271,7 @@ def _describe(node: Node) -> dict[str, Any]:
     elif reply.template_error:
         told["state"] = f"can not start ranks: {reply.template_error.splitlines()[-1]}"
     gpus = [
-        {"index": gpu.index, "name": gpu.name, "memory_bytes": gpu.memory_bytes, "trouble": gpu.trouble}
+        {"index": gpu.index, "name": gpu.name, "memory_bytes": gpu.memory_bytes, "not_free": why_not_free(gpu)}
         for gpu in reply.gpus
     ]
     facts = {"hostname": reply.hostname, "procs": reply.procs, "procs_free": reply.procs_free}
@@ -435,10 +436,10 @@ def _gpus(node: dict[str, Any]) -> str:
 
 
 def _gpu_notes(nodes: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Yield what is wrong with GPUs."""
+    """Yield why GPUs are not free although this pool does not hold them."""
     for node in nodes:
-        if lost := [gpu["trouble"] for gpu in node["gpus"] or () if gpu["trouble"]]:
-            yield f"{node['node']}: {node['gpus_free']} of {len(node['gpus'])} GPUs free; {'; '.join(lost)}"
+        if reasons := [gpu["not_free"] for gpu in node["gpus"] or () if gpu["not_free"]]:
+            yield f"{node['node']}: {node['gpus_free']} of {len(node['gpus'])} GPUs free; {'; '.join(reasons)}"
 
 
 if __name__ == "__main__":

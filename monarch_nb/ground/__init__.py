@@ -2,6 +2,7 @@
 
 interrupting  Ctrl-C where it may come, and for another thread
 flag          an event for threads that Ctrl-C interrupts
+file_locks    locks of files that say "in use"
 frames        messages on sockets, and pickles whose large buffers lie outside
 pickling      pickling by value
 code_names    what cells, runs and pulls are called

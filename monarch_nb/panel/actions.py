@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.pools import pool as pools
-from monarch_nb.client.pools.pool import HeldReservation, Shape, choose_nodes
+from monarch_nb.client.pools.choosing import Shape, choose_nodes
+from monarch_nb.client.pools.pool import HeldReservation
 from monarch_nb.client.reservations.reservation import Reservation, checked_name, reserve
 from monarch_nb.errors import CapacityError, ReservationNotFound, TargetError, UsageError
 from monarch_nb.ground.code_names import run_name

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from monarch_nb.allocator.state.gpus import why_not_free
 from monarch_nb.allocator.state.limits import Limits, how_it_ended
 from monarch_nb.client.pools.infos import RankInfo, RunInfo, infos_of_node, run_infos
 from monarch_nb.client.reservations.memory import Memory, choose
@@ -192,6 +193,7 @@ def _slot(kind: str, index: int, name: str, reservation: str | None, rank: int |
         "power_w": None,
         "power_limit_w": None,
         "error": None,
+        "note": "",
         "reservation": reservation,
         "rank": rank,
     }
@@ -217,6 +219,7 @@ def _gpu_slots(answer: NodeAnswer, readings: pb.NodeReadings, reservations: Mapp
             for key in ("temperature_c", "power_w", "power_limit_w"):
                 slot[key] = round(getattr(reading, key)) if reading.HasField(key) else None
             slot["error"] = reading.error or None
+        slot["note"] = "" if gpu.trouble else why_not_free(gpu)
         if slot["memory"] is None and gpu.memory_bytes:
             slot["memory"] = {"used": None, "total": gpu.memory_bytes}
         yield slot

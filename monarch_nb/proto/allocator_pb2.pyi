@@ -168,12 +168,24 @@ class Gpu(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
+    HELD_BY_FIELD_NUMBER: _builtins.int
+    USED_BY_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     uuid: _builtins.str
     name: _builtins.str
     memory_bytes: _builtins.int
     trouble: _builtins.str
     """why it can not be used, e.g. that it has fallen off the bus: it is not leased"""
+    @_builtins.property
+    def held_by(self) -> Global___GpuHolder:
+        """While this node does not lease it:
+        another allocator of this machine, which is not this user's perhaps
+        """
+
+    @_builtins.property
+    def used_by(self) -> _containers.RepeatedCompositeFieldContainer[Global___GpuProcess]:
+        """what computes on it all the same: it is leased to who wants it so"""
+
     def __init__(
         self,
         *,
@@ -182,14 +194,75 @@ class Gpu(_message.Message):
         name: _builtins.str = ...,
         memory_bytes: _builtins.int = ...,
         trouble: _builtins.str = ...,
+        held_by: Global___GpuHolder | None = ...,
+        used_by: _abc.Iterable[Global___GpuProcess] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["held_by", b"held_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "memory_bytes", b"memory_bytes", "name", b"name", "trouble", b"trouble", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_by", b"held_by", "index", b"index", "memory_bytes", b"memory_bytes", "name", b"name", "trouble", b"trouble", "used_by", b"used_by", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Gpu: _TypeAlias = Gpu  # noqa: Y015
+
+@_typing.final
+class GpuHolder(_message.Message):
+    """What an allocator's lock of a GPU says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: _builtins.int
+    RESERVATION_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    reservation: _builtins.str
+    """name"""
+    until: _builtins.float
+    """seconds since the epoch; 0: until it is released"""
+    def __init__(
+        self,
+        *,
+        owner: _builtins.str = ...,
+        reservation: _builtins.str = ...,
+        until: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner", "reservation", b"reservation", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GpuHolder: _TypeAlias = GpuHolder  # noqa: Y015
+
+@_typing.final
+class GpuProcess(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    name: _builtins.str
+    """empty when it can not be seen from here: in another container"""
+    user: _builtins.str
+    memory_bytes: _builtins.int
+    """0 when the driver does not say"""
+    def __init__(
+        self,
+        *,
+        pid: _builtins.int = ...,
+        name: _builtins.str = ...,
+        user: _builtins.str = ...,
+        memory_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory_bytes", b"memory_bytes", "name", b"name", "pid", b"pid", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GpuProcess: _TypeAlias = GpuProcess  # noqa: Y015
 
 @_typing.final
 class Holder(_message.Message):
@@ -199,11 +272,14 @@ class Holder(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     PROCS_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
     reservation: _builtins.str
     """name"""
     owner: _builtins.str
     procs: _builtins.int
     gpus: _builtins.int
+    until: _builtins.float
+    """seconds since the epoch; 0: until it is released"""
     def __init__(
         self,
         *,
@@ -211,10 +287,11 @@ class Holder(_message.Message):
         owner: _builtins.str = ...,
         procs: _builtins.int = ...,
         gpus: _builtins.int = ...,
+        until: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpus", b"gpus", "owner", b"owner", "procs", b"procs", "reservation", b"reservation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpus", b"gpus", "owner", b"owner", "procs", b"procs", "reservation", b"reservation", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -235,6 +312,7 @@ class ReserveRequest(_message.Message):
     CREATED_AT_FIELD_NUMBER: _builtins.int
     TIME_S_FIELD_NUMBER: _builtins.int
     IDLE_S_FIELD_NUMBER: _builtins.int
+    FORCE_BUSY_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     name: _builtins.str
     owner: _builtins.str
@@ -250,6 +328,8 @@ class ReserveRequest(_message.Message):
     """how long it is held from its confirmation on; 0: until it is released"""
     idle_s: _builtins.float
     """how long nobody may use it; 0: for ever"""
+    force_busy: _builtins.bool
+    """also GPUs on which others compute, where none else are free"""
     def __init__(
         self,
         *,
@@ -264,10 +344,11 @@ class ReserveRequest(_message.Message):
         created_at: _builtins.float = ...,
         time_s: _builtins.float = ...,
         idle_s: _builtins.float = ...,
+        force_busy: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "gpus", b"gpus", "idle_s", b"idle_s", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "time_s", b"time_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "force_busy", b"force_busy", "gpus", b"gpus", "idle_s", b"idle_s", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "time_s", b"time_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

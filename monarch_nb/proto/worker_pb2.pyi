@@ -120,6 +120,7 @@ class RankSpec(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     PROCESS_FIELD_NUMBER: _builtins.int
     MAIL_DIRECTORY_FIELD_NUMBER: _builtins.int
+    GPU_LOCKS_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     rank: _builtins.int
     directory: _builtins.str
@@ -144,6 +145,10 @@ class RankSpec(_message.Message):
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The whole environment of the rank (torchrun's variables included)."""
 
+    @_builtins.property
+    def gpu_locks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """files to hold a lock on while it lives"""
+
     def __init__(
         self,
         *,
@@ -160,10 +165,11 @@ class RankSpec(_message.Message):
         node: _builtins.str = ...,
         process: _builtins.str = ...,
         mail_directory: _builtins.str = ...,
+        gpu_locks: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob_directory", b"blob_directory", "directory", b"directory", "environment", b"environment", "for_script", b"for_script", "log_directory", b"log_directory", "mail_directory", b"mail_directory", "mesh_id", b"mesh_id", "node", b"node", "process", b"process", "rank", b"rank", "socket", b"socket", "stacks_file", b"stacks_file", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob_directory", b"blob_directory", "directory", b"directory", "environment", b"environment", "for_script", b"for_script", "gpu_locks", b"gpu_locks", "log_directory", b"log_directory", "mail_directory", b"mail_directory", "mesh_id", b"mesh_id", "node", b"node", "process", b"process", "rank", b"rank", "socket", b"socket", "stacks_file", b"stacks_file", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,7 +1,8 @@
 """A stand-in for NVML, found before the real one when its directory is on PYTHONPATH: GPUs with readings that move.
 
 For tests only. `FAKE_NVML` names a JSON file that is read at every call, so that a test can change what a running pool
-sees: {"gpus": 8, "lost": [3], "hangs": false, "unsupported": ["power"], "driver": true}.
+sees: {"gpus": 8, "lost": [3], "hangs": false, "unsupported": ["power"], "driver": true,
+"processes": {"2": [[4711, 1000]]}}, the last by GPU: pid and bytes of memory.
 """
 
 from __future__ import annotations
@@ -46,6 +47,12 @@ class Memory:
     @property
     def free(self) -> int:
         return self.total - self.used
+
+
+@dataclass
+class Process:
+    pid: int
+    usedGpuMemory: int | None
 
 
 @dataclass
@@ -122,6 +129,11 @@ def nvmlDeviceGetName(index: int) -> bytes:
 
 def nvmlDeviceGetMemoryInfo(index: int) -> Memory:
     return Memory(_MEMORY_BYTES, int(_ask(index, "memory") * _MEMORY_BYTES))
+
+
+def nvmlDeviceGetComputeRunningProcesses(index: int) -> list[Process]:
+    _ask(index, "processes")
+    return [Process(*process) for process in _state().get("processes", {}).get(str(index), ())]
 
 
 def nvmlDeviceGetUtilizationRates(index: int) -> Utilization:

@@ -18,6 +18,8 @@ export interface Slot {
   rank: number | null;
   /** Why it can not be read. */
   error?: string | null;
+  /** Who else on the machine holds or uses it. */
+  note?: string;
 }
 
 export type NodeState = 'ok' | 'starting' | 'silent' | 'dead';

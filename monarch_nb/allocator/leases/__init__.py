@@ -1,6 +1,7 @@
 """Leases of slots: how they are given, how long they last, and what ends with them.
 
-leases  gives, confirms and releases them
-expiry  ends those that nobody confirms, whose time is up, or that nobody uses (by the limits in state)
-meshes  closes and removes the meshes of a lease that is released
+leases     gives, confirms and releases them
+gpu_locks  says to all allocators of the machine which GPUs are leased
+expiry     ends those that nobody confirms, whose time is up, or that nobody uses (by the limits in state)
+meshes     closes and removes the meshes of a lease that is released
 """

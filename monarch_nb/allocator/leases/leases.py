@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
 
 from monarch_nb.allocator.files.node_files import NodeFiles
 from monarch_nb.allocator.leases.expiry import Expiry
+from monarch_nb.allocator.leases.gpu_locks import GpuLocks
 from monarch_nb.allocator.leases.meshes import Meshes
 from monarch_nb.allocator.recovery.records import Records
 from monarch_nb.allocator.sessions.sessions import Session
@@ -13,9 +17,11 @@ from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.processes import seconds_since_boot
 from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
 from monarch_nb.config import MAIN_MESH
-from monarch_nb.errors import ReservationNotFound, UsageError
+from monarch_nb.errors import PoolError, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
+
+_log = logging.getLogger(__name__)
 
 
 class Leases:
@@ -34,9 +40,10 @@ class Leases:
         meshes: Meshes,
         files: NodeFiles,
         sessions: set[Session],
+        gpu_locks: GpuLocks,
     ) -> None:
         self._state, self._records, self._supervisor = state, records, supervisor
-        self._meshes, self._files, self._sessions = meshes, files, sessions
+        self._meshes, self._files, self._sessions, self._gpu_locks = meshes, files, sessions, gpu_locks
         self.releases: dict[str, asyncio.Task[int]] = {}
         self.expiry = Expiry(
             state,
@@ -49,9 +56,46 @@ class Leases:
 
     # ---- to have ----
 
+    async def resume(self) -> None:
+        """Go on with what the allocator before this one leased. Meanwhile another one of this machine may have leased
+        GPUs that nobody used any more: who had them before has them no longer."""
+        if self._state.gpus:
+            async with self._gpu_locks.turn():
+                self._gpu_locks.tidy()
+                for reservation_id, lease in self._state.leases.items():
+                    try:
+                        self._gpu_locks.take(reservation_id, lease)
+                    except PoolError as error:  # a GPU is lost, say; its other ranks are worth more than an order
+                        _log.warning("%s holds GPUs without a lock: %s", lease.request.name, error)
+                held = self._state.gpus_held = self._gpu_locks.held_by_others()
+            for reservation_id, lease in list(self._state.leases.items()):
+                if lost := sorted(held.keys() & lease.gpu_indices):
+                    who = held[lost[0]].owner
+                    self.start_release(
+                        reservation_id, f"GPU {lost[0]} was leased to {who} while this node's allocator was dead"
+                    )
+        self.expiry.resume()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, request: pb.ReserveRequest) -> AsyncIterator[None]:
+        """Until the block ends, no other allocator of this machine takes the GPUs that are free."""
+        if not request.gpus:
+            yield
+            return
+        async with self._gpu_locks.turn():
+            self._state.gpus_held = self._gpu_locks.held_by_others()
+            yield
+
     def reserve(self, request: pb.ReserveRequest) -> list[int]:
-        """Lease slots provisionally; return the GPUs' indices."""
+        """Lease slots provisionally, in their turn; return the GPUs' indices."""
+        is_new = request.reservation_id not in self._state.leases
         lease = self._state.reserve(request)
+        if is_new:
+            try:
+                self._gpu_locks.take(request.reservation_id, lease)
+            except BaseException:
+                self._state.release(request.reservation_id)
+                raise
         self.expiry.watch(request.reservation_id)
         self._records.save_lease(request.reservation_id)
         return lease.gpu_indices
@@ -61,6 +105,12 @@ class Leases:
         self._state.confirm(request.reservation_id, request.nodes, seconds_since_boot())
         self.expiry.watch(request.reservation_id)
         self._records.save_lease(request.reservation_id)
+        self._gpu_locks.note(request.reservation_id, self._state.lease(request.reservation_id))
+
+    def extend(self, reservation_id: str, time_s: float) -> None:
+        """Set the time limit."""
+        self.expiry.extend(reservation_id, time_s)
+        self._gpu_locks.note(reservation_id, self._state.lease(reservation_id))
 
     def change_files(self, request: files_pb2.ChangeFilesRequest) -> files_pb2.ReservationFiles:
         """Do what a client says of a reservation's files, and tell all that are attached."""
@@ -133,5 +183,6 @@ class Leases:
         if lease := self._state.leases.get(reservation_id):
             await self._files.release(reservation_id, lease.request.name)
         self._state.release(reservation_id)
+        self._gpu_locks.release(reservation_id)
         self._records.delete_lease(reservation_id)
         return sum(not rank.record.script_of for rank in ranks)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from monarch_nb.allocator.files.node_files import NodeFiles
+from monarch_nb.allocator.leases.gpu_locks import GpuLocks
 from monarch_nb.allocator.leases.leases import Leases
 from monarch_nb.allocator.leases.meshes import Meshes
 from monarch_nb.allocator.ranks.specs import Plan, plan_rank, start_directory
@@ -35,10 +36,11 @@ class Forking:
         leases: Leases,
         meshes: Meshes,
         runs: Runs,
+        gpu_locks: GpuLocks,
     ) -> None:
         self._paths, self._identity, self._state, self._records = paths, identity, state, records
         self._supervisor, self._files = supervisor, files
-        self._leases, self._meshes, self._runs = leases, meshes, runs
+        self._leases, self._meshes, self._runs, self._gpu_locks = leases, meshes, runs, gpu_locks
 
     async def spawn(self, spec: pb.SpawnRequest) -> Mesh:
         """Fork the mesh's ranks on this node and wait until they are ready."""
@@ -94,7 +96,10 @@ class Forking:
             start_directory(spec, workspace).mkdir(parents=True, exist_ok=True)
         template = await self._supervisor.template(spec.python or self._identity.python, spec.preload)
         self._leases.check_held(spec.reservation_id)
-        forked = await self._supervisor.fork_ranks(template, plan(workspace))
+        planned = plan(workspace)
+        for _, specification in planned:
+            specification.gpu_locks.extend(self._gpu_locks.files(spec.reservation_id))
+        forked = await self._supervisor.fork_ranks(template, planned)
         try:
             self._leases.check_held(spec.reservation_id)
             self._state.mesh(spec.mesh_id)  # or it was stopped meanwhile

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import queue
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any
 
+from monarch_nb.allocator.supervision import processes
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import state_pb2
 
 WAIT_S = 0.3
 """How long a reading may take before the one before is told again."""
@@ -61,6 +65,7 @@ class GpuReader:
         self._gpus = gpus
         self._asked: queue.SimpleQueue[asyncio.Event] = queue.SimpleQueue()
         self._told: dict[int, tuple[float, pb.GpuReading]] = {}
+        self._users: dict[int, list[_User]] = {}
         self._thread: threading.Thread | None = None
         self._pending: asyncio.Event | None = None
         self._loop = asyncio.get_running_loop()
@@ -89,6 +94,11 @@ class GpuReader:
             await self.read()
         return {index: reading.error for index, (_, reading) in sorted(self._told.items()) if reading.error}
 
+    def used_by(self) -> dict[int, list[pb.GpuProcess]]:
+        """Return what computed on GPUs at the last reading and has not ended since, by index."""
+        alive = {index: [user.told for user in users if user.is_there] for index, users in sorted(self._users.items())}
+        return {index: processes for index, processes in alive.items() if processes}
+
     def _newest(self, gpu: pb.Gpu) -> pb.GpuReading:
         read_s, reading = self._told.get(gpu.index, (0.0, None))
         if reading is not None and time.monotonic() - read_s < STALE_S:
@@ -99,12 +109,37 @@ class GpuReader:
         while True:
             done = self._asked.get()
             for gpu in self._gpus:
-                reading = self._driver.read(gpu)
+                reading, users = self._driver.read(gpu)
                 self._told[gpu.index] = (time.monotonic(), reading)
+                self._users[gpu.index] = users
             try:
                 self._loop.call_soon_threadsafe(done.set)
             except RuntimeError:  # the allocator has ended
                 return
+
+
+@dataclass(frozen=True)
+class _User:
+    """A process that computes on a GPU. `identity` is None when it can not be seen: in another container, as a rule."""
+
+    told: pb.GpuProcess
+    identity: state_pb2.ProcessIdentity | None
+
+    @property
+    def is_there(self) -> bool:
+        return self.identity is None or processes.is_alive(self.identity)
+
+    @classmethod
+    def look(cls, pid: int, memory_bytes: int) -> _User:
+        """Look at a process."""
+        told = pb.GpuProcess(pid=pid, memory_bytes=memory_bytes)
+        try:
+            identity = processes.identify(pid)
+            told.name = processes.name_of(pid)
+            told.user = processes.user_name(os.stat(f"/proc/{pid}").st_uid)
+        except OSError:
+            return cls(told, None)
+        return cls(told, identity)
 
 
 class _Driver:
@@ -115,14 +150,17 @@ class _Driver:
         self._is_open = False
         self._opened_s = 0.0
 
-    def read(self, gpu: pb.Gpu) -> pb.GpuReading:
-        """Return what a GPU does, as far as it tells."""
+    def read(self, gpu: pb.Gpu) -> tuple[pb.GpuReading, list[_User]]:
+        """Return what a GPU does, and for whom, as far as it tells."""
         import pynvml
 
         reading = pb.GpuReading(index=gpu.index, memory_total_bytes=gpu.memory_bytes)
+        users: list[_User] = []
         try:
             handle = self._handle(gpu)
             self._fill(reading, handle)
+            told = _optional(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+            users = [_User.look(process.pid, process.usedGpuMemory or 0) for process in told]
         except pynvml.NVMLError as error:
             reading.Clear()
             reading.index, reading.memory_total_bytes = gpu.index, gpu.memory_bytes
@@ -130,7 +168,7 @@ class _Driver:
             self._handles.pop(gpu.uuid, None)
             if time.monotonic() - self._opened_s > _AGAIN_S:
                 self._close()
-        return reading
+        return reading, users
 
     def _handle(self, gpu: pb.Gpu) -> Any:
         import pynvml
@@ -140,7 +178,9 @@ class _Driver:
             pynvml.nvmlInit()
             self._is_open = True
         if not gpu.uuid:  # it was lost when GPUs were discovered
-            return pynvml.nvmlDeviceGetHandleByIndex(gpu.index)
+            handle = pynvml.nvmlDeviceGetHandleByIndex(gpu.index)
+            gpu.uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
+            return handle
         if gpu.uuid not in self._handles:
             self._handles[gpu.uuid] = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
         return self._handles[gpu.uuid]

@@ -6,15 +6,17 @@ Nothing is read unless somebody asks, and then once a second at most, whoever as
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from monarch_nb.allocator.readings.facts import proportional_memory_bytes
 from monarch_nb.allocator.readings.gpus import GpuReader
 from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.errors import PoolError
 from monarch_nb.proto import allocator_pb2 as pb
 
 INTERVAL_S = 0.9
@@ -60,19 +62,23 @@ class Readings:
 
     Args:
         gpus: the node's.
+        held_by_others: returns who else on this machine holds some of them.
     """
 
-    def __init__(self, gpus: list[pb.Gpu]) -> None:
-        self._has_gpus, self._gpus = bool(gpus), GpuReader(gpus)
+    def __init__(self, gpus: list[pb.Gpu], held_by_others: Callable[[], dict[int, pb.GpuHolder]]) -> None:
+        self._has_gpus, self._gpus, self._held_by_others = bool(gpus), GpuReader(gpus), held_by_others
         self._processes = ProcessReader()
         self._newest = NodeReading()
         self._newest_s = -INTERVAL_S
         self._reading: asyncio.Task[None] | None = None
 
     async def look_at_gpus(self, state: NodeState) -> None:
-        """See which GPUs can be used: those that can not are not leased until they can again."""
+        """See which GPUs can be used: those that can not are not leased until they can again. And who uses them."""
         if self._has_gpus:
             state.gpu_troubles = await self._gpus.troubles(INTERVAL_S)
+            state.gpus_used = self._gpus.used_by()
+            with contextlib.suppress(PoolError):  # whoever reserves learns of it
+                state.gpus_held = self._held_by_others()
 
     async def read(self, pids: Collection[int]) -> NodeReading:
         """Return what the node and its ranks do.

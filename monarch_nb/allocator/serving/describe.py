@@ -48,6 +48,7 @@ class Description:
 
     def node(self) -> pb.DescribeReply:
         """Return the facts of the node."""
+        now_s = seconds_since_boot()
         return pb.DescribeReply(
             protocol=config.PROTOCOL,
             version=config.VERSION,
@@ -55,7 +56,7 @@ class Description:
             hostname=socket.gethostname(),
             pid=os.getpid(),
             procs=self._state.procs,
-            gpus=[_gpu(gpu, self._state.gpu_troubles.get(gpu.index, "")) for gpu in self._identity.gpus],
+            gpus=map(self._state.describe_gpu, self._identity.gpus),
             procs_free=self._state.procs_free,
             gpus_free=len(self._state.gpus_free),
             python=self._identity.python,
@@ -65,6 +66,7 @@ class Description:
                     owner=lease.request.owner,
                     procs=lease.request.procs,
                     gpus=lease.request.gpus,
+                    until=_until(lease.limits.time_left_s(now_s)),
                 )
                 for lease in self._state.leases.values()
             ],
@@ -180,10 +182,8 @@ class Description:
         return described
 
 
-def _gpu(gpu: pb.Gpu, trouble: str) -> pb.Gpu:
-    told = pb.Gpu(trouble=trouble)
-    told.MergeFrom(gpu)
-    return told
+def _until(left_s: float | None) -> float:
+    return 0.0 if left_s is None else time.time() + left_s
 
 
 def _run_statuses(mesh: Mesh, past: pb.PastRuns, *, with_newest: bool) -> list[pb.RunStatus]:

@@ -74,7 +74,8 @@ class AllocatorService(service.AllocatorServicer):
     @_translated
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
         await self._node.readings.look_at_gpus(self._node.state)
-        return pb.ReserveReply(gpu_indices=self._node.leases.reserve(request))
+        async with self._node.leases.turn(request):
+            return pb.ReserveReply(gpu_indices=self._node.leases.reserve(request))
 
     @_translated
     async def Confirm(self, request: pb.ConfirmRequest, context: Any) -> pb.ConfirmReply:
@@ -92,7 +93,7 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.ExtendReply:
-        self._node.leases.expiry.extend(request.reservation_id, request.time_s)
+        self._node.leases.extend(request.reservation_id, request.time_s)
         return pb.ExtendReply()
 
     @_translated

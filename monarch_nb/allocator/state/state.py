@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from monarch_nb import config
+from monarch_nb.allocator.state.gpus import why_not_free
 from monarch_nb.allocator.state.limits import Limits, expired
 from monarch_nb.allocator.state.runs import Effect, Mesh, RankSlot, Run, failure_of, name_of
 from monarch_nb.errors import (
@@ -69,6 +70,10 @@ class NodeState:
         self.gpus = list(gpus)
         self.gpu_troubles: dict[int, str] = {}
         """Why GPUs can not be used: they are not leased."""
+        self.gpus_held: dict[int, pb.GpuHolder] = {}
+        """By another allocator of this machine: they are not leased."""
+        self.gpus_used: dict[int, list[pb.GpuProcess]] = {}
+        """What computes on GPUs: while they are not leased they are busy, and leased only to who wants them so."""
         self.leases: dict[str, Lease] = {}
         self.meshes: dict[str, Mesh] = {}
         self.ended: dict[str, pb.Ended] = {}
@@ -82,8 +87,22 @@ class NodeState:
 
     @property
     def gpus_free(self) -> list[int]:
-        taken = {index for lease in self.leases.values() for index in lease.gpu_indices}
-        return [index for index in self.gpus if index not in taken and index not in self.gpu_troubles]
+        """Those that are nobody's and at rest."""
+        return [index for index in self._gpus_of_nobody if index not in self.gpus_used]
+
+    @property
+    def gpus_busy(self) -> list[int]:
+        """Those that are nobody's, but something computes on them."""
+        return [index for index in self._gpus_of_nobody if index in self.gpus_used]
+
+    @property
+    def gpus_leased(self) -> set[int]:
+        return {index for lease in self.leases.values() for index in lease.gpu_indices}
+
+    @property
+    def _gpus_of_nobody(self) -> list[int]:
+        taken = self.gpus_leased | self.gpu_troubles.keys() | self.gpus_held.keys()
+        return [index for index in self.gpus if index not in taken]
 
     def reserve(self, request: pb.ReserveRequest) -> Lease:
         """Lease slots; asking again for the same reservation returns its lease.
@@ -102,10 +121,10 @@ class NodeState:
                 raise ReservationConflict(f"the name {request.name!r} is already held; release it or choose another")
         if request.procs > self.procs_free:
             raise CapacityError(self._shortage(request.procs, self.procs_free, self.procs, "procs"))
-        if request.gpus > len(self.gpus_free):
-            raise CapacityError(self._shortage(request.gpus, len(self.gpus_free), len(self.gpus), "gpus"))
-        limits = Limits(request.time_s, request.idle_s)
-        lease = Lease(request, self.gpus_free[: request.gpus], limits=limits)
+        gpus = [*self.gpus_free, *(self.gpus_busy if request.force_busy else ())]
+        if request.gpus > len(gpus):
+            raise CapacityError(self._shortage(request.gpus, len(gpus), len(self.gpus), "gpus"))
+        lease = Lease(request, sorted(gpus[: request.gpus]), limits=Limits(request.time_s, request.idle_s))
         self.leases[request.reservation_id] = lease
         return lease
 
@@ -117,8 +136,19 @@ class NodeState:
             for lease in self.leases.values()
             if (count := getattr(lease.request, kind))
         ]
-        reasons = [", ".join(held), *(self.gpu_troubles.values() if kind == "gpus" else ())]
+        not_free = (why_not_free(self.describe_gpu(pb.Gpu(index=index))) for index in self.gpus)
+        reasons = [", ".join(held), *(not_free if kind == "gpus" else ())]
         return "; ".join(filter(None, [f"{wanted} {kind} per node asked for, {free} of {total} free", *reasons]))
+
+    def describe_gpu(self, gpu: pb.Gpu) -> pb.Gpu:
+        """Return what is known of a GPU, and why it is not free although this node does not lease it."""
+        told = pb.Gpu(trouble=self.gpu_troubles.get(gpu.index, ""))
+        told.MergeFrom(gpu)
+        if gpu.index not in self.gpus_leased:
+            if holder := self.gpus_held.get(gpu.index):
+                told.held_by.CopyFrom(holder)
+            told.used_by.extend(self.gpus_used.get(gpu.index, ()))
+        return told
 
     def confirm(self, reservation_id: str, nodes: Iterable[files_pb2.Peer] = (), now_s: float = 0.0) -> None:
         """Keep a provisional lease; its limits count from now on."""

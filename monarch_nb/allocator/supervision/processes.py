@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import logging
 import os
+import pwd
 import re
 import signal
 import struct
@@ -61,6 +62,19 @@ def is_alive(process: state_pb2.ProcessIdentity) -> bool:
         return False
     fields = _stat_fields(process.pid)
     return fields is not None and fields[0] not in "ZX" and int(fields[19]) == process.start_ticks
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user, or its number where that is not known."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def name_of(pid: int) -> str:
+    """Return what `ps -o comm` shows of a process."""
+    return Path(f"/proc/{pid}/comm").read_bytes().decode(errors="replace").strip()
 
 
 def _is_zombie(process: state_pb2.ProcessIdentity) -> bool:

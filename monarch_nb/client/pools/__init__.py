@@ -1,5 +1,6 @@
 """The nodes that answer: which of them are taken, what they hold, what their ranks say.
 
+choosing   which nodes a reservation gets, and why it gets none
 pool       asks all nodes, chooses some, leases slots and spawns ranks; releases them
 conflicts  whether what is held already is what somebody asks for
 infos      what nodes say of reservations, ranks and runs, put together

@@ -10,7 +10,8 @@ from pathlib import Path
 from monarch_nb import config
 from monarch_nb.allocator.supervision.pythons import python_identity
 from monarch_nb.client.files.project import holds_home
-from monarch_nb.client.pools.pool import HeldReservation, Shape
+from monarch_nb.client.pools.choosing import Shape
+from monarch_nb.client.pools.pool import HeldReservation
 from monarch_nb.errors import ReservationConflict
 from monarch_nb.proto import allocator_pb2 as pb
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from monarch_nb.allocator.state.limits import how_it_ended
 from monarch_nb.client.connections.decoding import result_event
+from monarch_nb.client.pools.choosing import Shape
 from monarch_nb.client.pools.conflicts import start_directory
-from monarch_nb.client.pools.pool import HeldReservation, Shape, current_owner
+from monarch_nb.client.pools.pool import HeldReservation, current_owner
 from monarch_nb.deaths import describe_death
 from monarch_nb.errors import RankFailure, where_besides
 from monarch_nb.ground.code_names import run_name

@@ -23,15 +23,14 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection, answers
 from monarch_nb.client.files.evidence import check_shared, nodes_seeing
 from monarch_nb.client.files.project import holds_home
+from monarch_nb.client.pools.choosing import Shape, choose_nodes
 from monarch_nb.errors import (
-    CapacityError,
     MonarchNbError,
     NodeUnreachable,
     PoolError,
     ReservationNotFound,
     VersionMismatch,
 )
-from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.provision import Node, provisioner
@@ -46,26 +45,6 @@ Progress = Callable[[str], None]
 def current_owner() -> str:
     """Return who we are to the allocators."""
     return getpass.getuser()
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What is asked for: nodes, and CPU ranks (`procs`) or GPUs per node."""
-
-    nodes: int
-    procs: int
-    gpus: int
-
-    @property
-    def per_node(self) -> int:
-        return self.gpus or self.procs
-
-    @property
-    def kind(self) -> str:
-        return "gpu" if self.gpus else "proc"
-
-    def __str__(self) -> str:
-        return f"{counted(self.nodes, 'node')} × {counted(self.per_node, self.kind)}"
 
 
 @dataclass(frozen=True)
@@ -98,11 +77,12 @@ class SpawnOptions:
 
 @dataclass(frozen=True)
 class Terms:
-    """Whose a reservation is to be, and how long: seconds, 0 for no limit."""
+    """Whose a reservation is to be, how long (seconds, 0 for no limit), and whether it takes GPUs that others use."""
 
     notebook: str = ""
     time_s: float = 0.0
     idle_s: float = 0.0
+    force_busy: bool = False
 
 
 @dataclass
@@ -271,7 +251,7 @@ class Pool:
             SpawnError: ranks could not be started.
         """
         answers = await self.ask()
-        chosen = choose_nodes(shape, [reply.node for _, reply in answers])
+        chosen = choose_nodes(shape, [reply.node for _, reply in answers], force_busy=terms.force_busy)
         connections = [answers[index][0] for index in chosen]
         if options.shared:
             await check_shared(connections, options.shared)
@@ -289,6 +269,7 @@ class Pool:
                 created_at=time.time(),
                 time_s=terms.time_s,
                 idle_s=terms.idle_s,
+                force_busy=terms.force_busy,
             )
             for node_rank in range(shape.nodes)
         ]
@@ -322,54 +303,6 @@ def _check_protocol(connection: Connection, node: pb.DescribeReply) -> None:
             client=config.VERSION,
             node=node.version,
         )
-
-
-def choose_nodes(shape: Shape, nodes: list[pb.DescribeReply]) -> list[int]:
-    """Return the indices of the nodes to use: the first that have enough free.
-
-    Raises:
-        CapacityError: there are too few; the message says what is free and who holds the rest.
-    """
-    free = [node.gpus_free if shape.gpus else node.procs_free for node in nodes]
-    total = [len(node.gpus) if shape.gpus else node.procs for node in nodes]
-    if shape.gpus and not any(total):
-        raise CapacityError(
-            f"{counted(shape.gpus, 'GPU')} per node asked for, but no node of this pool has a GPU; "
-            "--procs N asks for CPU ranks"
-        )
-    fitting = [index for index, count in enumerate(free) if count >= shape.per_node]
-    if len(fitting) >= shape.nodes:
-        return fitting[: shape.nodes]
-    fit = f"only {len(fitting)} of {counted(len(nodes), 'node')} can take {counted(shape.per_node, shape.kind)}"
-    lines = [f"{shape} asked for, but {fit}:"]
-    for node, count, most in zip(nodes, free, total, strict=True):
-        held = "".join(f"; {_holds(holder)}" for holder in node.holders)
-        lost = "".join(f"; {gpu.trouble}" for gpu in node.gpus if gpu.trouble and shape.gpus)
-        lines.append(f"  {node.node_id}: {count} of {counted(most, shape.kind)} free{held}{lost}")
-    usable = [len([gpu for gpu in node.gpus if not gpu.trouble]) if shape.gpus else node.procs for node in nodes]
-    able = len([count for count in usable if count >= shape.per_node])
-    lines.append(_what_helps(shape, able, len(nodes), missing=shape.nodes - len(fitting)))
-    raise CapacityError("\n".join(lines))
-
-
-def _what_helps(shape: Shape, able: int, nodes: int, missing: int) -> str:
-    """Return what to do when nodes are missing. Of all nodes some were able to take their part if nobody held them.
-
-    All nodes of a local pool have the same slots, and its first one has all GPUs.
-    """
-    if able >= shape.nodes:
-        return "release what you no longer need (%mesh release NAME), or ask for less"
-    if shape.gpus:
-        have = "node of this pool has" if able == 1 else "nodes of this pool have"
-        return f"ask for less: {able} {have} {counted(shape.per_node, 'GPU')} that can be used"
-    if able:
-        return f"monarch-nb up --nodes {nodes + missing} adds nodes to a local pool"
-    return "release all that is held (%mesh release NAME): a local pool that holds nothing takes the shape asked for"
-
-
-def _holds(holder: pb.Holder) -> str:
-    slots = counted(holder.gpus or holder.procs, "gpu" if holder.gpus else "proc")
-    return f"{holder.reservation} ({holder.owner}) holds {slots}"
 
 
 async def spawn_mesh(

@@ -29,6 +29,7 @@ from monarch_nb.client.meshes.pip import pip
 from monarch_nb.client.pools import pool as pools
 from monarch_nb.client.pools.actor_infos import ActorInfo
 from monarch_nb.client.pools.beside import checked
+from monarch_nb.client.pools.choosing import Shape
 from monarch_nb.client.pools.conflicts import Asked, check_same, shared_storage
 from monarch_nb.client.pools.infos import (
     EndedReservation,
@@ -42,7 +43,6 @@ from monarch_nb.client.pools.pool import (
     KeptFiles,
     Pool,
     Progress,
-    Shape,
     SpawnOptions,
     Terms,
     current_owner,
@@ -363,6 +363,7 @@ def reserve(
     shared: str | os.PathLike[str] | None = None,
     time: Duration | None = None,
     idle: Duration | None = None,
+    force_busy: bool = False,
     replace: bool = False,
     notebook: str | None = None,
     progress: Progress | None = None,
@@ -390,6 +391,7 @@ def reserve(
         time: how long it is held ("8h", a timedelta, seconds): then it is released, also while a cell runs, as Slurm
             does. By default until it is released. A reservation that is held already keeps its limits.
         idle: how long it is held while no cell runs and no client is attached.
+        force_busy: take GPUs too on which other people's programs compute, where no others are free.
         replace: release a reservation of the same name first.
         notebook: path of the notebook that holds it, which finds it again.
         progress: told what is being done.
@@ -405,7 +407,7 @@ def reserve(
     """
     name = checked_name(name or DEFAULT_NAME)
     shape = _checked_shape(nodes, procs, gpus)
-    terms = Terms(notebook or "", _limit(time, "time"), _limit(idle, "idle"))
+    terms = Terms(notebook or "", _limit(time, "time"), _limit(idle, "idle"), force_busy)
     say = progress or _silent
     chosen = pool_named(pool)
     start = pools.working_directory(directory, notebook)

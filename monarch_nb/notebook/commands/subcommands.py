@@ -152,6 +152,7 @@ class Subcommands:
             shared=parsed.text("shared"),
             time=parsed.seconds("time"),
             idle=parsed.seconds("idle"),
+            force_busy=parsed.switch("force_busy"),
             replace=parsed.switch("replace"),
             notebook=self._session.notebook,
             progress=progress,

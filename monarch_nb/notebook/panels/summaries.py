@@ -10,7 +10,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from monarch_nb.client.pools.pool import Shape
+from monarch_nb.client.pools.choosing import Shape
 from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 from monarch_nb.notebook.output.tables import Shown
 from monarch_nb.panel.view import Json

@@ -60,6 +60,7 @@ RESERVE = Command(
             value="T",
             kind="duration",
         ),
+        Flag("--force-busy", "also GPUs on which programs of others run, where no others are free"),
         Flag("--replace", "release what is held under that name first"),
     ),
     notes="Ranks stay until they are released: they survive this kernel, the browser and the Jupyter server.",

@@ -12,10 +12,11 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from monarch_nb.ground import file_locks
 from monarch_nb.integrations import lightning
 from monarch_nb.proto.worker_pb2 import RankSpec
 from monarch_nb.worker.forking import identity
@@ -29,12 +30,15 @@ _INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
 _libc = ctypes.CDLL(None)
 _stacks_files: list[Any] = []
 """faulthandler writes to the descriptor as long as the process lives."""
+_gpu_locks: list[int] = []
+"""Files whose locks are held as long as the process lives."""
 _STDERR = 2
 
 
 def become_rank(spec: RankSpec) -> None:
     """Give this freshly forked process everything of its own."""
     os.setsid()
+    _hold_gpus(spec.gpu_locks)
     name_process(f"rank {spec.rank}")
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write(str(_OOM_SCORE))
@@ -48,6 +52,16 @@ def become_rank(spec: RankSpec) -> None:
     if not spec.for_script:
         _prefer_own_gpu(os.environ)
     lightning.become_rank()
+
+
+def _hold_gpus(files: Iterable[str]) -> None:
+    """Let no allocator of this machine lease these GPUs while this process lives, or a program that it becomes. Its
+    own allocator holds them too, but may die before it."""
+    for file in files:
+        with contextlib.suppress(OSError):  # somebody has removed it
+            _gpu_locks.append(os.open(file, os.O_RDONLY | os.O_NOFOLLOW))
+            os.set_inheritable(_gpu_locks[-1], True)
+            file_locks.hold(_gpu_locks[-1])
 
 
 def name_process(name: str) -> None:

@@ -25,7 +25,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> config.NodePaths:
 
 def test_files_are_fresh_until_the_socket_is_gone(paths: config.NodePaths) -> None:
     async def remove_once_fresh() -> None:
-        freshener = asyncio.create_task(main.keep_fresh(paths))
+        freshener = asyncio.create_task(main.keep_fresh(paths, lambda: None))
         for _ in range(10):
             await asyncio.sleep(0)
         assert paths.facts.stat().st_mtime > 0
@@ -50,7 +50,7 @@ def test_a_storage_that_fails_is_not_one_that_was_removed(
         raise OSError(errno.EROFS, "Read-only file system")
 
     async def fails_for_a_while() -> None:
-        freshener = asyncio.create_task(main.keep_fresh(paths))
+        freshener = asyncio.create_task(main.keep_fresh(paths, lambda: None))
         with monkeypatch.context() as patch:
             patch.setattr(os, call, fail)
             for _ in range(10):

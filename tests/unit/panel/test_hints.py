@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from monarch_nb.client.connections.connection import ALLOCATOR_DOWN
-from monarch_nb.client.pools.pool import Shape, choose_nodes, not_found
+from monarch_nb.client.pools.choosing import Shape, choose_nodes
+from monarch_nb.client.pools.pool import not_found
 from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.errors import CapacityError
 from monarch_nb.panel.hints import clickable

@@ -113,9 +113,7 @@ const NodeRow = memo(function NodeRow(props: {
               dense={columns > 8}
               level={slot.utilisation === null ? null : Math.round(slot.utilisation * 100)}
               memory={share(slot.memory)}
-              holder={
-                slot.reservation === null ? 'free' : reservations[slot.reservation]?.mine ? 'mine' : 'other'
-              }
+              holder={holderKind(slot, reservations)}
               isLost={Boolean(slot.error)}
               label={`${slotName(node, slot)}: ${slotFacts(slot, reservations)}`}
             />
@@ -220,6 +218,13 @@ function holderName(reservation: Reservation | undefined): string {
   return reservation.mine ? reservation.name : `${reservation.name} (${reservation.owner})`;
 }
 
+function holderKind(slot: Slot, reservations: Record<string, Reservation>): 'free' | 'mine' | 'other' {
+  if (slot.reservation === null) {
+    return slot.note ? 'other' : 'free';
+  }
+  return reservations[slot.reservation]?.mine ? 'mine' : 'other';
+}
+
 function slotName(node: PoolNode, slot: Slot): string {
   return `${node.id} ${slot.kind === 'gpu' ? 'GPU' : 'slot'} ${slot.index}`;
 }
@@ -227,7 +232,7 @@ function slotName(node: PoolNode, slot: Slot): string {
 function slotFacts(slot: Slot, reservations: Record<string, Reservation>): string {
   const facts: string[] = [];
   if (slot.reservation === null) {
-    facts.push('free');
+    facts.push(slot.note || 'free');
   } else {
     const rank = slot.rank === null ? '' : ` rank ${slot.rank}`;
     facts.push(holderName(reservations[slot.reservation]) + rank);

@@ -119,7 +119,7 @@ async def test_one_reading_for_all_who_ask_within_a_second(monkeypatch: pytest.M
         return NodeReading(pb.NodeReadings(cpu=len(asked)))
 
     monkeypatch.setattr(ProcessReader, "read", read)
-    node = Readings([])
+    node = Readings([], dict)
     told = await asyncio.gather(node.read([1]), node.read([1]), node.read([2]))
     assert [reading.node.cpu for reading in told] == [1, 1, 1]
     assert (await node.read([1])).node.cpu == 1
@@ -129,7 +129,7 @@ async def test_one_reading_for_all_who_ask_within_a_second(monkeypatch: pytest.M
 
 
 async def test_who_gives_up_takes_nothing_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = Readings([])
+    node = Readings([], dict)
     first, second = asyncio.create_task(node.read([])), asyncio.create_task(node.read([]))
     await asyncio.sleep(0)
     first.cancel()

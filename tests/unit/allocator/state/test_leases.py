@@ -1,5 +1,8 @@
 """Leases and meshes of one node's state: what fits, who holds what, what a release takes away."""
 
+import re
+from typing import Any
+
 import pytest
 
 from monarch_nb.allocator.ranks.specs import gpus_of
@@ -15,7 +18,7 @@ from monarch_nb.errors import (
 from monarch_nb.proto import allocator_pb2 as pb
 
 
-def request(reservation_id: str = "r", name: str = "dev", owner: str = "me", **slots: int) -> pb.ReserveRequest:
+def request(reservation_id: str = "r", name: str = "dev", owner: str = "me", **slots: Any) -> pb.ReserveRequest:
     return pb.ReserveRequest(reservation_id=reservation_id, name=name, owner=owner, **slots)
 
 
@@ -52,6 +55,23 @@ class TestReserve:
         assert state.reserve(request("a", "a", gpus=3)).gpu_indices == [0, 2, 3]
         state.gpu_troubles = {}
         assert state.reserve(request("b", "b", gpus=1)).gpu_indices == [1]
+
+    def test_a_gpu_that_others_hold_is_not_leased(self) -> None:
+        state = NodeState(0, gpus=range(3))
+        state.gpus_held = {1: pb.GpuHolder(owner="ann", reservation="train")}
+        with pytest.raises(CapacityError, match=r"2 of 3 free; GPU 1 is held by ann \(train\)$"):
+            state.reserve(request(gpus=3, force_busy=True))
+        assert state.reserve(request(gpus=2)).gpu_indices == [0, 2]
+
+    def test_a_gpu_that_others_use_is_leased_to_who_wants_it_so(self) -> None:
+        state = NodeState(0, gpus=range(3))
+        state.gpus_used = {0: [pb.GpuProcess(pid=4711, name="python", user="bob", memory_bytes=2_500_000_000)]}
+        busy = "GPU 0 is busy: pid 4711 (python, bob, 2.5 GB)"
+        with pytest.raises(CapacityError, match=rf"2 of 3 free; {re.escape(busy)}$"):
+            state.reserve(request(gpus=3))
+        assert state.reserve(request("a", "a", gpus=1, force_busy=True)).gpu_indices == [1], "others are free"
+        assert state.reserve(request("b", "b", gpus=2, force_busy=True)).gpu_indices == [0, 2]
+        assert not state.describe_gpu(pb.Gpu(index=0)).used_by, "it is leased, and its ranks are among those who use it"
 
     def test_the_same_reservation_again_is_the_same_lease(self) -> None:
         state = NodeState(4)

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
+from monarch_nb.client.pools.choosing import Shape, choose_nodes
 from monarch_nb.client.pools.pool import (
     HeldReservation,
-    Shape,
-    choose_nodes,
     environment_option,
     not_found,
     not_whole,
@@ -64,6 +63,24 @@ class TestChooseNodes:
         held = pb.Holder(reservation="train", owner="ann", gpus=2)
         with pytest.raises(CapacityError, match=r"node0: 0 of 2 gpus free; train \(ann\) holds 2 gpus"):
             choose_nodes(Shape(1, 0, 1), [node(0, 4, 4, 0, 2, held)])
+
+    def test_gpus_that_others_use_come_last(self) -> None:
+        nodes = [node(0, gpus_free=1, gpus=2), node(1, gpus_free=2, gpus=2), node(2, gpus_free=2, gpus=2)]
+        nodes[0].gpus[1].used_by.add(pid=4711, name="python", user="bob", memory_bytes=11_200_000_000)
+        assert choose_nodes(Shape(2, 0, 2), nodes, force_busy=True) == [1, 2]
+        assert choose_nodes(Shape(3, 0, 2), nodes, force_busy=True) == [0, 1, 2]
+        with pytest.raises(CapacityError) as raised:
+            choose_nodes(Shape(3, 0, 2), nodes)
+        lines = str(raised.value).splitlines()
+        assert lines[1] == "  node0: 1 of 2 gpus free; GPU 1 is busy: pid 4711 (python, bob, 11 GB)"
+        assert lines[-1].startswith("--force-busy takes GPUs that others use as well")
+
+    def test_gpus_that_another_pool_holds_are_not_free_by_force(self) -> None:
+        one = node(0, gpus_free=1, gpus=2)
+        one.gpus[1].held_by.owner = "ann"
+        one.gpus[1].used_by.add(pid=4711)
+        with pytest.raises(CapacityError, match="GPU 1 is held by ann\n"):
+            choose_nodes(Shape(1, 0, 2), [one], force_busy=True)
 
     def test_more_nodes_than_there_are(self) -> None:
         with pytest.raises(CapacityError, match="monarch-nb up --nodes 3 adds nodes"):

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from monarch_nb.client.pools.choosing import Shape
 from monarch_nb.client.pools.conflicts import Asked, check_same
-from monarch_nb.client.pools.pool import HeldReservation, Shape
+from monarch_nb.client.pools.pool import HeldReservation
 from monarch_nb.config import SHARED_VARIABLE
 from monarch_nb.errors import ReservationConflict
 from monarch_nb.proto import allocator_pb2 as pb

@@ -1,0 +1,92 @@
+"""Which nodes a reservation gets, and why it gets none. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monarch_nb.allocator.state.gpus import until, why_not_free
+from monarch_nb.errors import CapacityError
+from monarch_nb.ground.rank_sets import counted
+from monarch_nb.proto import allocator_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is asked for: nodes, and CPU ranks (`procs`) or GPUs per node."""
+
+    nodes: int
+    procs: int
+    gpus: int
+
+    @property
+    def per_node(self) -> int:
+        return self.gpus or self.procs
+
+    @property
+    def kind(self) -> str:
+        return "gpu" if self.gpus else "proc"
+
+    def __str__(self) -> str:
+        return f"{counted(self.nodes, 'node')} × {counted(self.per_node, self.kind)}"
+
+
+def choose_nodes(shape: Shape, nodes: list[pb.DescribeReply], *, force_busy: bool = False) -> list[int]:
+    """Return the indices of the nodes to use: the first that have enough free.
+
+    Args:
+        force_busy: GPUs on which others compute are free too; nodes that have enough without them come first.
+
+    Raises:
+        CapacityError: there are too few; the message says what is free and who holds the rest.
+    """
+    free = [node.gpus_free if shape.gpus else node.procs_free for node in nodes]
+    busy = [len(_busy(node)) if shape.gpus else 0 for node in nodes]
+    total = [len(node.gpus) if shape.gpus else node.procs for node in nodes]
+    if shape.gpus and not any(total):
+        raise CapacityError(
+            f"{counted(shape.gpus, 'GPU')} per node asked for, but no node of this pool has a GPU; "
+            "--procs N asks for CPU ranks"
+        )
+    fitting = [index for index, count in enumerate(free) if count >= shape.per_node]
+    if force_busy:
+        fitting += [i for i, count in enumerate(free) if count < shape.per_node <= count + busy[i]]
+    if len(fitting) >= shape.nodes:
+        return sorted(fitting[: shape.nodes])
+    fit = f"only {len(fitting)} of {counted(len(nodes), 'node')} can take {counted(shape.per_node, shape.kind)}"
+    lines = [f"{shape} asked for, but {fit}:"]
+    for node, count, most in zip(nodes, free, total, strict=True):
+        held = "".join(f"; {_holds(holder)}" for holder in node.holders)
+        others = "".join(f"; {why}" for gpu in node.gpus if shape.gpus and (why := why_not_free(gpu)))
+        lines.append(f"  {node.node_id}: {count} of {counted(most, shape.kind)} free{held}{others}")
+    usable = [len([gpu for gpu in node.gpus if not gpu.trouble]) if shape.gpus else node.procs for node in nodes]
+    able = len([count for count in usable if count >= shape.per_node])
+    if sum(f + b >= shape.per_node for f, b in zip(free, busy, strict=True)) >= shape.nodes:
+        lines.append("--force-busy takes GPUs that others use as well: their memory and their time are shared then")
+    else:
+        lines.append(_what_helps(shape, able, len(nodes), missing=shape.nodes - len(fitting)))
+    raise CapacityError("\n".join(lines))
+
+
+def _busy(node: pb.DescribeReply) -> list[pb.Gpu]:
+    """Return the GPUs that nobody holds, but others use."""
+    return [gpu for gpu in node.gpus if gpu.used_by and not gpu.trouble and not gpu.HasField("held_by")]
+
+
+def _what_helps(shape: Shape, able: int, nodes: int, missing: int) -> str:
+    """Return what to do when nodes are missing. Of all nodes some were able to take their part if nobody held them.
+
+    All nodes of a local pool have the same slots, and its first one has all GPUs.
+    """
+    if able >= shape.nodes:
+        return "release what you no longer need (%mesh release NAME), or ask for less"
+    if shape.gpus:
+        have = "node of this pool has" if able == 1 else "nodes of this pool have"
+        return f"ask for less: {able} {have} {counted(shape.per_node, 'GPU')} that can be used"
+    if able:
+        return f"monarch-nb up --nodes {nodes + missing} adds nodes to a local pool"
+    return "release all that is held (%mesh release NAME): a local pool that holds nothing takes the shape asked for"
+
+
+def _holds(holder: pb.Holder) -> str:
+    slots = counted(holder.gpus or holder.procs, "gpu" if holder.gpus else "proc")
+    return f"{holder.reservation} ({holder.owner}) holds {slots}{until(holder.until)}"
