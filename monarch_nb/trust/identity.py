@@ -22,7 +22,7 @@ NODE, ADMIN, USER = "node", "admin", "user"
 """Roles: of nodes, of who made the pool, of who was invited."""
 WARNING_S = 14 * 86400.0
 """So long before a certificate expires it is said; of one that lives less than twice as long, in its second half."""
-_BLOCK = re.compile(rb"-----BEGIN (?P<label>[A-Z0-9 -]+)-----\r?\n.*?-----END (?P=label)-----\r?\n?", re.DOTALL)
+_BLOCK = re.compile(rb"-----BEGIN (?P<label>[A-Z0-9 ]+)-----\r?\n[^-]*-----END (?P=label)-----\r?\n?")
 
 
 @dataclass(frozen=True)
@@ -242,9 +242,20 @@ def parse_certificate(pem: bytes) -> x509.Certificate:
     from cryptography import x509
 
     try:
-        return x509.load_pem_x509_certificate(pem)
-    except ValueError:
+        read = x509.load_pem_x509_certificate(pem)
+        # These are read when they are asked for: whatever is wrong with them shows here.
+        _ = read.subject, read.issuer, read.not_valid_before_utc, read.not_valid_after_utc, read.public_key()
+    except unreadable():
         raise TrustError("the certificate is garbled") from None
+    return read
+
+
+def unreadable() -> tuple[type[Exception], ...]:
+    """Return what `cryptography` raises when it can not read something."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+
+    return ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion
 
 
 def split_chain(certificates: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
@@ -259,14 +270,12 @@ def split_chain(certificates: Sequence[bytes]) -> tuple[list[bytes], list[bytes]
 
 def is_signed_by(pem: bytes, authorities: Sequence[bytes]) -> bool:
     """Whether one of the authorities has signed a certificate."""
-    from cryptography.exceptions import InvalidSignature
-
     read = parse_certificate(pem)
     for authority in authorities:
         signer = parse_certificate(authority)
         try:
             read.verify_directly_issued_by(signer)
-        except (ValueError, TypeError, InvalidSignature):
+        except unreadable():
             continue
         if _may_sign(signer):
             return True
@@ -275,7 +284,7 @@ def is_signed_by(pem: bytes, authorities: Sequence[bytes]) -> bool:
 
 def certified(chain: Sequence[bytes], anchors: Sequence[bytes]) -> list[bytes]:
     """Return those authorities of `chain` that one in `anchors` has signed: a renewed one is, by the one before."""
-    return [pem for pem in chain if _may_sign(parse_certificate(pem)) and is_signed_by(pem, anchors)]
+    return [pem for pem in chain if is_signed_by(pem, anchors) and _may_sign(parse_certificate(pem))]
 
 
 def is_key_of(key: bytes, certificate: bytes) -> bool:
@@ -284,12 +293,11 @@ def is_key_of(key: bytes, certificate: bytes) -> bool:
     Raises:
         TrustError: one of them can not be read.
     """
-    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
     try:
         public = load_pem_private_key(key, None).public_key()
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+    except unreadable():
         raise TrustError("the key is garbled") from None
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return public.public_bytes(*form) == parse_certificate(certificate).public_key().public_bytes(*form)

@@ -44,7 +44,7 @@ NODE_NAME = "node"
 """In the certificate that all nodes of a pool have."""
 SHORTEST_FINGERPRINT = 8
 """So many digits tell certificates apart."""
-_HOSTS = "MONARCH-NB POOL"
+_HOSTS = "MONARCH NB POOL"
 """The block of an invitation that says where the nodes are."""
 
 

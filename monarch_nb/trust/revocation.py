@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 from monarch_nb.errors import TrustError
 from monarch_nb.trust.authority import Authority
-from monarch_nb.trust.identity import CertificateFacts, certified, parse_certificate, pem_blocks, split_chain
+from monarch_nb.trust.identity import (
+    CertificateFacts,
+    certified,
+    parse_certificate,
+    pem_blocks,
+    split_chain,
+    unreadable,
+)
 from monarch_nb.trust.private_files import read_private, write_private
 
 if TYPE_CHECKING:
@@ -60,16 +67,16 @@ class Revocations:
             TrustError: the file can not be used; to go on without it would let in who was revoked.
         """
         try:
-            made, is_ours = cls._read(read_private(path), authority)
+            made, _ = cls._read(read_private(path), authority)
         except FileNotFoundError:
             return cls()
         except TrustError as error:
             raise TrustError(f"{path} can not be used: {error}") from None
-        return made if is_ours else cls()
+        return made
 
     @classmethod
     def _read(cls, pem: bytes, authority: bytes) -> tuple[Revocations, bool]:
-        """Return a list, and whether the authority has signed it."""
+        """Return a list, and whether the authority has signed it; of one that it has not, nothing is believed."""
         from cryptography import x509
 
         lists = pem_blocks(pem, "X509 CRL") if len(pem) <= LARGEST_LIST_BYTES else []
@@ -77,14 +84,15 @@ class Revocations:
             raise TrustError("the list of revoked certificates is garbled")
         try:
             read = x509.load_pem_x509_crl(lists[0])
-            number = read.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
-            serials = frozenset(entry.serial_number for entry in read)
-        except (ValueError, x509.ExtensionNotFound):
+        except unreadable():
             raise TrustError("the list of revoked certificates is garbled") from None
         anchors, _ = split_chain(pem_blocks(authority, "CERTIFICATE"))
         chain = certified(split_chain(pem_blocks(pem, "CERTIFICATE"))[1], anchors)
-        is_ours = any(_has_signed(signer, read) for signer in [*anchors, *chain])
-        return cls(number, serials, b"".join([*lists, *chain])), is_ours
+        if not any(_has_signed(signer, read) for signer in [*anchors, *chain]):
+            return cls(), False
+        number = read.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+        serials = frozenset(entry.serial_number for entry in read)
+        return cls(number, serials, b"".join([*lists, *chain])), True
 
     def save(self, path: Path) -> None:
         """Write the file.
@@ -131,4 +139,7 @@ def _has_signed(signer: bytes, read: x509.CertificateRevocationList) -> bool:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = parse_certificate(signer).public_key()
-    return isinstance(key, ec.EllipticCurvePublicKey) and read.is_signature_valid(key)
+    try:
+        return isinstance(key, ec.EllipticCurvePublicKey) and read.is_signature_valid(key)
+    except unreadable():
+        return False

@@ -1,0 +1,96 @@
+"""Whatever the bytes are, the answer is yes or a TrustError: never another exception, never more than was signed."""
+
+import base64
+import re
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from monarch_nb.errors import TrustError
+from monarch_nb.trust.authority import Authority
+from monarch_nb.trust.identity import facts_of, parse_identity
+from monarch_nb.trust.revocation import Revocations, revoke
+from unit.trust.conftest import NOW
+
+pytestmark = pytest.mark.filterwarnings("ignore:Parsed a serial number")
+MANY = settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+)
+CHANGES = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4)
+"""Where, and what stands there."""
+
+
+def changed(pem: bytes, changes: list[tuple[int, int]]) -> bytes:
+    """Return a PEM block whose content is changed, so that what reads PEM has no part in refusing it."""
+    head, body, tail = re.fullmatch(rb"(-----BEGIN [^\n]+\n)(.*?)(-----END [^\n]+\n)", pem, re.DOTALL).groups()  # type: ignore[union-attr]
+    content = bytearray(base64.b64decode(body))
+    for at, byte in changes:
+        content[at % len(content)] = byte
+    return bytes(head + base64.encodebytes(bytes(content)) + tail)
+
+
+def refused(read: Callable[[], object]) -> bool:
+    try:
+        read()
+    except TrustError:
+        return True
+    return False
+
+
+@MANY
+@given(changes=CHANGES)
+def test_a_changed_certificate_is_never_of_the_authority(authority: Authority, changes: list[tuple[int, int]]) -> None:
+    made = authority.issue("ada", "user", now=NOW)
+    certificate = changed(made.certificate, changes)
+    refused(lambda: facts_of(certificate))
+    if certificate != changed(made.certificate, []):
+        assert refused(lambda: parse_identity(certificate + made.key + made.authority, "it", NOW))
+
+
+@MANY
+@given(changes=CHANGES)
+def test_a_changed_list_revokes_nothing_more(authority: Authority, changes: list[tuple[int, int]]) -> None:
+    made = revoke(Revocations(), authority, [authority.issue("ada", "user", now=NOW).facts], NOW)
+    pem = changed(made.pem, changes)
+    if not refused(lambda: Revocations.verify(pem, authority.certificates)):
+        assert Revocations.verify(pem, authority.certificates).serials == made.serials
+
+
+@MANY
+@given(changes=CHANGES)
+def test_a_changed_proof_of_a_new_authority_proves_nothing(
+    authority: Authority, changes: list[tuple[int, int]]
+) -> None:
+    renewed = _renewed(authority)
+    made = revoke(Revocations(), renewed, [], NOW)
+    chain = changed(renewed.chain, changes)
+    pem = made.pem.removesuffix(renewed.chain) + chain
+    if chain != changed(renewed.chain, []):
+        assert refused(lambda: Revocations.verify(pem, authority.certificates))
+
+
+@MANY
+@given(content=st.binary(max_size=300))
+def test_any_bytes_are_refused(authority: Authority, content: bytes) -> None:
+    for label in (b"CERTIFICATE", b"X509 CRL", b"PRIVATE KEY"):
+        block = b"-----BEGIN " + label + b"-----\n" + base64.encodebytes(content) + b"-----END " + label + b"-----\n"
+        for text in (content, block, block * 3, authority.certificates + block):
+            assert refused(lambda text=text: parse_identity(text, "it", NOW))  # type: ignore[misc]
+            assert refused(lambda text=text: Revocations.verify(text, authority.certificates))  # type: ignore[misc]
+
+
+_RENEWED: dict[bytes, Authority] = {}
+
+
+def _renewed(authority: Authority) -> Authority:
+    """Once for all examples of a test."""
+    if authority.key not in _RENEWED:
+        _RENEWED[authority.key] = authority.renewed(NOW)
+    return _RENEWED[authority.key]
+
+
+@pytest.mark.parametrize("text", [b"-----BEGIN CERTIFICATE-----" * 50_000, b"-" * 1_000_000])
+def test_what_looks_like_many_blocks_is_no_work(authority: Authority, text: bytes) -> None:
+    assert refused(lambda: parse_identity(text, "it", NOW))
