@@ -237,6 +237,10 @@ class NodePaths:
     def mesh(self, mesh_id: str) -> Path:
         return self.meshes / mesh_id
 
+    def store_note(self, mesh_id: str) -> Path:
+        """Where the mesh's store is, once it has moved."""
+        return self.mesh(mesh_id) / "store"
+
     def runs(self, mesh_id: str) -> Path:
         """Holds one directory per run number, and in it RANK.out, RANK.err and RANK.marks."""
         return self.mesh(mesh_id) / "runs"

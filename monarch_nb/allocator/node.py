@@ -80,6 +80,7 @@ class Node:
             self._on_store_death,
             self._on_there,
             self._on_mail,
+            self._on_store_lost,
             records.save_template,
         )
         self.mail = mail = Mail(paths, self.identity, state)
@@ -104,7 +105,9 @@ class Node:
         )
         self.restarts = Restarts(state, records, supervisor, runs, forking)
         self.scripts = Scripts(paths, state, records, supervisor, audience, self.readings, runs, forking)
-        self.stores = Stores(self.identity, records, supervisor, leases, meshes, self.shutdown)
+        self.stores = Stores(
+            paths, self.identity, state, records, supervisor, leases, meshes, files.relay, self.shutdown
+        )
 
     # ---- start and end ----
 
@@ -118,6 +121,7 @@ class Node:
         self.records.flush()
         await self.leases.resume()
         self.runs.resume()
+        self.stores.resume()
         self.log_limit.start()
         self.warming.start()
 
@@ -172,6 +176,9 @@ class Node:
 
     def _on_store_death(self, mesh_id: str) -> None:
         self.stores.on_death(mesh_id)
+
+    def _on_store_lost(self, mesh_id: str, lost: wire.StoreLost) -> None:
+        self.stores.on_lost(mesh_id, lost)
 
     def _on_stored(self, mesh_id: str, rank: int, run_ids: list[str]) -> None:
         if process := self.supervisor.ranks.get((mesh_id, rank)):

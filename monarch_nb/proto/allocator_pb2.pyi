@@ -659,6 +659,82 @@ class HostStoreReply(_message.Message):
 Global___HostStoreReply: _TypeAlias = HostStoreReply  # noqa: Y015
 
 @_typing.final
+class StorePlace(_message.Message):
+    """Where a mesh's store listens. Of two places, that with more moves counts; with as many, that of the greater node id."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESH_ID_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    mesh_id: _builtins.str
+    moves: _builtins.int
+    """how often it was hosted anew on another node"""
+    node_id: _builtins.str
+    host: _builtins.str
+    port: _builtins.int
+    def __init__(
+        self,
+        *,
+        mesh_id: _builtins.str = ...,
+        moves: _builtins.int = ...,
+        node_id: _builtins.str = ...,
+        host: _builtins.str = ...,
+        port: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "mesh_id", b"mesh_id", "moves", b"moves", "node_id", b"node_id", "port", b"port"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StorePlace: _TypeAlias = StorePlace  # noqa: Y015
+
+@_typing.final
+class FindStoreRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESH_ID_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
+    ONLY_LOOK_FIELD_NUMBER: _builtins.int
+    mesh_id: _builtins.str
+    moves: _builtins.int
+    """of the place where nobody answers"""
+    only_look: _builtins.bool
+    """host none"""
+    def __init__(
+        self,
+        *,
+        mesh_id: _builtins.str = ...,
+        moves: _builtins.int = ...,
+        only_look: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mesh_id", b"mesh_id", "moves", b"moves", "only_look", b"only_look"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindStoreRequest: _TypeAlias = FindStoreRequest  # noqa: Y015
+
+@_typing.final
+class MoveStoreReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveStoreReply: _TypeAlias = MoveStoreReply  # noqa: Y015
+
+@_typing.final
 class SpawnRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

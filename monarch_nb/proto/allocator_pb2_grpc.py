@@ -75,6 +75,16 @@ class AllocatorStub(object):
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.HostStoreRequest.SerializeToString,
                 response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.HostStoreReply.FromString,
                 _registered_method=True)
+        self.FindStore = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/FindStore',
+                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.FindStoreRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.StorePlace.FromString,
+                _registered_method=True)
+        self.MoveStore = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/MoveStore',
+                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.StorePlace.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.MoveStoreReply.FromString,
+                _registered_method=True)
         self.Spawn = channel.unary_unary(
                 '/monarch_nb.v1.Allocator/Spawn',
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.SpawnRequest.SerializeToString,
@@ -244,6 +254,20 @@ class AllocatorServicer(object):
 
     def HostStore(self, request, context):
         """Host the torch.distributed store of a mesh (first node only).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FindStore(self, request, context):
+        """Asked by a node whose ranks can not reach the store: where it is now, or that this node knows of none, and hosts it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MoveStore(self, request, context):
+        """Said by the node that hosts the store now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -439,6 +463,16 @@ def add_AllocatorServicer_to_server(servicer, server):
                     servicer.HostStore,
                     request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.HostStoreRequest.FromString,
                     response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.HostStoreReply.SerializeToString,
+            ),
+            'FindStore': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindStore,
+                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.FindStoreRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.StorePlace.SerializeToString,
+            ),
+            'MoveStore': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveStore,
+                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.StorePlace.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.MoveStoreReply.SerializeToString,
             ),
             'Spawn': grpc.unary_unary_rpc_method_handler(
                     servicer.Spawn,
@@ -772,6 +806,60 @@ class Allocator(object):
             '/monarch_nb.v1.Allocator/HostStore',
             monarch__nb_dot_proto_dot_allocator__pb2.HostStoreRequest.SerializeToString,
             monarch__nb_dot_proto_dot_allocator__pb2.HostStoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindStore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/FindStore',
+            monarch__nb_dot_proto_dot_allocator__pb2.FindStoreRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_allocator__pb2.StorePlace.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveStore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/MoveStore',
+            monarch__nb_dot_proto_dot_allocator__pb2.StorePlace.SerializeToString,
+            monarch__nb_dot_proto_dot_allocator__pb2.MoveStoreReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,10 @@ class AllocatorStub:
     """How long nobody has used a reservation on this node: asked by its first node, which decides for all."""
     HostStore: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.HostStoreRequest, _allocator_pb2.HostStoreReply]
     """Host the torch.distributed store of a mesh (first node only)."""
+    FindStore: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.FindStoreRequest, _allocator_pb2.StorePlace]
+    """Asked by a node whose ranks can not reach the store: where it is now, or that this node knows of none, and hosts it."""
+    MoveStore: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.StorePlace, _allocator_pb2.MoveStoreReply]
+    """Said by the node that hosts the store now."""
     Spawn: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.SpawnRequest, _allocator_pb2.SpawnReply]
     """Fork the mesh's ranks on this node; returns when they are ready."""
     Restart: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.RestartRequest, _allocator_pb2.RestartReply]
@@ -97,6 +101,10 @@ class AllocatorAsyncStub(AllocatorStub):
     """How long nobody has used a reservation on this node: asked by its first node, which decides for all."""
     HostStore: _aio.UnaryUnaryMultiCallable[_allocator_pb2.HostStoreRequest, _allocator_pb2.HostStoreReply]  # type: ignore[assignment]
     """Host the torch.distributed store of a mesh (first node only)."""
+    FindStore: _aio.UnaryUnaryMultiCallable[_allocator_pb2.FindStoreRequest, _allocator_pb2.StorePlace]  # type: ignore[assignment]
+    """Asked by a node whose ranks can not reach the store: where it is now, or that this node knows of none, and hosts it."""
+    MoveStore: _aio.UnaryUnaryMultiCallable[_allocator_pb2.StorePlace, _allocator_pb2.MoveStoreReply]  # type: ignore[assignment]
+    """Said by the node that hosts the store now."""
     Spawn: _aio.UnaryUnaryMultiCallable[_allocator_pb2.SpawnRequest, _allocator_pb2.SpawnReply]  # type: ignore[assignment]
     """Fork the mesh's ranks on this node; returns when they are ready."""
     Restart: _aio.UnaryUnaryMultiCallable[_allocator_pb2.RestartRequest, _allocator_pb2.RestartReply]  # type: ignore[assignment]
@@ -193,6 +201,22 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_allocator_pb2.HostStoreReply, _abc.Awaitable[_allocator_pb2.HostStoreReply]]:
         """Host the torch.distributed store of a mesh (first node only)."""
+
+    @_abc_1.abstractmethod
+    def FindStore(
+        self,
+        request: _allocator_pb2.FindStoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.StorePlace, _abc.Awaitable[_allocator_pb2.StorePlace]]:
+        """Asked by a node whose ranks can not reach the store: where it is now, or that this node knows of none, and hosts it."""
+
+    @_abc_1.abstractmethod
+    def MoveStore(
+        self,
+        request: _allocator_pb2.StorePlace,
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.MoveStoreReply, _abc.Awaitable[_allocator_pb2.MoveStoreReply]]:
+        """Said by the node that hosts the store now."""
 
     @_abc_1.abstractmethod
     def Spawn(

@@ -187,25 +187,30 @@ class MeshRecord(_message.Message):
 
     SPEC_FIELD_NUMBER: _builtins.int
     STORE_FIELD_NUMBER: _builtins.int
-    STORE_PORT_FIELD_NUMBER: _builtins.int
-    STORE_HOST_FIELD_NUMBER: _builtins.int
-    store_port: _builtins.int
-    store_host: _builtins.str
+    STORE_MOVES_FIELD_NUMBER: _builtins.int
+    STORE_NODE_FIELD_NUMBER: _builtins.int
+    store_moves: _builtins.int
+    """see StorePlace"""
+    store_node: _builtins.str
     @_builtins.property
-    def spec(self) -> _allocator_pb2.SpawnRequest: ...
+    def spec(self) -> _allocator_pb2.SpawnRequest:
+        """its `master_host` and `master_port` are where the store is now"""
+
     @_builtins.property
-    def store(self) -> Global___ProcessIdentity: ...
+    def store(self) -> Global___ProcessIdentity:
+        """when it is here"""
+
     def __init__(
         self,
         *,
         spec: _allocator_pb2.SpawnRequest | None = ...,
         store: Global___ProcessIdentity | None = ...,
-        store_port: _builtins.int = ...,
-        store_host: _builtins.str = ...,
+        store_moves: _builtins.int = ...,
+        store_node: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "store", b"store", "store_host", b"store_host", "store_port", b"store_port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "store", b"store", "store_moves", b"store_moves", "store_node", b"store_node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

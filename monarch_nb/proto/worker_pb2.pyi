@@ -121,6 +121,7 @@ class RankSpec(_message.Message):
     PROCESS_FIELD_NUMBER: _builtins.int
     MAIL_DIRECTORY_FIELD_NUMBER: _builtins.int
     GPU_LOCKS_FIELD_NUMBER: _builtins.int
+    STORE_NOTE_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     rank: _builtins.int
     directory: _builtins.str
@@ -141,6 +142,8 @@ class RankSpec(_message.Message):
     process: _builtins.str
     mail_directory: _builtins.str
     """of large content of mail, to and from this rank"""
+    store_note: _builtins.str
+    """says where the mesh's store is, once it has moved: "HOST PORT" """
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The whole environment of the rank (torchrun's variables included)."""
@@ -166,10 +169,11 @@ class RankSpec(_message.Message):
         process: _builtins.str = ...,
         mail_directory: _builtins.str = ...,
         gpu_locks: _abc.Iterable[_builtins.str] | None = ...,
+        store_note: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob_directory", b"blob_directory", "directory", b"directory", "environment", b"environment", "for_script", b"for_script", "gpu_locks", b"gpu_locks", "log_directory", b"log_directory", "mail_directory", b"mail_directory", "mesh_id", b"mesh_id", "node", b"node", "process", b"process", "rank", b"rank", "socket", b"socket", "stacks_file", b"stacks_file", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob_directory", b"blob_directory", "directory", b"directory", "environment", b"environment", "for_script", b"for_script", "gpu_locks", b"gpu_locks", "log_directory", b"log_directory", "mail_directory", b"mail_directory", "mesh_id", b"mesh_id", "node", b"node", "process", b"process", "rank", b"rank", "socket", b"socket", "stacks_file", b"stacks_file", "store_note", b"store_note", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -758,6 +762,7 @@ class FromRank(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     CONTROL_FIELD_NUMBER: _builtins.int
+    STORE_LOST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RankHello:
         """answer to Hello on the work connection"""
@@ -766,22 +771,49 @@ class FromRank(_message.Message):
     def result(self) -> _run_pb2.RankResult: ...
     @_builtins.property
     def control(self) -> Global___ControlReply: ...
+    @_builtins.property
+    def store_lost(self) -> Global___StoreLost: ...
     def __init__(
         self,
         *,
         hello: Global___RankHello | None = ...,
         result: _run_pb2.RankResult | None = ...,
         control: Global___ControlReply | None = ...,
+        store_lost: Global___StoreLost | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["control", b"control", "hello", b"hello", "message", b"message", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["control", b"control", "hello", b"hello", "message", b"message", "result", b"result", "store_lost", b"store_lost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["control", b"control", "hello", b"hello", "message", b"message", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["control", b"control", "hello", b"hello", "message", b"message", "result", b"result", "store_lost", b"store_lost"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "result", "control"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "result", "control", "store_lost"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___FromRank: _TypeAlias = FromRank  # noqa: Y015
+
+@_typing.final
+class StoreLost(_message.Message):
+    """Nobody answers where the mesh's store was: it is to be found, or hosted elsewhere."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    port: _builtins.int
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        port: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "port", b"port"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoreLost: _TypeAlias = StoreLost  # noqa: Y015
 
 @_typing.final
 class RankHello(_message.Message):

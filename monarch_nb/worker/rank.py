@@ -37,7 +37,7 @@ from monarch_nb.proto.run_pb2 import (
     RankResult,
     RunSpec,
 )
-from monarch_nb.proto.worker_pb2 import RankSpec, ToRank
+from monarch_nb.proto.worker_pb2 import FromRank, RankSpec, StoreLost, ToRank
 from monarch_nb.worker.control.activities import Activities
 from monarch_nb.worker.control.executions import Executions
 from monarch_nb.worker.control.interrupts import ActiveRun, Interrupter
@@ -136,7 +136,8 @@ class Rank:
         self._output = streams.RunOutput(self._spec.log_directory, 0, self._spec.rank)
         self._context.run(streams.begin_output, self._output)
         streams.install(self._output, self._control.wake_for_text)
-        forming.install()
+        note = None if self._spec.for_script else Path(self._spec.store_note)  # the store of a script does not move
+        forming.install(note, self._report_lost_store)
         self._debugger.install()
         self._shell.user_ns.update(after_fork.presets(os.environ))
         self._shell.user_ns["actors"] = LiveActors(lambda: made.instances() if (made := engine.installed()) else {})
@@ -156,6 +157,10 @@ class Rank:
             if (spec := self._script) is not None:
                 self._script = None
                 self._run_script(spec)
+
+    def _report_lost_store(self, address: tuple[str, int]) -> None:
+        host, port = address
+        self._results.tell(FromRank(store_lost=StoreLost(host=host, port=port)))
 
     def _forget_socket(self, connection: socket.socket) -> None:
         self._control.forget_socket(connection)

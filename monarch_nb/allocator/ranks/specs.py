@@ -97,4 +97,5 @@ def _specification(
         node=paths.address,
         process=f"{record.mesh_id}/{record.rank}",
         mail_directory=str(paths.mail_of(spec.mesh_id)),
+        store_note=str(paths.store_note(spec.mesh_id)),
     )

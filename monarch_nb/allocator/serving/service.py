@@ -114,6 +114,16 @@ class AllocatorService(service.AllocatorServicer):
         return pb.HostStoreReply(host=host, port=port)
 
     @_translated
+    async def FindStore(self, request: pb.FindStoreRequest, context: Any) -> pb.StorePlace:
+        place: pb.StorePlace = await _whole(self._node.stores.find(request))
+        return place
+
+    @_translated
+    async def MoveStore(self, request: pb.StorePlace, context: Any) -> pb.MoveStoreReply:
+        self._node.stores.moved(request)
+        return pb.MoveStoreReply()
+
+    @_translated
     async def Spawn(self, request: pb.SpawnRequest, context: Any) -> pb.SpawnReply:
         return pb.SpawnReply(ranks=await _whole(self._spawn(request)))
 

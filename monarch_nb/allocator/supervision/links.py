@@ -123,6 +123,7 @@ class RankLink:
         on_result: called with what it has finished.
         on_hello: called with what it says of itself, before any result that it sends later.
         on_mail: called with what it sends to other processes, as it comes.
+        on_store_lost: called when nobody answers where its mesh's store was.
 
     Attributes:
         mail: the connection for that, apart from the others.
@@ -134,8 +135,10 @@ class RankLink:
         on_result: Callable[[run_pb2.RankResult], None],
         on_hello: Callable[[wire.RankHello], None],
         on_mail: Callable[[bytes], None],
+        on_store_lost: Callable[[wire.StoreLost], None],
     ) -> None:
         self._path, self._on_result, self._on_hello = path, on_result, on_hello
+        self._on_store_lost = on_store_lost
         self.mail = MailLink(path, on_mail)
         self._work: FrameConnection | None = None
         self._control: FrameConnection | None = None
@@ -188,6 +191,8 @@ class RankLink:
             if not self._hello.done():
                 self._hello.set_result(None)
             self._on_hello(message.hello)
+        elif kind == "store_lost":
+            self._on_store_lost(message.store_lost)
 
     def _on_control(self, frame: bytes) -> None:
         reply = wire.FromRank.FromString(frame).control

@@ -126,6 +126,7 @@ class Supervisor:
         on_store_death: called with the mesh id when its store ended and was not asked to.
         on_there: called with (process, whether it is there) when it is ready, or about to be ended.
         on_mail: called with (process, frame) for what a rank that is there sends to other processes.
+        on_store_lost: called with (mesh id, where) when a rank finds nobody where its mesh's store was.
         save_template: called with a TemplateRecord to be remembered, or with (key, None) to be forgotten.
     """
 
@@ -138,12 +139,13 @@ class Supervisor:
         on_store_death: Callable[[str], None],
         on_there: Callable[[RankProcess, bool], None],
         on_mail: Callable[[RankProcess, bytes], None],
+        on_store_lost: Callable[[str, wire.StoreLost], None],
         save_template: Callable[[str, state_pb2.TemplateRecord | None], None],
     ) -> None:
         self.paths = paths
         self._on_store_death = on_store_death
         self._on_result, self._on_hello, self._on_death = on_result, on_hello, on_death
-        self._on_there, self._on_mail = on_there, on_mail
+        self._on_there, self._on_mail, self._on_store_lost = on_there, on_mail, on_store_lost
         self._save_template = save_template
         self._templates: dict[str, asyncio.Task[TemplateLink]] = {}
         self._template_watches: dict[str, ProcessWatch] = {}
@@ -303,7 +305,10 @@ class Supervisor:
             if rank not in self.leaving:
                 self._on_mail(rank, frame)
 
-        link = RankLink(path, on_result, on_hello, on_mail)
+        def on_store_lost(lost: wire.StoreLost) -> None:
+            self._on_store_lost(mesh_id, lost)
+
+        link = RankLink(path, on_result, on_hello, on_mail, on_store_lost)
         rank = RankProcess(mesh_id, record.rank, record, link, ProcessWatch(pid), oom_kills_before)
         return rank
 

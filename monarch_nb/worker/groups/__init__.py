@@ -2,6 +2,7 @@
 
 store             the process that hosts a mesh's TCPStore
 store_connection  connecting to it, interruptibly
+mesh_store        where it listens, also after it has moved
 rendezvous        ranks agree on a new group
 forming           init_process_group() and its kin as ranks have them: they note what groups there are
 breaking          a collective that hangs is freed from outside, and its groups are forgotten

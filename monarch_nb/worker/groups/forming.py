@@ -13,11 +13,12 @@ import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import Any
 from urllib.parse import urlparse
 
-from monarch_nb.worker.groups import breaking, c10d, connections, freeing, rendezvous, sockets
+from monarch_nb.worker.groups import breaking, c10d, connections, freeing, mesh_store, rendezvous, sockets
 from monarch_nb.worker.groups.breaking import (
     drop_groups,
     forget_groups,
@@ -26,6 +27,7 @@ from monarch_nb.worker.groups.breaking import (
     raise_if_broken,
     state,
 )
+from monarch_nb.worker.groups.mesh_store import Address, MeshStore
 from monarch_nb.worker.groups.rendezvous import Rendezvous
 from monarch_nb.worker.groups.sockets import Endpoint, resolve
 from monarch_nb.worker.groups.store_connection import connect
@@ -33,7 +35,8 @@ from monarch_nb.worker.user_code import is_standard
 
 _LOOPBACK = "127.0.0.1"
 _DESCRIPTORS = 1 << 16
-_BOOKKEEPING = {__file__, *(module.__file__ for module in (breaking, c10d, sockets, connections, rendezvous))}
+_OURS = (breaking, c10d, sockets, connections, mesh_store, rendezvous)
+_BOOKKEEPING = {__file__, *(module.__file__ for module in _OURS)}
 
 
 def prepare() -> None:
@@ -41,15 +44,19 @@ def prepare() -> None:
     c10d.find_holders(("init_process_group", "destroy_process_group"))
 
 
-def install() -> None:
-    """Prepare torch.distributed, now or when it is imported. Call once, in the rank, with its environment set."""
+def install(note: Path | None = None, report: Callable[[Address], None] = lambda _: None) -> None:
+    """Prepare torch.distributed, now or when it is imported. Call once, in the rank, with its environment set.
+
+    Args:
+        note, report: of the mesh's store, see MeshStore.
+    """
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     # A destroyed group that a model still refers to keeps its descriptors.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _DESCRIPTORS), most))
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    mesh_store = (host, int(port)) if host and port else None
+    mesh_store = MeshStore((host, int(port)), note, report) if host and port else None
     state.rendezvous = Rendezvous(mesh_store, state.connections.endpoints, state.hush)
     c10d.when_imported(functools.partial(_patch, state.rendezvous))
 

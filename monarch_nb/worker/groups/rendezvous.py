@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlparse
 
 from monarch_nb.worker.groups.c10d import Hush
+from monarch_nb.worker.groups.mesh_store import Address, MeshStore
 from monarch_nb.worker.groups.sockets import Endpoint, resolve
 from monarch_nb.worker.groups.store_connection import connect
 
@@ -87,17 +88,17 @@ class Rendezvous:
     """What `env://` means in a rank. Torch's own handler would host a store in rank 0.
 
     Args:
-        mesh_store: where the mesh's store listens, as MASTER_ADDR and MASTER_PORT said when the rank started.
+        mesh_store: the mesh's own store; None where there is none.
         endpoints: gets the address of every store that is used.
         hush: silences torch.
     """
 
-    def __init__(self, mesh_store: tuple[str, int] | None, endpoints: set[Endpoint], hush: Hush) -> None:
+    def __init__(self, mesh_store: MeshStore | None, endpoints: set[Endpoint], hush: Hush) -> None:
         self._mesh_store, self._endpoints, self._hush = mesh_store, endpoints, hush
-        self._store: tuple[str, int, Any] | None = None
+        self._store: tuple[Address, Any] | None = None
         self._left: str | None = None
         if mesh_store is not None:
-            endpoints |= resolve(*mesh_store)
+            endpoints |= resolve(*mesh_store.look())
 
     def __call__(self, url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> tuple[Any, int, int]:
         """Return (store, rank, world size) of a new group; the store holds no key yet."""
@@ -107,9 +108,8 @@ class Rendezvous:
         rank, world_size = (int(query.get(name.lower()) or _environment(name)) for name in ("RANK", "WORLD_SIZE"))
         if not 0 <= rank < world_size:
             raise ValueError(f"no rank {rank} in a world of {world_size}: ranks are 0 to {world_size - 1}")
-        host, port, name = self._choose_store(_environment("MASTER_ADDR"), int(_environment("MASTER_PORT")))
-        self._endpoints |= resolve(host, port)
-        store = self._connect(host, port, timeout)
+        address, name = self._choose_store()
+        store = self._connect(address, timeout)
         prefix = f"{_ROOT}/{name}{world_size}"
         talk = dist.PrefixStore(prefix, store)
         try:
@@ -132,45 +132,67 @@ class Rendezvous:
         Gloo's until it is freed). Returns when they can know."""
         left, self._left = self._left, None
         if left is not None and self._store is not None:
+            address, store = self._store
+            if not _listens(address):
+                return
             with self._hush, contextlib.suppress(RuntimeError):  # its connection is broken
-                self._store[2].set(left, "1")
-                self._store[2].check([left])  # `set` waits for no answer: others are to know it from now on
+                store.set(left, "1")
+                store.check([left])  # `set` waits for no answer: others are to know it from now on
 
     def was_left(self) -> bool:
         """Return whether another rank has left the last group."""
-        return self._left is not None and self._store is not None and self._check(self._store[2], self._left) is True
+        return self._left is not None and self._check(self._left) is True
 
-    def _connect(self, host: str, port: int, timeout: timedelta) -> Any:
-        """Return a connection to a store: the last one if it still works, for torch asks DNS at each new one."""
-        if self._store is None or self._store[:2] != (host, port) or self._check(self._store[2], "round") is None:
+    def _connect(self, address: Address, timeout: timedelta) -> Any:
+        """Return a connection to a store: the last one if it still works, for torch asks DNS at each new one. The
+        mesh's is followed where it moves."""
+        if self._store is None or self._store[0] != address or self._check("round") is None:
             dist: Any = importlib.import_module("torch.distributed")
+            follows = self._mesh_store if self._mesh_store is not None and self._mesh_store.look() == address else None
+            self._store = None
 
             def attempt(within: timedelta) -> Any:
-                return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=within)
+                now = follows.look() if follows is not None else address
+                self._endpoints |= resolve(*now)
+                try:
+                    if not _listens(now):  # at once, where torch would try on
+                        raise dist.DistNetworkError(f"no store listens at {now[0]}:{now[1]}")
+                    store = dist.TCPStore(*now, is_master=False, wait_for_workers=False, timeout=within)
+                except RuntimeError:
+                    if follows is not None:
+                        follows.report(now)
+                    raise
+                self._store = now, store
+                return store
 
-            store = connect(attempt, f"{host}:{port}", min(timeout, _CONNECT_TIMEOUT), self._hush)
-            self._store = host, port, store
-        store = self._store[2]
+            connect(attempt, f"{address[0]}:{address[1]}", min(timeout, _CONNECT_TIMEOUT), self._hush)
+        assert self._store is not None
+        store = self._store[1]
         store.set_timeout(timeout)
         return store
 
-    def _check(self, store: Any, key: str) -> bool | None:
-        """Return whether a store has a key, or None when the connection to it is broken."""
+    def _check(self, key: str) -> bool | None:
+        """Return whether the last store has a key, or None when there is none or it does not answer: a connection to a
+        host that is gone would wait for minutes."""
+        if self._store is None or not _listens(self._store[0]):
+            return None
         try:
             with self._hush:
-                return bool(store.check([key]))
+                return bool(self._store[1].check([key]))
         except RuntimeError:
             return None
 
-    def _choose_store(self, host: str, port: int) -> tuple[str, int, str]:
+    def _choose_store(self) -> tuple[Address, str]:
         """Return where to connect, and a name for the ranks that use it.
 
         Scripts set MASTER_ADDR and MASTER_PORT to anything, for rank 0 to host a store there. The mesh's store does as
         well, and lasts; but where a store listens already, it is meant.
         """
-        if self._mesh_store is None or (host, port) == self._mesh_store or _listens(host, port):
-            return host, port, ""
-        return *self._mesh_store, f"{host}:{port}/"
+        of_mesh = self._mesh_store.look() if self._mesh_store is not None else None
+        asked = _environment("MASTER_ADDR"), int(_environment("MASTER_PORT"))
+        if of_mesh is None or asked == of_mesh or _listens(asked):
+            return asked, ""
+        return of_mesh, f"{asked[0]}:{asked[1]}/"
 
 
 def _environment(name: str) -> str:
@@ -183,9 +205,9 @@ def _environment(name: str) -> str:
     return value
 
 
-def _listens(host: str, port: int) -> bool:
+def _listens(address: Address) -> bool:
     try:
-        socket.create_connection((host, port), timeout=1).close()
+        socket.create_connection(address, timeout=1).close()
     except OSError:
         return False
     return True

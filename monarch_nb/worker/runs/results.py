@@ -78,6 +78,11 @@ class Results:
             for run_id in run_ids:
                 self._kept.pop(run_id, None)
 
+    def tell(self, message: FromRank) -> None:
+        """Tell the allocator something that is of no use to it later."""
+        with self._lock:
+            self._send(encode_frame(message.SerializeToString()))
+
     def _send(self, frame: bytes) -> None:
         """Send, or give the connection up: a rank never waits long for its reader, and the result is kept."""
         if self._connection is None:

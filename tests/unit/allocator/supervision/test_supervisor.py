@@ -20,7 +20,7 @@ def supervisor_of(paths: NodePaths) -> Supervisor:
     def ignore(*_: object) -> None:
         """Nobody is told."""
 
-    return Supervisor(paths, *[ignore] * 7)
+    return Supervisor(paths, *[ignore] * 8)
 
 
 def sleeper() -> subprocess.Popen[bytes]:
