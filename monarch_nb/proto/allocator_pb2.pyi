@@ -669,12 +669,14 @@ class StorePlace(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     PORT_FIELD_NUMBER: _builtins.int
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     moves: _builtins.int
     """how often it was hosted anew on another node"""
     node_id: _builtins.str
     host: _builtins.str
     port: _builtins.int
+    reservation_id: _builtins.str
     def __init__(
         self,
         *,
@@ -683,10 +685,11 @@ class StorePlace(_message.Message):
         node_id: _builtins.str = ...,
         host: _builtins.str = ...,
         port: _builtins.int = ...,
+        reservation_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "mesh_id", b"mesh_id", "moves", b"moves", "node_id", b"node_id", "port", b"port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "mesh_id", b"mesh_id", "moves", b"moves", "node_id", b"node_id", "port", b"port", "reservation_id", b"reservation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -699,21 +702,24 @@ class FindStoreRequest(_message.Message):
     MESH_ID_FIELD_NUMBER: _builtins.int
     MOVES_FIELD_NUMBER: _builtins.int
     ONLY_LOOK_FIELD_NUMBER: _builtins.int
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     moves: _builtins.int
     """of the place where nobody answers"""
     only_look: _builtins.bool
     """host none"""
+    reservation_id: _builtins.str
     def __init__(
         self,
         *,
         mesh_id: _builtins.str = ...,
         moves: _builtins.int = ...,
         only_look: _builtins.bool = ...,
+        reservation_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mesh_id", b"mesh_id", "moves", b"moves", "only_look", b"only_look"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mesh_id", b"mesh_id", "moves", b"moves", "only_look", b"only_look", "reservation_id", b"reservation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -160,14 +160,17 @@ class Stores:
 
     async def _ask_those_before(self, record: state_pb2.MeshRecord) -> bool:
         """Return whether one of the nodes that come before this one knows where the store is, or hosts it."""
-        request = pb.FindStoreRequest(mesh_id=record.spec.mesh_id, moves=record.store_moves)
+        spec = record.spec
+        request = pb.FindStoreRequest(
+            mesh_id=spec.mesh_id, moves=record.store_moves, reservation_id=spec.reservation_id
+        )
         for number, peer in enumerate(self._nodes(record), start=1):
             if peer.node_id == self._identity.node_id:
                 break
             try:
                 place: pb.StorePlace = await self._relay.call(peer, "FindStore", request, number * PEER_PATIENCE_S)
             except MonarchNbError as error:
-                _log.info("%s does not host the store of mesh %s: %s", peer.node_id, record.spec.mesh_id, error)
+                _log.info("%s does not host the store of mesh %s: %s", peer.node_id, spec.mesh_id, error)
                 continue
             if place.moves >= record.store_moves:
                 self._learn(record, place)
@@ -176,7 +179,8 @@ class Stores:
 
     async def _look_around(self, record: state_pb2.MeshRecord) -> None:
         """Ask all other nodes whether the store is elsewhere."""
-        request = pb.FindStoreRequest(mesh_id=record.spec.mesh_id, only_look=True)
+        spec = record.spec
+        request = pb.FindStoreRequest(mesh_id=spec.mesh_id, only_look=True, reservation_id=spec.reservation_id)
         others = self._others(record)
         calls = (self._relay.call(peer, "FindStore", request, PEER_PATIENCE_S) for peer in others)
         for peer, place in zip(others, await asyncio.gather(*calls, return_exceptions=True), strict=True):
@@ -290,6 +294,7 @@ def _place(record: state_pb2.MeshRecord) -> pb.StorePlace:
         node_id=record.store_node,
         host=spec.master_host,
         port=spec.master_port,
+        reservation_id=spec.reservation_id,
     )
 
 

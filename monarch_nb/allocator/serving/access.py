@@ -374,6 +374,8 @@ RULES: dict[str, Rule] = {
     "Share": Rule(PEOPLE, _reservation(Right.OWN, "share it")),
     "Idle": Rule(PEOPLE, _reservation(Right.OWN, "ask for its use")),
     "HostStore": Rule(PEOPLE, _new_mesh(Right.RUN, "run scripts on it")),
+    "FindStore": Rule(PEOPLE, _mesh(Right.OWN, "move its store")),  # nodes, in the owner's name
+    "MoveStore": Rule(PEOPLE, _mesh(Right.OWN, "move its store")),
     "Spawn": Rule(PEOPLE, _new_mesh(Right.OWN, "start processes on it")),
     "Restart": Rule(PEOPLE, _mesh(Right.OWN, "restart its ranks")),
     "StopMesh": Rule(PEOPLE, _mesh(Right.OWN, "stop its processes")),
