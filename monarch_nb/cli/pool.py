@@ -14,6 +14,7 @@ from monarch_nb.errors import MonarchNbError, TrustError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.times import seconds_of, time_of_day
 from monarch_nb.trust import membership
+from monarch_nb.trust.authority import Authority
 from monarch_nb.trust.identity import CertificateFacts, expiry_warning, load_identity
 from monarch_nb.trust.pools import Hosts, change_hosts, paths_of, pool_names, read_hosts
 
@@ -196,8 +197,10 @@ def _renew(options: argparse.Namespace) -> int:
     identity = membership.renew_pool(options.name, authority=options.authority, forget_old=options.forget_old)
     paths = paths_of(options.name)
     print(f"your certificate and the nodes' count until {time_of_day(identity.expires_at)}")
+    if identity.expires_at == Authority.load(options.name, paths).expires_at:
+        print(f"the authority itself ends then: monarch-nb pool renew {options.name} --authority makes another")
     print(
-        f"allocators read theirs when they start, and what they hold goes on; to another home directory, first:\n"
+        f"allocators that read this directory take the new one at once; for hosts with another home directory:\n"
         f"  scp -p {paths.node} HOST:{options.name}-node.pem"
     )
     if options.authority:

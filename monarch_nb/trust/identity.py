@@ -190,7 +190,7 @@ def _renewal(facts: CertificateFacts) -> str:
     if facts.role == ADMIN:
         return f"run {renew}"
     if facts.role == NODE:
-        return f"who made the pool runs {renew}; then copy its node.pem to this host and start the allocator again"
+        return f"who made the pool runs {renew}; a host with another home directory then needs a copy of its node.pem"
     return f"ask who made the pool for another invitation (monarch-nb pool invite {facts.pool} --user {facts.name})"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from monarch_nb.cli.main import main
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
-from monarch_nb.trust.authority import Authority
+from monarch_nb.trust import authority
 from monarch_nb.trust.identity import identity_of
 from monarch_nb.trust.pools import paths_of
 
@@ -108,13 +108,19 @@ def test_certificates_are_renewed(pool: Typed) -> None:
     assert identity_of("lab").fingerprint != before
 
 
+def test_an_authority_that_ends_before_its_certificates_is_told(pool: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authority, "AUTHORITY_LIFETIME_S", 100 * 86400.0)
+    pool("init", "lab")
+    assert "the authority itself ends then: monarch-nb pool renew lab --authority" in pool("renew", "lab")
+
+
 def test_what_expires_soon_is_said_and_is_no_success(pool: Typed) -> None:
     pool("init", "lab")
     paths = paths_of("lab")
-    authority = Authority.load("lab", paths)
-    authority.issue("node", "node", 86400.0, paths.node.stat().st_mtime - 80000).save(paths.node)
+    signer = authority.Authority.load("lab", paths)
+    signer.issue("node", "node", 86400.0, paths.node.stat().st_mtime - 80000).save(paths.node)
     assert "the certificate of the nodes for the pool lab expires in" in pool.failing("list", "lab")
-    authority.issue("ada", "admin", 60.0, paths.node.stat().st_mtime - 7200).save(paths.identity)
+    signer.issue("ada", "admin", 60.0, paths.node.stat().st_mtime - 7200).save(paths.identity)
     assert "has expired 1 h 59 min ago: run monarch-nb pool renew lab" in pool.failing("list", "lab")
     assert "has expired" in pool("list")
 

@@ -139,7 +139,7 @@ class TestTime:
 
     def test_the_warning_is_for_whom_it_concerns(self, authority: Authority) -> None:
         node = authority.issue("node", "node", DAY_S, NOW)
-        assert "copy its node.pem to this host" in expiry_warning(node, NOW + DAY_S / 2)
+        assert "needs a copy of its node.pem" in expiry_warning(node, NOW + DAY_S / 2)
         user = authority.issue("bob", "user", DAY_S, NOW)
         assert "ask who made the pool" in expiry_warning(user, NOW + DAY_S / 2)
         assert expiry_warning(user, NOW + DAY_S / 3) == "", "it was made for a day"
