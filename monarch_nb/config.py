@@ -269,3 +269,9 @@ class NodePaths:
 def run_file(runs: str | os.PathLike[str], number: int, rank: int, kind: str) -> Path:
     """Return the path of a rank's "out", "err", "marks", "run" or "dropped" file of output `number`."""
     return Path(runs) / str(number) / f"{rank}.{kind}"
+
+
+def archive_file(runs: Path) -> Path:
+    """Return the path of the archive of a mesh whose outputs lie in a directory; it lies beside that, because whoever
+    follows a log watches the directory."""
+    return runs.parent / "archive.sqlite"

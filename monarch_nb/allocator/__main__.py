@@ -85,8 +85,8 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
         node.leases.expiry,
         node.scripts,
     )
-    log_lines = LogLines(node.paths, node.state, node.watch)
-    log_reader = LogReader(node.paths, node.state, node.watch, node.sessions)
+    log_lines = LogLines(node.paths, node.state, node.watch, node.archives)
+    log_reader = LogReader(node.paths, node.state, node.watch, node.sessions, node.archives)
     access = Access(node.identity.node_id, paths.address, node.state, node.records)
     service = AllocatorService(node, description, log_lines, log_reader, access)
     guard: Any = Guard(service, access)

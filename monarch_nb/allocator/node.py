@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import Iterable
 
@@ -11,6 +12,8 @@ from monarch_nb.allocator.files.node_files import NodeFiles
 from monarch_nb.allocator.leases.gpu_locks import GpuLocks
 from monarch_nb.allocator.leases.leases import Leases
 from monarch_nb.allocator.leases.meshes import Meshes
+from monarch_nb.allocator.logs.archive import Archives
+from monarch_nb.allocator.logs.archiving import Archiving
 from monarch_nb.allocator.logs.limit import LogLimit
 from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.mail.mail import Mail
@@ -91,14 +94,25 @@ class Node:
         self.whereabouts = Whereabouts(state, supervisor.ranks)
         self.actors = RankActors(supervisor.ranks)
         self.watch = DirectoryWatch(asyncio.get_running_loop())
-        self.log_limit = LogLimit(paths, state.meshes, log_limit_bytes)
-        self.audience = audience = Audience(self.sessions, self.watch, paths)
+        self.archives = archives = Archives()
+        moving = threading.Lock()
+        self.archiving = Archiving(paths, state.meshes, archives, moving)
+        self.log_limit = LogLimit(paths, state.meshes, archives, moving, log_limit_bytes)
+        self.audience = audience = Audience(self.sessions, self.watch, paths, archives)
         self.files = files = NodeFiles(node_id, paths, state.owner_of)
-        self.meshes = meshes = Meshes(paths, state, records, supervisor, audience, mail, files.removal)
+        self.meshes = meshes = Meshes(paths, state, records, supervisor, audience, mail, files.removal, archives)
         self.leases = leases = Leases(state, records, supervisor, meshes, files, self.sessions, gpu_locks)
         self.values = Values(paths, state, records)
         self.runs = runs = Runs(
-            paths, state, records, supervisor, self.sessions, audience, leases.expiry, self._start_scripts
+            paths,
+            state,
+            records,
+            supervisor,
+            self.sessions,
+            audience,
+            leases.expiry,
+            self.archiving,
+            self._start_scripts,
         )
         self.forking = forking = Forking(
             paths, self.identity, state, records, supervisor, files, leases, meshes, runs, gpu_locks
@@ -123,6 +137,7 @@ class Node:
         self.runs.resume()
         self.stores.resume()
         self.log_limit.start()
+        self.archiving.start()
         self.warming.start()
 
     async def close(self, *, end_processes: bool) -> None:
@@ -131,6 +146,7 @@ class Node:
         self.adoption.close()
         self.leases.expiry.close()
         self.log_limit.close()
+        self.archiving.close()
         self.runs.close()
         self.scripts.close()
         if end_processes:  # before anything that takes long: whoever kills this allocator meanwhile leaves none behind
@@ -140,6 +156,7 @@ class Node:
             await self.supervisor.close(end_processes=False)
         self.records.close()
         self.gpu_locks.close(released=end_processes)
+        self.archives.close()
         self.watch.close()
         await self.mail.close()
         await self.files.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from monarch_nb.allocator.files.removal import Removal
+from monarch_nb.allocator.logs.archive import Archives
 from monarch_nb.allocator.mail.mail import Mail
 from monarch_nb.allocator.recovery.records import Records
 from monarch_nb.allocator.sessions.audience import Audience
@@ -31,9 +32,11 @@ class Meshes:
         audience: Audience,
         mail: Mail,
         removal: Removal,
+        archives: Archives,
     ) -> None:
         self._paths, self._state, self._records = paths, state, records
-        self._supervisor, self._audience, self._mail, self._removal = supervisor, audience, mail, removal
+        self._supervisor, self._audience, self._mail = supervisor, audience, mail
+        self._removal, self._archives = removal, archives
 
     def close(self, mesh_id: str) -> None:
         """From now on the mesh is not known; whoever waits for a run of it is told."""
@@ -49,6 +52,7 @@ class Meshes:
         """End a mesh's store, and forget the mesh, whose ranks have ended."""
         await self._supervisor.end_store(mesh_id)
         self._records.delete_mesh(mesh_id)
+        self._archives.forget(self._paths.runs(mesh_id))
         self._removal.remove(self._paths.mesh(mesh_id))
 
     def remove_unknown(self) -> None:

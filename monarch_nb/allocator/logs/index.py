@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from itertools import repeat
 from zlib import adler32, crc32
 
-from monarch_nb.allocator.logs.output import Dropped, RankFiles
+from monarch_nb.allocator.logs.output import RankFiles
+from monarch_nb.allocator.logs.stored import Dropped
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 

@@ -3,7 +3,7 @@
 Whole runs that have finished go first, the longest finished first. Where that is not enough, the beginnings of what is
 printed now go: of every file as much as makes the longest ones equal, so that the newest lines of each rank stay.
 
-What goes becomes a hole in its file (see monarch_nb.allocator.logs.output).
+What goes becomes a hole in its file (see monarch_nb.allocator.logs.output); from the archive it is deleted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from monarch_nb import config
-from monarch_nb.allocator.logs.output import Dropped, RankFiles, stored_outputs
+from monarch_nb.allocator.logs.archive import Archive, Archives
+from monarch_nb.allocator.logs.output import RankFiles
+from monarch_nb.allocator.logs.stored import Dropped, stored_outputs
 from monarch_nb.allocator.state.runs import Mesh
 from monarch_nb.config import NodePaths
 from monarch_nb.sizes import bytes_of, size
@@ -79,13 +81,21 @@ class StoredOutput:
         return sum(file.used_bytes for file in self.files)
 
 
-def choose(outputs: Iterable[StoredOutput], limit_bytes: int) -> list[tuple[StoredFile, int]]:
-    """Return what has to be dropped: files, and how much is kept of each."""
+def excess_bytes(used_bytes: int, limit_bytes: int) -> int:
+    """Return how much has to be dropped."""
+    return used_bytes - round(limit_bytes * TRIM_TO) if used_bytes > limit_bytes else 0
+
+
+def choose(outputs: Iterable[StoredOutput], limit_bytes: int, other_bytes: int = 0) -> list[tuple[StoredFile, int]]:
+    """Return what has to be dropped: files, and how much is kept of each.
+
+    Args:
+        other_bytes: what newer outputs take that have finished.
+    """
     outputs = list(outputs)
-    excess = sum(output.used_bytes for output in outputs) - limit_bytes
-    if excess <= 0:
+    excess = excess_bytes(other_bytes + sum(output.used_bytes for output in outputs), limit_bytes)
+    if not excess:
         return []
-    excess += round(limit_bytes * (1 - TRIM_TO))
     chosen: list[tuple[StoredFile, int]] = []
     for output in sorted((one for one in outputs if one.finished and one.used_bytes), key=lambda one: one.written_s):
         if excess > 0:
@@ -115,11 +125,21 @@ class LogLimit:
 
     Args:
         meshes: the node's, by id, as they come and go.
+        archives: of their old outputs.
+        moving: held while files become shorter, and by who moves them into the archive.
         limit_bytes: 0 for none.
     """
 
-    def __init__(self, paths: NodePaths, meshes: Mapping[str, Mesh], limit_bytes: int) -> None:
-        self._paths, self._meshes, self.limit_bytes = paths, meshes, limit_bytes
+    def __init__(
+        self,
+        paths: NodePaths,
+        meshes: Mapping[str, Mesh],
+        archives: Archives,
+        moving: threading.Lock,
+        limit_bytes: int,
+    ) -> None:
+        self._paths, self._meshes, self._archives, self._moving = paths, meshes, archives, moving
+        self.limit_bytes = limit_bytes
         self._measured: dict[tuple[Path, int], StoredOutput] = {}
         self._measured_s = 0.0
         self._closing = threading.Event()
@@ -144,19 +164,21 @@ class LogLimit:
             unfinished = {
                 self._paths.runs(mesh_id): {run.output for run in mesh.queue} for mesh_id, mesh in self._meshes.items()
             }
+            archives = {runs: self._archives.of(runs) for runs in unfinished}
             try:
-                used_bytes = await asyncio.to_thread(self.sweep, unfinished)
+                used_bytes = await asyncio.to_thread(self.sweep, unfinished, archives)
             except OSError as error:
                 _log.warning("what ranks print can not be held to %s: %s", size(self.limit_bytes), error)
                 if error.errno == errno.EOPNOTSUPP:
                     return
                 used_bytes = 0  # not again at once
 
-    def sweep(self, unfinished: Mapping[Path, set[int]]) -> int:
+    def sweep(self, unfinished: Mapping[Path, set[int]], archives: Mapping[Path, Archive]) -> int:
         """Drop what is too much; return how much there is then.
 
         Args:
             unfinished: of each mesh's directory of outputs the ones that runs write to.
+            archives: of the same directories.
         """
         now_s = time.monotonic()
         if now_s - self._measured_s > RECOUNT_S:
@@ -171,15 +193,22 @@ class LogLimit:
                     known = _measure(runs, output, finished=output not in going_on)
                 outputs[runs, output] = known
         self._measured = outputs
-        used_bytes = before_bytes = sum(output.used_bytes for output in outputs.values())
-        for file, kept_bytes in choose(outputs.values(), self.limit_bytes):
+        archived_bytes = sum(archive.used_bytes for archive in archives.values())
+        used_bytes = before_bytes = archived_bytes + sum(output.used_bytes for output in outputs.values())
+        excess = excess_bytes(used_bytes, self.limit_bytes)
+        oldest = [output for runs, archive in archives.items() for output in _oldest(runs, archive, excess)]
+        newer_bytes = archived_bytes - sum(output.used_bytes for output in oldest)
+        for file, kept_bytes in choose([*outputs.values(), *oldest], self.limit_bytes, newer_bytes):
             if self._closing.is_set():
                 break
             self._measured.pop((file.files.runs, file.files.output), None)
             try:
-                used_bytes -= self._drop(file, kept_bytes)
+                with self._moving:
+                    used_bytes -= self._drop(file, kept_bytes)
             except FileNotFoundError:
-                continue  # the mesh was released
+                continue  # the mesh was released, or it was archived meanwhile
+        for archive in archives.values() if oldest else ():
+            archive.shrink()
         if used_bytes < before_bytes:
             dropped = size(before_bytes - used_bytes)
             _log.info("dropped %s of what ranks printed, the oldest (limit %s)", dropped, size(self.limit_bytes))
@@ -194,6 +223,8 @@ class LogLimit:
         if kept_bytes:
             left = (_mark_after if file.kind == "marks" else _line_after)(file, start, left)
         after = replace(before, limit_bytes=self.limit_bytes, **{file.kind: left})
+        if not file.files.path(file.kind).exists():
+            return _drop_archived(file, after)
         is_noted = _note(file.files, after)
         try:
             _punch(file.files.path(file.kind), left, to_the_end=not kept_bytes)
@@ -203,6 +234,24 @@ class LogLimit:
         if not is_noted:  # there was no room, and now there is
             file.files.note_dropped(after)
         return max(0, file.used_bytes - (file.size_bytes - left))
+
+
+def _oldest(runs: Path, archive: Archive, enough_bytes: int) -> Iterator[StoredOutput]:
+    """Yield the oldest outputs of an archive, each of one rank."""
+    for entry in archive.oldest(enough_bytes) if enough_bytes else ():
+        files = RankFiles(runs, entry.output, entry.rank, archive)
+        dropped = files.dropped()
+        left = {kind: entry.size_bytes(kind) - dropped.before(kind) for kind in ("out", "err", "marks")}
+        kept = (StoredFile(files, kind, entry.size_bytes(kind), left_bytes) for kind, left_bytes in left.items())
+        yield StoredOutput(tuple(file for file in kept if file.used_bytes), finished=True, written_s=entry.written_s)
+
+
+def _drop_archived(file: StoredFile, dropped: Dropped) -> int:
+    archive, entry = file.files.archive, file.files.archived()
+    if archive is None or entry is None:
+        raise FileNotFoundError(file.files.path(file.kind))
+    after = archive.drop(entry, file.kind, dropped.before(file.kind), dropped.to_json())
+    return entry.used_bytes - after.used_bytes
 
 
 def _measure(runs: Path, output: int, *, finished: bool) -> StoredOutput:
@@ -237,28 +286,25 @@ def _note(files: RankFiles, dropped: Dropped) -> bool:
 
 def _line_after(file: StoredFile, _: int, target: int) -> int:
     """Return where the first line begins after an offset; of a very long line what comes goes, too."""
-    with file.files.path(file.kind).open("rb") as opened:
-        opened.seek(target)
-        position = target
-        while position < min(file.size_bytes, target + _LONGEST_LINE_BYTES) and (data := opened.read(_STEP_BYTES)):
-            if (newline := data.find(b"\n")) >= 0:
-                return position + newline + 1
-            position += len(data)
+    position, end = target, min(file.size_bytes, target + _LONGEST_LINE_BYTES)
+    while position < end and (data := file.files.read(file.kind, position, position + _STEP_BYTES)):
+        if (newline := data.find(b"\n")) >= 0:
+            return position + newline + 1
+        position += len(data)
     return target
 
 
 def _mark_after(file: StoredFile, start: int, target: int) -> int:
     """Return where the first mark begins after an offset; marks are found from the one at `start` on."""
     data, data_start = b"", start
-    with file.files.path(file.kind).open("rb") as opened:
-        while start < target:
-            offset = start - data_start
-            if offset + 4 > len(data):
-                opened.seek(start)
-                data, data_start, offset = opened.read(_STEP_BYTES), start, 0
-                if len(data) < 4:
-                    break
-            start += 4 + int.from_bytes(data[offset : offset + 4])
+    while start < target:
+        offset = start - data_start
+        if offset + 4 > len(data):
+            data = file.files.read(file.kind, start, start + _STEP_BYTES)
+            data_start, offset = start, 0
+            if len(data) < 4:
+                break
+        start += 4 + int.from_bytes(data[offset : offset + 4])
     return min(start, file.size_bytes)
 
 

@@ -6,20 +6,12 @@ What is too old and too much is dropped (monarch_nb.allocator.logs.limit): it be
 file, so that every position stays what it is, and RANK.dropped says how far the hole goes. Holes read as zeros.
 """
 
-import contextlib
-import json
-import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-
 from google.protobuf.message import DecodeError
 
-from monarch_nb.config import run_file
+from monarch_nb.allocator.logs.stored import StoredFiles
 from monarch_nb.ground.frames import FrameError, split_frames
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
-from monarch_nb.sizes import size
 
 FLOOD_BYTES = 64 << 10
 """More than this in one stream of one rank between two looks is a flood: its middle is not forwarded."""
@@ -29,40 +21,8 @@ _COUNT_CHUNK_BYTES = 1 << 20
 _MAX_DISPLAYS = 20
 
 
-@dataclass(frozen=True)
-class Dropped:
-    """What is gone of a rank's output: everything before these offsets, and what the limit was."""
-
-    out: int = 0
-    err: int = 0
-    marks: int = 0
-    limit_bytes: int = 0
-
-    def before(self, kind: str) -> int:
-        """Return where what is left of a file begins: a line, or a mark."""
-        return {"out": self.out, "err": self.err, "marks": self.marks}[kind]
-
-    def line(self, size_bytes: int) -> bytes:
-        """Return what is shown in place of so much of it."""
-        return f"… {size(size_bytes)} of earlier lines dropped (limit {size(self.limit_bytes)})".encode()
-
-
-@dataclass(frozen=True)
-class RankFiles:
-    """The three files of one rank and output (RunSpec.output)."""
-
-    runs: Path
-    output: int
-    rank: int
-
-    def path(self, kind: str) -> Path:
-        return run_file(self.runs, self.output, self.rank, kind)
-
-    def size_bytes(self, kind: str) -> int:
-        try:
-            return self.path(kind).stat().st_size
-        except FileNotFoundError:
-            return 0
+class RankFiles(StoredFiles):
+    """What one rank wrote in one output, in order."""
 
     def end(self) -> run_pb2.Cursor:
         """Return the position after everything written so far. The marks come last: no text is ahead of its mark."""
@@ -71,35 +31,6 @@ class RankFiles:
             stderr_bytes=self.size_bytes("err"),
             marks_bytes=self.size_bytes("marks"),
         )
-
-    def note_run(self, number: int) -> None:
-        """Note which run wrote here, when it is not the one that the files were made for: the node forgets runs."""
-        with contextlib.suppress(OSError):  # a full disk: the log has the output's number
-            self.path("run").write_text(str(number))
-
-    def run_number(self, known: Mapping[tuple[int, int], int]) -> int:
-        """Return the number of the run that wrote here.
-
-        Args:
-            known: by output and rank, of the runs that the node remembers.
-        """
-        try:
-            return int(self.path("run").read_text())
-        except (OSError, ValueError):
-            return known.get((self.output, self.rank), self.output)
-
-    def dropped(self) -> Dropped:
-        """Return what is gone."""
-        try:
-            return Dropped(**json.loads(self.path("dropped").read_text()))
-        except FileNotFoundError:
-            return Dropped()
-
-    def note_dropped(self, dropped: Dropped) -> None:
-        """Note what is (about to be) gone, in one step."""
-        partial = self.path("dropping")
-        partial.write_text(json.dumps(asdict(dropped)))
-        partial.replace(self.path("dropped"))
 
     def past_dropped(self, since: run_pb2.Cursor) -> tuple[run_pb2.Cursor, bytes]:
         """Return where to go on after `since`, and the line to show for what is gone in between, if anything is."""
@@ -111,14 +42,6 @@ class RankFiles:
         )
         gone = cursor.stdout_bytes - since.stdout_bytes + cursor.stderr_bytes - since.stderr_bytes
         return cursor, dropped.line(gone) if gone else b""
-
-    def read(self, kind: str, start: int, end: int) -> bytes:
-        """Return a part of a file; what was dropped of it reads as zeros."""
-        if end <= start:
-            return b""
-        with self.path(kind).open("rb") as file:
-            file.seek(start)
-            return file.read(end - start)
 
     def read_since(self, cursor: run_pb2.Cursor) -> pb.RankOutput | None:
         """Return what was written after `cursor`, in order, a flood elided; None when there is nothing."""
@@ -224,11 +147,9 @@ class RankFiles:
 
     def _count_lines(self, kind: str, start: int, end: int) -> int:
         lines = 0
-        with self.path(kind).open("rb", buffering=0) as file:
-            file.seek(start)
-            while start < end and (chunk := file.read(min(_COUNT_CHUNK_BYTES, end - start))):
-                lines += chunk.count(b"\n")
-                start += len(chunk)
+        while start < end and (chunk := self.read(kind, start, min(end, start + _COUNT_CHUNK_BYTES))):
+            lines += chunk.count(b"\n")
+            start += len(chunk)
         return lines
 
     def tail_lines(self, kind: str, window_bytes: int = 16 << 10) -> list[str]:
@@ -256,11 +177,3 @@ def _parse_marks(data: bytes) -> tuple[list[run_pb2.Mark], int]:
     except (FrameError, DecodeError):  # a torn file (disk full): what follows can not be read
         return marks, size_bytes if marks else len(data)
     return marks, size_bytes
-
-
-def stored_outputs(runs: Path) -> list[int]:
-    """Return the numbers of the outputs that have files, oldest first."""
-    try:
-        return sorted(int(entry.name) for entry in os.scandir(runs) if entry.name.isdigit())
-    except FileNotFoundError:
-        return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from monarch_nb.allocator.logs.output import stored_outputs
+from monarch_nb.allocator.logs.stored import stored_outputs
 from monarch_nb.allocator.state.runs import Mesh
 from monarch_nb.config import NodePaths
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterable
 
 from monarch_nb.allocator.leases.expiry import Expiry
-from monarch_nb.allocator.logs.output import RankFiles, stored_outputs
+from monarch_nb.allocator.logs.archiving import Archiving
+from monarch_nb.allocator.logs.output import RankFiles
+from monarch_nb.allocator.logs.stored import stored_outputs
 from monarch_nb.allocator.recovery.records import Records
 from monarch_nb.allocator.sessions.audience import Audience
 from monarch_nb.allocator.sessions.sessions import Session
@@ -34,6 +34,7 @@ class Runs:
     Args:
         sessions: the clients, as they come and go.
         expiry: told that a reservation is used.
+        archiving: told that a run is over.
         start_scripts: called with (mesh id, run id, ranks) where a run needs processes of its own.
     """
 
@@ -46,11 +47,12 @@ class Runs:
         sessions: set[Session],
         audience: Audience,
         expiry: Expiry,
+        archiving: Archiving,
         start_scripts: Callable[[str, str, list[int]], None],
     ) -> None:
         self._paths, self._state, self._records, self._supervisor = paths, state, records, supervisor
         self._sessions, self._audience, self._expiry = sessions, audience, expiry
-        self._start_scripts = start_scripts
+        self._archiving, self._start_scripts = archiving, start_scripts
         self._ending: dict[str, asyncio.TimerHandle] = {}
 
     # ---- what clients want ----
@@ -171,7 +173,8 @@ class Runs:
             elif isinstance(effect, RankFinished):
                 self._finish(effect)
             elif isinstance(effect, RunDropped):
-                self._drop(effect)
+                self._records.delete_run(effect.mesh_id, effect.run_id)
+                self._audience.forget(effect.run_id)
         for (mesh_id, run_id), ranks in scripts.items():
             self._start_scripts(mesh_id, run_id, ranks)
 
@@ -183,19 +186,9 @@ class Runs:
         if run.output != run.number and not effect.result.untouched:
             RankFiles(self._paths.runs(effect.mesh_id), run.output, effect.result.rank).note_run(run.number)
         self._audience.rank_finished(run, effect.result)
+        if run.finished:
+            self._archiving.run_finished(effect.mesh_id)
         self._records.flush_soon()
-
-    def _drop(self, effect: RunDropped) -> None:
-        self._records.delete_run(effect.mesh_id, effect.run_id)
-        self._audience.forget(effect.run_id)
-        if not effect.output:
-            return
-        directory = self._paths.runs(effect.mesh_id) / str(effect.output)
-        try:
-            if not any(entry.stat().st_size for entry in os.scandir(directory)):
-                shutil.rmtree(directory, ignore_errors=True)  # it printed nothing: no log is lost
-        except FileNotFoundError:
-            pass
 
     # ---- what ranks say ----
 

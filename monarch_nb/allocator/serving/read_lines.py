@@ -9,10 +9,13 @@ import sys
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 
+from monarch_nb.allocator.logs.archive import Archives
 from monarch_nb.allocator.logs.index import Line, RankIndex, digests
-from monarch_nb.allocator.logs.output import RankFiles, stored_outputs
+from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.search import Lines, Searcher
+from monarch_nb.allocator.logs.stored import stored_outputs
 from monarch_nb.allocator.logs.watch import DirectoryWatch
+from monarch_nb.allocator.logs.written import MeshLogs, Written
 from monarch_nb.allocator.sessions.sessions import FLOOD_INTERVAL_S, UNWATCHED_INTERVAL_S
 from monarch_nb.allocator.state.runs import Run, failed_results
 from monarch_nb.allocator.state.state import NodeState
@@ -32,10 +35,16 @@ _DIGESTS_STEP_BYTES = 256 << 10
 
 
 class LogLines:
-    """The indices of a node's logs. They are made when somebody looks, and forgotten when nobody does any more."""
+    """The indices of a node's logs. They are made when somebody looks, and forgotten when nobody does any more.
 
-    def __init__(self, paths: NodePaths, state: NodeState, watch: DirectoryWatch) -> None:
-        self._paths, self._state, self._watch = paths, state, watch
+    How much there is in an archived output is known without an index.
+
+    Args:
+        archives: of the meshes' old outputs.
+    """
+
+    def __init__(self, paths: NodePaths, state: NodeState, watch: DirectoryWatch, archives: Archives) -> None:
+        self._paths, self._state, self._watch, self._archives = paths, state, watch, archives
         self._loop = asyncio.get_running_loop()
         self._indices: dict[str, dict[tuple[int, int], RankIndex]] = {}
         """By mesh; by output and rank."""
@@ -83,8 +92,8 @@ class LogLines:
         counted_s = self._loop.time()
         change = pb.LogChange()
         finished = told.finished_runs()  # before it is counted: what finishes meanwhile may have printed more
-        async for index in self._counted(request, None if outputs is None else {*outputs, *newest}):
-            told.add_part(change, index.part)
+        async for part in self._counted(request, None if outputs is None else {*outputs, *newest}):
+            told.add_part(change, part)
             if change.parts and self._loop.time() - counted_s > FLOOD_INTERVAL_S:
                 yield change
                 change, counted_s = pb.LogChange(), self._loop.time()
@@ -95,27 +104,40 @@ class LogLines:
 
     async def _counted(
         self, request: pb.WatchLogRequest, outputs: Iterable[int] | None = None
-    ) -> AsyncIterator[RankIndex]:
-        """Count what was written and is asked for; yield the indices, run after run."""
-        mesh = self._state.mesh(request.mesh_id)
-        runs = self._paths.runs(request.mesh_id)
-        ranks = [rank for rank in sorted(mesh.ranks) if not request.ranks or rank in request.ranks]
-        # Of the runs that share an output only a rank's newest can have written to it there.
-        known = {(run.output, rank): run.number for run in mesh.runs.values() for rank in run.ranks}
-        of_mesh = self._indices.setdefault(request.mesh_id, {})
-        for output in sorted(set(stored_outputs(runs) if outputs is None else outputs)):
+    ) -> AsyncIterator[pb.LogPart]:
+        """Count what was written and is asked for, in all outputs or in some that have files; yield it run after
+        run."""
+        for number, files in self._written(request, outputs):
             await asyncio.sleep(0)
-            for rank in ranks:
-                index = of_mesh.get((output, rank))
-                if index is None:
-                    files = RankFiles(runs, output, rank)
-                    index = RankIndex(files, files.run_number(known))
-                    if not index.is_behind():
-                        continue
-                    of_mesh[output, rank] = self._of_runs[request.mesh_id, index.number, rank] = index
-                if request.number in (0, index.number):
-                    yield await self._extended(index)
+            index = self._indices.get(request.mesh_id, {}).get((files.output, files.rank))
+            if index is None and (entry := files.archived()) is not None:
+                yield pb.LogPart(
+                    number=entry.number,
+                    rank=entry.rank,
+                    stdout_lines=entry.out_lines,
+                    stderr_lines=entry.err_lines,
+                    size_bytes=entry.out + entry.err,
+                )
+            elif index := index or self._new_index(request.mesh_id, number, files):
+                yield (await self._extended(index)).part
+
+    def _written(self, request: pb.WatchLogRequest, outputs: Iterable[int] | None = None) -> Iterable[Written]:
+        runs = self._paths.runs(request.mesh_id)
+        logs = MeshLogs(self._state.mesh(request.mesh_id), runs, self._archives.of(runs))
+        ranks = logs.ranks(request.ranks)
+        if outputs is None:
+            return logs.all(ranks, request.number)
+        return logs.loose(ranks, request.number, outputs)
+
+    def _new_index(self, mesh_id: str, number: int, files: RankFiles) -> RankIndex | None:
+        """Return an index of what a rank wrote in a run; None when that is nothing."""
+        index = RankIndex(files, number)
+        if not index.is_behind():
+            return None
+        self._indices.setdefault(mesh_id, {})[files.output, files.rank] = index
+        self._of_runs[mesh_id, number, files.rank] = index
         self._forget_later()
+        return index
 
     async def _extended(self, index: RankIndex) -> RankIndex:
         """Count what was written. A log that can not be read ends where it was last."""
@@ -149,8 +171,9 @@ class LogLines:
         if known := self._of_runs.get((mesh_id, window.number, window.rank)):
             return await self._extended(known)
         request = pb.WatchLogRequest(mesh_id=mesh_id, ranks=[window.rank], number=window.number)
-        async for index in self._counted(request):
-            return index
+        for number, files in self._written(request):
+            if index := self._new_index(mesh_id, number, files):
+                return await self._extended(index)
         return None
 
     # ---- lines ----

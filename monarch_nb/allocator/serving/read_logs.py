@@ -7,8 +7,11 @@ import contextlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from monarch_nb.allocator.logs.output import RankFiles, stored_outputs
+from monarch_nb.allocator.logs.archive import Archives
+from monarch_nb.allocator.logs.output import RankFiles
+from monarch_nb.allocator.logs.stored import stored_outputs
 from monarch_nb.allocator.logs.watch import DirectoryWatch
+from monarch_nb.allocator.logs.written import MeshLogs
 from monarch_nb.allocator.sessions.sessions import OUTPUT_INTERVAL_S, UNWATCHED_INTERVAL_S, Session
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.config import NodePaths
@@ -36,10 +39,19 @@ class LogReader:
 
     Args:
         sessions: the clients: who follows a log is one of them.
+        archives: of the meshes' old outputs.
     """
 
-    def __init__(self, paths: NodePaths, state: NodeState, watch: DirectoryWatch, sessions: set[Session]) -> None:
+    def __init__(
+        self,
+        paths: NodePaths,
+        state: NodeState,
+        watch: DirectoryWatch,
+        sessions: set[Session],
+        archives: Archives,
+    ) -> None:
         self._paths, self._state, self._watch, self._sessions = paths, state, watch, sessions
+        self._archives = archives
 
     async def read(self, request: pb.ReadLogsRequest) -> AsyncGenerator[pb.LogRecords, None]:
         """Yield what ranks wrote: by run, then by rank, whole lines, stdout and stderr interleaved as they were
@@ -48,29 +60,25 @@ class LogReader:
         With `last_lines` only the newest lines of each rank. With `follow`, then what they go on to write, as it comes.
         """
         shown: dict[RankFiles, run_pb2.Cursor] = {}
+        logs = self._logs(request)
+        ranks = logs.ranks(request.ranks)
         if request.last_lines:
-            if records := _newest_records(self._written(request), request.last_lines, shown):
+            if records := _newest_records(logs, request, shown):
                 yield pb.LogRecords(records=records)
         else:
-            for number, files in self._written(request):
+            for number, files in logs.all(ranks, request.number):
                 async for batch in _records_since(files, number, shown):
                     yield batch
+                if files.archived() is not None:  # nothing is added to it
+                    del shown[files]
         if request.follow:
             async with contextlib.aclosing(self._follow(request, shown)) as coming:
                 async for batch in coming:
                     yield batch
 
-    def _written(self, request: pb.ReadLogsRequest) -> list[tuple[int, RankFiles]]:
-        """Return the files that are asked for, each with the number of its run, in order."""
-        mesh = self._state.mesh(request.mesh_id)
-        ranks = [rank for rank in sorted(mesh.ranks) if not request.ranks or rank in request.ranks]
+    def _logs(self, request: pb.ReadLogsRequest) -> MeshLogs:
         runs = self._paths.runs(request.mesh_id)
-        # Of the runs that share an output only a rank's newest can have written to it there.
-        known = {(run.output, rank): run.number for run in mesh.runs.values() for rank in run.ranks}
-        stored = [RankFiles(runs, output, rank) for output in stored_outputs(runs) for rank in ranks]
-        numbered = [(files.run_number(known), files) for files in stored]
-        numbered.sort(key=lambda pair: (pair[0], pair[1].rank))
-        return [(number, files) for number, files in numbered if request.number in (0, number)]
+        return MeshLogs(self._state.mesh(request.mesh_id), runs, self._archives.of(runs))
 
     async def _follow(
         self, request: pb.ReadLogsRequest, shown: dict[RankFiles, run_pb2.Cursor]
@@ -87,10 +95,10 @@ class LogReader:
                 newest = stored_outputs(runs)[-_FOLLOWED_OUTPUTS:]
                 for directory in (runs, *(runs / str(output) for output in newest)):
                     self._watch.arm(directory, wake.changed.set)
-                for number, files in self._written(request):
-                    if files.output in newest:
-                        async for batch in _records_since(files, number, shown):
-                            yield batch
+                logs = self._logs(request)
+                for number, files in logs.loose(logs.ranks(request.ranks), request.number, newest):
+                    async for batch in _records_since(files, number, shown):
+                        yield batch
                 if is_last:
                     return
                 with contextlib.suppress(TimeoutError):  # no change of a file tells that the mesh was released
@@ -103,17 +111,17 @@ class LogReader:
 
 
 def _newest_records(
-    written: list[tuple[int, RankFiles]], lines: int, shown: dict[RankFiles, run_pb2.Cursor]
+    logs: MeshLogs, request: pb.ReadLogsRequest, shown: dict[RankFiles, run_pb2.Cursor]
 ) -> list[pb.LogRecord]:
     """Return the newest lines of each rank, and note in `shown` that what was written before is not wanted."""
     newest: list[pb.LogRecord] = []
-    for rank in sorted({files.rank for _, files in written}):
+    for rank in logs.ranks(request.ranks):
         records: list[pb.LogRecord] = []
-        for number, files in reversed([one for one in written if one[1].rank == rank]):
-            if len(records) < lines:
-                records = [*_last_records(files, number, lines, shown), *records][-lines:]
-            else:
-                shown[files] = files.end()
+        shown.update((files, files.end()) for _, files in logs.loose([rank], request.number))
+        for number, files in logs.of_rank(rank, request.number, newest_first=True):
+            records = [*_last_records(files, number, request.last_lines, shown), *records][-request.last_lines :]
+            if len(records) == request.last_lines:
+                break
         newest += records
     return sorted(newest, key=lambda record: record.number)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 
+from monarch_nb.allocator.logs.archive import Archives
 from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.sessions.sessions import Follower, Session
 from monarch_nb.allocator.state.runs import Mesh, Run
@@ -23,10 +24,13 @@ class Audience:
     Args:
         sessions: theirs, as they come and go.
         watch: tells that output was written.
+        archives: of the meshes' old outputs.
     """
 
-    def __init__(self, sessions: Iterable[Session], watch: DirectoryWatch, paths: NodePaths) -> None:
-        self._sessions, self._watch, self._paths = sessions, watch, paths
+    def __init__(
+        self, sessions: Iterable[Session], watch: DirectoryWatch, paths: NodePaths, archives: Archives
+    ) -> None:
+        self._sessions, self._watch, self._paths, self._archives = sessions, watch, paths, archives
         self._loop = asyncio.get_running_loop()
         self._gathered: dict[str, list[run_pb2.RankResult]] = {}
         self._shown: dict[str, dict[int, run_pb2.Cursor]] = {}
@@ -63,7 +67,8 @@ class Audience:
             if rank in cursors:
                 cursors[rank].CopyFrom(cursor)
         runs = self._paths.runs(mesh.spec.mesh_id)
-        follower = Follower(session, self._watch, run.run_id, run.output, runs, cursors, is_new=is_new)
+        archive = self._archives.of(runs)
+        follower = Follower(session, self._watch, run.run_id, run.output, runs, archive, cursors, is_new=is_new)
         follower.finished = run.finished
         session.follow(follower)
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from monarch_nb.allocator.logs.archive import Archive
 from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.proto import allocator_pb2 as pb
@@ -111,7 +112,7 @@ class Follower:
 
     Args:
         cursors: where to begin, by rank; updated as output is sent.
-        output, runs: number of the run's output, and the mesh's directory of them.
+        output, runs, archive: number of the run's output, and where the mesh has them.
         is_new: the run has not begun, so there is nothing to read yet.
     """
 
@@ -122,6 +123,7 @@ class Follower:
         run_id: str,
         output: int,
         runs: Path,
+        archive: Archive,
         cursors: dict[int, run_pb2.Cursor],
         *,
         is_new: bool = False,
@@ -130,7 +132,7 @@ class Follower:
         self.finished = False
         self.directory = runs / str(output)
         self._watch = watch
-        self._files = {rank: RankFiles(runs, output, rank) for rank in cursors}
+        self._files = {rank: RankFiles(runs, output, rank, archive) for rank in cursors}
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._last_pump_s = 0.0

@@ -45,11 +45,10 @@ class RankFinished:
 
 @dataclass(frozen=True)
 class RunDropped:
-    """A finished run is old and forgotten; `output` may be removed, 0 when a newer run has it."""
+    """A finished run is old and forgotten."""
 
     mesh_id: str
     run_id: str
-    output: int
 
 
 Effect = StartRun | RankFinished | RunDropped
@@ -276,8 +275,7 @@ class Mesh:
                 del self.runs[run.run_id]
                 self.numbers.discard(run.number)
                 self.forgotten = max(self.forgotten, run.number)
-                shared = any(other.output == run.output for other in self.runs.values())
-                effects.append(RunDropped(self.spec.mesh_id, run.run_id, 0 if shared else run.output))
+                effects.append(RunDropped(self.spec.mesh_id, run.run_id))
         return effects
 
 

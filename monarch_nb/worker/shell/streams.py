@@ -95,6 +95,12 @@ class RunOutput:
         self.run_id, self.on_breakpoint = run_id, on_breakpoint
         self.passed.clear()
 
+    def reopen(self) -> None:
+        """Open the files that were made before: the allocator archives what nobody has open when the run is over."""
+        for kind, name in enumerate(_KINDS):
+            if os.path.exists(self._base + name):
+                self._descriptor(kind)
+
     def redirect_descriptors(self) -> None:
         """Point file descriptors 1 and 2 at this run."""
         global _described
@@ -317,6 +323,7 @@ class CallOutputs:
                 output = self._used.get(number)
                 if output is None:
                     output = self._used[number] = RunOutput(self._directory, number, self._rank)
+                    output.reopen()
                     self._newest.append(output)
         return output
 

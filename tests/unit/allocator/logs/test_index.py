@@ -11,7 +11,8 @@ import pytest
 
 from monarch_nb.allocator.logs import index
 from monarch_nb.allocator.logs.index import Line, RankIndex, digests
-from monarch_nb.allocator.logs.output import Dropped, RankFiles
+from monarch_nb.allocator.logs.output import RankFiles
+from monarch_nb.allocator.logs.stored import Dropped
 from monarch_nb.ground.frames import encode_frame
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from monarch_nb.allocator.logs import limit
+from monarch_nb.allocator.logs.archive import Archive, Archives
 from monarch_nb.allocator.logs.limit import LogLimit, StoredFile, StoredOutput, choose, default_limit_bytes
 from monarch_nb.allocator.logs.output import RankFiles
+from monarch_nb.allocator.logs.stored import Dropped
 from monarch_nb.config import LOG_LIMIT_VARIABLE, NodePaths
 from monarch_nb.errors import UsageError
 from monarch_nb.ground.frames import encode_frame
@@ -23,6 +26,10 @@ def stored(output: int, *used_mb: int, finished: bool = True) -> StoredOutput:
     files = [RankFiles(Path("runs"), output, rank) for rank in range(len(used_mb))]
     of_ranks = (StoredFile(file, "out", used * MB, used * MB) for file, used in zip(files, used_mb, strict=True))
     return StoredOutput(tuple(of_ranks), finished, written_s=output)
+
+
+def limit_of(runs: Path, limit_bytes: int) -> LogLimit:
+    return LogLimit(NodePaths(runs), {}, Archives(), threading.Lock(), limit_bytes)
 
 
 def chosen(outputs: list[StoredOutput], limit_mb: int) -> dict[tuple[int, int], int]:
@@ -51,7 +58,9 @@ class TestChoosing:
 class TestSweeping:
     @pytest.fixture
     def runs(self, tmp_path: Path) -> Path:
-        return tmp_path
+        made = tmp_path / "runs"
+        made.mkdir()
+        return made
 
     def write(self, runs: Path, output: int, text: bytes, rank: int = 0, kind: str = "out") -> RankFiles:
         files = RankFiles(runs, output, rank)
@@ -62,7 +71,7 @@ class TestSweeping:
         return files
 
     def sweep(self, runs: Path, limit_bytes: int, going_on: set[int] = set()) -> int:  # noqa: B006
-        return LogLimit(NodePaths(runs), {}, limit_bytes).sweep({runs: going_on})
+        return limit_of(runs, limit_bytes).sweep({runs: going_on}, {runs: Archive(runs)})
 
     def test_the_disk_gets_its_room_back_and_positions_stay(self, runs: Path) -> None:
         old, new = (self.write(runs, output, LINE * 10_000) for output in (1, 2))
@@ -78,11 +87,11 @@ class TestSweeping:
         assert new.read("out", MB, MB + 5) == b"more\n"
 
     def test_what_has_gone_on_for_long_loses_its_beginning_again_and_again(self, runs: Path) -> None:
-        limit = LogLimit(NodePaths(runs), {}, MB)
+        limit = limit_of(runs, MB)
         left = []
         for _ in range(5):
             files = self.write(runs, 1, LINE * 5_000)
-            assert limit.sweep({runs: {1}}) <= MB
+            assert limit.sweep({runs: {1}}, {runs: Archive(runs)}) <= MB
             left.append(files.dropped().out)
         assert left == sorted(left)
         assert left[-1] > MB
@@ -128,7 +137,7 @@ class TestSweeping:
         self.write(runs, 1, LINE * 20_000)
         note, punched = RankFiles.note_dropped, []
 
-        def full_until_punched(files: RankFiles, dropped: limit.Dropped) -> None:
+        def full_until_punched(files: RankFiles, dropped: Dropped) -> None:
             if files.path("out").stat().st_blocks * 512 > MB:
                 punched.append(False)
                 raise OSError(28, "No space left on device")

@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from monarch_nb.allocator.logs import output as output_module
-from monarch_nb.allocator.logs.output import FLOOD_BYTES, RankFiles, stored_outputs
+from monarch_nb.allocator.logs.output import FLOOD_BYTES, RankFiles
+from monarch_nb.allocator.logs.stored import stored_outputs
 from monarch_nb.ground.frames import encode_frame
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2

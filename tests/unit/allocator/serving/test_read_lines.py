@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from monarch_nb.allocator.logs.index import RankIndex
+from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.search import Lines
+from monarch_nb.allocator.logs.stored import Dropped
 from monarch_nb.allocator.serving import read_lines
 from monarch_nb.allocator.serving.read_lines import LogLines
 from monarch_nb.errors import MeshNotFound
+from monarch_nb.ground.frames import encode_frame
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from unit.allocator.serving.log_node import FakeNode
@@ -27,12 +30,12 @@ Part = tuple[int, int, int, int]
 async def node(tmp_path: Path) -> AsyncIterator[FakeNode]:
     made = FakeNode(tmp_path)
     yield made
-    made.watch.close()
+    made.close()
 
 
 @pytest.fixture
 async def log(node: Any) -> AsyncIterator[LogLines]:
-    made = LogLines(node.paths, node.state, node.watch)
+    made = LogLines(node.paths, node.state, node.watch, node.archives)
     yield made
     await made.close()
 
@@ -49,6 +52,39 @@ async def read(log: LogLines, *windows: tuple[int, int, int, int], **request: An
     asked = [pb.LogWindow(number=run, rank=rank, first=first, count=count) for run, rank, first, count in windows]
     reply = await log.read(pb.ReadLinesRequest(mesh_id="m", windows=asked, **request))
     return [[line.text.decode() for line in window.lines] for window in reply.windows]
+
+
+async def told_of(node: Any, searched: str) -> tuple[Any, ...]:
+    """Return all that can be learnt of a log."""
+    log = LogLines(node.paths, node.state, node.watch, node.archives)
+    [change] = [change async for change in watch(log)]
+    windows = [pb.LogWindow(number=part.number, rank=part.rank, count=99) for part in change.parts]
+    both = await log.read(pb.ReadLinesRequest(mesh_id="m", windows=windows))
+    digests = await log.read(pb.ReadLinesRequest(mesh_id="m", windows=windows, digests=True))
+    stderr = await log.read(pb.ReadLinesRequest(mesh_id="m", windows=windows, stream=pb.LOG_STREAM_STDERR))
+    found = await log.search(pb.SearchLogRequest(mesh_id="m", windows=windows, text=searched))
+    await log.close()
+    return change, both, digests, stderr, found
+
+
+async def test_archived_lines_are_the_same(node: FakeNode, tmp_path_factory: pytest.TempPathFactory) -> None:
+    node.add_run(1, [0, 1])
+    node.add_run(3, [0, 1], output=2)
+    for run in (1, 2):
+        node.write(run, 0, b"a\nb\n")
+        node.write(run, 0, encode_frame(run_pb2.Mark(stdout_bytes=4).SerializeToString()), kind="marks")
+        node.write(run, 0, b"c\nbd", kind="err")
+        node.write(run, 1, b"e\n\n" * 10)
+    runs = node.paths.runs("m")
+    RankFiles(runs, 2, 1).note_dropped(Dropped(out=15, limit_bytes=1000))
+    (runs / "2" / "1.out").write_bytes(bytes(15) + b"e\n\n" * 5)
+    twin: Any = node.archived(tmp_path_factory.mktemp("archived") / "twin")
+    change, both, _, _, found = told = await told_of(node, "b")
+    assert await told_of(twin, "b") == told
+    assert parts(change) == [(1, 0, 2, 2), (1, 1, 20, 0), (3, 0, 2, 2), (3, 1, 11, 0)]
+    assert [line.text for line in both.windows[0].lines] == [b"a", b"b", b"c", b"bd"]
+    assert [list(array("Q", packed)) for packed in found.windows] == [[1, 3], [], [1, 3], []]
+    twin.close()
 
 
 class TestWatch:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from monarch_nb.allocator.logs.output import Dropped, RankFiles
+from monarch_nb.allocator.logs.output import RankFiles
+from monarch_nb.allocator.logs.stored import Dropped
 from monarch_nb.allocator.serving import read_logs
 from monarch_nb.errors import MeshNotFound
 from monarch_nb.ground.frames import encode_frame
@@ -25,11 +27,22 @@ Line = tuple[int, int, str]
 async def node(tmp_path: Path) -> AsyncIterator[FakeNode]:
     made = FakeNode(tmp_path)
     yield made
-    made.watch.close()
+    made.close()
     assert not made.sessions, "who followed is gone"
 
 
 async def read(node: Any, **request: Any) -> list[Line]:
+    """Return lines; the same are found when all is archived."""
+    lines = await read_once(node, **request)
+    if not request.get("follow"):
+        with tempfile.TemporaryDirectory() as directory:
+            twin = node.archived(Path(directory) / "twin")
+            assert await read_once(twin, **request) == lines
+            twin.close()
+    return lines
+
+
+async def read_once(node: Any, **request: Any) -> list[Line]:
     return [
         (record.number, record.rank, record.text.decode(errors="backslashreplace"))
         async for batch in node.reader().read(pb.ReadLogsRequest(mesh_id="m", **request))

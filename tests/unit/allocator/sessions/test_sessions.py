@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from monarch_nb.allocator.logs.archive import Archive
 from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.sessions import sessions
 from monarch_nb.allocator.sessions.sessions import MAX_FOLLOWED, Follower, Session
@@ -42,7 +43,7 @@ def write(runs: Path, text: str, output: int = 1, rank: int = 0) -> None:
 
 
 def follow(session: Session, watch: DirectoryWatch, runs: Path, run_id: str = "a", output: int = 1) -> Follower:
-    follower = Follower(session, watch, run_id, output, runs, {0: run_pb2.Cursor()})
+    follower = Follower(session, watch, run_id, output, runs, Archive(runs), {0: run_pb2.Cursor()})
     session.follow(follower)
     return follower
 
