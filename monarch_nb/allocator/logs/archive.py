@@ -11,9 +11,8 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from monarch_nb.config import archive_file
 
@@ -45,8 +44,7 @@ Piece = tuple[str, int, bytes]
 """Kind of file, where in it, and what is there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """What is known of one rank's output.
 
     Attributes:
@@ -75,8 +73,8 @@ class Entry:
         return {"out": self.out, "err": self.err, "marks": self.marks}[kind]
 
 
-_COLUMNS = ", ".join(field.name for field in fields(Entry))
-_INSERT = f"INSERT INTO output ({_COLUMNS}) VALUES ({', '.join('?' * len(fields(Entry)))})"
+_COLUMNS = ", ".join(Entry._fields)
+_INSERT = f"INSERT INTO output ({_COLUMNS}) VALUES ({', '.join('?' * len(Entry._fields))})"
 _INSERT_PIECE = "INSERT INTO piece VALUES (?, ?, ?, ?, ?)"
 _OF_FILE = "output = ? AND rank = ? AND kind = ?"
 
@@ -158,16 +156,16 @@ class Archive:
 
     def add(self, entry: Entry, pieces: Iterable[Piece]) -> None:
         """Put a rank's output in here. Who is killed meanwhile has put nothing in."""
-        self._write([("DELETE FROM piece WHERE output = ? AND rank = ?", (entry.output, entry.rank))])
-        statements: list[tuple[str, Sequence[object]]] = []
+        key = (entry.output, entry.rank)
+        statements: list[tuple[str, Sequence[object]]] = [("DELETE FROM piece WHERE output = ? AND rank = ?", key)]
         size_bytes = 0
         for piece in pieces:
-            statements.append((_INSERT_PIECE, (entry.output, entry.rank, *piece)))
+            statements.append((_INSERT_PIECE, (*key, *piece)))
             size_bytes += len(piece[2])
             if size_bytes >= _TRANSACTION_BYTES:
                 self._write(statements)
                 statements, size_bytes = [], 0
-        self._write([*statements, (_INSERT, astuple(entry))])
+        self._write([*statements, (_INSERT, entry)])
         self.newest = max(self.newest, entry.output)
         self.used_bytes += entry.used_bytes
 
@@ -187,13 +185,13 @@ class Archive:
         )
         used_bytes = int(others[0][0]) + sum(map(len, bodies))
         lines = {"out": entry.out_lines, "err": entry.err_lines, kind: 1 + lines_in(bodies)}
-        changed = replace(entry, used_bytes=used_bytes, out_lines=lines["out"], err_lines=lines["err"], dropped=dropped)
+        changed = entry._replace(used_bytes=used_bytes, out_lines=lines["out"], err_lines=lines["err"], dropped=dropped)
         self._write(
             [
                 (f"DELETE FROM piece WHERE {_OF_FILE} AND start < ?", left_of_file),
                 *((_INSERT_PIECE, (*left_of_file, body)) for body in rest),
                 ("DELETE FROM output WHERE output = ? AND rank = ?", key),
-                (_INSERT, astuple(changed)),
+                (_INSERT, changed),
             ]
         )
         self.used_bytes += used_bytes - entry.used_bytes

@@ -117,21 +117,22 @@ class Archiving:
             if output in outputs.busy:
                 continue
             directory = outputs.runs / str(output)
-            for rank in sorted({int(name) for name in _ranks(directory)}):
+            for rank in _ranks(directory):
                 if self._closing.is_set():
                     return
+                files = RankFiles(outputs.runs, output, rank, outputs.archive)
                 with self._moving:
-                    files = RankFiles(outputs.runs, output, rank, outputs.archive)
                     put_away(files, outputs.archive, outputs.known)
             with contextlib.suppress(OSError):  # some of it is still written
                 directory.rmdir()
 
 
-def _ranks(directory: Path) -> Iterator[str]:
-    with contextlib.suppress(FileNotFoundError):  # the mesh was released
-        for name in os.listdir(directory):
-            if (rank := name.partition(".")[0]).isdigit():
-                yield rank
+def _ranks(directory: Path) -> list[int]:
+    """Return the ranks that have files there."""
+    try:
+        return sorted({int(name.partition(".")[0]) for name in os.listdir(directory)})
+    except FileNotFoundError:  # the mesh was released
+        return []
 
 
 def put_away(files: RankFiles, archive: Archive, known: Mapping[tuple[int, int], int]) -> bool:
@@ -143,11 +144,12 @@ def put_away(files: RankFiles, archive: Archive, known: Mapping[tuple[int, int],
     Returns:
         Whether its files are gone.
     """
+    base = str(files.path(""))
     with ExitStack() as stack:
         opened: dict[str, BinaryIO] = {}
         for kind in _KINDS:
             with contextlib.suppress(FileNotFoundError):
-                opened[kind] = stack.enter_context(files.path(kind).open("rb"))
+                opened[kind] = stack.enter_context(open(base + kind, "rb", buffering=0))
         # Held until the files are gone: whoever would open one now waits so long.
         if not all(_lease(file.fileno()) for file in opened.values()):
             return False
@@ -171,8 +173,9 @@ def put_away(files: RankFiles, archive: Archive, known: Mapping[tuple[int, int],
                 dropped=dropped.to_json() if dropped != Dropped() else "",
             )
             archive.add(entry, [piece for some in pieces.values() for piece in some])
-        for kind in (*_KINDS, *_NOTES):
-            files.path(kind).unlink(missing_ok=True)
+        for kind in (*opened, *_NOTES):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(base + kind)
     return True
 
 

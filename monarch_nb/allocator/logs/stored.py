@@ -42,12 +42,18 @@ class Dropped:
 
 @dataclass(frozen=True)
 class StoredFiles:
-    """The three files of one rank and output (RunSpec.output). `archive` is the mesh's, if it may have one."""
+    """The three files of one rank and output (RunSpec.output).
+
+    Attributes:
+        archive: the mesh's, if it may have one.
+        entry: what the archive knows of this output, where it was found there.
+    """
 
     runs: Path
     output: int
     rank: int
     archive: Archive | None = field(default=None, compare=False, repr=False)
+    entry: Entry | None = field(default=None, compare=False, repr=False)
 
     def path(self, kind: str) -> Path:
         """Return where a file lies while it is not archived."""
@@ -59,6 +65,8 @@ class StoredFiles:
 
     def size_bytes(self, kind: str) -> int:
         """Return how large a file is; 0 when there is none."""
+        if self.entry is not None:
+            return self.entry.size_bytes(kind)
         try:
             return self.path(kind).stat().st_size
         except FileNotFoundError:
@@ -69,6 +77,8 @@ class StoredFiles:
         """Return a part of a file; what was dropped of it reads as zeros."""
         if end <= start:
             return b""
+        if self.entry is not None and self.archive is not None:
+            return self.archive.read(self.entry, kind, start, end)
         try:
             with self.path(kind).open("rb") as file:
                 file.seek(start)
@@ -99,17 +109,22 @@ class StoredFiles:
     def dropped(self) -> Dropped:
         """Return what is gone."""
         try:
-            noted = self.path("dropped").read_text()
+            if self.entry is None:
+                return _parsed(self.path("dropped").read_text())
         except FileNotFoundError:
-            entry = self.archived()
-            noted = entry.dropped if entry is not None else ""
-        return Dropped(**json.loads(noted)) if noted else Dropped()
+            pass
+        entry = self.archived()  # again: the limit may have dropped more
+        return _parsed(entry.dropped) if entry is not None else Dropped()
 
     def note_dropped(self, dropped: Dropped) -> None:
         """Note what is (about to be) gone, in one step."""
         partial = self.path("dropping")
         partial.write_text(dropped.to_json())
         partial.replace(self.path("dropped"))
+
+
+def _parsed(noted: str) -> Dropped:
+    return Dropped(**json.loads(noted)) if noted else Dropped()
 
 
 def stored_outputs(runs: Path) -> list[int]:

@@ -57,7 +57,7 @@ class MeshLogs:
         return heapq.merge(loose, archived, key=_place, reverse=newest_first)
 
     def _of(self, entry: Entry) -> RankFiles:
-        return RankFiles(self._runs, entry.output, entry.rank, self._archive)
+        return RankFiles(self._runs, entry.output, entry.rank, self._archive, entry)
 
 
 def _place(written: Written) -> tuple[int, int]:
