@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
 from monarch_nb.allocator.logs.archive import Archives
 from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.stored import stored_outputs
 from monarch_nb.allocator.logs.watch import DirectoryWatch
-from monarch_nb.allocator.logs.written import MeshLogs
+from monarch_nb.allocator.logs.written import MeshLogs, Written
 from monarch_nb.allocator.sessions.sessions import OUTPUT_INTERVAL_S, UNWATCHED_INTERVAL_S, Session
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.config import NodePaths
@@ -19,6 +19,9 @@ from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
 _PIECE_BYTES = 256 << 10
+_LITTLE_BYTES = 64 << 10
+_RECORD_BYTES = 16
+"""What a line costs in a message besides its text."""
 _FOLLOWED_OUTPUTS = 16
 """The newest: what older runs may still write is not worth a watch each."""
 
@@ -66,11 +69,8 @@ class LogReader:
             if records := _newest_records(logs, request, shown):
                 yield pb.LogRecords(records=records)
         else:
-            for number, files in logs.all(ranks, request.number):
-                async for batch in _records_since(files, number, shown):
-                    yield batch
-                if files.archived() is not None:  # nothing is added to it
-                    del shown[files]
+            async for batch in _all_records(logs.all(ranks, request.number), shown):
+                yield batch
         if request.follow:
             async with contextlib.aclosing(self._follow(request, shown)) as coming:
                 async for batch in coming:
@@ -108,6 +108,25 @@ class LogReader:
         finally:
             self._watch.disarm(wake.changed.set)
             self._sessions.discard(wake)
+
+
+async def _all_records(
+    written: Iterable[Written], shown: dict[RankFiles, run_pb2.Cursor]
+) -> AsyncIterator[pb.LogRecords]:
+    """Yield everything, what is little together, and note in `shown` up to where it was read."""
+    together, size_bytes = pb.LogRecords(), 0
+    for number, files in written:
+        await asyncio.sleep(0)
+        async for batch in _records_since(files, number, shown):
+            together.records.extend(batch.records)
+            size_bytes += sum(len(record.text) + _RECORD_BYTES for record in batch.records)
+            if size_bytes >= _PIECE_BYTES:
+                yield together
+                together, size_bytes = pb.LogRecords(), 0
+        if files.entry is not None:  # archived: nothing is added to it
+            del shown[files]
+    if together.records:
+        yield together
 
 
 def _newest_records(
@@ -160,7 +179,7 @@ async def _records_since(
     for kind, start, end in pieces:
         pending = b""
         while start < end:
-            data = await asyncio.to_thread(files.read, kind, start, min(end, start + _PIECE_BYTES))
+            data = await _load(files, kind, start, min(end, start + _PIECE_BYTES))
             if b"\0" in data and (left := files.dropped().before(kind)) > start:  # since this began
                 gone = files.dropped().line(min(left, end) - start)
                 yield pb.LogRecords(records=[_record(files.rank, number, kind, gone + b"\n")])
@@ -180,6 +199,13 @@ async def _records_since(
                 pending = pending[cut:]
         if pending:
             yield pb.LogRecords(records=[_record(files.rank, number, kind, pending)])
+
+
+async def _load(files: RankFiles, kind: str, start: int, end: int) -> bytes:
+    """Read; what is little in place, because most runs print little and a thread costs more."""
+    if end - start <= _LITTLE_BYTES:
+        return files.read(kind, start, end)
+    return await asyncio.to_thread(files.read, kind, start, end)
 
 
 def _last_character(data: bytes) -> int:
