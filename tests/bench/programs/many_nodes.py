@@ -137,8 +137,8 @@ async def start(number: int, procs: int, facts: dict[str, object]) -> Any:
         node.leases.expiry,
         node.scripts,
     )
-    lines = LogLines(node.paths, node.state, node.watch)
-    reader = LogReader(node.paths, node.state, node.watch, node.sessions)
+    lines = LogLines(node.paths, node.state, node.watch, node.archives)
+    reader = LogReader(node.paths, node.state, node.watch, node.sessions, node.archives)
     service.add_AllocatorServicer_to_server(AllocatorService(node, description, lines, reader), server)
     server.add_insecure_port(paths.address)
     await server.start()

@@ -76,8 +76,8 @@ def _serve(node: NodeWithoutProcesses, identity: Identity) -> tuple[grpc.aio.Ser
         node.scripts,
     )
     access = Access("host1", "host1:7878", node.state, node.records)
-    lines = LogLines(node.paths, node.state, node.watch)
-    reader = LogReader(node.paths, node.state, node.watch, node.sessions)
+    lines = LogLines(node.paths, node.state, node.watch, node.archives)
+    reader = LogReader(node.paths, node.state, node.watch, node.sessions, node.archives)
     server = make_server()
     guard: Any = Guard(AllocatorService(node, description, lines, reader, access), access)
     add_AllocatorServicer_to_server(guard, server)
