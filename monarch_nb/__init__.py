@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from monarch_nb import errors
     from monarch_nb.client.meshes.mesh import Mesh
-    from monarch_nb.client.reservations.reservation import Reservation, attach, list_ended, list_reservations, reserve
+    from monarch_nb.client.reservations.lists import list_ended, list_reservations
+    from monarch_nb.client.reservations.reservation import Reservation, attach, reserve
     from monarch_nb.client.runs.run import Run
     from monarch_nb.config import VERSION as __version__
     from monarch_nb.errors import MonarchNbError
@@ -40,13 +41,8 @@ __all__ = [
 
 _HOMES = {
     "monarch_nb.client.meshes.mesh": ("Mesh",),
-    "monarch_nb.client.reservations.reservation": (
-        "Reservation",
-        "attach",
-        "list_ended",
-        "list_reservations",
-        "reserve",
-    ),
+    "monarch_nb.client.reservations.lists": ("list_ended", "list_reservations"),
+    "monarch_nb.client.reservations.reservation": ("Reservation", "attach", "reserve"),
     "monarch_nb.client.runs.run": ("Run",),
     "monarch_nb.errors": ("MonarchNbError",),
     "monarch_nb.notebook": ("load_ipython_extension", "unload_ipython_extension"),

@@ -163,6 +163,7 @@ export function reservation(more: Partial<Reservation> = {}): Reservation {
     name: 'dev',
     owner: 'root',
     mine: true,
+    right: 'own',
     nodes: 2,
     procs: 2,
     gpus: 0,

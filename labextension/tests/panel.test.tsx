@@ -364,3 +364,44 @@ test('without a place of its own a log opens in the panel', async () => {
   fireEvent.click(button('Close log'));
   expect(screen.queryByRole('toolbar', { name: 'Log' })).toBeNull();
 });
+
+test('what somebody shares with us can be looked at, and only its owner changes it', async () => {
+  const theirs = { owner: 'alice', mine: false, right: 'read' as const, meshes: [mesh([rank(0)])] };
+  await show(view({ reservations: { R: reservation(theirs) } }));
+  expect(screen.getByText(/alice’s, shared to read/)).toBeTruthy();
+  expect(button('Log')).toBeTruthy();
+  expect(button('Stacks')).toBeTruthy();
+  for (const name of ['Interrupt', 'Restart…', 'Extend…', 'Release…']) {
+    expect(screen.queryByRole('button', { name })).toBeNull();
+  }
+});
+
+test('of what others hold it says whose it is and how much', async () => {
+  const theirs = { owner: 'alice', mine: false, right: '' as const, meshes: [] };
+  await show(view({ reservations: { R: reservation(theirs) } }));
+  const item = screen.getByText('alice').closest('li')!;
+  expect(item.textContent).toContain('dev');
+  expect(item.textContent).toContain('2 nodes × 2 procs');
+  expect(screen.queryByRole('button', { name: 'Log' })).toBeNull();
+});
+
+test('a run of somebody else says whose it is', async () => {
+  const run: Run = {
+    id: 'run',
+    number: 3,
+    title: 'train()',
+    owner: 'bob',
+    cell_number: 7,
+    state: 'queued',
+    outcome: '',
+    ranks: '0',
+    submitted_at: 1000,
+    running_s: null,
+    finished: '',
+    failed: ''
+  };
+  const shared = { ...mesh([rank(0)]), runs: [run, { ...run, id: 'own', number: 4, owner: '' }] };
+  await show(view({ reservations: { R: reservation({ meshes: [shared] }) } }));
+  expect(screen.getByText('bob’s [7]')).toBeTruthy();
+  expect(screen.getByText('[7]')).toBeTruthy();
+});

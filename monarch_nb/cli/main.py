@@ -158,6 +158,20 @@ def make_parser() -> argparse.ArgumentParser:
         "time", nargs="?", metavar="TIME", help="how much longer: 30m, 2h, 1h30m; without it, say what is left"
     )
 
+    share = command(
+        "share",
+        _share,
+        "let somebody else see a reservation, or run cells on it; without --to: who may",
+        "share dev --to bob",
+        "share dev --to bob --run",
+    )
+    share.add_argument("name", metavar="NAME", help="the reservation")
+    share.add_argument("--to", metavar="WHO", help="whose certificate says this name")
+    grant = share.add_mutually_exclusive_group()
+    grant.add_argument("--read", action="store_true", help="see output, logs and the panel (this when nothing is said)")
+    grant.add_argument("--run", action="store_true", dest="may_run", help="run cells as well")
+    grant.add_argument("--end", action="store_true", help="no longer")
+
     down = command("down", _down, "end the local pool and remove its files", "down", "down --force")
     down.add_argument("--force", action="store_true", help="also when reservations are held")
 
@@ -387,6 +401,24 @@ def _extend(options: argparse.Namespace) -> int:
     return 0
 
 
+def _share(options: argparse.Namespace) -> int:
+    from monarch_nb import attach
+
+    reservation = attach(options.name, pool=options.pool)
+    if not options.to:
+        if options.read or options.may_run or options.end:
+            raise UsageError("say whom: --to NAME, as the pool's certificates have it")
+        shares = [f"{name} ({right})" for name, right in reservation.shares.items()]
+        print(f"{options.name}: shared with {', '.join(shares) or 'nobody'}")
+    elif options.end:
+        reservation.unshare(options.to)
+        print(f"{options.name}: {options.to} may not use it any more")
+    else:
+        reservation.share(options.to, "run" if options.may_run else "read")
+        print(f"{options.name}: {options.to} may {'run cells on it' if options.may_run else 'see what runs on it'}")
+    return 0
+
+
 def _chosen(name: str | None, mine: list[str]) -> list[str]:
     if name is None and len(mine) > 1:
         raise UsageError(f"you hold {', '.join(mine)}: name one, or --all")
@@ -414,10 +446,10 @@ def _print_reservations(reservations: Sequence[ReservationInfo], procs: str = "N
         print(f"nothing is held (%mesh reserve NAME --nodes 1 --procs {procs} in a notebook)")
         return
     rows = [
-        (info.name, info.owner, info.shape, info.alive_of_all, _running(info), info.left, info.notebook)
+        (info.name, info.holder, info.shape, info.alive_of_all, _running(info), info.left, info.notebook)
         for info in reservations
     ]
-    print_table(("reservation", "owner", "shape", "ranks alive", "running", "time left", "notebook"), rows)
+    print_table(("reservation", "held by", "shape", "ranks alive", "running", "time left", "notebook"), rows)
 
 
 def _running(info: ReservationInfo) -> str:

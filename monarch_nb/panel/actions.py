@@ -253,15 +253,19 @@ class Actions:
         ended = self.ranks(mesh, run["finished"]) if run["finished"] else ()
         return set(self.ranks(mesh, run["ranks"])).difference(ended)
 
-    def held(self, view: Json, reservation_id: object) -> Json:
-        """Return one's own reservation, or raise Refused."""
+    def held(self, view: Json, reservation_id: object, *, to_look: bool = False) -> Json:
+        """Return one's own reservation, or raise Refused.
+
+        Args:
+            to_look: nothing is changed, so one that others share will do.
+        """
         held: Json | None = view["reservations"].get(reservation_id)
         if held is None and view["pool"]["state"] != "up":
             raise Refused(503, view["pool"]["message"])
         if held is None:
             gone = [one["text"] for one in view["ended"] if one["id"] == reservation_id]
             raise Refused(404, gone[0] if gone else "there is no such reservation (any more)")
-        if not held["mine"]:
+        if not (held["mine"] or (to_look and held["right"])):
             raise Refused(403, f"{held['name']} is held by {held['owner']}")
         return held
 

@@ -61,7 +61,7 @@ class Panel:
             "extend": self._extend,
             "restart": self._ranks_action(self._actions.restart),
             "interrupt": self._ranks_action(self._actions.interrupt),
-            "stacks": self._ranks_action(self._actions.stacks),
+            "stacks": self._ranks_action(self._actions.stacks, to_look=True),
             "lost": self._lost,
             "cancel": self._cancel,
             "attach_lines": self._attach_lines,
@@ -140,9 +140,11 @@ class Panel:
     async def _extend(self, body: Json) -> Json:
         return {"job": self._actions.extend(await self._held(body), body.get("values"))}
 
-    def _ranks_action(self, action: Callable[[Json, Json, tuple[int, ...]], Json]) -> Callable[[Json], Awaitable[Json]]:
+    def _ranks_action(
+        self, action: Callable[[Json, Json, tuple[int, ...]], Json], *, to_look: bool = False
+    ) -> Callable[[Json], Awaitable[Json]]:
         async def handle(body: Json) -> Json:
-            held = await self._held(body)
+            held = await self._held(body, to_look=to_look)
             mesh = self._actions.mesh(held, body.get("mesh"))
             return {"job": action(held, mesh, self._actions.ranks(mesh, body.get("ranks")))}
 
@@ -156,7 +158,7 @@ class Panel:
         return {"text": self._actions.lost(held, mesh, self._actions.ranks(mesh, body.get("ranks")))}
 
     async def _attach_lines(self, body: Json) -> Json:
-        return {"code": self._actions.attach_lines(await self._held(body))}
+        return {"code": self._actions.attach_lines(await self._held(body, to_look=True))}
 
     async def _cancel(self, body: Json) -> Json:
         if not self._jobs.cancel(_text(body, "job")):
@@ -176,7 +178,7 @@ class Panel:
             raise Refused(503, view["pool"]["message"])
         if holder is None:
             raise Refused(404, "there is no such mesh (any more): its logs went with its reservation")
-        held = self._actions.held(view, holder["id"])
+        held = self._actions.held(view, holder["id"], to_look=True)
         request = LogRequest(
             ranks=self._actions.ranks(self._actions.mesh(held, mesh_id), body.get("ranks")),
             streams=_choice(body, "streams", ("both", "stdout", "stderr")),
@@ -210,12 +212,12 @@ class Panel:
 
     # ---- helpers ----
 
-    async def _held(self, body: Json) -> Json:
+    async def _held(self, body: Json, *, to_look: bool = False) -> Json:
         reservation_id = _text(body, "reservation")
         view = await self.live.fresh()
         if reservation_id not in view["reservations"]:
             await self.live.refresh()  # it may be new
-        return self._actions.held(self.live.view or view, reservation_id)
+        return self._actions.held(self.live.view or view, reservation_id, to_look=to_look)
 
 
 def _holder(view: Json, mesh_id: str) -> Json | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from monarch_nb.allocator.state.gpus import why_not_free
 from monarch_nb.allocator.state.limits import Limits, how_it_ended
-from monarch_nb.client.pools.infos import RankInfo, RunInfo, infos_of_node, run_infos
+from monarch_nb.client.pools.infos import RIGHTS, RankInfo, RunInfo, infos_of_node, run_infos
 from monarch_nb.client.reservations.memory import Memory, choose
 from monarch_nb.config import DEFAULT_POOL
 from monarch_nb.ground.rank_sets import format_ranks
@@ -303,7 +303,8 @@ def _reservation(
         "idle_left_s": max(status.idle_left_s for status in statuses) if facts.idle_s and confirmed else None,
         "nearly_up": time_left_s is not None and time_left_s <= limits.warn_before_s,
         "confirmed": confirmed,
-        "meshes": [_mesh(mesh_id, nodes) for mesh_id in _mesh_ids(nodes)],
+        "right": "own" if facts.owner == owner else RIGHTS.get(facts.right, ""),
+        "meshes": [_mesh(mesh_id, nodes, facts.owner) for mesh_id in _mesh_ids(nodes)],
         "actors": actors_of(_answering_meshes(nodes)),
     }
 
@@ -355,7 +356,7 @@ def _answering_meshes(nodes: list[tuple[NodeAnswer, pb.ReservationStatus]]) -> l
     ]
 
 
-def _mesh(mesh_id: str, nodes: list[tuple[NodeAnswer, pb.ReservationStatus]]) -> Json:
+def _mesh(mesh_id: str, nodes: list[tuple[NodeAnswer, pb.ReservationStatus]], owner: str) -> Json:
     parts = [(answer, mesh) for answer, status in nodes for mesh in status.meshes if mesh.mesh_id == mesh_id]
     spec = parts[0][1].spec
     work = {rank.rank: work_of(rank.actors) for _, mesh in parts for rank in mesh.ranks}
@@ -372,7 +373,7 @@ def _mesh(mesh_id: str, nodes: list[tuple[NodeAnswer, pb.ReservationStatus]]) ->
         "name": parts[0][1].name,
         "extent": {axis.name: axis.size for axis in spec.extent},
         "ranks": [ranks[rank] for rank in sorted(ranks)],
-        "runs": _runs(run_infos((answer.node_id, mesh) for answer, mesh in parts), ranks),
+        "runs": _runs(run_infos(((answer.node_id, mesh) for answer, mesh in parts), owner), ranks),
         "hang": None,
     }
 
@@ -443,6 +444,7 @@ def _runs(infos: Sequence[RunInfo], ranks: Mapping[int, Json]) -> list[Json]:
                 "id": info.run_id,
                 "number": info.number,
                 "title": info.title,
+                "owner": info.owner,
                 "cell_number": info.cell_number,
                 "state": _run_state(info, begun),
                 "outcome": _outcome(info, fates) if info.done else "",

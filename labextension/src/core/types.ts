@@ -60,6 +60,8 @@ export interface Run {
   id: string;
   number: number;
   title: string;
+  /** Who submitted it, where that is not whose reservation it is. */
+  owner?: string;
   cell_number: number;
   state: 'queued' | 'running' | 'finished';
   /** Of a finished one, in words: "finished", "failed on 3, interrupted on 0-2". */
@@ -126,6 +128,8 @@ export interface Reservation {
   name: string;
   owner: string;
   mine: boolean;
+  /** What we may do with it; "" is nothing but know of it. */
+  right: 'own' | 'run' | 'read' | '';
   nodes: number;
   procs: number;
   gpus: number;
@@ -266,6 +270,8 @@ export type Streams = 'both' | 'stdout' | 'stderr';
 export interface LogRun {
   number: number;
   title: string;
+  /** Who submitted it, where that is not whose reservation it is. */
+  owner?: string;
   cell_number: number;
   /** Path of the notebook that it comes from; "": not known. */
   notebook: string;

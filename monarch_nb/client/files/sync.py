@@ -98,6 +98,7 @@ class SyncedFiles:
         root: directory of the project whose files are synced; "" for none.
         reload: whether ranks reload changed modules before each run, if nobody says anything else.
         said: what was said of the files since the reservation was made.
+        others: it is somebody else's, with whose files its ranks work: nothing is synced, and runs name no files.
 
     Attributes:
         record: what the kernels of the reservation say of its files.
@@ -112,8 +113,9 @@ class SyncedFiles:
         root: str,
         reload: bool,
         said: pb.ReservationFiles | None = None,
+        others: bool = False,
     ) -> None:
-        self.reservation_id, self.root = reservation_id, root
+        self.reservation_id, self.root, self._others = reservation_id, root, others
         self.connections, self._seeing = dict(connections), dict(seeing or {})
         self._nodes = {**self.connections, **self._seeing}
         self.record = FilesRecord(reservation_id, self._nodes, said or pb.ReservationFiles(), reload=reload)
@@ -137,11 +139,12 @@ class SyncedFiles:
         root: str,
         reload: bool,
         said: pb.ReservationFiles,
+        others: bool = False,
     ) -> SyncedFiles:
         """Return the one object of a reservation in this process: two would each watch the same files."""
         known = cls._known.get(reservation_id)
         if known is None:
-            known = cls(reservation_id, connections, seeing, root=root, reload=reload, said=said)
+            known = cls(reservation_id, connections, seeing, root=root, reload=reload, said=said, others=others)
             cls._known[reservation_id] = known
         known.connections.update(connections)
         known._seeing.update(seeing)
@@ -154,8 +157,10 @@ class SyncedFiles:
         """Whether any node has a copy, rather than the files themselves."""
         return bool(self.connections and self.root)
 
-    def tree(self) -> Tree:
+    def tree(self) -> Tree | None:
         """Return what a run is told: the version of the files, and where the kernel imports from."""
+        if self._others:
+            return None
         added = self.added
         mounts: dict[str, str] = {}
         if self._mounts and "" in self._mounts:

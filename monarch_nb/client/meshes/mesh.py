@@ -469,7 +469,7 @@ class Mesh:
 
     def _run_infos(self, past_runs: pb.PastRuns | None = None) -> list[RunInfo]:
         told = call(self.core.status(past_runs=past_runs))
-        return run_infos((connection.name, mesh) for connection, mesh in told)
+        return run_infos(((connection.name, mesh) for connection, mesh in told), self.reservation.owner)
 
     def attach_run(self, run_id: str, *, from_start: bool = False, listener: Listener | None = None) -> Run:
         """Follow a run that another client submitted; one that this process follows already is returned as it is.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from monarch_nb.allocator.state.limits import how_it_ended
 from monarch_nb.client.connections.decoding import result_event
@@ -18,6 +18,7 @@ from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.times import duration
 
+RIGHTS = {pb.RIGHT_READ: "read", pb.RIGHT_RUN: "run"}
 _STATES = {
     pb.Rank.STATE_STARTING: "starting",
     pb.Rank.STATE_IDLE: "idle",
@@ -79,6 +80,7 @@ class RunInfo:
         notebook: path of the notebook that it comes from; empty when that is not known.
         is_script: it has processes of its own.
         is_calls: it is what a cell or script calls of actors.
+        owner: who submitted it, where that is not whose reservation it runs on.
     """
 
     run_id: str
@@ -97,6 +99,7 @@ class RunInfo:
     stopped: tuple[int, ...] = ()
     is_script: bool = False
     is_calls: bool = False
+    owner: str = ""
 
     @property
     def done(self) -> bool:
@@ -108,7 +111,7 @@ class RunInfo:
         return not (self.done or self.running or self.running_s)
 
     def __str__(self) -> str:
-        return run_name(self.number, self.cell_number, self.title)
+        return run_name(self.number, self.cell_number, self.title, owner=self.owner)
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,8 @@ class ReservationInfo:
         directory: where its ranks start, on the computer of whoever reserved it; empty when that is not known.
         time_s, idle_s: its limits: how long it is held, and how long nobody may use it; None without.
         time_left_s, idle_left_s: what is left of them; idle time counts while no cell runs and no client is attached.
+        right: what we may do with it: "own", "run" cells, "read", or nothing but know of it: "".
+        shares: to whom its owner has granted what, "read" or "run", by name.
     """
 
     name: str
@@ -155,6 +160,8 @@ class ReservationInfo:
     time_left_s: float | None = None
     idle_s: float | None = None
     idle_left_s: float | None = None
+    right: str = "own"
+    shares: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def held_by_me(self) -> bool:
@@ -171,11 +178,20 @@ class ReservationInfo:
 
     @property
     def alive_of_all(self) -> str:
-        """`8 of 8`, or `4 of 8, 1 node does not answer`."""
+        """`8 of 8`, or `4 of 8, 1 node does not answer`; nothing where that is not ours to see."""
+        if not self.right:
+            return ""
         count = f"{len(self.alive)} of {self.size}"
         if not (away := self.nodes - self.nodes_answering):
             return count
         return f"{count}, {away} {'node does' if away == 1 else 'nodes do'} not answer"
+
+    @property
+    def holder(self) -> str:
+        """`you`, `you, shared with bob`, `alice`, or `alice, shared with you to run`."""
+        if not self.held_by_me:
+            return f"{self.owner}, shared with you to {self.right}" if self.right else self.owner
+        return f"you, shared with {', '.join(self.shares)}" if self.shares else "you"
 
     @property
     def shape(self) -> str:
@@ -231,6 +247,8 @@ def reservation_info(held: HeldReservation) -> ReservationInfo:
         time_left_s=min(status.time_left_s for status in statuses) if facts.time_s else None,
         idle_s=facts.idle_s or None,
         idle_left_s=max(status.idle_left_s for status in statuses) if facts.idle_s else None,  # who used it last
+        right="own" if facts.owner == current_owner() else RIGHTS.get(facts.right, ""),
+        shares={name: RIGHTS[right] for name, right in sorted(facts.shares.items())},
     )
 
 
@@ -286,11 +304,12 @@ def _failure(failure: run_pb2.Failure) -> str:
     return f"{text} ({where})" if where else text
 
 
-def run_infos(told: Iterable[tuple[str, pb.MeshStatus]]) -> list[RunInfo]:
+def run_infos(told: Iterable[tuple[str, pb.MeshStatus]], owner: str = "") -> list[RunInfo]:
     """Put the nodes' parts of each run together, oldest first.
 
     Args:
         told: node names and what each said.
+        owner: whose reservation it is: runs of others say whose they are.
 
     A node does not tell of runs that are over and collected, unless it is asked to, and nodes learn of that one after
     the other.
@@ -327,6 +346,7 @@ def run_infos(told: Iterable[tuple[str, pb.MeshStatus]]) -> list[RunInfo]:
             stopped=tuple(sorted({rank for part in runs for rank in part.stopped})),
             is_script=run.script,
             is_calls=run.calls,
+            owner=run.owner if owner and run.owner != owner else "",
         )
         infos.append(info)
     return sorted(infos, key=lambda info: info.number)

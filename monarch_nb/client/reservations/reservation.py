@@ -32,9 +32,8 @@ from monarch_nb.client.pools.beside import checked
 from monarch_nb.client.pools.choosing import Shape
 from monarch_nb.client.pools.conflicts import Asked, check_same, shared_storage
 from monarch_nb.client.pools.infos import (
-    EndedReservation,
+    RIGHTS,
     ReservationInfo,
-    ended_reservation,
     rank_infos,
     reservation_info,
 )
@@ -49,6 +48,7 @@ from monarch_nb.client.pools.pool import (
     pool_named,
 )
 from monarch_nb.client.presenting import panel_of
+from monarch_nb.client.reservations import sharing
 from monarch_nb.client.reservations.actors import LiveActors
 from monarch_nb.client.reservations.attachment import Attachment, TimeListener
 from monarch_nb.client.reservations.meshes import Meshes
@@ -190,6 +190,36 @@ class Reservation:
         """
         return call(_extend(self._pool, self.id, self.name, seconds_of(time, "time")))
 
+    def share(self, to: str, right: str = "read") -> None:
+        """Let somebody else see its output, logs and panel ("read"), or run cells on it too ("run"), until it ends.
+
+        Args:
+            to: a name, as the pool's certificates have it.
+
+        Raises:
+            UsageError: that can not be granted.
+            NodeUnreachable: a node does not answer: nothing is granted, for all must agree.
+            AccessDenied: it is another's.
+
+        Example:
+            >>> dev.share("bob", "run")  # doctest: +SKIP
+        """
+        call(sharing.share(self._pool, self.id, self.name, {to: sharing.checked_grant(right)}))
+
+    def unshare(self, to: str) -> None:
+        """End what was granted to somebody: what they follow ends at once, and what they have queued is dropped. A cell
+        of theirs that runs goes on, until you interrupt it.
+
+        Raises:
+            NodeUnreachable: a node does not answer: there it goes on until this is said again.
+        """
+        call(sharing.unshare(self._pool, self.id, self.name, to))
+
+    @property
+    def shares(self) -> dict[str, str]:
+        """What is granted, "read" or "run", by name."""
+        return sharing.shares_of(call(self.held()))
+
     def add_time_listener(self, listener: TimeListener) -> None:
         """Call `listener` on a background thread with one line when the time is nearly up and when it was; with an
         empty text when the line before does not hold any more (somebody extended the time)."""
@@ -320,6 +350,10 @@ def in_use() -> list[Reservation]:
 
 
 def _synced_files(held: HeldReservation) -> SyncedFiles:
+    if held.facts.right in RIGHTS:
+        nodes = {node: connection for node, (connection, _) in held.nodes.items()}
+        said = held.nodes[0][1].files
+        return SyncedFiles.get(held.reservation_id, {}, nodes, root="", reload=False, said=said, others=True)
     meshes = {
         node: (connection, mesh.spec)
         for node, (connection, status) in held.nodes.items()
@@ -365,6 +399,7 @@ def reserve(
     idle: Duration | None = None,
     force_busy: bool = False,
     replace: bool = False,
+    share: Mapping[str, str] | None = None,
     notebook: str | None = None,
     progress: Progress | None = None,
 ) -> Reservation:
@@ -393,6 +428,7 @@ def reserve(
         idle: how long it is held while no cell runs and no client is attached.
         force_busy: take GPUs too on which other people's programs compute, where no others are free.
         replace: release a reservation of the same name first.
+        share: who else may see it ("read") or run cells on it too ("run"), by name.
         notebook: path of the notebook that holds it, which finds it again.
         progress: told what is being done.
 
@@ -409,6 +445,7 @@ def reserve(
     shape = _checked_shape(nodes, procs, gpus)
     terms = Terms(notebook or "", _limit(time, "time"), _limit(idle, "idle"), force_busy)
     say = progress or _silent
+    grants = {to: sharing.checked_grant(right) for to, right in (share or {}).items()}
     chosen = pool_named(pool)
     start = pools.working_directory(directory, notebook)
     root, reloads = _project(start, files, reload)
@@ -444,6 +481,8 @@ def reserve(
         reservation = Reservation(chosen, held)
         if reload is not None:
             reservation.files.record.set_reload(reload)
+        if grants:
+            call(sharing.share(chosen, reservation.id, name, grants))
     except BaseException:
         call(_give_back((held, is_new)))
         raise
@@ -503,12 +542,14 @@ def _with_room(pool: Pool, shape: Shape, say: Progress, take: Callable[[], T]) -
 
 
 def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str | None = None) -> Reservation:
-    """Return a living reservation: by name, else the notebook's, else the only one.
+    """Return a living reservation: by name, else the notebook's, else the only one. One that somebody shares with you
+    is found by its name too, or, to tell it from others', by OWNER/NAME.
 
     Allocators of the pool that died are started again: they adopt their ranks.
 
     Raises:
         ReservationNotFound: there is none, or several; the message lists them.
+        AccessDenied: it is another's, who does not share it with you.
         NodeUnreachable: a node of it does not answer.
         PoolError: no pool is up.
     """
@@ -517,7 +558,7 @@ def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str
     held = call(chosen.reservations())
     mine = [one for one in held if one.facts.owner == current_owner()]
     if name:
-        matching = [one for one in mine if one.facts.name == name]
+        matching = [one for one in mine if one.facts.name == name] or sharing.shared(name, held)
     else:
         matching = [one for one in mine if notebook and one.facts.notebook == notebook]
     if not matching and not name and len(mine) == 1:
@@ -527,26 +568,6 @@ def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str
     if not matching[-1].complete:
         raise pools.not_whole(matching[-1])
     return Reservation(chosen, matching[-1])
-
-
-def list_reservations(pool: str | None = None, *, memory: bool = False) -> list[ReservationInfo]:
-    """Return every reservation in the pool, oldest first; an empty list when no pool is up.
-
-    Args:
-        memory: measure that of every rank too, which takes some milliseconds each.
-    """
-    chosen = pool_named(pool)
-    if not chosen.is_up:
-        return []
-    return [reservation_info(held) for held in call(chosen.reservations(memory=memory))]
-
-
-def list_ended(pool: str | None = None) -> list[EndedReservation]:
-    """Return the reservations of yours that were released by themselves, as far as nodes remember, oldest first."""
-    chosen = pool_named(pool)
-    if not chosen.is_up:
-        return []
-    return [ended_reservation(one) for one in call(chosen.ended())]
 
 
 def _limit(given: Duration | None, what: str) -> float:

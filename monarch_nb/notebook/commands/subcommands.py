@@ -71,6 +71,7 @@ class Subcommands:
             declarations.DETACH: self._detach,
             declarations.RELEASE: self._release,
             declarations.EXTEND: self._extend,
+            declarations.SHARE: self._share,
             declarations.LIST: self._list,
             declarations.RUN: partial(run_script, session, cells),
             declarations.PANEL: self._panel,
@@ -154,6 +155,7 @@ class Subcommands:
             idle=parsed.seconds("idle"),
             force_busy=parsed.switch("force_busy"),
             replace=parsed.switch("replace"),
+            share=_shares(parsed.many("share")) or None,
             notebook=self._session.notebook,
             progress=progress,
         )
@@ -222,6 +224,26 @@ class Subcommands:
         left_s = reservation.extend(by_s)
         at = time_of_day(time.time() + left_s)
         show(calm_line(f"{reservation.name}: {duration(by_s)} more, {duration(left_s)} left: released at {at}"))
+
+    def _share(self, parsed: Parsed) -> None:
+        to = parsed.text("to")
+        if sum(map(parsed.switch, ("read", "run", "end"))) > 1:
+            raise UsageError("say one of --read, --run and --end")
+        if not to and any(map(parsed.switch, ("read", "run", "end"))):
+            raise UsageError("say whom: --to NAME, as the pool's certificates have it")
+        held = self._session.client.attach(parsed.word, pool=self._session.pool) if parsed.word else None
+        reservation = held or self._session.current()
+        if not to:
+            shares = ", ".join(f"{name} ({right})" for name, right in reservation.shares.items())
+            show(calm_line(f"{reservation.name}: shared with {shares or 'nobody'}"))
+        elif parsed.switch("end"):
+            reservation.unshare(to)
+            show(calm_line(f"{reservation.name}: {to} may not use it any more"))
+        else:
+            right = "run" if parsed.switch("run") else "read"
+            reservation.share(to, right)
+            may = "run cells on it" if right == "run" else "see what runs on it"
+            show(calm_line(f"{reservation.name}: {to} may {may} (%mesh attach {reservation.name})"))
 
     def _panel(self, parsed: Parsed) -> None:
         held = self._session.client.attach(parsed.word, pool=self._session.pool) if parsed.word else None
@@ -365,6 +387,11 @@ def push_items(words: Sequence[str]) -> list[tuple[str, str | None]]:
             raise UsageError(f"%mesh push takes NAME or NAME=EXPRESSION without blanks around =, not {word!r}")
         items.append((name, expression if equals else None))
     return items
+
+
+def _shares(texts: Iterable[str]) -> dict[str, str]:
+    """Read what `--share WHO[:run]` grants, by name."""
+    return {to: right or "read" for to, _, right in (text.partition(":") for text in texts)}
 
 
 def _reserved_line(reservation: Reservation, progress: Progress) -> str:

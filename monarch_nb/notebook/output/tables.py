@@ -142,7 +142,7 @@ def reservations_table(infos: Sequence[ReservationInfo], current: str | None) ->
             f"{info.name}{' *' if info.reservation_id == current else ''}",
             shape(info),
             info.alive_of_all,
-            "you" if info.held_by_me else info.owner,
+            info.holder,
             duration(max(0.0, time.time() - info.created_at)),
             info.left,
             info.notebook,

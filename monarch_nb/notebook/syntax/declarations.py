@@ -61,6 +61,12 @@ RESERVE = Command(
             kind="duration",
         ),
         Flag("--force-busy", "also GPUs on which programs of others run, where no others are free"),
+        Flag(
+            "--share",
+            "let somebody else see it, or run cells on it too (%mesh share)",
+            value="WHO[:run]",
+            repeat=True,
+        ),
         Flag("--replace", "release what is held under that name first"),
     ),
     notes="Ranks stay until they are released: they survive this kernel, the browser and the Jupyter server.",
@@ -121,6 +127,22 @@ EXTEND = Command(
     section="Hold",
     words=Words("TIME", "how much longer: 30m, 2h, 1h30m", least=1),
     examples=(("%mesh extend 2h", "released two hours later than it would have been"),),
+)
+SHARE = Command(
+    "share",
+    "let somebody else see the mesh, or run cells on it; without --to: who may",
+    usage="[NAME] [--to WHO [--read | --run | --end]]",
+    magic="%mesh ",
+    section="Hold",
+    words=Words("NAME", "a reservation of yours; this notebook's when not said", completes="reservation"),
+    flags=(
+        Flag("--to", "whose certificate says this name", value="WHO"),
+        Flag("--read", "see output, logs and the panel, and follow what runs (this when nothing is said)"),
+        Flag("--run", "run cells as well: they queue with yours, in order"),
+        Flag("--end", "no longer: what they follow ends at once, what they have queued is dropped"),
+    ),
+    notes="Whoever runs cells can do on the nodes what you can. Ends with the reservation.",
+    examples=(("%mesh share dev --to bob --run", "bob: %mesh attach dev"),),
 )
 LIST = Command("list", "every reservation in the pool", magic="%mesh ", section="Hold")
 ON_BREAKPOINT = ("stop", "go-on", "error")
@@ -393,7 +415,7 @@ MESH = CommandSet(
     "%mesh",
     "live ranks for this notebook",
     commands=(
-        *(RESERVE, ATTACH, DETACH, RELEASE, EXTEND, LIST),
+        *(RESERVE, ATTACH, DETACH, RELEASE, EXTEND, SHARE, LIST),
         RUN,
         *(PANEL, STATUS, STACKS, ACTORS, LOGS, DEBUG, DOCTOR),
         *(PUSH, PULL),

@@ -11,7 +11,8 @@ import pytest
 
 from integration.live import TIMEOUT_S
 from integration.terminals import AtTerminal
-from monarch_nb.client.reservations.reservation import Reservation, list_reservations, reserve
+from monarch_nb.client.reservations.lists import list_reservations
+from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.provision import Node
 
 GREETER = """

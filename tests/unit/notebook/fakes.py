@@ -282,6 +282,7 @@ class FakeReservation:
         self.mesh = FakeMesh(client, self, Extent({"hosts": nodes, "procs": procs}))
         self.files = FakeFiles()
         self.left = ""
+        self.shares: dict[str, str] = {}
 
     def doctor(self) -> Diagnosis:
         differs = Difference("numpy", "2.4.0", (("1.26.4", ("node1",)),))
@@ -301,6 +302,12 @@ class FakeReservation:
         self.client.calls.append(("extend", self.name, seconds))
         return seconds + 3600
 
+    def share(self, to: str, right: str) -> None:
+        self.shares[to] = right
+
+    def unshare(self, to: str) -> None:
+        del self.shares[to]
+
     def add_time_listener(self, listener: Callable[[str], None]) -> None:
         self.tell_time = listener
 
@@ -317,6 +324,7 @@ class FakeReservation:
             reservation_id=self.id,
             owner="me",
             held_by_me=True,
+            holder="you",
             nodes=self.nodes,
             procs=self.procs,
             gpus=0,

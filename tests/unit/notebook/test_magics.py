@@ -461,6 +461,17 @@ class TestTime:
         assert "7 h, idle 2 h" in notebook.ok("%mesh list")
         assert "already held, 4 ranks alive, 7 h, idle 2 h left" in notebook.ok("%mesh reserve dev --nodes 2 --procs 2")
 
+    def test_share(self, held: Notebook, client: FakeClient) -> None:
+        shares = client.held["dev"].shares
+        assert held.ok("%mesh share --to bob") == "dev: bob may see what runs on it (%mesh attach dev)"
+        assert held.ok("%mesh share dev --to carol --run") == "dev: carol may run cells on it (%mesh attach dev)"
+        assert shares == {"bob": "read", "carol": "run"}
+        assert held.ok("%mesh share") == "dev: shared with bob (read), carol (run)"
+        assert held.ok("%mesh share --to bob --end") == "dev: bob may not use it any more"
+        assert shares == {"carol": "run"}
+        assert "say whom: --to NAME" in str(held.error("%mesh share --run"))
+        assert "say one of" in str(held.error("%mesh share --to bob --run --end"))
+
     def test_extend(self, held: Notebook, client: FakeClient) -> None:
         assert held.ok("%mesh extend 2h").startswith("dev: 2 h more, 3 h left: released at ")
         assert ("extend", "dev", 7200.0) in client.calls

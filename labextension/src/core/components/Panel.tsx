@@ -114,11 +114,11 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
   }, [intent, openForm, choose]);
 
   const reservations = view?.reservations;
-  const [mine, others] = useMemo(() => {
+  const [ours, others] = useMemo(() => {
     const all = Object.values(reservations ?? {}).sort((a, b) => a.created_at - b.created_at);
     return [
-      all.filter(each => each.mine && (only === null || each.id === only)),
-      all.filter(each => !each.mine)
+      all.filter(each => each.right && (only === null || each.id === only)),
+      all.filter(each => !each.right)
     ];
   }, [reservations, only]);
 
@@ -192,7 +192,7 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
       )}
       {isUp && (
         <>
-          {mine.map(reservation => (
+          {ours.map(reservation => (
             <ReservationCard
               key={reservation.id}
               reservation={reservation}
@@ -202,7 +202,7 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
               isCurrent={notebook !== null && reservation.used_by.includes(notebook)}
             />
           ))}
-          {!mine.length && !form && (
+          {!ours.length && !form && (
             <div className="mnb-empty">
               {only === null ? (
                 <>

@@ -16,7 +16,7 @@ type Aside =
   | { kind: 'stacks'; groups: StackGroup[] }
   | { kind: 'message'; text: string; isBad: boolean; holds?: Holds };
 
-/** A reservation of ours: how its ranks are, what they run, and what can be done with them. */
+/** A reservation of ours, or one that is shared with us: how its ranks are, what they run, and what can be done. */
 export const ReservationCard = memo(function ReservationCard(props: {
   reservation: Reservation;
   open: boolean;
@@ -131,6 +131,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
     setChosen(new Set(isChosen(actor) ? [] : parseRanks(actor.ranks)));
   };
 
+  const isOwn = reservation.right === 'own';
   const of = ranks === null ? '' : ` ${rankNames(chosen)}`;
   const detail = mesh && chosen.size === 1 ? mesh.ranks.find(rank => chosen.has(rank.rank)) : undefined;
   return (
@@ -148,7 +149,10 @@ export const ReservationCard = memo(function ReservationCard(props: {
         >
           <Mark shape="chevron" />
           <strong>{reservation.name}</strong>
-          <span className="mnb-dim">{shape(reservation)}</span>
+          <span className="mnb-dim">
+            {isOwn ? '' : `${reservation.owner}’s, shared to ${reservation.right} · `}
+            {shape(reservation)}
+          </span>
         </button>
         <span className={`mnb-card-time${reservation.nearly_up ? ' mnb-soon' : ''}`}>
           <TimeLeft reservation={reservation} />
@@ -208,32 +212,36 @@ export const ReservationCard = memo(function ReservationCard(props: {
             >
               Stacks
             </Button>
-            <Button
-              label={`Interrupt${of}`}
-              onClick={() => void perform('interrupt', ranks)}
-              disabled={pending === 'interrupt'}
-            >
-              Interrupt
-            </Button>
-            <Button
-              label={`Restart…${of}`}
-              onClick={() => void ask('restart', ranks)}
-              disabled={pending === 'restart'}
-            >
-              Restart…
-            </Button>
-            {forms?.extend && (
-              <Button
-                onClick={() => setAside({ kind: 'extend' })}
-                disabled={reservation.time_s === null}
-                title={reservation.time_s === null ? NO_LIMIT : undefined}
-              >
-                Extend…
-              </Button>
+            {isOwn && (
+              <>
+                <Button
+                  label={`Interrupt${of}`}
+                  onClick={() => void perform('interrupt', ranks)}
+                  disabled={pending === 'interrupt'}
+                >
+                  Interrupt
+                </Button>
+                <Button
+                  label={`Restart…${of}`}
+                  onClick={() => void ask('restart', ranks)}
+                  disabled={pending === 'restart'}
+                >
+                  Restart…
+                </Button>
+                {forms?.extend && (
+                  <Button
+                    onClick={() => setAside({ kind: 'extend' })}
+                    disabled={reservation.time_s === null}
+                    title={reservation.time_s === null ? NO_LIMIT : undefined}
+                  >
+                    Extend…
+                  </Button>
+                )}
+                <Button onClick={() => void ask('release', null)} disabled={pending === 'release'}>
+                  Release…
+                </Button>
+              </>
             )}
-            <Button onClick={() => void ask('release', null)} disabled={pending === 'release'}>
-              Release…
-            </Button>
           </div>
           {aside?.kind === 'release' && (
             <Question
@@ -292,13 +300,15 @@ export const ReservationCard = memo(function ReservationCard(props: {
               <p className="mnb-number">
                 {mesh.hang.text}. Interrupt frees {waiters(mesh.hang)}; nothing in memory is lost.
               </p>
-              <Button
-                label={`Interrupt the hung ${rankNames(parseRanks(mesh.hang.ranks) ?? [])}`}
-                onClick={() => void perform('interrupt', mesh.hang!.ranks)}
-                disabled={pending === 'interrupt'}
-              >
-                Interrupt
-              </Button>
+              {isOwn && (
+                <Button
+                  label={`Interrupt the hung ${rankNames(parseRanks(mesh.hang.ranks) ?? [])}`}
+                  onClick={() => void perform('interrupt', mesh.hang!.ranks)}
+                  disabled={pending === 'interrupt'}
+                >
+                  Interrupt
+                </Button>
+              )}
             </div>
           )}
           <Trouble ranks={mesh.ranks} />
@@ -456,7 +466,10 @@ function Runs({ mesh, at_s }: { mesh: Mesh; at_s: number }) {
       {shown.map(run => (
         <p key={run.id} className="mnb-run" title={run.title}>
           <RunState run={run} at_s={at_s} />
-          <span className="mnb-dim">{run.cell_number ? `[${run.cell_number}]` : `run ${run.number}`}</span>
+          <span className="mnb-dim">
+            {run.owner ? `${run.owner}’s ` : ''}
+            {run.cell_number ? `[${run.cell_number}]` : `run ${run.number}`}
+          </span>
           <code>{run.title}</code>
         </p>
       ))}

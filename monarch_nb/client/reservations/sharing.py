@@ -1,0 +1,100 @@
+"""Who else may see a reservation, or run cells on it: its nodes keep that, each for itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from monarch_nb.client.pools import pool as pools
+from monarch_nb.client.pools.infos import RIGHTS
+from monarch_nb.client.pools.pool import HeldReservation, Pool
+from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable, ReservationNotFound, UsageError
+from monarch_nb.proto import allocator_pb2 as pb
+
+Grant = Literal["read", "run"]
+
+
+def checked_grant(right: str) -> Grant:
+    """Return what is granted, or raise UsageError."""
+    if right == "read":
+        return "read"
+    if right == "run":
+        return "run"
+    raise UsageError(f"{right!r} can not be granted: read (output, logs, the panel) or run (cells too)")
+
+
+def shared(name: str, held: Iterable[HeldReservation]) -> list[HeldReservation]:
+    """Return what others share with us under a name, NAME or OWNER/NAME.
+
+    Raises:
+        AccessDenied: somebody holds that, and does not share it.
+        ReservationNotFound: several do.
+    """
+    owner, _, short = name.rpartition("/")
+    called = [one for one in held if one.facts.name == short and owner in ("", one.facts.owner)]
+    found = [one for one in called if one.facts.right in RIGHTS]
+    if len(found) > 1:
+        names = ", ".join(f"{one.facts.owner}/{short}" for one in found)
+        raise ReservationNotFound(f"several share a {short} with you: {names}")
+    if called and not found:
+        whose = called[0].facts.owner
+        raise AccessDenied(
+            f"{short} is {whose}'s: {whose} can let you see what runs on it, or run cells too "
+            f"(%mesh share {short} --to YOU --read, or --run)",
+            whose,
+            short,
+        )
+    return found
+
+
+def shares_of(held: HeldReservation) -> dict[str, str]:
+    """Return what is granted to whom, by name."""
+    return {name: RIGHTS[right] for name, right in sorted(held.facts.shares.items())}
+
+
+async def share(pool: Pool, reservation_id: str, name: str, grants: Mapping[str, Grant]) -> None:
+    """Grant rights to people, by name. On the background loop.
+
+    Raises:
+        NodeUnreachable: a node does not answer: nothing is granted.
+        AccessDenied: it is another's.
+    """
+    held = await pool.held(reservation_id, name)
+    if held.missing:
+        raise pools.not_whole(held)
+    for to, grant in grants.items():
+        right = next(right for right, text in RIGHTS.items() if text == grant)
+        for answer in await _tell(held, to, right):
+            if answer is not None:
+                raise answer
+
+
+async def unshare(pool: Pool, reservation_id: str, name: str, to: str) -> None:
+    """End what is granted to somebody, on all nodes that answer. On the background loop.
+
+    Raises:
+        NodeUnreachable: a node does not answer: there it goes on until this is said again.
+        AccessDenied: it is another's.
+    """
+    held = await pool.held(reservation_id, name)
+    failed = [answer for answer in await _tell(held, to, pb.RIGHT_UNSPECIFIED) if answer is not None]
+    if failed and not isinstance(failed[0], NodeUnreachable):
+        raise failed[0]
+    if away := held.missing + len(failed):
+        nodes = "a node does" if away == 1 else f"{away} nodes do"
+        raise NodeUnreachable(f"{nodes} not answer: {to} may use {name} there until you say it again")
+
+
+async def _tell(held: HeldReservation, to: str, right: pb.Right.ValueType) -> list[MonarchNbError | None]:
+    """Tell every node; return what each failed with."""
+
+    async def one(node: int) -> MonarchNbError | None:
+        request = pb.ShareRequest(reservation_id=held.reservation_id, to=to, right=right)
+        try:
+            await held.nodes[node][0].unary("Share", request)
+        except MonarchNbError as error:
+            return error
+        return None
+
+    return list(await asyncio.gather(*map(one, held.nodes)))
