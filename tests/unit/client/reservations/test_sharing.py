@@ -1,0 +1,125 @@
+"""What others share, and what is shared with others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from monarch_nb.client.pools.infos import reservation_info, run_infos
+from monarch_nb.client.pools.pool import HeldReservation, current_owner
+from monarch_nb.client.reservations.sharing import checked_grant, share, shared, shares_of, unshare
+from monarch_nb.errors import AccessDenied, NodeUnreachable, ReservationNotFound, UsageError
+from monarch_nb.proto import allocator_pb2 as pb
+
+
+class FakeNode:
+    name, identity = "host1", None
+
+    def __init__(self, fails: Exception | None = None) -> None:
+        self.fails, self.told = fails, list[pb.ShareRequest]()
+
+    async def unary(self, method: str, request: pb.ShareRequest) -> pb.ShareReply:
+        assert method == "Share"
+        if self.fails:
+            raise self.fails
+        self.told.append(request)
+        return pb.ShareReply()
+
+
+class FakePool:
+    def __init__(self, held: HeldReservation) -> None:
+        self._held = held
+
+    async def held(self, *_: object) -> HeldReservation:
+        return self._held
+
+
+def held_by(
+    owner: str, right: pb.Right.ValueType = pb.RIGHT_UNSPECIFIED, name: str = "dev", **more: Any
+) -> HeldReservation:
+    nodes: list[Any] = more.pop("nodes", [FakeNode()])
+    status = pb.ReservationStatus(name=name, owner=owner, right=right, nodes=len(nodes), procs=1, **more)
+    return HeldReservation(f"{owner}-{name}", {rank: (node, status) for rank, node in enumerate(nodes)})
+
+
+class TestFinding:
+    def test_what_is_shared_is_found_by_its_name(self) -> None:
+        alices = held_by("alice", pb.RIGHT_READ)
+        assert shared("dev", [held_by("carol"), alices, held_by("alice", pb.RIGHT_RUN, "other")]) == [alices]
+        assert shared("alice/dev", [alices, held_by("carol", pb.RIGHT_RUN)]) == [alices]
+
+    def test_what_is_not_shared_says_whose_it_is(self) -> None:
+        with pytest.raises(
+            AccessDenied, match=r"^dev is alice's: alice can let you see .*%mesh share dev --to"
+        ) as caught:
+            shared("dev", [held_by("alice")])
+        assert caught.value.owner == "alice"
+
+    def test_several_of_a_name_are_told_apart(self) -> None:
+        with pytest.raises(ReservationNotFound, match="alice/dev, carol/dev"):
+            shared("dev", [held_by("alice", pb.RIGHT_RUN), held_by("carol", pb.RIGHT_READ)])
+
+    def test_what_nobody_holds_is_not_found(self) -> None:
+        assert shared("dev", [held_by("alice", pb.RIGHT_RUN, "other")]) == []
+
+
+class TestGranting:
+    async def test_every_node_is_told(self) -> None:
+        nodes = [FakeNode(), FakeNode()]
+        pool: Any = FakePool(held_by("me", pb.RIGHT_OWN, nodes=nodes))
+        await share(pool, "r", "dev", {"bob": "run", "carol": "read"})
+        assert [[(request.to, request.right) for request in node.told] for node in nodes] == [
+            [("bob", pb.RIGHT_RUN), ("carol", pb.RIGHT_READ)]
+        ] * 2
+
+    async def test_what_ends_ends_on_all_nodes_that_answer_and_the_others_are_told(self) -> None:
+        nodes = [FakeNode(NodeUnreachable("away")), FakeNode()]
+        pool: Any = FakePool(held_by("me", pb.RIGHT_OWN, nodes=nodes))
+        with pytest.raises(
+            NodeUnreachable, match="a node does not answer: bob may use dev there until you say it again"
+        ):
+            await unshare(pool, "r", "dev", "bob")
+        assert [request.right for request in nodes[1].told] == [pb.RIGHT_UNSPECIFIED]
+
+    async def test_nothing_is_granted_while_a_node_is_away(self) -> None:
+        held = held_by("me", pb.RIGHT_OWN, nodes=[FakeNode(), FakeNode()])
+        node: Any = held.nodes[0][0]
+        del held.nodes[1]
+        pool: Any = FakePool(held)
+        with pytest.raises(NodeUnreachable):
+            await share(pool, "r", "dev", {"bob": "run"})
+        assert node.told == []
+
+    def test_nobody_is_made_an_owner(self) -> None:
+        with pytest.raises(UsageError, match="or run"):
+            checked_grant("own")
+
+
+class TestShowing:
+    @pytest.mark.parametrize(
+        ("owner", "right", "shares", "shown"),
+        [
+            ("alice", pb.RIGHT_UNSPECIFIED, {}, "alice"),
+            ("alice", pb.RIGHT_READ, {"bob": pb.RIGHT_READ}, "alice, shared with you to read"),
+            (current_owner(), pb.RIGHT_OWN, {}, "you"),
+            (current_owner(), pb.RIGHT_OWN, {"bob": pb.RIGHT_RUN, "al": pb.RIGHT_READ}, "you, shared with al, bob"),
+        ],
+    )
+    def test_lists_say_whose_it_is(
+        self, owner: str, right: pb.Right.ValueType, shares: dict[str, pb.Right.ValueType], shown: str
+    ) -> None:
+        assert reservation_info(held_by(owner, right, shares=shares)).holder == shown
+
+    def test_what_is_not_ours_to_see_is_not_counted(self) -> None:
+        assert reservation_info(held_by("alice")).alive_of_all == ""
+        assert reservation_info(held_by("alice", pb.RIGHT_READ)).alive_of_all == "0 of 1"
+
+    def test_grants_are_told_by_name(self) -> None:
+        held = held_by("me", pb.RIGHT_OWN, shares={"bob": pb.RIGHT_RUN, "al": pb.RIGHT_READ})
+        assert shares_of(held) == {"al": "read", "bob": "run"}
+
+    def test_a_run_says_whose_it_is_where_it_is_not_the_holders(self) -> None:
+        runs = [pb.RunStatus(run_id=name, number=1, owner=name, ranks=[0], all_ranks=[0]) for name in ("alice", "bob")]
+        infos = run_infos([("host1", pb.MeshStatus(runs=runs))], "alice")
+        assert [str(info) for info in infos] == ["run 1", "bob's run 1"]
