@@ -362,13 +362,18 @@ class RankProcess:
             assert time.monotonic() < deadline, where
             time.sleep(0.01)
 
-    def wait_hung(self) -> Where:
-        """Wait until the main thread sleeps in a collective."""
+    def wait_hung(self, run_id: str = "", thread: int = 0) -> Where:
+        """Wait until a thread sleeps in a collective: not only in its function, where it may be about to begin.
+
+        Args:
+            run_id: of the run of calls of which it is part; empty for what the main thread runs.
+            thread: its id; 0 for the main thread.
+        """
         deadline = time.monotonic() + TIMEOUT_S
         calm, before = 0, ""
         while calm < 4:
-            assert time.monotonic() < deadline, self.where()
-            where, now = self.where(), _thread_times(self.pid)
+            where, now = self.ask(where=GetWhere(run_id=run_id)).where, _thread_times(self.pid, thread or self.pid)
+            assert time.monotonic() < deadline, where
             calm = calm + 1 if where.state == Where.STATE_COLLECTIVE and now == before else 0
             before = now
             time.sleep(0.05)
@@ -397,9 +402,9 @@ def run_all(ranks: Sequence[RankProcess], code: str, **options: Any) -> list[Ran
     return [rank.result() for rank in ranks]
 
 
-def _thread_times(pid: int) -> str:
-    """Return the state and CPU times of a process's main thread."""
-    fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+def _thread_times(pid: int, thread: int) -> str:
+    """Return the state and CPU times of a thread of a process."""
+    fields = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
     return " ".join([fields[0], *fields[11:13]])
 
 

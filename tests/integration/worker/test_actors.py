@@ -190,9 +190,10 @@ def test_a_group_of_endpoints_is_that_of_the_cells(template: TemplateProcess) ->
     values("trainers.destroy.call_one().get(); dist.init_process_group('gloo')")
     assert values("trainers.reduce.call_one().get()") == [2.0, 2.0]
     ranks[0].ok("future = trainers.reduce.call_one()")
-    wait_where(ranks[0], "all_reduce")
+    thread = ranks[0].ok("[each.native_id for each in threading.enumerate() if each.name.endswith(' trainers')][0]")
+    assert ranks[0].wait_hung("calls", thread).collective == "all_reduce"
     assert ranks[0].ask(interrupt=InterruptRun(run_id="calls")).ok
     failure = ranks[0].run("future.get()").failure
-    assert "interrupted" in failure.message
+    assert "interrupted in all_reduce" in failure.message
     values("run_id = 'next'; trainers.init.call_one().get()")
     assert values("trainers.reduce.call_one().get()") == [2.0, 2.0]
