@@ -32,8 +32,8 @@ QUIET_S = 60.0
 """A script that calls nothing for so long ends its runs; it opens others when it goes on."""
 _RECENT = 100
 """So many cells are told what comes of their broadcasts later."""
-END_WAIT_S = 2.0
-"""So long a cell waits at its end for what its calls have printed."""
+END_WAIT_S = 10.0
+"""So long a cell waits at its end for what its calls have printed. It is long: on a busy machine nodes are slow."""
 
 KILL_WAIT_S = 10.0
 """So long it takes at most to say which ranks were killed and restarted."""
@@ -288,17 +288,14 @@ class Callers:
         ended = caller.end(self._calls())
         if is_interrupted and caller.goes_on:
             caller.interrupt()
-        until_s = time.monotonic() + END_WAIT_S
-        for run in ended:
-            run.wait(max(0.0, until_s - time.monotonic()))
+        with contextlib.suppress(KeyboardInterrupt):  # what is printed now comes all the same
+            _wait_printed(ended)
         post(self._look_soon)
         return caller.goes_on or caller.has_left
 
     def end_all(self) -> None:
         """The process ends: what its calls have printed is there."""
-        for caller in (self._current, *self._past):
-            for run in caller.end():
-                run.wait(END_WAIT_S)
+        _wait_printed([run for caller in (self._current, *self._past) for run in caller.end()])
 
     # ---- on the background loop ----
 
@@ -318,6 +315,12 @@ class Callers:
         self._behind.look(calls, current.runs)
         if self._past or current.goes_on:
             self._look_soon()
+
+
+def _wait_printed(runs: Iterable[CallsRun]) -> None:
+    until_s = time.monotonic() + END_WAIT_S
+    for run in runs:
+        run.wait_printed(max(0.0, until_s - time.monotonic()))
 
 
 def _hearing(run: CallsRun, audience: Audience, questions: Questions) -> Listener:

@@ -31,7 +31,7 @@ class CallsRun(Run):
         super().__init__(mesh, run_id, *arguments, **options)
         self.is_calls = True
         self.is_ended = False
-        self._known = Flag()
+        self._known, self._printed = Flag(), Flag()
 
     def wait_number(self, timeout_s: float) -> bool:
         """Wait until it has its number; return whether it has. It will never have one when it was refused."""
@@ -41,6 +41,10 @@ class CallsRun(Run):
     def end(self) -> None:
         """Nothing more is called in its name; does not wait. What still prints is shown on."""
         post(self._end)
+
+    def wait_printed(self, timeout_s: float) -> None:
+        """Wait after its end until all that was printed in its name is here, but not for nodes that are away."""
+        self._printed.wait(timeout_s)
 
     # ---- on the background loop ----
 
@@ -65,6 +69,16 @@ class CallsRun(Run):
             super().on_refused(connection, error)
         self._known.set()
 
+    def on_finished(self, connection: Connection, finished: pb.Finished) -> None:
+        """As a run's."""
+        super().on_finished(connection, finished)
+        self._check_printed()
+
+    def on_link(self, connection: Connection, up: bool) -> None:
+        """As a run's."""
+        super().on_link(connection, up)
+        self._check_printed()
+
     def _watch_waits(self) -> None:
         """Who calls sees what it waits for."""
 
@@ -72,6 +86,15 @@ class CallsRun(Run):
         self.is_ended = True
         if self.number:
             self._tell_ended()
+        self._check_printed()
+
+    def _check_printed(self) -> None:
+        if self.is_ended and not self._nodes.reachable(self._left()):
+            self._printed.set()
+
+    def _finish(self) -> None:
+        super()._finish()
+        self._printed.set()
 
     def _tell_ended(self) -> None:
         for connection in self._nodes.connections():

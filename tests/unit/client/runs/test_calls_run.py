@@ -1,0 +1,79 @@
+"""The end of a run of calls as its client sees it: what was printed is waited for, nodes that are away are not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monarch_nb.client.runs.calls_run import CallsRun
+from monarch_nb.errors import MeshNotFound
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+from unit.client.runs.test_run import FakeConnection, FakeCore
+
+
+class Node(FakeConnection):
+    def end_calls(self, run_id: str) -> None:
+        self.sent.append(("end_calls", run_id))
+
+
+@pytest.fixture
+async def run() -> CallsRun:
+    """One that has come to both nodes."""
+    core = FakeCore()
+    core.connections = {0: Node("node0"), 1: Node("node1")}
+    mesh: Any = SimpleNamespace(core=core, id="mesh", reservation=SimpleNamespace(name="dev"))
+    made = CallsRun(mesh, "run-id", range(8), "trainers.step", listener=lambda _: None)
+    made.submit(run_pb2.RunSpec(run_id="run-id"))
+    made.on_queued(core.connections[0], pb.Queued(run_id="run-id", number=5))
+    return made
+
+
+def finish(run: CallsRun, node: int) -> None:
+    results = [run_pb2.RankResult(rank=rank) for rank in range(4 * node, 4 * node + 4)]
+    run.on_finished(run.mesh.core.connections[node], pb.Finished(run_id="run-id", results=results))
+
+
+def link(run: CallsRun, node: int, *, up: bool) -> None:
+    run.on_link(run.mesh.core.connections[node], up)
+
+
+class TestPrinted:
+    async def test_all_nodes_have_told_all(self, run: CallsRun) -> None:
+        run._end()
+        finish(run, 0)
+        assert not run._printed.is_set()
+        finish(run, 1)
+        assert run._printed.is_set()
+
+    @pytest.mark.parametrize("goes", ["before the end", "after the end", "last"])
+    async def test_a_node_that_is_away_is_not_waited_for(self, run: CallsRun, goes: str) -> None:
+        if goes == "before the end":
+            link(run, 1, up=False)
+        run._end()
+        if goes == "after the end":
+            link(run, 1, up=False)
+        finish(run, 0)
+        if goes == "last":
+            assert not run._printed.is_set()
+            link(run, 1, up=False)
+        assert run._printed.is_set()
+        assert not run.done
+
+    async def test_a_node_that_is_back_is(self, run: CallsRun) -> None:
+        link(run, 1, up=False)
+        link(run, 1, up=True)
+        run._end()
+        finish(run, 0)
+        assert not run._printed.is_set()
+
+    async def test_what_goes_on_is_not_over_because_all_nodes_are_away(self, run: CallsRun) -> None:
+        link(run, 0, up=False)
+        link(run, 1, up=False)
+        assert not run._printed.is_set()
+
+    async def test_nothing_more_comes_from_a_mesh_that_was_released(self, run: CallsRun) -> None:
+        run.on_refused(run.mesh.core.connections[0], MeshNotFound("released"))
+        assert run._printed.is_set()
