@@ -19,9 +19,11 @@ OnBreakpoint = Literal["stop", "go-on", "error"]
 """What `breakpoint()` does on ranks: waits until somebody answers, says so and goes on, or raises."""
 
 VERSION = "0.1.0"
-PROTOCOL = 2
+PROTOCOL = 3
 HOME_VARIABLE = "MONARCH_NB_HOME"
 CONFIG_VARIABLE = "MONARCH_NB_CONFIG"
+POOL_VARIABLE = "MONARCH_NB_POOL"
+"""The pool that is meant when nobody names one."""
 RANK_TOKEN_VARIABLE = "MONARCH_NB_RANK_TOKEN"
 SHARED_VARIABLE = "MONARCH_NB_SHARED"
 """In the ranks' environment: the storage that all nodes of the reservation see, when there is one."""
@@ -98,6 +100,11 @@ def private_directory(path: Path, variable: str = HOME_VARIABLE) -> Path:
     elif facts.st_mode & 0o077:
         raise PoolError(f"{path} is open to other users: run chmod 700 {path}, or set {variable}")
     return path
+
+
+def default_pool() -> str:
+    """Return the pool that is meant when nobody names one."""
+    return os.environ.get(POOL_VARIABLE) or DEFAULT_POOL
 
 
 def pool_directory(pool: str = DEFAULT_POOL) -> Path:

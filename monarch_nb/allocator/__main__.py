@@ -11,10 +11,11 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from monarch_nb import config
 from monarch_nb.allocator.logs.limit import default_limit_bytes
@@ -22,8 +23,15 @@ from monarch_nb.allocator.readings import facts
 from monarch_nb.allocator.readings.gpus import discover_gpus
 from monarch_nb.allocator.supervision import processes
 from monarch_nb.allocator.supervision.warming import Warming
-from monarch_nb.errors import MonarchNbError, PoolError
+from monarch_nb.errors import MonarchNbError, PoolError, UsageError
 from monarch_nb.sizes import bytes_of
+from monarch_nb.trust.published import HEARTBEAT_S, Published, publish, withdraw
+
+if TYPE_CHECKING:
+    import grpc
+
+    from monarch_nb.allocator.node import Node
+    from monarch_nb.allocator.serving.network import Network
 
 FRESHEN_S = 60.0
 DESCRIPTORS = 1 << 16
@@ -34,7 +42,23 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser("monarch-nb allocator", description="Run one node's allocator in the foreground.")
     parser.add_argument("--directory", type=Path, help="state of the node (default: a node of the local pool)")
-    parser.add_argument("--node-id", default="node0", help="unique in the pool (default: %(default)s)")
+    parser.add_argument("--node-id", help="unique in the pool (default: node0; with --listen this host's name)")
+    network = parser.add_argument_group("nodes of a network", "Always encrypted, for certificates of the pool only.")
+    network.add_argument("--listen", metavar="HOST:PORT", help="serve other machines too, as in host1:7878")
+    network.add_argument("--pool", default=None, help="whose certificate to use: monarch-nb pool init made it")
+    network.add_argument("--certificate", metavar="FILE", help="the node.pem to use (default: the pool's)")
+    network.add_argument(
+        "--interface", metavar="NAME", help="on which stores, Gloo and NCCL listen (default: that of --listen)"
+    )
+    network.add_argument(
+        "--advertise", metavar="HOST:PORT", help="where others reach this node (default: what --listen says)"
+    )
+    network.add_argument(
+        "--publish",
+        metavar="DIR",
+        type=Path,
+        help="tell of this node in a directory that all share",
+    )
     parser.add_argument("--procs", type=int, help="CPU ranks that fit (default: the number of CPUs)")
     parser.add_argument("--gpus", choices=["all", "none"], default="all", help="offer the GPUs (default: %(default)s)")
     parser.add_argument("--isolate", action="store_true", help="behave as a node that shares no files with others")
@@ -46,7 +70,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
+async def serve(options: argparse.Namespace, paths: config.NodePaths, network: Network | None) -> None:
     """Serve until Shutdown (everything ends) or a signal (ranks go on, the next allocator adopts them)."""
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
@@ -59,7 +83,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
     from monarch_nb.allocator.serving.service import AllocatorService
     from monarch_nb.allocator.supervision.supervisor import ProcessWatch
     from monarch_nb.proto import allocator_pb2_grpc
-    from monarch_nb.rpc.channel import make_server
+    from monarch_nb.rpc.channel import make_server, open_channel
 
     preload = list(config.DEFAULT_PRELOAD) if options.preload is None else [m for m in options.preload if m]
     node = Node(
@@ -71,6 +95,10 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
         preload=preload,
         isolated=options.isolate,
         log_limit_bytes=_log_limit_bytes(options, paths),
+        store_host=network.address if network else "127.0.0.1",
+        interface=network.interface if network else "lo",
+        address=network.advertised if network else paths.address,
+        open_channel=lambda address: open_channel(address, network.identity if network else None),
     )
     await node.start()
     server = make_server()
@@ -87,15 +115,16 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
     )
     log_lines = LogLines(node.paths, node.state, node.watch, node.archives)
     log_reader = LogReader(node.paths, node.state, node.watch, node.sessions, node.archives)
-    access = Access(node.identity.node_id, paths.address, node.state, node.records)
+    access = Access(node.identity.node_id, node.identity.address, node.state, node.records)
     service = AllocatorService(node, description, log_lines, log_reader, access)
     guard: Any = Guard(service, access)
     allocator_pb2_grpc.add_AllocatorServicer_to_server(guard, server)
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     paths.allocator_socket.unlink(missing_ok=True)
-    address = paths.address
-    server.add_insecure_port(address)
+    server.add_insecure_port(paths.address)
+    if network:
+        _listen(server, network)
     await node.mail.listen()
     await server.start()
     for name in ("", "monarch_nb.v1.Allocator"):
@@ -108,27 +137,52 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths) -> None:
             "pid": identity.pid,
             "start_ticks": identity.start_ticks,
             "boot_id": identity.boot_id,
-            "address": address,
+            "address": paths.address,
             "procs": node.state.procs,
             "gpus": len(node.identity.gpus),
         },
     )
-    report(options.ready_fd, {"serving": address})
+    report(options.ready_fd, {"serving": node.identity.address})
     stopped_by_signal = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, stopped_by_signal, number)
     loop.add_signal_handler(signal.SIGCHLD, processes.reap_orphans, ProcessWatch.watched)
     freshener = asyncio.create_task(keep_fresh(paths, node.gpu_locks.freshen))
+    publisher = asyncio.create_task(_keep_published(node, network))
     watcher = asyncio.create_task(_report_template(node.warming, options.ready_fd))
     waits = [asyncio.create_task(event.wait()) for event in (stopped_by_signal, node.shutdown)]
     await asyncio.wait([*waits, freshener], return_when=asyncio.FIRST_COMPLETED)
     unreachable = freshener.done()
-    for task in (*waits, watcher, freshener):
+    for task in (*waits, watcher, freshener, publisher):
         task.cancel()
+    if network and network.publish and node.shutdown.is_set():
+        withdraw(network.publish, node.identity.node_id)
     await server.stop(grace=0.2)
     await node.close(end_processes=unreachable or node.shutdown.is_set())
     await log_lines.close()
+
+
+def _network(options: argparse.Namespace) -> Network | None:
+    if options.listen is None:
+        for flag in ("pool", "certificate", "interface", "advertise", "publish"):
+            if getattr(options, flag) is not None:
+                raise UsageError(f"--{flag} is for nodes of a network: say where to listen, as in --listen host1:7878")
+        return None
+    from monarch_nb.allocator.serving.network import network_of
+
+    if options.pool is None and options.certificate is None:
+        raise UsageError("whose node is this? --pool NAME, or --certificate node.pem (monarch-nb pool init NAME)")
+    return network_of(options)
+
+
+def _listen(server: grpc.aio.Server, network: Network) -> None:
+    from monarch_nb.rpc.channel import listen
+
+    try:
+        listen(server, network.listen, lambda: network.identity)
+    except RuntimeError as error:
+        raise PoolError(f"can not listen on {network.listen}: {error}") from error
 
 
 def _log_limit_bytes(options: argparse.Namespace, paths: config.NodePaths) -> int:
@@ -148,6 +202,27 @@ async def _report_template(warming: Warming, ready_fd: int | None) -> None:
     report(ready_fd, {"template_error": warming.error})
     if ready_fd is not None:
         os.close(ready_fd)
+
+
+async def _keep_published(node: Node, network: Network | None) -> None:
+    """Tell of the node where all look, as long as it serves."""
+    if network is None or network.publish is None:
+        return
+    identity = node.identity
+    told = Published(
+        identity.node_id,
+        network.advertised,
+        config.VERSION,
+        [gpu.name for gpu in identity.gpus],
+        node.state.procs,
+        heartbeat=0.0,
+    )
+    while True:
+        try:
+            await asyncio.to_thread(publish, network.publish, told)
+        except OSError as error:  # a file system that is away comes back
+            logging.getLogger(__name__).warning("can not publish in %s: %s", network.publish, error)
+        await asyncio.sleep(HEARTBEAT_S)
 
 
 def write_facts(paths: config.NodePaths, content: dict[str, object]) -> None:
@@ -216,7 +291,10 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
-        directory = options.directory or config.pool_directory() / options.node_id
+        network = _network(options)
+        node_id = options.node_id = options.node_id or (socket.gethostname() if network else "node0")
+        pool = network.identity.pool if network else config.DEFAULT_POOL
+        directory = options.directory or config.pool_directory(pool) / node_id
         paths = config.NodePaths(config.private_directory(directory.absolute()))
         for sockets in (paths.sockets.parent, paths.sockets):
             config.private_directory(sockets)
@@ -224,7 +302,7 @@ def main(arguments: list[str] | None = None) -> int:
         processes.become_subreaper()
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, DESCRIPTORS), most))
-        asyncio.run(serve(options, paths))
+        asyncio.run(serve(options, paths, network))
         held.close()
     except MonarchNbError as error:
         sys.stderr.write(f"monarch-nb allocator: {error}\n")

@@ -37,6 +37,7 @@ from monarch_nb.allocator.supervision.warming import Warming
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
+from monarch_nb.rpc.channel import OpenChannel, open_channel
 
 
 class Node:
@@ -47,7 +48,10 @@ class Node:
         node_id: "node0"; unique in the pool.
         procs: CPU slots. gpus: its GPUs.
         python, preload: of the template that is kept warm.
-        store_host: the interface on which stores listen.
+        store_host: address of the interface on which stores and collectives listen.
+        interface: its name.
+        address: where other nodes, and clients on other machines, reach it; that of its socket when there are none.
+        open_channel: to another node.
         isolated: see no files of clients, even when they are on this machine.
         log_limit_bytes: how much of what ranks print is kept; 0 for all.
 
@@ -66,11 +70,16 @@ class Node:
         python: str,
         preload: list[str],
         store_host: str = "127.0.0.1",
+        interface: str = "lo",
         isolated: bool = False,
         log_limit_bytes: int = 0,
+        address: str = "",
+        open_channel: OpenChannel = open_channel,
     ) -> None:
         self.paths = paths
-        self.identity = Identity(node_id, gpus, python, store_host, isolated, token=uuid.uuid4().hex)
+        self.identity = Identity(
+            node_id, address or paths.address, gpus, python, store_host, interface, isolated, token=uuid.uuid4().hex
+        )
         self.sessions: set[Session] = set()
         self.shutdown = asyncio.Event()
         self.state = state = NodeState(procs, [gpu.index for gpu in gpus])
@@ -86,7 +95,7 @@ class Node:
             self._on_store_lost,
             records.save_template,
         )
-        self.mail = mail = Mail(paths, self.identity, state)
+        self.mail = mail = Mail(paths, self.identity, state, open_channel)
         self.warming = Warming(supervisor, python, preload)
         self.adoption = Adoption(state, records, supervisor)
         self.gpu_locks = gpu_locks = GpuLocks(paths.directory, gpus)
@@ -99,7 +108,7 @@ class Node:
         self.archiving = Archiving(paths, state.meshes, archives, moving)
         self.log_limit = LogLimit(paths, state.meshes, archives, moving, log_limit_bytes)
         self.audience = audience = Audience(self.sessions, self.watch, paths, archives)
-        self.files = files = NodeFiles(node_id, paths, state.owner_of)
+        self.files = files = NodeFiles(node_id, paths, state.owner_of, open_channel)
         self.meshes = meshes = Meshes(paths, state, records, supervisor, audience, mail, files.removal, archives)
         self.leases = leases = Leases(state, records, supervisor, meshes, files, self.sessions, gpu_locks)
         self.values = Values(paths, state, records)
@@ -118,7 +127,7 @@ class Node:
             paths, self.identity, state, records, supervisor, files, leases, meshes, runs, gpu_locks
         )
         self.restarts = Restarts(state, records, supervisor, runs, forking)
-        self.scripts = Scripts(paths, state, records, supervisor, audience, self.readings, runs, forking)
+        self.scripts = Scripts(paths, self.identity, state, records, supervisor, audience, self.readings, runs, forking)
         self.stores = Stores(
             paths, self.identity, state, records, supervisor, leases, meshes, files.relay, self.shutdown
         )

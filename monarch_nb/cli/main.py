@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,7 +17,7 @@ from monarch_nb.cli import debug as debug_command
 from monarch_nb.cli import pool as pool_command
 from monarch_nb.cli import run as run_command
 from monarch_nb.cli.tables import print_table
-from monarch_nb.config import DEFAULT_POOL, LOG_LINES, PROTOCOL, VERSION
+from monarch_nb.config import DEFAULT_POOL, LOG_LINES, PROTOCOL, VERSION, default_pool
 from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, UsageError
 from monarch_nb.times import duration, seconds_of
 
@@ -100,7 +101,7 @@ def make_parser() -> argparse.ArgumentParser:
         )
         added.set_defaults(run=run, parser=added)
         if name not in ("pool", "allocator", "version"):
-            added.add_argument("--pool", default=DEFAULT_POOL, help="name of the pool (default: %(default)s)")
+            added.add_argument("--pool", default=default_pool(), help="name of the pool (default: %(default)s)")
         return added
 
     up = command("up", _up, "start the local pool", "up --nodes 2 --procs 4", "up --nodes 4")
@@ -216,9 +217,9 @@ def _say(line: str) -> None:
 
 
 def _up(options: argparse.Namespace) -> int:
-    from monarch_nb.provision import provisioner
+    from monarch_nb.provision import provisioner_of
 
-    nodes = provisioner("local").up(
+    nodes = provisioner_of(options.pool).up(
         options.nodes,
         options.procs,
         options.gpus,
@@ -232,20 +233,21 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _down(options: argparse.Namespace) -> int:
-    from monarch_nb.provision import provisioner
+    from monarch_nb.provision import provisioner_of
 
-    count = provisioner("local").down(options.force, pool=options.pool, progress=_say)
+    count = provisioner_of(options.pool).down(options.force, pool=options.pool, progress=_say)
     print(f"the pool {options.pool!r} is down" if count else f"no pool {options.pool!r} is up")
     return 0
 
 
 def _status(options: argparse.Namespace) -> int:
     from monarch_nb import list_reservations
-    from monarch_nb.provision import provisioner
+    from monarch_nb.provision import provisioner_of
 
-    nodes = provisioner("local").nodes(pool=options.pool)
+    nodes = provisioner_of(options.pool).nodes(pool=options.pool)
     _check_named_pool(options.pool)
-    described = [_describe(node) for node in nodes]
+    with ThreadPoolExecutor(max_workers=16) as threads:
+        described = list(threads.map(_describe, nodes))
     reservations = list_reservations(options.pool, memory=options.json)
     if options.json:
         held = [asdict(reservation) for reservation in reservations]
@@ -272,12 +274,12 @@ def _describe(node: Node) -> dict[str, Any]:
     from monarch_nb.allocator.state.gpus import why_not_free
     from monarch_nb.provision.daemons import describe
 
-    told: dict[str, Any] = {"node": node.node_id, "address": node.address, "pid": node.pid, "state": "serves"}
+    told: dict[str, Any] = {"node": node.node_id, "address": node.address, "pid": node.pid or None, "state": "serves"}
     told |= dict.fromkeys(("hostname", "procs", "procs_free", "gpus", "gpus_free", "gpus_held"))
     if not node.alive:
         return told | {"state": "died (monarch-nb up starts it again)"}
     try:
-        reply = describe(node.address, timeout_s=5.0)
+        reply = describe(node.address, timeout_s=5.0, identity=node.identity)
     except MonarchNbError as error:
         return told | {"state": str(error)}
     if not reply.template_ready:
@@ -307,9 +309,9 @@ def _list(options: argparse.Namespace) -> int:
 
 def _check_named_pool(pool: str) -> None:
     """No pool at all is nothing to show; one that somebody names is meant to be there."""
-    from monarch_nb.provision import provisioner
+    from monarch_nb.provision import provisioner_of
 
-    if pool != DEFAULT_POOL and not provisioner("local").nodes(pool=pool):
+    if pool != DEFAULT_POOL and not provisioner_of(pool).nodes(pool=pool):
         raise PoolError(f"no pool {pool!r} is up (monarch-nb up --pool {pool} starts one)")
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 from monarch_nb.client.scripts.torchrun_flags import FLAGS, Launch, held_by, held_in, read
-from monarch_nb.config import DEFAULT_POOL, OnBreakpoint
+from monarch_nb.config import OnBreakpoint
 from monarch_nb.errors import RunFailed, UsageError
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.shape import Extent, parse_targets
@@ -131,11 +131,10 @@ def _held(options: argparse.Namespace, name: str | None) -> Iterator[Reservation
         yield attach(name, pool=options.pool)
         return
     _check_flags(options)
-    pool = None if options.pool == DEFAULT_POOL else options.pool
     reservation = reserve(
         f"run-{uuid.uuid4().hex[:8]}",
         nodes=options.nodes or 1,
-        pool=pool,
+        pool=options.pool,
         directory=os.getcwd(),
         idle=ABANDONED_AFTER_S,
         progress=_say,

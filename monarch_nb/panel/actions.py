@@ -22,7 +22,7 @@ from monarch_nb.panel.jobs import Jobs, Say, Work
 from monarch_nb.panel.live import Live
 from monarch_nb.panel.refusal import Refused
 from monarch_nb.panel.view import Json
-from monarch_nb.provision import provisioner
+from monarch_nb.provision import Provisioner, provisioner_of
 from monarch_nb.shape import Extent, parse_targets
 from monarch_nb.sizes import size
 from monarch_nb.times import duration
@@ -47,11 +47,19 @@ class Actions:
     def __init__(self, live: Live, jobs: Jobs) -> None:
         self._live, self._jobs, self._pool = live, jobs, live.pool
 
+    @property
+    def _provisioner(self) -> Provisioner:
+        return provisioner_of(self._pool.name)
+
     # ---- forms ----
 
     def forms(self, view: Json) -> dict[str, Form]:
         """Return the forms by action."""
-        return {"reserve": reserve_form(view), "up": up_form(provisioner(), self._pool.name), "extend": extend_form()}
+        return {
+            "reserve": reserve_form(view),
+            "up": up_form(self._provisioner, self._pool.name),
+            "extend": extend_form(),
+        }
 
     def check(self, view: Json, action: str, values: object) -> Json:
         """Return whether an action can be done as things are, and why not."""
@@ -94,8 +102,8 @@ class Actions:
         try:
             chosen = choose_nodes(shape, nodes)
         except CapacityError as error:
-            if prospect := provisioner().prospect(shape.nodes, shape.procs, nodes, pool=self._pool.name):
-                return f"the {provisioner().title} will become {prospect} for it"
+            if prospect := self._provisioner.prospect(shape.nodes, shape.procs, nodes, pool=self._pool.name):
+                return f"the {self._provisioner.title} will become {prospect} for it"
             summary = str(error).partition("\n")[0].rstrip(":")  # a field has little room, and the nodes are in sight
             raise Refused(409, str(error), {_short_of(view, shape): summary}) from None
         left = sum(node.gpus_free if shape.gpus else node.procs_free for node in nodes) - shape.nodes * shape.per_node
@@ -112,24 +120,24 @@ class Actions:
 
         def work(say: Say) -> Json:
             try:
-                nodes = provisioner().up(**options, pool=self._pool.name, progress=say)
+                nodes = self._provisioner.up(**options, pool=self._pool.name, progress=say)
             except KeyboardInterrupt:
                 if was_down:
                     say("ending what was started")
-                    provisioner().down(pool=self._pool.name, progress=say)
+                    self._provisioner.down(pool=self._pool.name, progress=say)
                 raise
             return {"nodes": len(nodes)}
 
-        return self._start("up", f"Starting a {provisioner().title}", work)
+        return self._start("up", f"Starting a {self._provisioner.title}", work)
 
     def down(self, values: Mapping[str, object]) -> Json:
         """End a pool."""
         force = values.get("force") is True
 
         def work(say: Say) -> Json:
-            return {"nodes": provisioner().down(force, pool=self._pool.name, progress=say)}
+            return {"nodes": self._provisioner.down(force, pool=self._pool.name, progress=say)}
 
-        return self._start("down", f"Ending the {provisioner().title}", work)
+        return self._start("down", f"Ending the {self._provisioner.title}", work)
 
     # ---- reservations ----
 

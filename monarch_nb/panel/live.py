@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from monarch_nb.client.connections.bridge import background_loop, post
 from monarch_nb.client.connections.connection import Connection
-from monarch_nb.client.pools.pool import STATUS_TIMEOUT_S, HeldReservation, Pool, current_owner
+from monarch_nb.client.pools.pool import STATUS_TIMEOUT_S, HeldReservation, Pool
 from monarch_nb.client.reservations.memory import Memories
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import MonarchNbError
@@ -20,7 +20,7 @@ from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.notices import notices
 from monarch_nb.panel.view import Before, Json, NodeAnswer, Notebooks, Sent, build_view, is_as_sent, no_view
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.provision import provisioner
+from monarch_nb.provision import provisioner_of
 
 _log = logging.getLogger(__name__)
 
@@ -232,9 +232,9 @@ class Live:
                 await self._ask()
                 answers = [node.answer for node in self._nodes.values()]
                 notebooks = Notebooks(self._root, self._memories.read() if self._root else ())
-                view = build_view(self.pool.name, answers, current_owner(), time.time(), self._before, notebooks)
+                view = build_view(self.pool.name, answers, self.pool.owner, time.time(), self._before, notebooks)
             except MonarchNbError as error:
-                view = no_view(self.pool.name, current_owner(), time.time(), clickable(str(error)))
+                view = no_view(self.pool.name, self.pool.owner, time.time(), clickable(str(error)))
             before, self.view, self._viewed_at = self.view, view, time.monotonic()
             changed, parts = self._book.update(view, self._viewed_at)
             if parts or any(changed.values()):
@@ -273,7 +273,7 @@ class Live:
     async def _ask(self) -> None:
         now = time.monotonic()
         known, self._nodes = self._nodes, {}
-        for found in provisioner().nodes(pool=self.pool.name):
+        for found in provisioner_of(self.pool.name).nodes(pool=self.pool.name):
             connection = self.pool.connection_to(found)
             node = known.get(found.node_id)
             if node is None or node.connection is not connection:

@@ -111,6 +111,7 @@ class DescribeReply(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     TEMPLATE_ERROR_FIELD_NUMBER: _builtins.int
     TEMPLATE_READY_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     version: _builtins.str
     node_id: _builtins.str
@@ -128,6 +129,8 @@ class DescribeReply(_message.Message):
     """differs at every start of the allocator"""
     template_error: _builtins.str
     template_ready: _builtins.bool
+    address: _builtins.str
+    """where other nodes reach it"""
     @_builtins.property
     def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___Gpu]: ...
     @_builtins.property
@@ -150,10 +153,11 @@ class DescribeReply(_message.Message):
         token: _builtins.str = ...,
         template_error: _builtins.str = ...,
         template_ready: _builtins.bool = ...,
+        address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpus", b"gpus", "gpus_free", b"gpus_free", "holders", b"holders", "hostname", b"hostname", "node_id", b"node_id", "pid", b"pid", "procs", b"procs", "procs_free", b"procs_free", "protocol", b"protocol", "python", b"python", "store_host", b"store_host", "template_error", b"template_error", "template_ready", b"template_ready", "token", b"token", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "gpus", b"gpus", "gpus_free", b"gpus_free", "holders", b"holders", "hostname", b"hostname", "node_id", b"node_id", "pid", b"pid", "procs", b"procs", "procs_free", b"procs_free", "protocol", b"protocol", "python", b"python", "store_host", b"store_host", "template_error", b"template_error", "template_ready", b"template_ready", "token", b"token", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

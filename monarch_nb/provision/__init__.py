@@ -1,6 +1,7 @@
 """Ways to obtain nodes: one file each, found by the entry points of the group `monarch_nb.provisioners`.
 
 local    nodes of this machine: started, given another shape, ended
+hosts    allocators that run on other machines: found, never started
 daemons  allocators as daemons: detached, awaited, asked and ended
 """
 
@@ -16,9 +17,11 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from monarch_nb.config import DEFAULT_POOL
 from monarch_nb.errors import UsageError
+from monarch_nb.trust.pools import is_pool
 
 if TYPE_CHECKING:
     from monarch_nb.proto import allocator_pb2 as pb
+    from monarch_nb.trust.identity import Identity
 
 ENTRY_POINTS = "monarch_nb.provisioners"
 MOST_NODES, MOST_PROCS = 64, 256
@@ -33,19 +36,21 @@ class Node:
     """A node of a pool.
 
     Attributes:
-        directory: holds everything of the node (see monarch_nb.config.NodePaths).
+        directory: holds everything of the node (see monarch_nb.config.NodePaths); empty when it is on another machine.
         address: where its allocator listens, as gRPC writes it.
-        pid: of its allocator; None when it is dead.
+        pid: of its allocator; None when it is dead, 0 when it is on another machine: then only it can tell.
+        identity: who we are to a node of a network.
     """
 
     node_id: str
     directory: Path
     address: str
     pid: int | None
+    identity: Identity | None = None
 
     @property
     def alive(self) -> bool:
-        """Whether the node's allocator lives."""
+        """Whether the node's allocator lives, as far as can be seen without asking it."""
         return self.pid is not None
 
 
@@ -131,3 +136,12 @@ def provisioner(name: str = "local") -> Provisioner:
         raise UsageError(f"no provisioner {name!r}; installed: {', '.join(sorted(found)) or 'none'}")
     made: Provisioner = found[name].load()()
     return made
+
+
+def provisioner_of(pool: str) -> Provisioner:
+    """Return what obtains the nodes of a pool: `hosts` for one that `monarch-nb pool` knows, else `local`.
+
+    Example:
+        >>> provisioner_of("lab").nodes(pool="lab")  # doctest: +SKIP
+    """
+    return provisioner("hosts" if is_pool(pool) else "local")

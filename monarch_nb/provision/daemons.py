@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from monarch_nb.allocator.supervision.processes import is_alive
 from monarch_nb.config import PROTOCOL, RANK_TOKEN_VARIABLE, VERSION, NodePaths
@@ -20,6 +20,9 @@ from monarch_nb.errors import NodeUnreachable, PoolError
 from monarch_nb.ground import interrupting
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import state_pb2
+
+if TYPE_CHECKING:
+    from monarch_nb.trust.identity import Identity
 
 LOG_TAIL_LINES = 15
 
@@ -155,33 +158,37 @@ def wait_for_lines(
                     came(one)
 
 
-def describe(address: str, timeout_s: float = 10.0) -> pb.DescribeReply:
+def describe(address: str, timeout_s: float = 10.0, identity: Identity | None = None) -> pb.DescribeReply:
     """Ask an allocator for its facts.
+
+    Args:
+        identity: who we are, for a node of a network.
 
     Raises:
         NodeUnreachable: it does not answer. Any error of monarch_nb that it answers with.
     """
     request = pb.DescribeRequest(protocol=PROTOCOL, client_version=VERSION)
-    return cast(pb.DescribeReply, _call(address, "Describe", request, timeout_s))
+    return cast(pb.DescribeReply, _call(address, "Describe", request, timeout_s, identity))
 
 
-def shut_down(address: str, timeout_s: float = 5.0) -> bool:
+def shut_down(address: str, timeout_s: float = 5.0, identity: Identity | None = None) -> bool:
     """Tell an allocator to end its ranks, its templates and itself; return whether it has answered: else it left before
     its answer was read, or hangs, and the caller watches its process anyway."""
     try:
-        _call(address, "Shutdown", pb.ShutdownRequest(force=True), timeout_s)
+        _call(address, "Shutdown", pb.ShutdownRequest(force=True), timeout_s, identity)
     except NodeUnreachable:
         return False
     return True
 
 
-def _call(address: str, method: str, request: Any, timeout_s: float) -> Any:
-    from monarch_nb.rpc import status  # isort: skip  (sets gRPC's environment before grpc is imported)
+def _call(address: str, method: str, request: Any, timeout_s: float, identity: Identity | None) -> Any:
+    from monarch_nb.rpc.channel import open_blocking_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
     import grpc
 
     from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
+    from monarch_nb.rpc import status
 
-    with grpc.insecure_channel(address) as channel:
+    with open_blocking_channel(address, identity) as channel:
         try:
             return getattr(AllocatorStub(channel), method)(request, timeout=timeout_s)
         except grpc.RpcError as error:

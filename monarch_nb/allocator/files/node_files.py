@@ -20,6 +20,7 @@ from monarch_nb.allocator.files.workspace.workspaces import Kept, Workspaces
 from monarch_nb.errors import FilesError, MonarchNbError
 from monarch_nb.files.tree import printable
 from monarch_nb.proto import files_pb2 as pb
+from monarch_nb.rpc.channel import OpenChannel
 from monarch_nb.rpc.status import error_to_json
 
 _log = logging.getLogger(__name__)
@@ -42,16 +43,19 @@ class NodeFiles:
         node_id: for messages.
         paths: where they lie.
         owner_of: whose a reservation is.
+        open_channel: to another node.
     """
 
-    def __init__(self, node_id: str, paths: config.NodePaths, owner_of: Callable[[str], str]) -> None:
+    def __init__(
+        self, node_id: str, paths: config.NodePaths, owner_of: Callable[[str], str], open_channel: OpenChannel
+    ) -> None:
         self.removal = Removal(paths.removed)
         later = self.removal.later
         self.workspaces = Workspaces(paths, node=node_id, cache_limit_bytes=CACHE_BYTES, later=later)
         self._node_id, self._paths = node_id, paths
         self.kept: dict[str, Kept] = {}
         """By reservation that was released: what its ranks wrote."""
-        self.relay = Relay(owner_of)
+        self.relay = Relay(owner_of, open_channel)
         self._settling: set[asyncio.Future[None]] = set()
         self._closing = asyncio.Event()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)

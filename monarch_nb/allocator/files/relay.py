@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch_nb.rpc.channel import open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
+from monarch_nb.rpc.channel import OpenChannel  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
 from monarch_nb.errors import NodeUnreachable
@@ -38,10 +38,11 @@ class Relay:
 
     Args:
         owner_of: whose a reservation is.
+        open_channel: to another node.
     """
 
-    def __init__(self, owner_of: Callable[[str], str]) -> None:
-        self._owner_of = owner_of
+    def __init__(self, owner_of: Callable[[str], str], open_channel: OpenChannel) -> None:
+        self._owner_of, self._open_channel = owner_of, open_channel
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._stubs: dict[str, Any] = {}  # making one costs as much as a call
 
@@ -55,7 +56,7 @@ class Relay:
     def _stub(self, peer: pb.Peer) -> Any:
         stub = self._stubs.get(peer.address)
         if stub is None:
-            channel = self._channels[peer.address] = open_channel(peer.address)
+            channel = self._channels[peer.address] = self._open_channel(peer.address)
             stub = self._stubs[peer.address] = AllocatorStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
         return stub
 

@@ -22,6 +22,7 @@ from monarch_nb.deaths import describe_death
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto.mail_pb2 import Envelope, Undelivered
 from monarch_nb.proto.run_pb2 import Death
+from monarch_nb.rpc.channel import OpenChannel
 
 _log = logging.getLogger(__name__)
 
@@ -39,18 +40,19 @@ class Mail:
     """Carries mail.
 
     Args:
-        paths: of the node: who sends to it knows it by the address of its socket.
+        paths: of the node. identity: who sends to it knows it by its address.
         state: knows which ranks are being started, and how others died.
+        open_channel: to another node.
 
     Attributes:
         blobs: the files of large content.
     """
 
-    def __init__(self, paths: NodePaths, identity: Identity, state: NodeState) -> None:
+    def __init__(self, paths: NodePaths, identity: Identity, state: NodeState, open_channel: OpenChannel) -> None:
         self._identity, self._state = identity, state
         self.blobs = Blobs(paths)
-        self._peers = Peers(self.node_is_lost, self.refuse)
-        self._office = PostOffice(paths.address, self._peers.send, self._why_missing)
+        self._peers = Peers(open_channel, self.node_is_lost, self.refuse)
+        self._office = PostOffice(identity.address, self._peers.send, self._why_missing)
         self._boxes: dict[str, ClientBox] = {}
         """Of clients, by their addresses here."""
         self._timers: dict[str, asyncio.TimerHandle] = {}

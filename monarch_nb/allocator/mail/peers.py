@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.rpc.channel import open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
+from monarch_nb.rpc.channel import OpenChannel  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
 from monarch_nb import config
@@ -33,18 +33,25 @@ class Peers:
     """The other nodes that letters go to.
 
     Args:
+        open_channel: to another node.
         on_lost: called with (node, why) when letters to it may be lost.
         on_returned: called with an envelope whose content the other node can not store, and why.
     """
 
-    def __init__(self, on_lost: Callable[[str, str], None], on_returned: Callable[[Envelope, Exception], None]) -> None:
+    def __init__(
+        self,
+        open_channel: OpenChannel,
+        on_lost: Callable[[str, str], None],
+        on_returned: Callable[[Envelope, Exception], None],
+    ) -> None:
+        self._open_channel = open_channel
         self._on_lost, self._on_returned = on_lost, on_returned
         self._peers: dict[str, Peer] = {}
 
     def send(self, node: str, letter: Letter) -> None:
         """Send a letter, after those before it."""
         if node not in self._peers:
-            self._peers[node] = Peer(node, self._on_lost, self._on_returned)
+            self._peers[node] = Peer(node, self._open_channel(node), self._on_lost, self._on_returned)
         self._peers[node].send(letter)
 
     async def close(self) -> None:
@@ -58,14 +65,15 @@ class Peer:
     def __init__(
         self,
         node: str,
+        channel: grpc.aio.Channel,
         on_lost: Callable[[str, str], None],
         on_returned: Callable[[Envelope, Exception], None],
     ) -> None:
         self._node, self._on_lost, self._on_returned = node, on_lost, on_returned
         self._letters: list[Letter] = []
         self._wake = asyncio.Event()
-        self._channel = open_channel(node)
-        self._stub: Any = AllocatorStub(self._channel)  # type: ignore[no-untyped-call, unused-ignore]
+        self._channel = channel
+        self._stub: Any = AllocatorStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
         self._task = asyncio.create_task(self._keep_stream())
 
     def send(self, letter: Letter) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from monarch_nb.config import RANK_TOKEN_VARIABLE, SHARED_VARIABLE
 from monarch_nb.proto import allocator_pb2 as pb
 
-_LOOPBACK = "127.0.0.1"
 _NOT_PASSED_ON = ("GRPC_", "JPY_", SHARED_VARIABLE)
 """JPY_PARENT_PID and its like are the kernel's that started the pool."""
 
@@ -66,6 +65,7 @@ def rank_environment(
     gpu_indices: Sequence[int],
     token: str,
     cpu_count: int,
+    interface: str,
     added: Mapping[str, str],
 ) -> dict[str, str]:
     """Return the whole environment of one rank.
@@ -75,6 +75,7 @@ def rank_environment(
         gpu_indices: those that it sees.
         token: what it and its descendants are known by.
         cpu_count: CPUs of the node, shared out among its ranks.
+        interface: name of the one that Gloo and NCCL, which ask nobody who he is, listen on.
         added: what the user said.
     """
     environment = {name: value for name, value in base.items() if not name.startswith(_NOT_PASSED_ON)}
@@ -102,9 +103,9 @@ def rank_environment(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpu_indices)),
         RANK_TOKEN_VARIABLE: token,
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": f"={interface}",
     }
-    if job.store_host == _LOOPBACK:
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
     environment.update(added)
     return environment
 

@@ -22,6 +22,7 @@ from monarch_nb.allocator.readings.load import Readings
 from monarch_nb.allocator.recovery.records import Records
 from monarch_nb.allocator.runs.runs import Runs
 from monarch_nb.allocator.sessions.audience import Audience
+from monarch_nb.allocator.state.identity import Identity
 from monarch_nb.allocator.state.runs import Mesh, Run
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
@@ -55,6 +56,7 @@ class Scripts:
     def __init__(
         self,
         paths: NodePaths,
+        identity: Identity,
         state: NodeState,
         records: Records,
         supervisor: Supervisor,
@@ -63,7 +65,8 @@ class Scripts:
         runs: Runs,
         forking: Forking,
     ) -> None:
-        self._paths, self._state, self._records, self._supervisor = paths, state, records, supervisor
+        self._paths, self._identity, self._state = paths, identity, state
+        self._records, self._supervisor = records, supervisor
         self._audience, self._readings, self._runs, self._forking = audience, readings, runs, forking
         self._starting: dict[asyncio.Task[None], _Start] = {}
         self._interrupting: set[asyncio.Task[None]] = set()
@@ -82,7 +85,7 @@ class Scripts:
         run, ranks = start.run, start.ranks
         try:
             forked = await self._forking.fork(
-                mesh, lambda copy: [plan_script(self._paths, mesh, run, rank, copy) for rank in ranks]
+                mesh, lambda copy: [plan_script(self._paths, self._identity, mesh, run, rank, copy) for rank in ranks]
             )
         except (MonarchNbError, OSError) as error:
             failure = run_pb2.Failure(name=type(error).__name__, message=str(error))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from monarch_nb.allocator.ranks.environment import Job, Place, rank_environment
 from monarch_nb.allocator.readings import facts
+from monarch_nb.allocator.state.identity import Identity
 from monarch_nb.allocator.state.runs import Mesh, Run
 from monarch_nb.allocator.supervision.supervisor import new_token
 from monarch_nb.config import NodePaths
@@ -24,7 +25,9 @@ def start_directory(spec: pb.SpawnRequest, workspace: Path | None) -> Path:
 Plan = tuple[state_pb2.RankRecord, wire.RankSpec]
 
 
-def plan_rank(paths: NodePaths, mesh: Mesh, rank: int, incarnation: int, workspace: Path | None) -> Plan:
+def plan_rank(
+    paths: NodePaths, node: Identity, mesh: Mesh, rank: int, incarnation: int, workspace: Path | None
+) -> Plan:
     """Return the record and the specification of a rank's process.
 
     Args:
@@ -39,10 +42,10 @@ def plan_rank(paths: NodePaths, mesh: Mesh, rank: int, incarnation: int, workspa
     place = Place.in_mesh(spec, rank)
     seen = gpus_of(mesh, mesh.ranks)
     start = str(start_directory(spec, workspace))
-    return record, _specification(paths, spec, record, place, job, start, workspace, seen, spec.environment)
+    return record, _specification(paths, node, spec, record, place, job, start, workspace, seen, spec.environment)
 
 
-def plan_script(paths: NodePaths, mesh: Mesh, run: Run, rank: int, workspace: Path | None) -> Plan:
+def plan_script(paths: NodePaths, node: Identity, mesh: Mesh, run: Run, rank: int, workspace: Path | None) -> Plan:
     """Return the same of the process that a script has on a rank's slot."""
     spec, script = mesh.spec, run.submit.run.script
     gpu_indices = gpus_of(mesh, run.ranks)
@@ -53,7 +56,7 @@ def plan_script(paths: NodePaths, mesh: Mesh, run: Run, rank: int, workspace: Pa
     place = Place.in_script(spec, rank, run.submit.all_ranks)
     added = {**spec.environment, **script.environment}
     start = script.directory or str(start_directory(spec, workspace))
-    return record, _specification(paths, spec, record, place, job, start, workspace, gpu_indices, added)
+    return record, _specification(paths, node, spec, record, place, job, start, workspace, gpu_indices, added)
 
 
 def gpus_of(mesh: Mesh, ranks: Iterable[int]) -> list[int]:
@@ -64,6 +67,7 @@ def gpus_of(mesh: Mesh, ranks: Iterable[int]) -> list[int]:
 
 def _specification(
     paths: NodePaths,
+    node: Identity,
     spec: pb.SpawnRequest,
     record: state_pb2.RankRecord,
     place: Place,
@@ -81,6 +85,7 @@ def _specification(
         gpu_indices=gpu_indices,
         token=record.token,
         cpu_count=facts.cpu_slots(),
+        interface=node.interface,
         added=added,
     )
     return wire.RankSpec(
@@ -94,7 +99,7 @@ def _specification(
         blob_directory=str(paths.blobs(spec.mesh_id)),
         stacks_file=str(paths.stacks(spec.mesh_id, record.rank, script)),
         for_script=bool(script),
-        node=paths.address,
+        node=node.address,
         process=f"{record.mesh_id}/{record.rank}",
         mail_directory=str(paths.mail_of(spec.mesh_id)),
         store_note=str(paths.store_note(spec.mesh_id)),

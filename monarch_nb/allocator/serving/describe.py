@@ -71,6 +71,7 @@ class Description:
                 for lease in self._state.leases.values()
             ],
             store_host=self._identity.store_host,
+            address=self._identity.address,
             token=self._identity.token,
             template_error=self._warming.error,
             template_ready=self._warming.ready.is_set(),

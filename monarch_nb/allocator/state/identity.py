@@ -13,16 +13,20 @@ class Identity:
 
     Attributes:
         node_id: "node0"; unique in the pool.
+        address: where other nodes, and clients on other machines, reach it.
         gpus: those that it offers.
         python: the ranks', unless a mesh names another.
-        store_host: the interface on which stores listen.
+        store_host: address of the interface on which stores and collectives listen.
+        interface: name of that interface.
         isolated: it sees no files of clients, even when they are on this machine.
         token: another one after every start.
     """
 
     node_id: str
+    address: str
     gpus: list[pb.Gpu]
     python: str
     store_host: str
+    interface: str
     isolated: bool
     token: str

@@ -10,7 +10,7 @@ import socket
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from monarch_nb.rpc.channel import open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
@@ -22,6 +22,9 @@ from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
 from monarch_nb.rpc.status import error_from_json, translate
+
+if TYPE_CHECKING:
+    from monarch_nb.trust.identity import Identity
 
 _log = logging.getLogger(__name__)
 
@@ -133,17 +136,20 @@ class Connection:
 
     Args:
         name: of the node, for messages.
-        address: as gRPC writes it.
+        address: where we reach it, as gRPC writes it.
+        identity: who we are, for a node of a network.
 
     Attributes:
+        node_address: where other nodes reach it; what tells it from them in messages between processes.
         up: whether the session stream is open.
         mail: messages to and from processes of the node.
         mesh_deaths: by mesh id, what is called when one of its ranks dies on the node.
     """
 
-    def __init__(self, name: str, address: str) -> None:
-        self.name, self.address = name, address
-        self._channel = open_channel(address)
+    def __init__(self, name: str, address: str, identity: Identity | None = None) -> None:
+        self.name, self.address, self.identity = name, address, identity
+        self.node_address = address
+        self._channel = open_channel(address, identity)
         self._stub: Any = AllocatorStub(self._channel)  # type: ignore[no-untyped-call, unused-ignore]
         self._client_id = uuid.uuid4().hex
         self._outgoing: asyncio.Queue[pb.SessionRequest] = asyncio.Queue()
@@ -158,6 +164,16 @@ class Connection:
         self.mesh_deaths: dict[str, Callable[[pb.RankDied], None]] = {}
         self._attached: dict[str, list[ReservationListener]] = {}
         self.mail = ConnectionMail(self, self._outgoing_mail)
+
+    def is_known_as(self, name: str, node_address: str) -> None:
+        """The node has said what it is called, and where other nodes reach it."""
+        self.name, self.node_address = name, node_address
+
+    def again(self) -> Connection:
+        """Return one more connection to the same node."""
+        other = Connection(self.name, self.address, self.identity)
+        other.node_address = self.node_address
+        return other
 
     # ---- unary calls ----
 

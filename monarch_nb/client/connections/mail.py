@@ -43,7 +43,7 @@ class Node(Protocol):
     """What the mail needs of a connection."""
 
     name: str
-    address: str
+    node_address: str
     up: bool
 
     def ensure_session(self) -> None: ...
@@ -115,7 +115,7 @@ class ConnectionMail:
         Raises:
             MonarchNbError: so much waits already that the node must be away.
         """
-        sender = Address(node=self._node.address, process=own_mailbox())
+        sender = Address(node=self._node.node_address, process=own_mailbox())
         envelope = Envelope(node=sender.node, processes=processes, sender=sender, call=call, answers=answers)
         size_bytes = sum(memoryview(piece).nbytes for piece in pieces)
         content = None
@@ -291,7 +291,7 @@ class ConnectionMail:
             self._queue = deque(kept)
         self._arrived.clear()
         if self._receiver is not None:
-            self._receiver.node_lost(self._node.address, f"{self._node.name}: {reason}")
+            self._receiver.node_lost(self._node.node_address, f"{self._node.name}: {reason}")
 
     # ---- receiving ----
 
@@ -318,7 +318,9 @@ class ConnectionMail:
             content = bytearray(await self._node.read_blob("", envelope.blob))
             deliver(envelope, receiver, memoryview(content))
         except MonarchNbError as error:
-            receiver.node_lost(self._node.address, f"{self._node.name}: a large message could not be fetched: {error}")
+            receiver.node_lost(
+                self._node.node_address, f"{self._node.name}: a large message could not be fetched: {error}"
+            )
         finally:
             self._fetching = None
         self._deliver()

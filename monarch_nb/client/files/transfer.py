@@ -187,7 +187,7 @@ def _batches(chunks: Iterator[tuple[bytes, Buffer]]) -> Iterator[pb.ChunkBatch]:
 
 
 def _peers(connections: Iterable[Connection]) -> list[pb.Peer]:
-    return [pb.Peer(node_id=connection.name, address=connection.address) for connection in connections]
+    return [pb.Peer(node_id=connection.name, address=connection.node_address) for connection in connections]
 
 
 def _size_bytes(change: pb.TreeChange, names: set[bytes]) -> int:

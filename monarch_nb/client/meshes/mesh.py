@@ -299,7 +299,9 @@ class Mesh:
     def addresses(self) -> list[Address]:
         """Where its ranks take messages."""
         nodes = self.core.connections
-        return [Address(nodes[rank // self.core.ranks_per_node].address, f"{self.id}/{rank}") for rank in self.ranks]
+        return [
+            Address(nodes[rank // self.core.ranks_per_node].node_address, f"{self.id}/{rank}") for rank in self.ranks
+        ]
 
     @property
     def procs(self) -> ProcMesh:

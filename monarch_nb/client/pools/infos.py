@@ -9,7 +9,7 @@ from monarch_nb.allocator.state.limits import how_it_ended
 from monarch_nb.client.connections.decoding import result_event
 from monarch_nb.client.pools.choosing import Shape
 from monarch_nb.client.pools.conflicts import start_directory
-from monarch_nb.client.pools.pool import HeldReservation, current_owner
+from monarch_nb.client.pools.pool import HeldReservation
 from monarch_nb.deaths import describe_death
 from monarch_nb.errors import RankFailure, where_besides
 from monarch_nb.ground.code_names import run_name
@@ -165,7 +165,7 @@ class ReservationInfo:
 
     @property
     def held_by_me(self) -> bool:
-        return self.owner == current_owner()
+        return self.right == "own"
 
     @property
     def alive(self) -> tuple[int, ...]:
@@ -247,7 +247,7 @@ def reservation_info(held: HeldReservation) -> ReservationInfo:
         time_left_s=min(status.time_left_s for status in statuses) if facts.time_s else None,
         idle_s=facts.idle_s or None,
         idle_left_s=max(status.idle_left_s for status in statuses) if facts.idle_s else None,  # who used it last
-        right="own" if facts.owner == current_owner() else RIGHTS.get(facts.right, ""),
+        right="own" if held.is_mine else RIGHTS.get(facts.right, ""),
         shares={name: RIGHTS[right] for name, right in sorted(facts.shares.items())},
     )
 

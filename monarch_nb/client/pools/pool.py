@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from monarch_nb import config
 from monarch_nb.allocator.state.limits import expired
@@ -33,8 +34,11 @@ from monarch_nb.errors import (
 )
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
-from monarch_nb.provision import Node, provisioner
+from monarch_nb.provision import Node, provisioner_of
 from monarch_nb.sizes import size
+
+if TYPE_CHECKING:
+    from monarch_nb.trust.identity import Identity
 
 STATUS_TIMEOUT_S = 15.0
 FLUSH_AT_EXIT_S = 10.0
@@ -42,9 +46,9 @@ FLUSH_AT_EXIT_S = 10.0
 Progress = Callable[[str], None]
 
 
-def current_owner() -> str:
-    """Return who we are to the allocators."""
-    return getpass.getuser()
+def current_owner(identity: Identity | None = None) -> str:
+    """Return who we are to allocators: on this machine its user, to those of a network the certificate's name."""
+    return identity.name if identity else getpass.getuser()
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,12 @@ class HeldReservation:
         return not self.missing and all(status.meshes for _, status in self.nodes.values())
 
     @property
+    def is_mine(self) -> bool:
+        """Whether we hold it."""
+        connection = next(iter(self.nodes.values()))[0]
+        return self.facts.owner == current_owner(connection.identity)
+
+    @property
     def missing(self) -> int:
         """How many of its nodes do not answer."""
         return self.facts.nodes - len(self.nodes)
@@ -159,21 +169,36 @@ class Pool:
         Raises:
             PoolError: one did not start.
         """
-        if not all(node.alive for node in provisioner().nodes(pool=self.name)):
-            provisioner().up(pool=self.name, progress=say)
+        if not all(node.alive for node in provisioner_of(self.name).nodes(pool=self.name)):
+            provisioner_of(self.name).up(pool=self.name, progress=say)
+
+    @property
+    def identity(self) -> Identity | None:
+        """Who we are to its nodes; None on this machine."""
+        return next((node.identity for node in self._living_nodes()), None)
+
+    @property
+    def owner(self) -> str:
+        """Whose reservations are ours."""
+        return current_owner(self.identity)
+
+    @property
+    def default_python(self) -> str:
+        """The ranks' python when nobody says: this process's where nodes are on this machine, else the nodes' own."""
+        return "" if self.identity else sys.executable
 
     def _living_nodes(self) -> list[Node]:
-        return [node for node in provisioner().nodes(pool=self.name) if node.alive]
+        return [node for node in provisioner_of(self.name).nodes(pool=self.name) if node.alive]
 
-    def discover(self) -> list[Connection]:
+    async def discover(self) -> list[Connection]:
         """Return the connections to the nodes that live."""
-        return [self.connection_to(node) for node in self._living_nodes()]
+        return [self.connection_to(node) for node in await asyncio.to_thread(self._living_nodes)]
 
     def connection_to(self, node: Node) -> Connection:
         """Return the one connection to a node."""
         connection = self.connections.get(node.node_id)
-        if connection is None or connection.address != node.address:
-            connection = self.connections[node.node_id] = Connection(node.node_id, node.address)
+        if connection is None or (connection.address, connection.identity) != (node.address, node.identity):
+            connection = self.connections[node.node_id] = Connection(node.node_id, node.address, node.identity)
         return connection
 
     async def ask(self, *, memory: bool = False, readings: bool = False) -> list[tuple[Connection, pb.StatusReply]]:
@@ -186,7 +211,7 @@ class Pool:
         Raises:
             PoolError: the pool has no living node.
         """
-        connections = self.discover()
+        connections = await self.discover()
         if not connections:
             raise PoolError(f"no pool {self.name!r} is up: monarch-nb up starts one, and so does %mesh reserve")
         request = pb.StatusRequest(memory=memory, readings=readings)
@@ -198,6 +223,7 @@ class Pool:
             if isinstance(reply, BaseException):
                 raise reply
             _check_protocol(connection, reply.node)
+            connection.is_known_as(reply.node.node_id, reply.node.address)
             answered.append((connection, reply))
         if not answered:
             names = ", ".join(connection.name for connection in connections)
@@ -213,10 +239,10 @@ class Pool:
                 one.nodes[status.node_rank] = (connection, status)
         return sorted(held.values(), key=lambda one: one.facts.created_at)
 
-    async def find(self, name: str, owner: str) -> HeldReservation | None:
-        """Return the owner's reservation of that name."""
+    async def find(self, name: str) -> HeldReservation | None:
+        """Return our reservation of that name."""
         for held in await self.reservations():
-            if (held.facts.name, held.facts.owner) == (name, owner):
+            if held.facts.name == name and held.is_mine:
                 return held
         return None
 
@@ -235,7 +261,7 @@ class Pool:
     async def ended(self) -> list[pb.Ended]:
         """Return the owner's reservations that ended by themselves, as far as they are remembered, oldest first."""
         replies = [reply for _, reply in await self.ask()]
-        ended = {one.reservation_id: one for reply in replies for one in reply.ended if one.owner == current_owner()}
+        ended = {one.reservation_id: one for reply in replies for one in reply.ended if one.owner == self.owner}
         return sorted(ended.values(), key=lambda one: one.ended_at)
 
     async def reserve(
@@ -260,7 +286,7 @@ class Pool:
             pb.ReserveRequest(
                 reservation_id=reservation_id,
                 name=name,
-                owner=current_owner(),
+                owner=self.owner,
                 procs=shape.procs,
                 gpus=shape.gpus,
                 node_rank=node_rank,
@@ -281,7 +307,7 @@ class Pool:
                 options = replace(options, root="")  # never copied whole
             say(f"starting {shape.nodes * shape.per_node} ranks")
             await spawn_mesh(connections, reservation_id, "main", shape, options, seen)
-            nodes = [files_pb2.Peer(node_id=each.name, address=each.address) for each in connections]
+            nodes = [files_pb2.Peer(node_id=each.name, address=each.node_address) for each in connections]
             confirm = pb.ConfirmRequest(reservation_id=reservation_id, nodes=nodes)
             await _all(connection.unary("Confirm", confirm) for connection in connections)
             return await self.held(reservation_id, name)
@@ -292,7 +318,7 @@ class Pool:
     async def shutdown(self, *, force: bool) -> None:
         """End every node."""
         request = pb.ShutdownRequest(force=force)
-        await _all(connection.unary("Shutdown", request) for connection in self.discover())
+        await _all(connection.unary("Shutdown", request) for connection in await self.discover())
 
 
 def _check_protocol(connection: Connection, node: pb.DescribeReply) -> None:
@@ -396,16 +422,16 @@ async def _flush(connections: Iterable[Connection]) -> None:
 
 def pool_named(name: str | None) -> Pool:
     """Return this process's one Pool object of that name."""
-    chosen = name or config.DEFAULT_POOL
+    chosen = name or config.default_pool()
     if not _pools:
         atexit.register(_flush_at_exit)
     return _pools.setdefault(chosen, Pool(chosen))
 
 
 def known_connections() -> dict[str, Connection]:
-    """Return the connections of this process, by the addresses of their nodes."""
+    """Return the connections of this process, by the addresses by which nodes know each other."""
     return {
-        connection.address: connection
+        connection.node_address: connection
         for pool in list(_pools.values())
         for connection in list(pool.connections.values())
     }
@@ -415,7 +441,7 @@ def not_found(name: str | None, held: Sequence[HeldReservation], ended: Sequence
     """Return the error that lists what there is, and says why that of this name is gone."""
     if gone := [one for one in ended if one.name == name]:
         return expired(gone[-1])
-    mine = [f"{one.facts.name} ({one.shape})" for one in held if one.facts.owner == current_owner()]
+    mine = [f"{one.facts.name} ({one.shape})" for one in held if one.is_mine]
     what = f"no reservation {name!r}" if name else "nothing to attach to"
     there = f"you hold {', '.join(mine)}" if mine else "you hold none: %mesh reserve NAME --nodes 1 --procs 4"
     return ReservationNotFound(f"{what}; {there}")

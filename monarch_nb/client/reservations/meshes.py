@@ -45,7 +45,7 @@ class Meshes:
     @property
     def addresses(self) -> list[str]:
         """The nodes, as other nodes know them, in their order."""
-        return [self._places[rank][0].address for rank in sorted(self._places)]
+        return [self._places[rank][0].node_address for rank in sorted(self._places)]
 
     def known(self, mesh_id: str) -> Mesh | None:
         """Return a mesh by its id, if this process has met it."""
@@ -105,7 +105,7 @@ class Meshes:
             SpawnError: they could not be started.
         """
         checked(name, per_host)
-        by_address = {place[0].address: place for place in self._places.values()}
+        by_address = {place[0].node_address: place for place in self._places.values()}
         if strange := [node for node in nodes if node not in by_address]:
             raise TargetError(f"{', '.join(strange)}: no node of {self._reservation.name}")
         if replaces:

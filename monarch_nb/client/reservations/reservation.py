@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -44,7 +43,6 @@ from monarch_nb.client.pools.pool import (
     Progress,
     SpawnOptions,
     Terms,
-    current_owner,
     pool_named,
 )
 from monarch_nb.client.presenting import panel_of
@@ -54,7 +52,7 @@ from monarch_nb.client.reservations.attachment import Attachment, TimeListener
 from monarch_nb.client.reservations.meshes import Meshes
 from monarch_nb.errors import CapacityError, NodeUnreachable, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.provision import provisioner
+from monarch_nb.provision import provisioner_of
 from monarch_nb.shape import Extent
 from monarch_nb.times import Duration, seconds_of
 
@@ -333,9 +331,10 @@ class Reservation:
         """
         released = call(pools.release(self._connections.values(), self.id))
         self.files.close()
-        exist = {node.node_id for node in provisioner().nodes(pool=self._pool.name)}
+        exist = {node.address for node in provisioner_of(self._pool.name).nodes(pool=self._pool.name)}
+        exist_names = {connection.name for connection in self._connections.values() if connection.address in exist}
         for error in released.failed:
-            if not isinstance(error, NodeUnreachable) or error.node in exist:
+            if not isinstance(error, NodeUnreachable) or error.node in exist_names:
                 raise error
         return released.kept
 
@@ -457,7 +456,7 @@ def reserve(
         directory=start,
         root=root,
         reload=reloads,
-        python=python or sys.executable,
+        python=python or chosen.default_python,
         preload=config.DEFAULT_PRELOAD if preload is None else tuple(preload),
         environment=pools.environment_option(env) | pools.shared_option(shared),
     )
@@ -509,7 +508,7 @@ async def _reserve(
     say: Progress,
 ) -> tuple[HeldReservation, bool]:
     """Return the reservation of that name, and whether it is a new one."""
-    held = await pool.find(name, current_owner())
+    held = await pool.find(name)
     if held is not None:
         if not replace:
             check_same(held, asked)
@@ -534,10 +533,10 @@ async def _give_back(reserved: tuple[HeldReservation, bool]) -> None:
 
 def _with_room(pool: Pool, shape: Shape, say: Progress, take: Callable[[], T]) -> T:
     """Take what is free; else let the pool start, or make room, as far as that takes nothing from anybody."""
-    with provisioner().steady(pool=pool.name, progress=say), contextlib.suppress(CapacityError):
+    with provisioner_of(pool.name).steady(pool=pool.name, progress=say), contextlib.suppress(CapacityError):
         if pool.is_up:
             return take()
-    with provisioner().room(shape.nodes, shape.procs, shape.gpus, pool=pool.name, progress=say):
+    with provisioner_of(pool.name).room(shape.nodes, shape.procs, shape.gpus, pool=pool.name, progress=say):
         return take()
 
 
@@ -556,7 +555,7 @@ def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str
     chosen = pool_named(pool)
     chosen.revive(_silent)
     held = call(chosen.reservations())
-    mine = [one for one in held if one.facts.owner == current_owner()]
+    mine = [one for one in held if one.is_mine]
     if name:
         matching = [one for one in mine if one.facts.name == name] or sharing.shared(name, held)
     else:

@@ -28,7 +28,7 @@ class RunNodes:
         if self._own is None:
             return shared
         if node not in self._own:
-            self._own[node] = Connection(shared.name, shared.address)
+            self._own[node] = shared.again()
         return self._own[node]
 
     def connections(self, ranks: Iterable[int] | None = None) -> list[Connection]:

@@ -292,7 +292,7 @@ class Run:
                 title=self.title,
                 notebook=self.notebook,
                 quiet=not self._listeners,
-                owner=current_owner(),
+                owner=current_owner(core.connections[first].identity),
             )
         core.connections[first].submit(self, self._submits[first])
         self._watch_waits()

@@ -19,7 +19,7 @@ from monarch_nb.files.chunks import Buffer, cut, hash_of
 from monarch_nb.files.tree import chunk_hashes
 from monarch_nb.proto import allocator_pb2_grpc
 from monarch_nb.proto import files_pb2 as pb
-from monarch_nb.rpc.channel import make_server
+from monarch_nb.rpc.channel import make_server, open_channel
 
 RESERVATION = "r1"
 
@@ -30,7 +30,7 @@ class FileNode:
     def __init__(self, directory: Path, name: str) -> None:
         self.name, self.paths = name, NodePaths(directory / name)
         self.paths.directory.mkdir()
-        self.files = NodeFiles(name, self.paths, lambda _: "")
+        self.files = NodeFiles(name, self.paths, lambda _: "", open_channel)
         self.files.workspaces.directory(RESERVATION)  # as spawning does
         self.address = f"unix:{directory / name}.sock"
         self.door = f"unix:{directory / name}.door"

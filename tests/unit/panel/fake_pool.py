@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.pools.pool import HeldReservation
+from monarch_nb.client.pools.pool import HeldReservation, current_owner
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.panel import actions, live, requests
 from monarch_nb.panel.requests import Panel
@@ -54,7 +54,7 @@ class FakePool(LocalProvisioner):
     """A pool and its provisioner at once."""
 
     def __init__(self, *replies: pb.StatusReply) -> None:
-        self.name = "local"
+        self.name, self.owner = "local", current_owner()
         self.fakes = [FakeNode(reply) for reply in replies]
 
     def nodes(self, *, pool: str = "local") -> list[Node]:
@@ -75,7 +75,7 @@ class FakePool(LocalProvisioner):
 def panel_on(pool: FakePool, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Panel:
     """A panel that sees this pool only, and hardly looks by itself."""
     for module in (live, actions):
-        monkeypatch.setattr(module, "provisioner", lambda: pool)
+        monkeypatch.setattr(module, "provisioner_of", lambda _: pool)
     monkeypatch.setattr(live, "BETWEEN_DELIVERIES_S", 0.001)
     monkeypatch.setattr(requests, "pool_named", lambda _: pool)
     return Panel(**{"refresh_s": 3600.0, "notice_s": 7200.0, **options})

@@ -35,6 +35,7 @@ def environment(
         gpu_indices=gpus,
         token="t",
         cpu_count=cpu_count,
+        interface="eth1",
         added=spec.environment,
     )
 
@@ -113,8 +114,8 @@ def test_what_the_user_adds_wins() -> None:
 
 
 def test_a_local_mesh_stays_on_loopback() -> None:
-    assert environment()["GLOO_SOCKET_IFNAME"] == "lo"
-    assert "GLOO_SOCKET_IFNAME" not in environment(spec=spec(master_host="10.0.0.1"))
+    assert environment()["GLOO_SOCKET_IFNAME"] == "eth1"
+    assert environment()["NCCL_SOCKET_IFNAME"] == "=eth1", "only that one, not also eth10"
 
 
 def test_descendants_can_be_found() -> None:

@@ -52,7 +52,7 @@ class Node:
     def scripts(self) -> Scripts:
         known: Any = {"state": self.state, "supervisor": self.supervisor}
         carries_out: Any = {"records": Mock(), "runs": Mock()}
-        unused: Any = dict.fromkeys(("paths", "audience", "readings", "forking"))
+        unused: Any = dict.fromkeys(("paths", "identity", "audience", "readings", "forking"))
         return Scripts(**known, **carries_out, **unused)
 
 

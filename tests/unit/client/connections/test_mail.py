@@ -22,7 +22,7 @@ TIMEOUT_S = 20.0
 class FakeNode:
     """A node that stores content in memory, and a receiver."""
 
-    name, address, up = "node0", "unix:/node0", True
+    name, node_address, up = "node0", "unix:/node0", True
 
     def __init__(self) -> None:
         self.requests: list[pb.SessionRequest] = []
@@ -145,7 +145,7 @@ def test_when_the_session_breaks_calls_have_failed_and_the_rest_is_sent_later() 
         node.mail.send(["m/0"], [b"call"], call=1)
         node.mail.on_lost()
         ((address, reason),) = node.told
-        assert address == node.address
+        assert address == node.node_address
         assert reason.startswith("node0: the connection to it broke while the call waited")
         node.mail.on_opened(pb.Opened())
         assert [[envelope.body for envelope in batch] for batch in node.sent] == [[b"cast"]]
@@ -199,7 +199,7 @@ def test_mail_goes_on_the_session_when_only_the_socket_breaks(tmp_path: Path, mo
         door.connection.close()
         await until(lambda: bool(node.requests))
         ((address, _),) = node.told
-        assert address == node.address
+        assert address == node.node_address
         node.mail.send(["m/0"], [b"1"])
         await until(lambda: bool(node.sent))
 

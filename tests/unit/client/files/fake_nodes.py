@@ -16,6 +16,7 @@ from monarch_nb.files.chunks import unpack
 from monarch_nb.files.tree import chunk_hashes
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.proto.allocator_pb2 import ReserveRequest
+from monarch_nb.rpc.channel import open_channel
 from monarch_nb.rpc.status import error_to_json
 
 
@@ -30,7 +31,7 @@ class FakeNode:
     """
 
     def __init__(self, name: str, everyone: dict[str, FakeNode]) -> None:
-        self.name, self.address, self._everyone = name, f"unix:/{name}", everyone
+        self.name, self.node_address, self._everyone = name, f"unix:/{name}", everyone
         everyone[name] = self
         self.error: MonarchNbError | None = None
         self.unreachable, self.loses_chunks, self.blind = False, 0, False
@@ -151,9 +152,9 @@ class DiskNode:
     """A node's files, without a wire in between; `asked` has the changes that came."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        self.name, self.address = name, f"unix:{directory}/{name}"
+        self.name, self.node_address = name, f"unix:{directory}/{name}"
         (directory / name).mkdir()
-        self.files = NodeFiles(name, NodePaths(directory / name), lambda _: "")
+        self.files = NodeFiles(name, NodePaths(directory / name), lambda _: "", open_channel)
         self.tree = self.files.workspaces.directory(DISK_RESERVATION)
         self.asked: list[pb.SyncTreeRequest] = []
         self.is_up = True

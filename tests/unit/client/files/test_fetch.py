@@ -15,6 +15,7 @@ from monarch_nb.client.files.fetch import FetchReport, expand, fetch, file_info,
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable
 from monarch_nb.proto import files_pb2 as pb
+from monarch_nb.rpc.channel import open_channel
 
 
 class FakeConnection:
@@ -23,7 +24,7 @@ class FakeConnection:
     def __init__(self, home: Path, directory: Path) -> None:
         home.mkdir()
         self.name = "node0"
-        self.files, self.directory = NodeFiles("node0", NodePaths(home), lambda _: ""), directory
+        self.files, self.directory = NodeFiles("node0", NodePaths(home), lambda _: "", open_channel), directory
 
     async def unary(self, _: str, request: pb.ListFilesRequest, timeout_s: float) -> pb.ListFilesReply:
         return self.files.list(str(self.directory), request)

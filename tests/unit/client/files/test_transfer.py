@@ -127,7 +127,7 @@ class Stubborn:
     """A node that says the same whatever it gets."""
 
     def __init__(self, name: str, **answer: Any) -> None:
-        self.name, self.address, self._answer = name, f"unix:/{name}", answer
+        self.name, self.node_address, self._answer = name, f"unix:/{name}", answer
 
     async def unary(self, _: str, request: pb.SyncTreeRequest, timeout_s: float) -> pb.SyncTreeReply:
         others = [pb.NodeSynced(node_id=peer.node_id, **STUBBORN[peer.node_id]) for peer in request.peers]

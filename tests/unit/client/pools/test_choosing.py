@@ -1,6 +1,7 @@
 """Which nodes a reservation gets, and what is said when there are too few; arguments of `reserve`."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,7 +115,7 @@ class TestArguments:
     def nothing_is_touched(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("MONARCH_NB_HOME", str(tmp_path / "never-made"))
         monkeypatch.setattr(
-            "monarch_nb.client.reservations.reservation.provisioner", lambda: pytest.fail("started a pool")
+            "monarch_nb.client.reservations.reservation.provisioner_of", lambda _: pytest.fail("started a pool")
         )
 
     @pytest.mark.parametrize("option", ["nodes", "procs", "gpus"])
@@ -138,14 +139,14 @@ class TestArguments:
 
 def held(name: str = "dev", owner: str = "me", nodes: int = 2, answering: int = 2, meshes: int = 1) -> HeldReservation:
     status = pb.ReservationStatus(name=name, owner=owner, nodes=nodes, procs=4, meshes=[pb.MeshStatus()] * meshes)
-    connection: Any = None
+    connection: Any = SimpleNamespace(identity=None)
     return HeldReservation("id", dict.fromkeys(range(answering), (connection, status)))
 
 
 class TestWhatIsHeld:
     @pytest.fixture(autouse=True)
     def me(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("monarch_nb.client.pools.pool.current_owner", lambda: "me")
+        monkeypatch.setattr("monarch_nb.client.pools.pool.current_owner", lambda identity: "me")
 
     def test_complete(self) -> None:
         assert held().complete

@@ -17,7 +17,7 @@ def test_a_released_reservation_watches_no_files(monkeypatch: pytest.MonkeyPatch
     released: Any = Reservation.__new__(Reservation)
     released.id, released._connections, released._pool = "r", {}, SimpleNamespace(name="local")
     released.files = SimpleNamespace(close=lambda: closed.append(True))
-    monkeypatch.setattr(module, "provisioner", lambda: SimpleNamespace(nodes=lambda pool: []))
+    monkeypatch.setattr(module, "provisioner_of", lambda _: SimpleNamespace(nodes=lambda pool: []))
     released.release()
     assert closed == [True]
 
@@ -37,9 +37,9 @@ def test_a_ctrl_c_just_after_it_was_made_gives_it_back(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    pool = SimpleNamespace(name="local", revive=lambda say: None, is_up=True)
+    pool = SimpleNamespace(name="local", revive=lambda say: None, is_up=True, default_python="")
     steady = SimpleNamespace(steady=lambda **_: nullcontext())
-    monkeypatch.setattr(module, "provisioner", lambda: steady)
+    monkeypatch.setattr(module, "provisioner_of", lambda _: steady)
     monkeypatch.setattr(module, "pool_named", lambda name: pool)
     monkeypatch.setattr(module, "_reserve", made)
     monkeypatch.setattr(module.pools, "release", release)

@@ -26,7 +26,7 @@ from monarch_nb.proto import run_pb2
 
 class FakeConnection:
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name, self.identity = name, None
         self.sent: list[tuple[str, Any]] = []
         self.collected: list[str] = []
 

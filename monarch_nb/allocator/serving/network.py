@@ -1,0 +1,135 @@
+"""Where an allocator of a network listens, and with which certificate."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import ipaddress
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from monarch_nb.errors import UsageError
+from monarch_nb.trust.identity import Identity, load_identity
+from monarch_nb.trust.identity_file import IdentityFile
+from monarch_nb.trust.pools import is_pool, paths_of
+
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR
+_INET6 = Path("/proc/net/if_inet6")
+
+
+@dataclass(frozen=True)
+class Network:
+    """What a node of a network is told on its command line.
+
+    Attributes:
+        listen: `host:port` to listen on.
+        advertised: `host:port` where others reach it.
+        publish: the directory in which it tells of itself.
+        address: of the interface on which stores and collectives listen. interface: its name.
+        certificate: the node's, read again when it was renewed.
+    """
+
+    listen: str
+    advertised: str
+    address: str
+    interface: str
+    publish: Path | None
+    certificate: IdentityFile
+
+    @property
+    def identity(self) -> Identity:
+        """Who the node is to others."""
+        return self.certificate.newest()
+
+
+def network_of(options: argparse.Namespace) -> Network:
+    """Return what `--listen`, `--advertise`, `--interface`, `--pool` and `--certificate` say.
+
+    Raises:
+        UsageError: an address that can not be, or no certificate.
+    """
+    host, port = _split(options.listen, "--listen")
+    if port == "0":
+        port = str(_free_port(host))
+    is_any = host in ("", "0.0.0.0", "::", "*")
+    advertised = options.advertise or (f"{socket.gethostname() if is_any else host}:{port}")
+    _split(advertised, "--advertise")
+    interface = options.interface or ("" if is_any else host)
+    if not interface:
+        raise UsageError(
+            f"--listen {options.listen} is every interface, but stores and collectives, which ask nobody who he is, "
+            "listen on one: name it, as in --interface eth0 or --interface 10.0.0.7"
+        )
+    address, name = interface_of(interface)
+    if options.certificate:
+        path = Path(options.certificate)
+    elif is_pool(options.pool):
+        path = paths_of(options.pool).node
+    else:
+        raise UsageError(
+            f"no pool {options.pool!r} is known here: where you work, monarch-nb pool init {options.pool} "
+            "makes a node.pem; copy it here and name it: --certificate node.pem"
+        )
+    load_identity(path)
+    return Network(
+        listen=f"{'0.0.0.0' if host in ('', '*') else host}:{port}",
+        advertised=advertised,
+        address=address,
+        interface=name,
+        publish=options.publish,
+        certificate=IdentityFile(path),
+    )
+
+
+def interface_of(name_or_address: str) -> tuple[str, str]:
+    """Return (address, name) of a network interface of this machine, given either, or a host's name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    addresses = _addresses()
+    if name_or_address in addresses:
+        return addresses[name_or_address][0], name_or_address
+    try:
+        found = [str(answer[4][0]) for answer in socket.getaddrinfo(name_or_address.strip("[]"), None)]
+    except OSError:
+        found = []
+    for name, of_interface in addresses.items():
+        for address in found:
+            if address in of_interface:
+                return address, name
+    there = ", ".join(f"{name} ({', '.join(of_interface)})" for name, of_interface in addresses.items())
+    raise UsageError(f"this machine has no interface with the name or address {name_or_address!r}; there are {there}")
+
+
+def _addresses() -> dict[str, list[str]]:
+    """Return the addresses of every interface, IPv4 first."""
+    found: dict[str, list[str]] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                found[name] = [socket.inet_ntoa(fcntl.ioctl(asking, _GET_ADDRESS, request)[20:24])]
+            except OSError:
+                found[name] = []
+    if _INET6.exists():
+        for line in _INET6.read_text().splitlines():
+            digits, *_, name = line.split()
+            found.setdefault(name, []).append(str(ipaddress.IPv6Address(int(digits, 16))))
+    return {name: addresses for name, addresses in found.items() if addresses}
+
+
+def _free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.bind((host.strip("[]"), 0))
+        return int(listener.getsockname()[1])
+
+
+def _split(address: str, flag: str) -> tuple[str, str]:
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"{flag} {address} is no address: HOST:PORT, as in host1:7878")
+    return host, port

@@ -1,0 +1,145 @@
+"""Pools of hosts: allocators that run on other machines, started there by people, systemd or a scheduler. They are
+found by a list, in a directory of a shared file system, or by DNS; reserving starts and ends nothing."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from monarch_nb.config import DEFAULT_POOL
+from monarch_nb.errors import PoolError, UsageError
+from monarch_nb.ground.rank_sets import counted
+from monarch_nb.provision import Node, Option, Progress
+from monarch_nb.trust.identity_file import IdentityFile
+from monarch_nb.trust.pools import paths_of, read_hosts
+from monarch_nb.trust.published import published
+
+if TYPE_CHECKING:
+    from monarch_nb.proto import allocator_pb2 as pb
+
+DNS_KEPT_S = 5.0
+"""So long an answer of the name server is good."""
+
+
+class HostsProvisioner:
+    """The nodes of pools that `monarch-nb pool init` made or `monarch-nb pool join` took in.
+
+    Example:
+        >>> HostsProvisioner().nodes(pool="lab")  # doctest: +SKIP
+    """
+
+    title = "pool of hosts"
+
+    def __init__(self) -> None:
+        self._identities: dict[Path, IdentityFile] = {}
+        self._resolved: dict[str, tuple[float, list[str]]] = {}
+
+    def options(self, *, pool: str = DEFAULT_POOL) -> list[Option]:
+        """Nothing can be asked for: people start allocators."""
+        return []
+
+    def up(
+        self,
+        nodes: int | None = None,
+        procs: int | None = None,
+        gpus: str | None = None,
+        *,
+        isolate: bool = False,
+        log_limit: str | None = None,
+        pool: str = DEFAULT_POOL,
+        progress: Progress | None = None,
+    ) -> list[Node]:
+        """Refuse: nobody starts processes on other people's machines.
+
+        Raises:
+            UsageError: always; the message says what starts a node.
+        """
+        raise UsageError(
+            f"{pool} is a pool of hosts: on each, run monarch-nb allocator --pool {pool} --listen HOST:7878, and tell "
+            f"this computer with monarch-nb pool add {pool} HOST:7878"
+        )
+
+    @contextmanager
+    def room(
+        self, nodes: int, procs: int, gpus: int, *, pool: str = DEFAULT_POOL, progress: Progress | None = None
+    ) -> Iterator[None]:
+        """Change nothing: the pool is what it is."""
+        yield
+
+    @contextmanager
+    def steady(self, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> Iterator[None]:
+        """Its nodes stay anyway."""
+        yield
+
+    def prospect(
+        self, nodes: int, procs: int, described: Sequence[pb.DescribeReply], *, pool: str = DEFAULT_POOL
+    ) -> str:
+        """Return an empty text: it would stay as it is."""
+        return ""
+
+    def down(self, force: bool = False, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> int:
+        """End every allocator that answers, with its ranks; return how many there were.
+
+        Raises:
+            PoolError: reservations are held and `force` is false, or nodes did not answer.
+            AccessDenied: only who made the pool may.
+        """
+        from monarch_nb.provision.daemons import describe, shut_down
+
+        nodes = self.nodes(pool=pool)
+        with ThreadPoolExecutor(max_workers=16) as threads:
+            if not force:
+                replies = threads.map(lambda node: describe(node.address, identity=node.identity), nodes)
+                holders = {f"{each.reservation} ({each.owner})": None for reply in replies for each in reply.holders}
+                if holders:
+                    raise PoolError(f"held by {', '.join(holders)}: release first, or end everything with --force")
+            if progress:
+                progress(f"ending {counted(len(nodes), 'node')}")
+            answered = list(threads.map(lambda node: shut_down(node.address, identity=node.identity), nodes))
+        if silent := [node.node_id for node, has in zip(nodes, answered, strict=True) if not has]:
+            raise PoolError(f"{', '.join(silent)} did not answer")
+        return len(nodes)
+
+    def nodes(self, *, pool: str = DEFAULT_POOL) -> list[Node]:
+        """Return the nodes that the pool is said to have; whether they live is to be asked of them.
+
+        Raises:
+            PoolError: the pool has no certificate for us, or its directory or name can not be read.
+        """
+        paths = paths_of(pool)
+        identity = self._identities.setdefault(paths.identity, IdentityFile(paths.identity)).newest()
+        known = read_hosts(paths)
+        addresses = list(known.nodes)
+        if known.directory:
+            addresses += [each.address for each in published(Path(known.directory)) if not each.is_stale]
+        if known.dns:
+            addresses += self._resolve(known.dns)
+        addresses = list(dict.fromkeys(addresses))
+        hosts = [address.rpartition(":")[0] for address in addresses]
+        return [
+            Node(host if hosts.count(host) == 1 else address, Path(), address, 0, identity)
+            for host, address in zip(hosts, addresses, strict=True)
+        ]
+
+    def _resolve(self, name: str) -> list[str]:
+        """Return the addresses behind a name, as of a headless Service."""
+        asked_s, found = self._resolved.get(name, (0.0, []))
+        if asked_s and time.monotonic() - asked_s < DNS_KEPT_S:
+            return found
+        host, _, port = name.rpartition(":")
+        try:
+            answers = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise PoolError(f"no node is found: the name {host} has no address ({error})") from error
+        found = sorted({_joined(str(answer[4][0]), port) for answer in answers})
+        self._resolved[name] = time.monotonic(), found
+        return found
+
+
+def _joined(address: str, port: str) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
