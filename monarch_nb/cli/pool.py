@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import getpass
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from monarch_nb.cli.tables import print_table
 from monarch_nb.config import DEFAULT_PORT
 from monarch_nb.errors import MonarchNbError, TrustError
 from monarch_nb.ground.rank_sets import counted
+from monarch_nb.provision import Node, provisioner
 from monarch_nb.times import seconds_of, time_of_day
 from monarch_nb.trust import membership
 from monarch_nb.trust.authority import Authority
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from monarch_nb.config import TrustPaths
 
 SUMMARY = "make, join and share pools of other machines"
+ANSWER_S = 5.0
+"""A node that has not answered by then is not waited for."""
+_ANSWERS = "answers"
 _SHOWN_DIGITS = 16
 """Of a fingerprint."""
 _DESCRIPTION = """\
@@ -243,22 +248,47 @@ def _row(pool: str) -> Sequence[str]:
 
 
 def _show(pool: str) -> int:
-    """Print a pool; return 1 when a certificate in use does not count or soon will not."""
+    """Print a pool; return 1 when a node does not answer, or a certificate in use does not count or soon will not."""
     paths = paths_of(pool)
     me = membership.own_facts(paths)
     print(f"you are {me.name} ({me.role}) in the pool {pool}; its certificates lie in {paths.directory}")
     _print_hosts(pool, read_hosts(paths))
     print()
+    warnings = [_warning(path) for path in (paths.identity, paths.node) if path.exists()]
+    answers, trouble = _answers(pool)
+    if answers:
+        print_table(("node", "address", "state"), answers)
+        print()
     rows = []
     for one in membership.standings(pool):
         facts = one.facts
         until = time_of_day(facts.not_after)
         rows.append((facts.name, facts.role, facts.fingerprint[:_SHOWN_DIGITS], until, one.state))
     print_table(("certificate of", "role", "fingerprint", "until", "state"), rows)
-    warnings = [_warning(path) for path in (paths.identity, paths.node) if path.exists()]
-    for warning in filter(None, warnings):
-        print(f"\n{warning}")
-    return 1 if any(warnings) else 0
+    notes = list(dict.fromkeys(filter(None, [trouble, *warnings])))
+    for note in notes:
+        print(f"\n{note}")
+    return 1 if notes or any(state != _ANSWERS for *_, state in answers) else 0
+
+
+def _answers(pool: str) -> tuple[list[tuple[str, str, str]], str]:
+    """Ask every node; return rows of its name, address and state, and why nodes can not be asked, if that is so."""
+    try:
+        nodes = provisioner("hosts").nodes(pool=pool)
+    except MonarchNbError as error:
+        return [], str(error)
+    with ThreadPoolExecutor(max_workers=16) as threads:
+        return list(threads.map(_answer, nodes)), ""
+
+
+def _answer(node: Node) -> tuple[str, str, str]:
+    from monarch_nb.provision.daemons import describe
+
+    try:
+        reply = describe(node.address, ANSWER_S, node.identity)
+    except MonarchNbError as error:
+        return "", node.address, str(error)
+    return reply.node_id, node.address, _ANSWERS
 
 
 def _warning(path: Path) -> str:

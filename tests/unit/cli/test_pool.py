@@ -82,10 +82,12 @@ def test_somebody_is_invited_joins_and_is_shut_out(
     told = pool("invite", "lab", "--user", "bob", "--expires", "2d")
     assert "whoever has lab-bob.pem is bob in the pool lab" in told
     assert "bob runs: monarch-nb pool join lab-bob.pem" in told
+    pool("remove", "lab", "host1")  # there is no such host to be asked
     monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "bob"))
     told = pool("join", "lab-bob.pem")
     assert "you are bob in the pool lab until" in told
     assert "the pool lab: host1:7878" in told
+    pool("remove", "lab", "host1")
     assert "ada" not in pool("list", "lab")
     monkeypatch.setenv(CONFIG_VARIABLE, str(config))
     assert re.search(r"bob +user +[0-9a-f]{16} +\S+ \S+ *\n", pool("list", "lab"))
