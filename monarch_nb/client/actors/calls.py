@@ -283,9 +283,9 @@ class Callers:
             whether more may be printed in its name.
         """
         caller = self._current
-        caller.is_over = True
         call(self._behind.end(caller.all_runs, is_interrupted=caller.is_interrupted))
         ended = caller.end(self._calls())
+        caller.is_over = True  # only now: else the background loop ends them, and nobody waits for what they printed
         if is_interrupted and caller.goes_on:
             caller.interrupt()
         with contextlib.suppress(KeyboardInterrupt):  # what is printed now comes all the same
