@@ -26,6 +26,9 @@ METADATA_KEY = "monarch-nb-error-bin"
 DETAILS_CHARACTERS = 500
 """What is left of an error for clients that do not know the metadata."""
 
+_NOT_BELIEVED = "CERTIFICATE_VERIFY_FAILED"
+"""gRPC's word for a node whose certificate is not of our authority, or has expired."""
+
 _CODES: dict[type[MonarchNbError], grpc.StatusCode] = {
     UsageError: grpc.StatusCode.INVALID_ARGUMENT,
     VersionMismatch: grpc.StatusCode.FAILED_PRECONDITION,
@@ -60,6 +63,12 @@ def translate(error: grpc.aio.AioRpcError, node: str) -> MonarchNbError:
     for key, value in error.trailing_metadata() or ():
         if key == METADATA_KEY:
             return error_from_json(value.decode() if isinstance(value, bytes) else value)
+    if error.code() == grpc.StatusCode.UNAVAILABLE and _NOT_BELIEVED in (error.details() or ""):
+        return NodeUnreachable(
+            f"{node} shows no certificate that you believe: if the pool was made anew or its authority renewed, ask "
+            "for another invitation; if that host has an old node.pem, copy the new one there",
+            node,
+        )
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return NodeUnreachable(f"{node} does not answer; is its allocator running? (monarch-nb status)", node)
     if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
