@@ -29,6 +29,25 @@ test('what did not change keeps its identity', () => {
   expect(after.nodes.node0.slots[1]).toBe(before.nodes.node0.slots[1]);
 });
 
+test('of a large mesh only what changed comes, and the rest keeps its identity', () => {
+  const before = store.state.view!.reservations.R;
+  transport.say({
+    type: 'change',
+    now: 1001,
+    reservations: {
+      R: { '~': { meshes: { '~': { 0: { '~': { ranks: { '~': { 2: { '~': { state: 'dead' } } } } } } } } } }
+    },
+    nodes: { node0: { '~': { memory: { '~': { used: 5e8 } }, slots: [slot(0)] } } }
+  });
+  const after = store.state.view!.reservations.R;
+  expect(after.meshes[0].ranks.map(each => each.state)).toEqual(['idle', 'idle', 'dead', 'idle']);
+  expect(after.meshes[0].ranks[1]).toBe(before.meshes[0].ranks[1]);
+  expect(after.actors).toBe(before.actors);
+  expect(store.state.view!.nodes.node0).toMatchObject({ id: 'node0', memory: { used: 5e8, total: 2e9 } });
+  expect(store.state.view!.nodes.node0.slots).toHaveLength(1);
+  expect(before.meshes[0].ranks[2].state).toBe('idle');
+});
+
 test('what is gone is removed, what is new is there', () => {
   transport.say({
     type: 'change',
@@ -51,7 +70,7 @@ test('times left count from when they were said, also when other things change',
   clock_s += 30;
   transport.say({ type: 'change', now: 1030, nodes: { node0: node('node0', []) } });
   const held = store.state.view!.reservations.R;
-  expect(held.at_s! + held.time_left_s! - store.now_s()).toBe(70);
+  expect(held.at_s + held.time_left_s! - store.now_s()).toBe(70);
 });
 
 test('a late answer does not revive a job that has ended', async () => {

@@ -8,7 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from monarch_nb.client.connections.bridge import background_loop, post
 from monarch_nb.client.connections.connection import Connection
@@ -16,9 +16,10 @@ from monarch_nb.client.pools.pool import STATUS_TIMEOUT_S, HeldReservation, Pool
 from monarch_nb.client.reservations.memory import Memories
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import MonarchNbError
+from monarch_nb.panel.changes import change, told
 from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.notices import notices
-from monarch_nb.panel.view import Before, Json, NodeAnswer, Notebooks, Sent, build_view, is_as_sent, no_view
+from monarch_nb.panel.view import Before, Json, NodeAnswer, Notebooks, build_view, no_view
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import provisioner_of
 
@@ -29,6 +30,8 @@ ANSWER_S = 0.5
 SILENT_AFTER_S = 3.0
 BETWEEN_DELIVERIES_S = 0.125
 """A log that grows and the pool that changes are then fewer than ten messages a second."""
+NODES_A_SECOND = 64
+"""Of a larger pool looks are further apart: it costs Jupyter's server no more than one of this size."""
 MAX_NOTICES = 100
 _REQUEST = pb.StatusRequest(readings=True)
 
@@ -50,9 +53,7 @@ class Subscription:
     def __init__(self, live: Live, deliver: Deliver, *, looking: bool) -> None:
         self._live, self._deliver = live, deliver
         self.looking = looking
-        self._whole = True
-        self._changed: dict[str, set[str]] = {"nodes": set(), "reservations": set()}
-        self._parts: set[str] = set()
+        self._told: Json | None = None
         self._jobs: dict[str, Json] = {}
         self._logs: dict[str, Json] = {}
         self._notices: deque[Json] = deque(maxlen=MAX_NOTICES)
@@ -66,7 +67,7 @@ class Subscription:
 
     def begin_again(self) -> None:
         """Deliver the whole view next: somebody listens who has heard nothing yet."""
-        self._whole = True
+        self._told = None
         self._ready.set()
 
     def close(self) -> None:
@@ -93,67 +94,30 @@ class Subscription:
             self._notices.append(event)
         self._ready.set()
 
-    def view_changed(self, changed: dict[str, set[str]], parts: set[str]) -> None:
-        """Note which nodes and reservations, and which other parts of the view, are not as they were."""
-        for kind, ids in changed.items():
-            self._changed[kind] |= ids
-        self._parts |= parts
+    def view_changed(self) -> None:
+        """Note that the view is not as it was."""
         self._ready.set()
 
     async def _pump(self) -> None:
         while True:
             await self._ready.wait()
             self._ready.clear()
-            if events := self._take(self._live.view):
+            if events := self._take(self._live.told):
                 await self._deliver(events)
-            await asyncio.sleep(BETWEEN_DELIVERIES_S)
+                await asyncio.sleep(BETWEEN_DELIVERIES_S)
 
     def _take(self, view: Json | None) -> list[Json]:
         events: list[Json] = []
-        if view is not None and self._whole:
+        if view is not None and self._told is None:
             events.append({"type": "view", "view": view})
-            self._whole = False
-        elif view is not None and (self._parts or any(self._changed.values())):
-            change = {"type": "change", "now": view["now"]} | {part: view[part] for part in self._parts}
-            for kind, ids in self._changed.items():
-                if ids:
-                    change[kind] = {each: view[kind].get(each) for each in ids}
-            events.append(change)
-        if view is not None:
-            self._parts = set()
-            self._changed = {"nodes": set(), "reservations": set()}
+        elif view is not None and self._told is not None and (changed := change(self._told, view)):
+            events.append(changed)
+        self._told = view
         events += [*self._jobs.values(), *self._logs.values(), *self._notices]
         self._jobs.clear()
         self._logs.clear()
         self._notices.clear()
         return events
-
-
-@dataclass
-class _Book:
-    """What subscribers have been told last."""
-
-    entities: dict[str, dict[str, Sent]] = field(default_factory=lambda: {"nodes": {}, "reservations": {}})
-    pool: Json | None = None
-    ended: list[Json] | None = None
-
-    def update(self, view: Json, at_s: float) -> tuple[dict[str, set[str]], set[str]]:
-        """Take a new view; return the ids of what changed, by kind, and the other parts that changed."""
-        changed: dict[str, set[str]] = {}
-        for kind, known in self.entities.items():
-            told = view[kind]
-            ids = {
-                each for each, value in told.items() if each not in known or not is_as_sent(known[each], value, at_s)
-            }
-            gone = known.keys() - told.keys()
-            for each in ids:
-                known[each] = Sent(told[each], at_s)
-            for each in gone:
-                del known[each]
-            changed[kind] = ids | gone
-        parts = {part for part in ("pool", "ended") if getattr(self, part) != view[part]}
-        self.pool, self.ended = view["pool"], view["ended"]
-        return changed, parts
 
 
 class Live:
@@ -168,10 +132,10 @@ class Live:
     def __init__(self, pool: Pool, *, root: str = "", refresh_s: float = 1.0, notice_s: float = 10.0) -> None:
         self.pool, self._root, self._refresh_s, self._notice_s = pool, root, refresh_s, notice_s
         self.view: Json | None = None
+        self.told: Json | None = None
         self._viewed_at = -float("inf")
         self._nodes: dict[str, _Node] = {}
         self._before, self._memories = Before(), Memories()
-        self._book = _Book()
         self._subscriptions: list[Subscription] = []
         self._refreshing = asyncio.Lock()
         self._wake = asyncio.Event()
@@ -184,7 +148,7 @@ class Live:
         subscription = Subscription(self, deliver, looking=looking)
         self._subscriptions.append(subscription)
         if self.view is not None:
-            subscription.view_changed({}, set())
+            subscription.view_changed()
             for notice in notices(None, self.view):
                 subscription.put(notice)
         if self._keeping is None or self._keeping.done():
@@ -213,14 +177,14 @@ class Live:
             await self.refresh()
             looking = any(subscription.looking for subscription in self._subscriptions)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._refresh_s if looking else self._notice_s):
+                async with asyncio.timeout(self._apart_s(self._refresh_s if looking else self._notice_s)):
                     await self._wake.wait()
 
     # ---- the view ----
 
     async def fresh(self) -> Json:
         """Return a view that is not older than a refresh."""
-        if self.view is None or time.monotonic() - self._viewed_at > self._refresh_s:
+        if self.view is None or time.monotonic() - self._viewed_at > self._apart_s(self._refresh_s):
             await self.refresh()
         assert self.view is not None
         return self.view
@@ -236,10 +200,9 @@ class Live:
             except MonarchNbError as error:
                 view = no_view(self.pool.name, self.pool.owner, time.time(), clickable(str(error)))
             before, self.view, self._viewed_at = self.view, view, time.monotonic()
-            changed, parts = self._book.update(view, self._viewed_at)
-            if parts or any(changed.values()):
-                for subscription in self._subscriptions:
-                    subscription.view_changed(changed, parts)
+            self.told = told(self.told, view, view["now"])
+            for subscription in self._subscriptions:
+                subscription.view_changed()
             for notice in notices(before, view):
                 self.publish(notice)
 
@@ -269,6 +232,10 @@ class Live:
     def is_watched(self) -> bool:
         """Whether anybody has subscribed."""
         return bool(self._subscriptions)
+
+    def _apart_s(self, wanted_s: float) -> float:
+        """Return how long to wait from one look to the next."""
+        return max(wanted_s, len(self._nodes) / NODES_A_SECOND)
 
     async def _ask(self) -> None:
         now = time.monotonic()

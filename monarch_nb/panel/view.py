@@ -1,4 +1,4 @@
-"""From what allocators say to what the panel shows: one JSON value, and what changed since the one before. Pure."""
+"""From what allocators say to what the panel shows: one JSON value. Pure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,6 @@ from monarch_nb.proto import allocator_pb2 as pb
 
 Json = dict[str, Any]
 
-DRIFT_S = 1.5
-"""How far a running time may be from what a browser counted to before it is sent again."""
-_RUNNING = {"running_s": 1.0, "time_left_s": -1.0, "idle_left_s": -1.0}
-"""What browsers count on by themselves, and which way."""
 _MEMORY_STEP_BYTES, _NODE_MEMORY_STEP_BYTES = 1_000_000, 50_000_000
 
 
@@ -125,7 +121,7 @@ def build_view(
         "pool": _pool(pool, answers),
         "owner": owner,
         "now": now,
-        "nodes": {answer.node_id: _node(answer, reservations, before.slots) for answer in answers},
+        "nodes": _nodes(answers, reservations, before.slots),
         "reservations": reservations,
         "ended": _ended(answers, owner),
     }
@@ -151,7 +147,25 @@ def _pool(name: str, answers: list[NodeAnswer]) -> Json:
 # ---- nodes ----
 
 
-def _node(answer: NodeAnswer, reservations: Mapping[str, Json], slots: CpuSlots) -> Json:
+def _nodes(answers: Iterable[NodeAnswer], reservations: Mapping[str, Json], slots: CpuSlots) -> dict[str, Json]:
+    placed: dict[tuple[str, str], list[Json]] = {}
+    for reservation in reservations.values():
+        for mesh in reservation["meshes"]:
+            for rank in mesh["ranks"] if mesh["name"] == "main" else ():
+                placed.setdefault((reservation["id"], rank["node"]), []).append(rank)
+    return {answer.node_id: _node(answer, placed, slots) for answer in answers}
+
+
+def _node(
+    answer: NodeAnswer,
+    placed: Mapping[tuple[str, str], list[Json]],
+    slots: CpuSlots,
+) -> Json:
+    """Return a node as it is shown.
+
+    Args:
+        placed: the main mesh's ranks of each reservation on each node.
+    """
     state, message = _node_state(answer)
     reply = answer.reply or pb.StatusReply()
     node, readings = reply.node, reply.readings if answer.answers else pb.NodeReadings()
@@ -165,7 +179,7 @@ def _node(answer: NodeAnswer, reservations: Mapping[str, Json], slots: CpuSlots)
         "gpus": {"total": len(node.gpus), "free": node.gpus_free},
         "memory": _memory(readings, _NODE_MEMORY_STEP_BYTES),
         "cpu": round(readings.cpu, 2) if readings.HasField("cpu") else None,
-        "slots": [*_gpu_slots(answer, readings, reservations), *_cpu_slots(answer, reservations, slots)],
+        "slots": [*_gpu_slots(answer, readings), *_cpu_slots(answer, placed, slots)],
     }
 
 
@@ -199,7 +213,7 @@ def _slot(kind: str, index: int, name: str, reservation: str | None, rank: int |
     }
 
 
-def _gpu_slots(answer: NodeAnswer, readings: pb.NodeReadings, reservations: Mapping[str, Json]) -> Iterator[Json]:
+def _gpu_slots(answer: NodeAnswer, readings: pb.NodeReadings) -> Iterator[Json]:
     if answer.reply is None:
         return
     holders = {
@@ -232,28 +246,19 @@ def _memory(reading: pb.NodeReadings | pb.GpuReading, step_bytes: int) -> Json |
     return {"used": used, "total": reading.memory_total_bytes}
 
 
-def _cpu_slots(answer: NodeAnswer, reservations: Mapping[str, Json], slots: CpuSlots) -> Iterator[Json]:
+def _cpu_slots(answer: NodeAnswer, placed: Mapping[tuple[str, str], list[Json]], slots: CpuSlots) -> Iterator[Json]:
     if answer.reply is None:
         return
     statuses = sorted(answer.reply.reservations, key=lambda status: status.created_at)
     held = {status.reservation_id: status.procs for status in statuses if status.procs}
-    ranks = {
-        status.reservation_id: [
-            rank
-            for mesh in reservations[status.reservation_id]["meshes"]
-            if mesh["name"] == "main"
-            for rank in mesh["ranks"]
-            if rank["node"] == answer.node_id
-        ]
-        for status in statuses
-    }
     drawn: dict[str, int] = {}
     for index, reservation in enumerate(slots.assign(answer.node_id, answer.reply.node.procs, held)):
         slot = _slot("cpu", index, "", reservation, None)
         if reservation is not None:
             place = drawn[reservation] = drawn.get(reservation, -1) + 1
-            if place < len(ranks[reservation]):
-                rank = ranks[reservation][place]
+            ranks = placed.get((reservation, answer.node_id), ())
+            if place < len(ranks):
+                rank = ranks[place]
                 slot["rank"], slot["utilisation"] = rank["rank"], rank["cpu"]
                 slot["memory"] = None if rank["memory"] is None else {"used": rank["memory"], "total": None}
         yield slot
@@ -385,13 +390,18 @@ def _note_hangs(answers: list[NodeAnswer], reservations: Mapping[str, Json], han
         for status in answer.reply.reservations if answer.answers and answer.reply else ():
             for mesh in status.meshes:
                 parts.setdefault(mesh.mesh_id, []).append((answer.node_id, mesh))
+    runs: list[str] = []
     for reservation in reservations.values():
         for mesh in reservation["meshes"]:
+            if not any(rank["state"] == "waiting" for rank in mesh["ranks"]):
+                continue  # most of the time, and there may be thousands
             told = parts.get(mesh["id"], [])
             ranks = {info.rank: info for node, part in told for info in infos_of_node(node, part)}
-            if hang := hangs.find(ranks, run_infos(told), now):
+            infos = run_infos(told)
+            runs += [run.run_id for run in infos]
+            if hang := hangs.find(ranks, infos, now):
                 mesh["hang"] = {"text": hang.text, "ranks": format_ranks(hang.ranks)}
-    hangs.keep([run.run_id for told in parts.values() for _, part in told for run in part.runs])
+    hangs.keep(runs)
 
 
 def _rank(info: RankInfo, answers: bool, work: tuple[str, str] | None) -> Json:
@@ -512,44 +522,3 @@ def _ended(answers: Iterable[NodeAnswer], owner: str) -> list[Json]:
 def _rounded(count_bytes: int, step_bytes: int) -> int:
     """What stands still should not look as if it moved."""
     return round(count_bytes / step_bytes) * step_bytes
-
-
-# ---- what changed ----
-
-
-@dataclass(frozen=True)
-class Sent:
-    """An entity as it was sent last, and when (on any clock that runs evenly)."""
-
-    value: Json
-    at_s: float
-
-
-def is_as_sent(sent: Sent, value: Json, at_s: float) -> bool:
-    """Whether a browser that counted on since shows this value."""
-    return _same(sent.value, value, at_s - sent.at_s)
-
-
-def _same(old: Any, new: Any, passed_s: float) -> bool:
-    if isinstance(old, dict) and isinstance(new, dict):
-        if old.keys() != new.keys():
-            return False
-        return all(
-            _drifted_little(key, old, value, passed_s) if key in _RUNNING else _same(old[key], value, passed_s)
-            for key, value in new.items()
-        )
-    if isinstance(old, list) and isinstance(new, list):
-        return len(old) == len(new) and all(_same(a, b, passed_s) for a, b in zip(old, new, strict=True))
-    return bool(old == new)
-
-
-def _drifted_little(key: str, entity: Json, new: float | None, passed_s: float) -> bool:
-    old: float | None = entity[key]
-    if old is None or new is None:
-        return old is new
-    if key == "idle_left_s":
-        stands_still = old == entity["idle_s"]  # it is in use
-    else:
-        stands_still = key == "running_s" and entity["state"] not in ("running", "waiting")
-    expected = old if stands_still else old + _RUNNING[key] * passed_s
-    return abs(max(0.0, expected) - new) <= DRIFT_S

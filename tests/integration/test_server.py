@@ -23,6 +23,7 @@ from gpus import FakeGpus
 from integration.live import TIMEOUT_S, Gate, eventually, kill, started
 from monarch_nb.client.reservations.reservation import attach
 from monarch_nb.provision import MOST_NODES, Node
+from told import view_after
 
 TOKEN = "a-token"
 VALUES = {"name": "dev", "nodes": 2, "kind": "procs", "per_node": 2, "time": "2h", "idle": "1h"}
@@ -121,13 +122,8 @@ class Browser:
 
     def _take(self, event: Any) -> None:
         match event["type"]:
-            case "view":
-                self.view = event["view"]
-            case "change":
-                for kind in ("nodes", "reservations"):
-                    for each, value in event.get(kind, {}).items():
-                        self.view[kind].pop(each, None) if value is None else self.view[kind].update({each: value})
-                self.view |= {key: event[key] for key in ("pool", "ended") if key in event}
+            case "view" | "change":
+                self.view = view_after(self.view, event)
             case "job":
                 self.jobs[event["job"]["id"]] = event["job"]
             case "log":

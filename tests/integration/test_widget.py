@@ -19,6 +19,7 @@ from nbclient import NotebookClient
 
 import monarch_nb
 from integration.live import Gate
+from told import view_after
 
 pytestmark = pytest.mark.usefixtures("shared_pool")
 WAIT_S = 60.0
@@ -36,6 +37,7 @@ class FrontEnd:
         self._client.start_channels()
         self._client.wait_for_ready(timeout=WAIT_S)
         self._heard: list[dict[str, Any]] = []
+        self._views: dict[str, Any] = {}
         self._numbers = itertools.count(1)
 
     def close(self) -> None:
@@ -89,6 +91,14 @@ class FrontEnd:
         custom: dict[str, Any] = self.wait_for(is_it)["content"]["data"]["content"]
         return custom
 
+    def wait_for_states(self, widget: str, wanted: Callable[[dict[int, str]], bool]) -> None:
+        """Wait until a view of a widget shows ranks in states that are wanted."""
+        deadline = time.monotonic() + WAIT_S
+        while not wanted(_states(self._views.get(widget))):
+            assert time.monotonic() < deadline, _states(self._views.get(widget))
+            if message := self._next():
+                self._heard.append(message)
+
     def wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         for message in self._heard:
             if wanted(message):
@@ -96,14 +106,34 @@ class FrontEnd:
                 return message
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
-            try:
-                message = self._client.get_iopub_msg(timeout=1.0)
-            except queue.Empty:
+            message = self._next()
+            if message is None:
                 continue
             if wanted(message):
                 return message
             self._heard.append(message)
         raise AssertionError(f"nothing of that came: {[message['msg_type'] for message in self._heard]}")
+
+    def _next(self) -> dict[str, Any] | None:
+        """Return the next message, if one comes soon; what it says of a view is kept, as a browser does."""
+        try:
+            message: dict[str, Any] = self._client.get_iopub_msg(timeout=1.0)
+        except queue.Empty:
+            return None
+        content = message["content"]
+        if message["msg_type"] == "comm_msg" and (event := content["data"].get("content", {}).get("event")):
+            self._views[content["comm_id"]] = view_after(self._views.get(content["comm_id"]), event)
+        return message
+
+
+def _states(view: Any) -> dict[int, str]:
+    """The states of all ranks."""
+    return {
+        rank["rank"]: rank["state"]
+        for held in (view or {}).get("reservations", {}).values()
+        for mesh in held["meshes"]
+        for rank in mesh["ranks"]
+    }
 
 
 def _is_end_of(cell: str, message: dict[str, Any]) -> bool:
@@ -125,29 +155,16 @@ def front_end(tmp_path: Path) -> Iterator[FrontEnd]:
                 monarch_nb.attach(held.name).release()
 
 
-def _states(content: dict[str, Any]) -> dict[int, str]:
-    """The states of ranks that a message tells of."""
-    event = content.get("event", {})
-    reservations = event.get("view", event).get("reservations") or {}
-    return {
-        rank["rank"]: rank["state"]
-        for held in reservations.values()
-        if held is not None
-        for mesh in held["meshes"]
-        for rank in mesh["ranks"]
-    }
-
-
 def test_the_panel_goes_on_while_a_cell_blocks_the_kernel(front_end: FrontEnd, tmp_path: Path) -> None:
     front_end.run(OPEN_MESH)
     (shown,) = front_end.run("%mesh panel")
     assert shown["text/plain"].startswith("pool local · node0: ")
     widget = shown[WIDGET]["model_id"]
     front_end.say(widget, {"type": "look", "view": "v", "looking": True})
-    front_end.wait_for_custom(widget, lambda content: _states(content) == dict.fromkeys(range(4), "idle"))
+    front_end.wait_for_states(widget, lambda states: states == dict.fromkeys(range(4), "idle"))
     with closing(Gate(tmp_path)) as gate:
         cell = front_end.start(f"%%mesh -t 1\n{gate.wait}")
-        front_end.wait_for_custom(widget, lambda content: _states(content).get(1) == "running")
+        front_end.wait_for_states(widget, lambda states: states[1] == "running")
         number = front_end.ask(widget, "view", {})  # without a subshell it waits for the end of the cell
         gate.open(1)
         front_end.wait_for(lambda message: _is_end_of(cell, message))  # a rank that runs need not be at its gate yet
@@ -165,7 +182,7 @@ def test_a_killed_rank_is_seen_and_restarted_through_the_widget(front_end: Front
     dev = monarch_nb.attach("dev")
     before = dev.mesh.status()[3].pid
     os.kill(before, signal.SIGKILL)
-    front_end.wait_for_custom(widget, lambda content: _states(content).get(3) == "dead")
+    front_end.wait_for_states(widget, lambda states: states.get(3) == "dead")
     job = front_end.answer(widget, front_end.ask(widget, "restart", {"reservation": dev.id, "ranks": "3"}))["job"]
     front_end.wait_for_custom(
         widget,

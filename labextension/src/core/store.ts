@@ -1,6 +1,6 @@
 import { useCallback, useSyncExternalStore } from 'react';
 import { Connection, Transport, explain } from './transport';
-import { Forms, Job, LogGrown, Message, Notice, Reservation, View } from './types';
+import { Forms, Job, LogGrown, Message, Notice, Patch, View } from './types';
 
 /** A question about what a person wants, asked by a command and answered by the panel. */
 export interface Intent {
@@ -66,10 +66,7 @@ export class Store {
   receive(message: Message): void {
     switch (message.type) {
       case 'view':
-        this._setView({
-          ...message.view,
-          reservations: stamped(message.view.reservations, message.view.now) as View['reservations']
-        });
+        this._setView(share(this.state.view, message.view));
         break;
       case 'change':
         if (this.state.view) {
@@ -79,7 +76,7 @@ export class Store {
             pool: message.pool ?? this.state.view.pool,
             ended: message.ended ?? this.state.view.ended,
             nodes: merge(this.state.view.nodes, message.nodes),
-            reservations: merge(this.state.view.reservations, stamped(message.reservations, message.now))
+            reservations: merge(this.state.view.reservations, message.reservations)
           });
         }
         break;
@@ -167,11 +164,10 @@ export class Store {
   }
 
   private _setView(view: View): void {
-    const shared = share(this.state.view, view);
     const { notices } = this.state;
-    const held = notices.filter(notice => holds(notice, shared));
+    const held = notices.filter(notice => holds(notice, view));
     this._set({
-      view: shared,
+      view,
       viewAt_s: this._clock_s(),
       notices: held.length < notices.length ? held : notices
     });
@@ -226,32 +222,35 @@ export function useStore<T>(store: Store, select: (state: State) => T): T {
   );
 }
 
-/** Times left count from when they were said. */
-function stamped(
-  reservations: Record<string, Reservation | null> | undefined,
-  at_s: number
-): Record<string, Reservation | null> | undefined {
-  return (
-    reservations &&
-    Object.fromEntries(
-      Object.entries(reservations).map(([id, reservation]) => [id, reservation && { ...reservation, at_s }])
-    )
-  );
-}
-
-function merge<T>(old: Record<string, T>, changes?: Record<string, T | null>): Record<string, T> {
+function merge<T>(old: Record<string, T>, changes?: Record<string, T | Patch | null>): Record<string, T> {
   if (!changes) {
     return old;
   }
   const merged = { ...old };
-  for (const [id, entity] of Object.entries(changes)) {
-    if (entity === null) {
+  for (const [id, change] of Object.entries(changes)) {
+    if (change === null) {
       delete merged[id];
     } else {
-      merged[id] = entity;
+      merged[id] = changed(old[id], change) as T;
     }
   }
   return merged;
+}
+
+/** What `old` becomes by a change; the parts that it does not name stay what they are. */
+function changed(old: unknown, change: unknown): unknown {
+  if (!isPatch(change)) {
+    return share(old, change);
+  }
+  const fresh = (Array.isArray(old) ? [...old] : { ...(old as object) }) as Record<string, unknown>;
+  for (const [key, part] of Object.entries(change['~'])) {
+    fresh[key] = changed(fresh[key], part);
+  }
+  return fresh;
+}
+
+function isPatch(change: unknown): change is Patch {
+  return typeof change === 'object' && change !== null && '~' in change;
 }
 
 /** `fresh`, with every part that is equal in `old` replaced by the old part. */

@@ -1,5 +1,11 @@
 /** What panel, widget and server say to each other. All sizes in bytes, all times in seconds; null: unknown. */
 
+/** What counts on by itself. */
+export interface Counting {
+  /** The server's clock when its times were true. */
+  at_s: number;
+}
+
 export interface Memory {
   used: number | null;
   total: number;
@@ -40,7 +46,7 @@ export interface PoolNode {
 
 export type RankState = 'starting' | 'idle' | 'running' | 'waiting' | 'failed' | 'dead' | 'unreachable';
 
-export interface Rank {
+export interface Rank extends Counting {
   rank: number;
   node: string;
   state: RankState;
@@ -56,7 +62,7 @@ export interface Rank {
   stderr_tail: string[];
 }
 
-export interface Run {
+export interface Run extends Counting {
   id: string;
   number: number;
   title: string;
@@ -89,7 +95,7 @@ export interface Mesh {
 }
 
 /** What some ranks of an actor do; those that do the same are one. */
-export interface Doing {
+export interface Doing extends Counting {
   state: 'failed' | 'waiting' | 'running' | 'idle';
   ranks: string;
   /** The endpoint that is executed. */
@@ -123,7 +129,7 @@ export interface Actors {
   more: number;
 }
 
-export interface Reservation {
+export interface Reservation extends Counting {
   id: string;
   name: string;
   owner: string;
@@ -142,8 +148,6 @@ export interface Reservation {
   used_by: string[];
   /** Those that would with a kernel that loads the extension. */
   remembered_by: string[];
-  /** The server's clock when these figures were true. */
-  at_s?: number;
   created_at: number;
   time_s: number | null;
   time_left_s: number | null;
@@ -218,12 +222,17 @@ export interface LogGrown extends LogExtent {
   error?: string | null;
 }
 
+/** What was there, a list or an object, with these parts changed. */
+export interface Patch {
+  '~': Record<string, unknown>;
+}
+
 export interface Change {
   type: 'change';
   now: number;
   pool?: Pool;
-  nodes?: Record<string, PoolNode | null>;
-  reservations?: Record<string, Reservation | null>;
+  nodes?: Record<string, PoolNode | Patch | null>;
+  reservations?: Record<string, Reservation | Patch | null>;
   ended?: Ended[];
 }
 

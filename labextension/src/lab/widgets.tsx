@@ -163,7 +163,7 @@ function StatusText(props: {
   if (!reservation) {
     return <></>;
   }
-  const { time_left_s, at_s = 0 } = reservation;
+  const { time_left_s, at_s } = reservation;
   const left_s = time_left_s === null ? null : at_s + time_left_s - store.now_s();
   return (
     <button

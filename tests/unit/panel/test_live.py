@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from monarch_nb.panel import live as live_module
 from monarch_nb.panel.live import Live, Subscription
 from monarch_nb.panel.requests import Panel
 from monarch_nb.proto import allocator_pb2 as pb
+from told import view_after
 from unit.panel.fake_pool import FakePool, Inbox
 from unit.panel.replies import hold
 
@@ -88,7 +90,8 @@ def test_a_slow_browser_gets_the_newest_and_no_backlog(live: Live, pool: FakePoo
     inbox.open.set()
     inbox.next("view")
     change = inbox.next("change")
-    assert {name: each["procs"]["free"] for name, each in change["nodes"].items()} == {"node0": 3, "node1": 3}
+    told = {name: each["~"]["procs"]["~"] for name, each in change["nodes"].items()}
+    assert told == {"node0": {"free": 3}, "node1": {"free": 3}}
     assert inbox.next("job")["job"]["message"] == "49"
     assert inbox.next("log")["total"] == 49
     for _ in range(live_module.MAX_NOTICES):
@@ -171,6 +174,31 @@ async def waiting(live: Live) -> None:
         pass
 
 
+def test_looks_at_a_large_pool_are_further_apart(pool: FakePool, panel: Panel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_module, "NODES_A_SECOND", 2 / 3600)
+    live = Live(pool, refresh_s=0.0, notice_s=7200.0)  # type: ignore[arg-type]
+    waits_s: list[float | None] = []
+    timeout = asyncio.timeout
+
+    def timed(delay_s: float | None) -> asyncio.Timeout:
+        waits_s.append(delay_s)
+        return timeout(delay_s)
+
+    monkeypatch.setattr(live_module.asyncio, "timeout", timed)
+    inbox = Inbox()
+    subscription = subscribed(live, inbox)
+    inbox.next("view")
+    call(waiting(live))
+    assert 3600.0 in waits_s
+    call(live.fresh())
+    assert pool.fakes[0].asked == 1
+    subscription.look_soon(False)
+    call(live.refresh())
+    call(waiting(live))
+    assert 7200.0 in waits_s
+    closed(subscription)
+
+
 def test_a_node_that_hangs_holds_nobody_up(live: Live, pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_module, "ANSWER_S", 0.05)
     monkeypatch.setattr(live_module, "SILENT_AFTER_S", 0.0)
@@ -186,16 +214,17 @@ def test_a_node_that_died_is_told_and_comes_back(live: Live, pool: FakePool, mon
     hold([fake.reply for fake in pool.fakes], procs=2)
     inbox = Inbox()
     subscribed(live, inbox)
-    inbox.next("view")
+    view = view_after(None, inbox.next("view"))
     pool.fakes[1].alive = False
     call(live.refresh())
-    change = inbox.next("change")
-    assert change["nodes"]["node1"]["state"] == "dead"
-    ranks = change["reservations"]["id-dev"]["meshes"][0]["ranks"]
+    view = view_after(view, inbox.next("change"))
+    assert view["nodes"]["node1"]["state"] == "dead"
+    ranks = view["reservations"]["id-dev"]["meshes"][0]["ranks"]
     assert [rank["state"] for rank in ranks] == ["idle", "idle", "unreachable", "unreachable"]
     pool.fakes[1].alive = True
     call(live.refresh())
-    assert inbox.next("change")["nodes"]["node1"]["state"] == "ok"
+    view = view_after(view, inbox.next("change"))
+    assert view["nodes"]["node1"]["state"] == "ok"
 
 
 class Served:

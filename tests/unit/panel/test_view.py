@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.client.reservations.memory import Memory, memory_of_this_kernel
-from monarch_nb.panel.view import Before, CpuSlots, Json, NodeAnswer, Sent, build_view, is_as_sent
+from monarch_nb.panel.view import Before, CpuSlots, Json, NodeAnswer, build_view
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from unit.panel.replies import NOW, hold, node, run, view_of
@@ -377,38 +377,3 @@ def test_what_ended_is_told_to_its_owner_only() -> None:
     (ended,) = view_of(reply)["ended"]
     assert ended["id"] == "a"
     assert "its time of 8 h was up" in ended["text"]
-
-
-# ---- what changed ----
-
-
-def counted(seconds: float, **changes: Any) -> bool:
-    """Whether a reservation, so much later and changed so, is as a browser counted."""
-    facts: dict[str, Any] = {"time_s": 100.0, "time_left_s": 80.0, "idle_s": 50.0, "idle_left_s": 40.0}
-    return is_as_sent(Sent(dict(facts), 0.0), facts | changes, seconds)
-
-
-def test_times_that_run_as_counted_are_not_sent_again() -> None:
-    assert counted(10, time_left_s=70.4, idle_left_s=29.6)
-    assert not counted(10, time_left_s=70.0, idle_left_s=40.0)
-    assert not counted(10, time_left_s=3670.0, idle_left_s=30.0)
-    assert not counted(10, time_left_s=None, idle_left_s=30.0)
-
-
-def test_the_idle_time_of_what_is_in_use_stands_still() -> None:
-    facts = {"idle_s": 50.0, "idle_left_s": 50.0}
-    assert is_as_sent(Sent(facts, 0.0), {"idle_s": 50.0, "idle_left_s": 50.0}, 100.0)
-    assert not is_as_sent(Sent(facts, 0.0), {"idle_s": 50.0, "idle_left_s": 45.0}, 100.0)
-
-
-@pytest.mark.parametrize(("state", "counts"), [("running", True), ("waiting", True), ("finished", False)])
-def test_only_what_runs_counts_on(state: str, counts: bool) -> None:
-    sent = Sent({"runs": [{"state": state, "running_s": 5.0}]}, 0.0)
-    assert is_as_sent(sent, {"runs": [{"state": state, "running_s": 15.0}]}, 10.0) == counts
-    assert is_as_sent(sent, {"runs": [{"state": state, "running_s": 5.0}]}, 10.0) != counts
-
-
-def test_anything_else_that_changed_is_sent() -> None:
-    sent = Sent({"ranks": [{"state": "idle", "running_s": None}]}, 0.0)
-    assert not is_as_sent(sent, {"ranks": [{"state": "dead", "running_s": None}]}, 0.0)
-    assert not is_as_sent(sent, {"ranks": []}, 0.0)

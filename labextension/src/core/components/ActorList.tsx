@@ -8,8 +8,6 @@ export function ActorList(props: {
   actors: Actors;
   /** Whose they are. */
   label: string;
-  /** The server's clock when these figures were true. */
-  at_s: number;
   isNamingMeshes: boolean;
   isChosen: (actor: Actor) => boolean;
   onChoose: (actor: Actor) => void;
@@ -51,7 +49,6 @@ export function ActorList(props: {
                   key={`${doing.state} ${doing.running} ${doing.ranks}`}
                   actor={actor}
                   doing={doing}
-                  at_s={props.at_s}
                 />
               ))}
               {actor.more > 0 && <p className="mnb-actor-more mnb-dim">and {actor.more} more</p>}
@@ -77,7 +74,7 @@ function names(ranks: string): string {
 }
 
 /** "▶ ranks 0-1: runs step for the notebook · 12 s · 3 messages wait · at train.py:41". */
-function DoingLine({ actor, doing, at_s }: { actor: Actor; doing: Doing; at_s: number }) {
+function DoingLine({ actor, doing }: { actor: Actor; doing: Doing }) {
   const whose = doing.ranks === actor.ranks ? '' : `${names(doing.ranks)}: `;
   const more = [
     ...(doing.waiting ? [waiters(doing.waiting)] : []),
@@ -94,7 +91,7 @@ function DoingLine({ actor, doing, at_s }: { actor: Actor; doing: Doing; at_s: n
         {doing.running_s !== null && (
           <>
             {' · '}
-            <Elapsed since_s={at_s - doing.running_s} />
+            <Elapsed since_s={doing.at_s - doing.running_s} />
           </>
         )}
         {more.map(text => ` · ${text}`).join('')}

@@ -291,7 +291,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
             </p>
           )}
           <div>
-            <Runs mesh={mesh} at_s={reservation.at_s ?? 0} />
+            <Runs mesh={mesh} />
             {!mesh.hang && <Waiting ranks={mesh.ranks} />}
           </div>
           {mesh.hang && (
@@ -316,13 +316,12 @@ export const ReservationCard = memo(function ReservationCard(props: {
             <ActorList
               actors={reservation.actors}
               label={reservation.name}
-              at_s={reservation.at_s ?? 0}
               isNamingMeshes={reservation.meshes.length > 1}
               isChosen={isChosen}
               onChoose={choose}
             />
           )}
-          {detail && <RankDetail rank={detail} at_s={reservation.at_s ?? 0} />}
+          {detail && <RankDetail rank={detail} />}
           {chosen.size > 1 && <div className="mnb-rank-detail">{rankNames(chosen)} chosen</div>}
         </div>
       )}
@@ -356,7 +355,7 @@ function whileUsedBy(notebook: string): Holds {
 const takeForms = (state: State): State['forms'] => state.forms;
 
 export function TimeLeft({ reservation }: { reservation: Reservation }) {
-  const { time_left_s, idle_left_s, idle_s, at_s = 0 } = reservation;
+  const { time_left_s, idle_left_s, idle_s, at_s } = reservation;
   const isIdling = idle_left_s !== null && idle_s !== null && idle_left_s < idle_s;
   if (isIdling && (time_left_s === null || idle_left_s < time_left_s)) {
     return (
@@ -454,7 +453,7 @@ function Trouble({ ranks }: { ranks: readonly Rank[] }) {
   ) : null;
 }
 
-function Runs({ mesh, at_s }: { mesh: Mesh; at_s: number }) {
+function Runs({ mesh }: { mesh: Mesh }) {
   const going = mesh.runs.filter(run => run.state !== 'finished');
   const last = mesh.runs[mesh.runs.length - 1];
   const shown = going.length ? going.slice(0, 3) : last ? [last] : [];
@@ -465,7 +464,7 @@ function Runs({ mesh, at_s }: { mesh: Mesh; at_s: number }) {
     <>
       {shown.map(run => (
         <p key={run.id} className="mnb-run" title={run.title}>
-          <RunState run={run} at_s={at_s} />
+          <RunState run={run} />
           <span className="mnb-dim">
             {run.owner ? `${run.owner}’s ` : ''}
             {run.cell_number ? `[${run.cell_number}]` : `run ${run.number}`}
@@ -480,11 +479,11 @@ function Runs({ mesh, at_s }: { mesh: Mesh; at_s: number }) {
   );
 }
 
-function RunState({ run, at_s }: { run: Run; at_s: number }) {
+function RunState({ run }: { run: Run }) {
   if (run.state === 'running') {
     return (
       <span className="mnb-run-state">
-        {run.running_s === null ? 'running' : <Elapsed since_s={at_s - run.running_s} />}
+        {run.running_s === null ? 'running' : <Elapsed since_s={run.at_s - run.running_s} />}
       </span>
     );
   }
@@ -494,7 +493,7 @@ function RunState({ run, at_s }: { run: Run; at_s: number }) {
   return <span className={`mnb-run-state ${run.failed ? 'mnb-bad' : 'mnb-dim'}`}>{run.outcome}</span>;
 }
 
-function RankDetail({ rank, at_s }: { rank: Rank; at_s: number }) {
+function RankDetail({ rank }: { rank: Rank }) {
   const facts = [rank.node];
   if (rank.gpu !== null) {
     facts.push(`GPU ${rank.gpu}`);
@@ -514,7 +513,7 @@ function RankDetail({ rank, at_s }: { rank: Rank; at_s: number }) {
       {rank.running_s !== null && (
         <>
           {' · '}
-          <Elapsed since_s={at_s - rank.running_s} />
+          <Elapsed since_s={rank.at_s - rank.running_s} />
         </>
       )}
       {rank.stderr_tail.length > 0 && <pre>{rank.stderr_tail.join('\n')}</pre>}
