@@ -5,6 +5,7 @@ actions   what is done: reserve, release, restart, interrupt, stacks
 jobs      what takes long, in threads, with progress and cancel
 live      asks the nodes while somebody looks, and tells subscribers what changed
 view      what nodes said becomes the one value that is shown
+changes   what of it browsers have to be told
 actors    the actors of a reservation, in that value
 notices   deaths and ends that people should hear of
 hangs     ranks that wait for others that will not come

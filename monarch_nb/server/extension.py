@@ -22,7 +22,11 @@ class MonarchNB(Configurable):
     """The panel in JupyterLab."""
 
     pool = Unicode(DEFAULT_POOL, help="Name of the pool that the panel shows.").tag(config=True)
-    refresh_s = Float(1.0, min=0.2, help="How often nodes are asked while somebody looks, in seconds.").tag(config=True)
+    refresh_s = Float(
+        1.0,
+        min=0.2,
+        help="How often nodes are asked while somebody looks, in seconds; of more than 64 nodes less often.",
+    ).tag(config=True)
     notice_s = Float(
         10.0,
         min=1.0,

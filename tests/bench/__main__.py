@@ -18,7 +18,7 @@ _ORDER = (
     *("fresh", "ipyparallel", "monarch", "reserve", "many", "memory", "restart", "script", "fit"),
     *("hang", "flood", "push", "import"),
     *("actor-call-1", "actor-call-8", "actor-call-32", "actor-fresh", "actor-array", "actor-messages", "actor-death"),
-    *("first-sync", "unchanged", "edit", "big-file", "client-bytes", "panel"),
+    *("first-sync", "unchanged", "edit", "big-file", "client-bytes", "panel", "panel-256"),
     *("panel-browser", "long-log", "log-flood", "nodes-64", "nodes-256", "nodes-1024"),
 )
 ROWS = sorted(

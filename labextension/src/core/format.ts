@@ -75,10 +75,22 @@ export function rankSet(ranks: Iterable<number>): string {
   return parts.join(',');
 }
 
+/** Of more, the first are named. */
+const MAX_NAMED = 8;
+
+/** As `rankSet`, but never long: "3,17,40,64,71,80,96,101,… (212)". */
+export function shortRankSet(ranks: Iterable<number>): string {
+  const all = [...ranks];
+  const parts = rankSet(all).split(',');
+  return parts.length > MAX_NAMED
+    ? `${parts.slice(0, MAX_NAMED).join(',')},… (${all.length.toLocaleString('en')})`
+    : parts.join(',');
+}
+
 /** "rank 3", "ranks 0-2,5". */
 export function rankNames(ranks: Iterable<number>): string {
   const all = [...ranks];
-  return `rank${all.length === 1 ? '' : 's'} ${rankSet(all)}`;
+  return `rank${all.length === 1 ? '' : 's'} ${shortRankSet(all)}`;
 }
 
 /** "0-2,5" as [0, 1, 2, 5]; null when it is not a set of ranks. */

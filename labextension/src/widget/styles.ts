@@ -1,4 +1,6 @@
+import actors from '../../style/actors.css';
 import controls from '../../style/controls.css';
+import groups from '../../style/groups.css';
 import log from '../../style/log.css';
 import panel from '../../style/panel.css';
 import pool from '../../style/pool.css';
@@ -7,4 +9,4 @@ import tokens from '../../style/tokens.css';
 import widget from '../../style/widget.css';
 
 /** All styles as text: the widget brings its own. */
-export const css = [tokens, panel, controls, reservations, pool, log, widget].join('\n');
+export const css = [tokens, panel, controls, reservations, groups, actors, pool, log, widget].join('\n');

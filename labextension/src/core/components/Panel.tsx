@@ -1,9 +1,10 @@
 import { useCallback, useEffect, useMemo, useRef, useState } from 'react';
 import { Host, SurroundingsProvider, Surroundings, useSurroundings } from '../context';
+import { MOST_NODES_UNFOLDED, troubled } from '../folds';
 import { clock, shape } from '../format';
 import { State, Store, useStore } from '../store';
 import { explain } from '../transport';
-import { LogTarget, Reservation, View } from '../types';
+import { LogTarget, PoolNode, Reservation, View } from '../types';
 import { Boundary, Button, Mark, Section } from './basics';
 import { FormView } from './FormView';
 import { Jobs, Notices } from './Jobs';
@@ -235,7 +236,7 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
           {only === null && (
             <Section
               title="Nodes"
-              aside={Object.keys(view.nodes).length}
+              aside={nodesAside(Object.values(view.nodes))}
               open={!folded.has('nodes')}
               onToggle={() => toggle('nodes')}
               action={
@@ -259,6 +260,12 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
       <NoticesAndJobs only={only} />
     </div>
   );
+}
+
+/** "2", "256 · 3 in trouble". */
+function nodesAside(nodes: PoolNode[]): string {
+  const bad = nodes.length > MOST_NODES_UNFOLDED ? troubled(nodes) : 0;
+  return `${nodes.length.toLocaleString('en')}${bad ? ` · ${bad.toLocaleString('en')} in trouble` : ''}`;
 }
 
 const POOL_STATES = { up: 'up', down: 'not up', silent: 'does not answer' };

@@ -1,7 +1,9 @@
-import { memo, useRef, useState } from 'react';
+import { memo, useMemo, useRef, useState } from 'react';
+import { MOST_NODES_UNFOLDED, NODE_STATES } from '../folds';
 import { bytes, bytesOf, percent } from '../format';
 import { Memory, PoolNode, Reservation, Slot } from '../types';
 import { Button, Mark, useArrowKeys } from './basics';
+import { NodeGroups } from './NodeGroups';
 
 /** The pool's nodes: how each is, and a heat map of its slots, with who holds them. */
 export const PoolView = memo(function PoolView(props: {
@@ -26,7 +28,12 @@ export const PoolView = memo(function PoolView(props: {
     }
   };
   const node = inspected && props.nodes[inspected.node];
-  const slot = node?.slots[inspected?.slot ?? 0];
+  const slot = inspected && node?.slots[inspected.slot];
+  const nodes = useMemo(() => inOrder(props.nodes), [props.nodes]);
+  const rows = (shown: readonly PoolNode[]): JSX.Element[] =>
+    shown.map(each => (
+      <NodeRow key={each.id} node={each} reservations={props.reservations} onStart={props.onStart} />
+    ));
   return (
     <div className="mnb-pool">
       <div
@@ -40,15 +47,19 @@ export const PoolView = memo(function PoolView(props: {
         onMouseLeave={() => setInspected(null)}
         onClick={event => choose(event.target)}
       >
-        {inOrder(props.nodes).map(each => (
-          <NodeRow key={each.id} node={each} reservations={props.reservations} onStart={props.onStart} />
-        ))}
+        {nodes.length > MOST_NODES_UNFOLDED ? (
+          <NodeGroups nodes={nodes} reservations={props.reservations}>
+            {rows}
+          </NodeGroups>
+        ) : (
+          rows(nodes)
+        )}
       </div>
       <div className="mnb-inspector" aria-hidden="true">
-        {node && slot ? (
+        {node ? (
           <>
-            <strong>{slotName(node, slot)}</strong>
-            <span>{slotFacts(slot, props.reservations)}</span>
+            <strong>{slot ? slotName(node, slot) : node.id}</strong>
+            <span>{slot ? slotFacts(slot, props.reservations) : facts(node)}</span>
           </>
         ) : (
           <>
@@ -65,14 +76,12 @@ export const PoolView = memo(function PoolView(props: {
   );
 });
 
+const ORDER = new Intl.Collator(undefined, { numeric: true });
+
 /** node2 before node10. */
 function inOrder(nodes: Record<string, PoolNode>): PoolNode[] {
-  return Object.values(nodes).sort((one, other) =>
-    one.id.localeCompare(other.id, undefined, { numeric: true })
-  );
+  return Object.values(nodes).sort((one, other) => ORDER.compare(one.id, other.id));
 }
-
-const NODE_STATES = { ok: 'ok', starting: 'starting', silent: 'does not answer', dead: 'gone' };
 
 const NodeRow = memo(function NodeRow(props: {
   node: PoolNode;
@@ -267,6 +276,11 @@ function memory({ used, total }: Memory): string {
     return bytes(total);
   }
   return total > 0 ? `${bytes(used)} of ${bytes(total)}` : bytes(used);
+}
+
+/** How a node is, in one line. */
+function facts(node: PoolNode): string {
+  return node.message ?? [NODE_STATES[node.state], nodeFacts(node)].filter(Boolean).join(' · ');
 }
 
 function nodeFacts(node: PoolNode): string {

@@ -1,6 +1,17 @@
 import { memo, useCallback, useEffect, useRef, useState } from 'react';
 import { useSurroundings } from '../context';
-import { bytes, count, mainMesh, parseRanks, percent, rankNames, rankSet, shape } from '../format';
+import { MOST_RANKS_UNFOLDED } from '../folds';
+import {
+  bytes,
+  count,
+  mainMesh,
+  parseRanks,
+  percent,
+  rankNames,
+  rankSet,
+  shape,
+  STATE_LABELS
+} from '../format';
 import { useStore } from '../store';
 import { explain } from '../transport';
 import { Intent, State } from '../store';
@@ -9,6 +20,7 @@ import { ActorList } from './ActorList';
 import { Button, Elapsed, Left, Mark, Question } from './basics';
 import { FormView, isJob } from './FormView';
 import { RankGrid, Tally } from './RankGrid';
+import { RankGroups } from './RankGroups';
 
 type Aside =
   | { kind: 'release' | 'restart'; ranks: string | null; text: string | null }
@@ -132,6 +144,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
   };
 
   const isOwn = reservation.right === 'own';
+  const isFolded = mesh !== undefined && mesh.ranks.length > MOST_RANKS_UNFOLDED;
   const of = ranks === null ? '' : ` ${rankNames(chosen)}`;
   const detail = mesh && chosen.size === 1 ? mesh.ranks.find(rank => chosen.has(rank.rank)) : undefined;
   return (
@@ -177,13 +190,15 @@ export const ReservationCard = memo(function ReservationCard(props: {
               ))}
             </div>
           )}
-          <RankGrid
-            ranks={mesh.ranks}
-            chosen={chosen}
-            onChoose={setChosen}
-            onOpen={openRank}
-            label={`Ranks of ${reservation.name}: Space chooses, Enter opens the log`}
-          />
+          {!isFolded && (
+            <RankGrid
+              ranks={mesh.ranks}
+              chosen={chosen}
+              onChoose={setChosen}
+              onOpen={openRank}
+              label={`Ranks of ${reservation.name}: Space chooses, Enter opens the log`}
+            />
+          )}
           <div className="mnb-card-status">
             <Tally ranks={mesh.ranks} />
             <MeshMemory mesh={mesh} />
@@ -292,7 +307,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
           )}
           <div>
             <Runs mesh={mesh} />
-            {!mesh.hang && <Waiting ranks={mesh.ranks} />}
+            {!mesh.hang && !isFolded && <Waiting ranks={mesh.ranks} />}
           </div>
           {mesh.hang && (
             <div className="mnb-hang" role="alert">
@@ -311,7 +326,18 @@ export const ReservationCard = memo(function ReservationCard(props: {
               )}
             </div>
           )}
-          <Trouble ranks={mesh.ranks} />
+          {isFolded ? (
+            <RankGroups
+              key={mesh.id}
+              ranks={mesh.ranks}
+              chosen={chosen}
+              onChoose={setChosen}
+              onOpen={openRank}
+              label={reservation.name}
+            />
+          ) : (
+            <Trouble ranks={mesh.ranks} />
+          )}
           {(reservation.actors.shown.length > 0 || reservation.actors.more > 0) && (
             <ActorList
               actors={reservation.actors}
@@ -321,7 +347,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
               onChoose={choose}
             />
           )}
-          {detail && <RankDetail rank={detail} />}
+          {detail && <RankDetail rank={detail} isAlone={isFolded} />}
           {chosen.size > 1 && <div className="mnb-rank-detail">{rankNames(chosen)} chosen</div>}
         </div>
       )}
@@ -493,7 +519,21 @@ function RunState({ run }: { run: Run }) {
   return <span className={`mnb-run-state ${run.failed ? 'mnb-bad' : 'mnb-dim'}`}>{run.outcome}</span>;
 }
 
-function RankDetail({ rank }: { rank: Rank }) {
+function RankState({ rank }: { rank: Rank }) {
+  return (
+    <p className="mnb-detail">
+      <span className={`mnb-state-${rank.state}`}>
+        <Mark shape={rank.state} />
+      </span>
+      <span className="mnb-number">
+        {[STATE_LABELS[rank.state], rank.detail, rank.trouble].filter(Boolean).join(' · ')}
+      </span>
+    </p>
+  );
+}
+
+/** A rank that is chosen. isAlone: nothing else says why it is as it is. */
+function RankDetail({ rank, isAlone }: { rank: Rank; isAlone: boolean }) {
   const facts = [rank.node];
   if (rank.gpu !== null) {
     facts.push(`GPU ${rank.gpu}`);
@@ -516,6 +556,7 @@ function RankDetail({ rank }: { rank: Rank }) {
           <Elapsed since_s={rank.at_s - rank.running_s} />
         </>
       )}
+      {isAlone && <RankState rank={rank} />}
       {rank.stderr_tail.length > 0 && <pre>{rank.stderr_tail.join('\n')}</pre>}
     </div>
   );
