@@ -397,6 +397,7 @@ test('a run of somebody else says whose it is', async () => {
     ranks: '0',
     submitted_at: 1000,
     running_s: null,
+    at_s: 1000,
     finished: '',
     failed: ''
   };

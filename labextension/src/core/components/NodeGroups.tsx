@@ -83,7 +83,8 @@ const MapCell = memo(function MapCell({ id, look, level, label }: Cell) {
 function cell(node: PoolNode, reservations: Record<string, Reservation>): Cell {
   const held = node.slots.flatMap(slot => slot.reservation ?? []);
   const isMine = held.some(each => reservations[each]?.mine);
-  const holder = held.length ? (isMine ? 'mine' : 'other') : 'free';
+  const isTaken = held.length > 0 || node.slots.some(slot => slot.note);
+  const holder = isMine ? 'mine' : isTaken ? 'other' : 'free';
   const known = node.slots.some(slot => slot.kind === 'gpu')
     ? node.slots.filter(slot => slot.kind === 'gpu')
     : node.slots;
