@@ -19,8 +19,9 @@ from monarch_nb.ground.rank_sets import name_ranks
 
 R = TypeVar("R")
 
-_CLEAN_UP_S = 10.0
-"""How long who was interrupted waits for ranks to end what was interrupted too."""
+_CLEAN_UP_S = 30.0
+"""How long who was interrupted waits for ranks to end what was interrupted too, and to say so. It is long: on a busy
+machine they are slow, and who does not want to wait presses again."""
 _PRESSES = 3
 """The first interrupts, the second kills what does not stop, then nobody is waited for."""
 
