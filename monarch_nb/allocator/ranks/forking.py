@@ -17,7 +17,7 @@ from monarch_nb.allocator.state.runs import Mesh
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
 from monarch_nb.config import MAIN_MESH, NodePaths
-from monarch_nb.errors import MeshNotFound, ReservationNotFound
+from monarch_nb.errors import MeshNotFound, ReservationNotFound, SpawnError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import state_pb2
 
@@ -99,7 +99,10 @@ class Forking:
         planned = plan(workspace)
         for _, specification in planned:
             specification.gpu_locks.extend(self._gpu_locks.files(spec.reservation_id))
-        forked = await self._supervisor.fork_ranks(template, planned)
+        try:
+            forked = await self._supervisor.fork_ranks(template, planned)
+        except SpawnError as error:
+            raise SpawnError(f"{self._identity.node_id}: {error}") from error
         try:
             self._leases.check_held(spec.reservation_id)
             self._state.mesh(spec.mesh_id)  # or it was stopped meanwhile

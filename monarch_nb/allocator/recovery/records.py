@@ -24,6 +24,9 @@ FLUSH_DELAY_S = 0.25
 """Runs are written down a few at once: the ranks and the client know what is not written yet, and most runs are over
 and collected before they have to be. When a client leaves, all that it knows is written at once."""
 
+TRY_AGAIN_S = 2.0
+"""After a flush that found no room: nothing tells when there is some again."""
+
 
 class Records:
     """The records of a node's leases, meshes, processes and runs.
@@ -201,6 +204,7 @@ class Records:
             self.database.flush()
         except sqlite3.Error as error:  # a full disk: ranks keep their results until it can be written
             _log.warning("state can not be written: %s", error)
+            self._flush_timer = self._loop.call_later(TRY_AGAIN_S, self.flush)
             return
         for (mesh_id, rank), run_ids in self._unacknowledged.items():
             self._on_stored(mesh_id, rank, run_ids)

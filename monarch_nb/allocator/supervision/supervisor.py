@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -23,12 +24,16 @@ from monarch_nb.errors import PreloadError, SpawnError
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
 
+_log = logging.getLogger(__name__)
+
 EXIT_STATUS_WAIT_S = 1.0
 GRACEFUL_EXIT_S = 2.0
 READY_WAIT_S = 60.0
 ADOPT_WAIT_S = 3.0
 """A restarted allocator serves after this time, also when a rank or template is too busy to say hello so soon."""
 TEMPLATE_WAIT_S = 300.0
+KILL_AGAIN_S = 1.0
+"""After an attempt for which there were no descriptors: nothing tells when there are."""
 STDERR_TAIL_LINES = 8
 """Of what a process that died said last."""
 
@@ -272,13 +277,21 @@ class Supervisor:
         Raises:
             SpawnError: some did not get ready; none of them is left.
         """
-        pids = await template.fork_ranks([spec for _, spec in planned])
         oom_kills_before = processes.oom_kills()
+        pids = await template.fork_ranks([spec for _, spec in planned])
         ranks: list[RankProcess] = []
-        for (record, _), pid in zip(planned, pids, strict=True):
-            with contextlib.suppress(ProcessLookupError):
-                record.process.CopyFrom(processes.identify(pid))
-            ranks.append(self._make_rank(record, pid, oom_kills_before))
+        try:
+            for (record, _), pid in zip(planned, pids, strict=True):
+                with contextlib.suppress(ProcessLookupError):
+                    record.process.CopyFrom(processes.identify(pid))
+                ranks.append(self._make_rank(record, pid, oom_kills_before))
+        except OSError as error:  # no descriptors left: nobody would know of them
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for rank in ranks:
+                rank.watch.close()
+            raise SpawnError(f"ranks could not be started: {error}") from error
         try:
             async with asyncio.timeout(READY_WAIT_S):
                 await asyncio.gather(*(rank.link.connect() for rank in ranks))
@@ -342,7 +355,7 @@ class Supervisor:
         status = await self._exit_status(rank.watch)
         rank.link.close()
         rank.watch.close()
-        processes.kill_trees([(rank.record.process, rank.record.token)])
+        self._kill_trees([rank])
         self._socket(rank).unlink(missing_ok=True)
         if key not in self.ranks:  # else it was replaced meanwhile
             self._on_death(rank, status)
@@ -367,8 +380,22 @@ class Supervisor:
         doomed = list(ranks)
         for rank in doomed:
             rank.killed_by_us = True
-        if doomed:
-            processes.kill_trees([(rank.record.process, rank.record.token) for rank in doomed])
+            rank.watch.kill()
+        self._kill_trees(doomed)
+
+    def _kill_trees(self, ranks: list[RankProcess]) -> None:
+        """SIGKILL all that ranks started. What can not be looked for now, without descriptors, ends later."""
+        if not ranks:
+            return
+        try:
+            processes.kill_trees([(rank.record.process, rank.record.token) for rank in ranks])
+        except OSError as error:
+            _log.error("what ranks started can not be ended yet: %s", error)
+            self._spawn_task(self._kill_trees_later(ranks))
+
+    async def _kill_trees_later(self, ranks: list[RankProcess]) -> None:
+        await asyncio.sleep(KILL_AGAIN_S)
+        self._kill_trees(ranks)
 
     def retire(self, ranks: Iterable[RankProcess]) -> None:
         """Make room in `ranks` for the successors of those that are to end. From now on no death is reported."""

@@ -79,7 +79,7 @@ class Run:
         self._on_error = on_error
         self._listeners: list[Listener] = [listener] if listener else []
         self._values = RunValues()
-        self._lossy: dict[str, list[int]] = {}
+        self._lossy: dict[tuple[str, str], list[int]] = {}
         self._refusal: MonarchNbError | None = None
         self._done, self._freed = Flag(), Flag()
         self._lone_training = LoneTraining(self)
@@ -361,8 +361,9 @@ class Run:
                 result = self.results[packed.rank] = result_event(packed, connection.name, of_script=self.is_script)
                 self.emit(result)
                 if packed.notice:
-                    self._lossy.setdefault(packed.notice, []).append(packed.rank)
-                    text = "; ".join(f"{name_ranks(ranks)}: {why}" for why, ranks in self._lossy.items())
+                    self._lossy.setdefault((connection.name, packed.notice), []).append(packed.rank)
+                    lossy = self._lossy.items()
+                    text = "; ".join(f"{name_ranks(ranks)} on {node}: {why}" for (node, why), ranks in lossy)
                     self.emit(events.Notice(text, key="loss"))
                 if packed.hint:
                     self.emit(events.Notice(packed.hint, key="hint"))

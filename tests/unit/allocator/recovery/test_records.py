@@ -1,0 +1,34 @@
+"""What a node writes down when there is no room for it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.allocator.recovery import records
+from unit.allocator.idle_node import make_node, reserve
+
+
+async def test_what_found_no_room_is_written_when_there_is_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "TRY_AGAIN_S", 0.01)
+    node = make_node(tmp_path)
+    database = node.records.database
+    flush, attempts, written = database.flush, [0], asyncio.Event()
+
+    def flush_the_third_time() -> None:
+        attempts[0] += 1
+        if attempts[0] < 3:
+            raise sqlite3.OperationalError("database or disk is full")
+        flush()
+        written.set()
+
+    monkeypatch.setattr(database, "flush", flush_the_third_time)
+    reserve(node)
+    await asyncio.wait_for(written.wait(), 10)
+    assert ("lease", "r") in database._written
+    await node.close(end_processes=True)
