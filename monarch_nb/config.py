@@ -206,6 +206,11 @@ class NodePaths:
         return self.directory / "node.json"
 
     @property
+    def revoked(self) -> Path:
+        """The newest list of revoked certificates, of a node of a network."""
+        return self.directory / "revoked.pem"
+
+    @property
     def database(self) -> Path:
         return self.directory / "state.sqlite"
 

@@ -70,6 +70,7 @@ class Lab:
         hidden: Sequence[Path] = (),
         environment: dict[str, str] | None = None,
         directory: Path | None = None,
+        number: int = 0,
     ) -> Allocator:
         """Start an allocator and wait until it serves; the pool knows it then.
 
@@ -79,8 +80,9 @@ class Lab:
             flags: more of its command line.
             hidden: directories that are empty on its host.
             directory: of a node that was there before.
+            number: of that node.
         """
-        number = len(self.allocators) + 1
+        number = number or len(self.allocators) + 1
         node_id = host.name if host else f"host{number}"
         state = directory or self.home / node_id
         state.mkdir(mode=0o700, exist_ok=True)

@@ -80,6 +80,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     from monarch_nb.allocator.serving.guard import Guard
     from monarch_nb.allocator.serving.read_lines import LogLines
     from monarch_nb.allocator.serving.read_logs import LogReader
+    from monarch_nb.allocator.serving.revoked import Revoked
     from monarch_nb.allocator.serving.service import AllocatorService
     from monarch_nb.allocator.supervision.supervisor import ProcessWatch
     from monarch_nb.proto import allocator_pb2_grpc
@@ -115,7 +116,8 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     )
     log_lines = LogLines(node.paths, node.state, node.watch, node.archives)
     log_reader = LogReader(node.paths, node.state, node.watch, node.sessions, node.archives)
-    access = Access(node.identity.node_id, node.identity.address, node.state, node.records)
+    revoked = Revoked(network.certificate, paths.revoked) if network else None
+    access = Access(node.identity.node_id, node.identity.address, node.state, node.records, revoked)
     service = AllocatorService(node, description, log_lines, log_reader, access)
     guard: Any = Guard(service, access)
     allocator_pb2_grpc.add_AllocatorServicer_to_server(guard, server)

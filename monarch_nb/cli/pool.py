@@ -14,6 +14,7 @@ from monarch_nb.config import DEFAULT_PORT
 from monarch_nb.errors import MonarchNbError, TrustError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Node, provisioner
+from monarch_nb.provision.daemons import tell_revoked
 from monarch_nb.times import seconds_of, time_of_day
 from monarch_nb.trust import membership
 from monarch_nb.trust.authority import Authority
@@ -192,10 +193,24 @@ def _join(options: argparse.Namespace) -> int:
 
 
 def _revoke(options: argparse.Namespace) -> int:
-    chosen, _ = membership.revoke_certificates(options.name, options.who)
+    chosen, newest = membership.revoke_certificates(options.name, options.who)
     for facts in chosen:
         print(f"revoked {_described(facts)}")
-    return 0
+    nodes = provisioner("hosts").nodes(pool=options.name)
+
+    def tell(node: Node) -> str:
+        try:
+            tell_revoked(node.address, newest.pem, node.identity)
+        except MonarchNbError as error:
+            return f"{node.node_id} ({error})"
+        return ""
+
+    with ThreadPoolExecutor(max_workers=16) as threads:
+        silent = list(filter(None, threads.map(tell, nodes)))
+    print(f"{len(nodes) - len(silent)} of {counted(len(nodes), 'node')} know it")
+    for node in silent:
+        print(f"not told: {node}; it learns it from whoever of the pool comes next, or when you run this again")
+    return 1 if silent else 0
 
 
 def _renew(options: argparse.Namespace) -> int:

@@ -112,6 +112,7 @@ class DescribeReply(_message.Message):
     TEMPLATE_ERROR_FIELD_NUMBER: _builtins.int
     TEMPLATE_READY_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    REVOCATIONS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     version: _builtins.str
     node_id: _builtins.str
@@ -131,6 +132,8 @@ class DescribeReply(_message.Message):
     template_ready: _builtins.bool
     address: _builtins.str
     """where other nodes reach it"""
+    revocations: _builtins.int
+    """number of the newest list of revoked certificates; 0: none was ever revoked"""
     @_builtins.property
     def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___Gpu]: ...
     @_builtins.property
@@ -154,14 +157,55 @@ class DescribeReply(_message.Message):
         template_error: _builtins.str = ...,
         template_ready: _builtins.bool = ...,
         address: _builtins.str = ...,
+        revocations: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "gpus", b"gpus", "gpus_free", b"gpus_free", "holders", b"holders", "hostname", b"hostname", "node_id", b"node_id", "pid", b"pid", "procs", b"procs", "procs_free", b"procs_free", "protocol", b"protocol", "python", b"python", "store_host", b"store_host", "template_error", b"template_error", "template_ready", b"template_ready", "token", b"token", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "gpus", b"gpus", "gpus_free", b"gpus_free", "holders", b"holders", "hostname", b"hostname", "node_id", b"node_id", "pid", b"pid", "procs", b"procs", "procs_free", b"procs_free", "protocol", b"protocol", "python", b"python", "revocations", b"revocations", "store_host", b"store_host", "template_error", b"template_error", "template_ready", b"template_ready", "token", b"token", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeReply: _TypeAlias = DescribeReply  # noqa: Y015
+
+@_typing.final
+class RevokeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVOCATIONS_FIELD_NUMBER: _builtins.int
+    revocations: _builtins.bytes
+    """an X.509 CRL, and what certifies its signer"""
+    def __init__(
+        self,
+        *,
+        revocations: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["revocations", b"revocations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevokeRequest: _TypeAlias = RevokeRequest  # noqa: Y015
+
+@_typing.final
+class RevokeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the newest list that the node has now"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevokeReply: _TypeAlias = RevokeReply  # noqa: Y015
 
 @_typing.final
 class Gpu(_message.Message):

@@ -40,6 +40,11 @@ class AllocatorStub(object):
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.DescribeReply.FromString,
                 _registered_method=True)
+        self.Revoke = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/Revoke',
+                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.RevokeRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.RevokeReply.FromString,
+                _registered_method=True)
         self.Reserve = channel.unary_unary(
                 '/monarch_nb.v1.Allocator/Reserve',
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ReserveRequest.SerializeToString,
@@ -207,6 +212,13 @@ class AllocatorServicer(object):
 
     def Describe(self, request, context):
         """Facts about the node. The first call of a client: a protocol mismatch is refused here by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Revoke(self, request, context):
+        """A newer list of certificates that count no longer, signed by the pool's authority.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -429,6 +441,11 @@ def add_AllocatorServicer_to_server(servicer, server):
                     request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.DescribeRequest.FromString,
                     response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.DescribeReply.SerializeToString,
             ),
+            'Revoke': grpc.unary_unary_rpc_method_handler(
+                    servicer.Revoke,
+                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.RevokeRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.RevokeReply.SerializeToString,
+            ),
             'Reserve': grpc.unary_unary_rpc_method_handler(
                     servicer.Reserve,
                     request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ReserveRequest.FromString,
@@ -617,6 +634,33 @@ class Allocator(object):
             '/monarch_nb.v1.Allocator/Describe',
             monarch__nb_dot_proto_dot_allocator__pb2.DescribeRequest.SerializeToString,
             monarch__nb_dot_proto_dot_allocator__pb2.DescribeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Revoke(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/Revoke',
+            monarch__nb_dot_proto_dot_allocator__pb2.RevokeRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_allocator__pb2.RevokeReply.FromString,
             options,
             channel_credentials,
             insecure,

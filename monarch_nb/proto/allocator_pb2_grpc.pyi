@@ -34,6 +34,8 @@ class AllocatorStub:
     def __new__(cls, channel: _aio.Channel) -> AllocatorAsyncStub: ...
     Describe: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.DescribeRequest, _allocator_pb2.DescribeReply]
     """Facts about the node. The first call of a client: a protocol mismatch is refused here by name."""
+    Revoke: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.RevokeRequest, _allocator_pb2.RevokeReply]
+    """A newer list of certificates that count no longer, signed by the pool's authority."""
     Reserve: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ReserveRequest, _allocator_pb2.ReserveReply]
     """Lease slots. Provisional until Confirm: a client that dies half-way leaves nothing leased."""
     Confirm: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ConfirmRequest, _allocator_pb2.ConfirmReply]
@@ -89,6 +91,8 @@ class AllocatorAsyncStub(AllocatorStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_allocator_pb2.DescribeRequest, _allocator_pb2.DescribeReply]  # type: ignore[assignment]
     """Facts about the node. The first call of a client: a protocol mismatch is refused here by name."""
+    Revoke: _aio.UnaryUnaryMultiCallable[_allocator_pb2.RevokeRequest, _allocator_pb2.RevokeReply]  # type: ignore[assignment]
+    """A newer list of certificates that count no longer, signed by the pool's authority."""
     Reserve: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ReserveRequest, _allocator_pb2.ReserveReply]  # type: ignore[assignment]
     """Lease slots. Provisional until Confirm: a client that dies half-way leaves nothing leased."""
     Confirm: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ConfirmRequest, _allocator_pb2.ConfirmReply]  # type: ignore[assignment]
@@ -147,6 +151,14 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_allocator_pb2.DescribeReply, _abc.Awaitable[_allocator_pb2.DescribeReply]]:
         """Facts about the node. The first call of a client: a protocol mismatch is refused here by name."""
+
+    @_abc_1.abstractmethod
+    def Revoke(
+        self,
+        request: _allocator_pb2.RevokeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.RevokeReply, _abc.Awaitable[_allocator_pb2.RevokeReply]]:
+        """A newer list of certificates that count no longer, signed by the pool's authority."""
 
     @_abc_1.abstractmethod
     def Reserve(

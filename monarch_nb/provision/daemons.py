@@ -181,6 +181,15 @@ def shut_down(address: str, timeout_s: float = 5.0, identity: Identity | None = 
     return True
 
 
+def tell_revoked(address: str, revocations: bytes, identity: Identity | None, timeout_s: float = 5.0) -> None:
+    """Bring an allocator a list of revoked certificates.
+
+    Raises:
+        NodeUnreachable: it does not answer. TrustError: it does not believe who has signed the list.
+    """
+    _call(address, "Revoke", pb.RevokeRequest(revocations=revocations), timeout_s, identity)
+
+
 def _call(address: str, method: str, request: Any, timeout_s: float, identity: Identity | None) -> Any:
     from monarch_nb.rpc.channel import open_blocking_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
     import grpc

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from monarch_nb.errors import AccessDenied
-from monarch_nb.trust.identity import ADMIN, NODE, USER, facts_of
+from monarch_nb.trust.identity import ADMIN, NODE, USER, CertificateFacts, facts_of
 
 _CERTIFICATE = "x509_pem_cert"
 _FOR = "monarch-nb-for-bin"
@@ -23,7 +23,7 @@ class Caller:
     Attributes:
         name: the certificate's; the allocator's own user on its Unix socket.
         role: "node", "admin" (who made the pool) or "user".
-        fingerprint: of the certificate; empty without one.
+        certificate: what it says; None on the Unix socket.
         local: it calls on the Unix socket. Nobody but the allocator's own user can open that, who can do everything
             anyway, so what its requests say of owners is believed.
         node: the name of the node that calls for this person; empty when the person calls.
@@ -31,7 +31,7 @@ class Caller:
 
     name: str
     role: str
-    fingerprint: str = ""
+    certificate: CertificateFacts | None = None
     local: bool = False
     node: str = ""
 
@@ -59,8 +59,8 @@ def caller_of(context: Call) -> Caller:
     if facts.role == NODE:
         for key, value in context.invocation_metadata() or ():
             if key == _FOR and isinstance(value, bytes):
-                return Caller(value.decode(errors="replace"), USER, facts.fingerprint, node=facts.name)
-    return Caller(facts.name, facts.role, facts.fingerprint)
+                return Caller(value.decode(errors="replace"), USER, facts, node=facts.name)
+    return Caller(facts.name, facts.role, facts)
 
 
 def acting_for(name: str) -> tuple[tuple[str, bytes], ...]:

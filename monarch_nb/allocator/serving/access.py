@@ -16,6 +16,7 @@ from typing import Any
 
 from monarch_nb.allocator.mail.mail import CLIENT
 from monarch_nb.allocator.recovery.records import Records
+from monarch_nb.allocator.serving.revoked import Revoked
 from monarch_nb.allocator.state.limits import expired
 from monarch_nb.allocator.state.rights import Right, right_of, to_wire
 from monarch_nb.allocator.state.runs import Run
@@ -58,10 +59,14 @@ class Access:
     Args:
         node_id: for messages.
         address: by which clients know it.
+        revoked: says which certificates count no longer; None where there are none.
     """
 
-    def __init__(self, node_id: str, address: str, state: NodeState, records: Records) -> None:
+    def __init__(
+        self, node_id: str, address: str, state: NodeState, records: Records, revoked: Revoked | None = None
+    ) -> None:
         self._node_id, self._address, self._state, self._records = node_id, address, state, records
+        self._revoked = revoked
         self._mailboxes: dict[str, str] = {}
         """Whose they are, those that were opened first first."""
         self._open: set[OpenStream] = set()
@@ -82,6 +87,8 @@ class Access:
         rule = RULES[method]
         if caller.local:
             return
+        if self._revoked is not None and caller.certificate is not None:
+            self._revoked.check(caller.certificate)
         if caller.role not in rule.roles:
             raise AccessDenied(_wrong_role(method, caller, rule))
         if rule.check is not None and request is not None:
@@ -99,6 +106,24 @@ class Access:
             yield stream
         finally:
             self._open.discard(stream)
+
+    @property
+    def revocations(self) -> int:
+        """Number of the newest list of revoked certificates; 0 when none was ever revoked."""
+        return self._revoked.number if self._revoked else 0
+
+    def revoke(self, pem: bytes) -> int:
+        """Take a list of revoked certificates in, if it is newer, and end what these have open; return the number of
+        the newest list.
+
+        Raises:
+            TrustError: the pool's authority has not signed it.
+        """
+        if self._revoked is None:
+            return 0
+        if self._revoked.take(pem):
+            self.rights_changed()
+        return self._revoked.number
 
     def rights_changed(self) -> None:
         """End what is open and would not be let in now."""
@@ -366,6 +391,7 @@ _WRITE_FILES = _reservation(Right.OWN, "change its files")
 
 RULES: dict[str, Rule] = {
     "Describe": Rule(EVERYBODY),
+    "Revoke": Rule(EVERYBODY),  # what the authority has signed may come from anybody
     "Status": Rule(EVERYBODY),  # `Access.shown` leaves out what the caller may not see
     "Reserve": Rule(PEOPLE, _reserve),
     "Confirm": Rule(PEOPLE, _reservation(Right.OWN, "confirm it")),

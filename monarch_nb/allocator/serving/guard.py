@@ -58,8 +58,15 @@ class Guard:
 
     def _stream(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         async def guarded(requests: Any, context: Any) -> Any:
-            await self._admit(name, None, context)
-            return await method(self._from_first(name, requests, context), context)
+            caller = await self._admit(name, None, context)
+            with self._access.watched(name, caller, None) as stream:
+                try:
+                    return await method(self._from_first(name, requests, context), context)
+                except asyncio.CancelledError:
+                    if stream.refused is None:
+                        raise
+                    stream.task.uncancel()
+                    await refuse(context, stream.refused)
 
         return guarded
 

@@ -69,7 +69,13 @@ class AllocatorService(service.AllocatorServicer):
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         check_protocol(request.protocol, request.client_version)
         await self._node.readings.look_at_gpus(self._node.state)
-        return self._description.node()
+        reply = self._description.node()
+        reply.revocations = self._access.revocations
+        return reply
+
+    @_translated
+    async def Revoke(self, request: pb.RevokeRequest, context: Any) -> pb.RevokeReply:
+        return pb.RevokeReply(number=self._access.revoke(request.revocations))
 
     @_translated
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
@@ -149,6 +155,7 @@ class AllocatorService(service.AllocatorServicer):
         status = await self._description.status(
             memory=request.memory, readings=request.readings, past_runs=request.past_runs
         )
+        status.node.revocations = self._access.revocations
         return self._access.shown(caller_of(context), status)
 
     @_translated

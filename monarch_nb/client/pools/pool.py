@@ -25,6 +25,7 @@ from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.files.evidence import check_shared, nodes_seeing
 from monarch_nb.client.files.project import holds_home
 from monarch_nb.client.pools.choosing import Shape, choose_nodes
+from monarch_nb.client.pools.revocations import Messenger
 from monarch_nb.errors import (
     MonarchNbError,
     NodeUnreachable,
@@ -157,6 +158,7 @@ class Pool:
     def __init__(self, name: str) -> None:
         self.name = name
         self.connections: dict[str, Connection] = {}
+        self._messenger = Messenger(name)
 
     @property
     def is_up(self) -> bool:
@@ -224,6 +226,7 @@ class Pool:
                 raise reply
             _check_protocol(connection, reply.node)
             connection.is_known_as(reply.node.node_id, reply.node.address)
+            await self._messenger.bring(connection, reply.node.revocations)
             answered.append((connection, reply))
         if not answered:
             names = ", ".join(connection.name for connection in connections)

@@ -43,7 +43,7 @@ def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
 def test_a_certificate_says_who_calls(authority: Authority) -> None:
     identity = authority.issue("alice", "user")
     caller = caller_of(Context(identity.certificate))
-    assert (caller.name, caller.role, caller.fingerprint) == ("alice", "user", identity.fingerprint)
+    assert (caller.name, caller.role, caller.certificate) == ("alice", "user", identity.facts)
     assert not caller.local
 
 
