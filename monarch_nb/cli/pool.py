@@ -207,7 +207,8 @@ def _revoke(options: argparse.Namespace) -> int:
 
     with ThreadPoolExecutor(max_workers=16) as threads:
         silent = list(filter(None, threads.map(tell, nodes)))
-    print(f"{len(nodes) - len(silent)} of {counted(len(nodes), 'node')} know it")
+    if nodes:
+        print(f"{len(nodes) - len(silent)} of {counted(len(nodes), 'node')} know it")
     for node in silent:
         print(f"not told: {node}; it learns it from whoever of the pool comes next, or when you run this again")
     return 1 if silent else 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from monarch_nb.errors import UsageError
 from monarch_nb.trust.identity import Identity, load_identity
 from monarch_nb.trust.identity_file import IdentityFile
-from monarch_nb.trust.pools import is_pool, paths_of
+from monarch_nb.trust.pools import is_pool, paths_of, read_hosts
 
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 _INET6 = Path("/proc/net/if_inet6")
@@ -56,7 +56,8 @@ def network_of(options: argparse.Namespace) -> Network:
     is_any = host in ("", "0.0.0.0", "::", "*")
     advertised = options.advertise or (f"{socket.gethostname() if is_any else host}:{port}")
     _split(advertised, "--advertise")
-    interface = options.interface or ("" if is_any else host)
+    of_pool = read_hosts(paths_of(options.pool)).interface if options.pool and is_pool(options.pool) else ""
+    interface = options.interface or of_pool or ("" if is_any else host)
     if not interface:
         raise UsageError(
             f"--listen {options.listen} is every interface, but stores and collectives, which ask nobody who he is, "

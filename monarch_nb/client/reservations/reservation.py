@@ -55,6 +55,7 @@ from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import provisioner_of
 from monarch_nb.shape import Extent
 from monarch_nb.times import Duration, seconds_of
+from monarch_nb.trust.identity import expiry_warning
 
 DEFAULT_NAME = "main"
 T = TypeVar("T")
@@ -470,6 +471,8 @@ def reserve(
         shared=options.shared if shared is not None else None,
     )
     chosen.revive(say)
+    if chosen.identity and (warning := expiry_warning(chosen.identity)):
+        say(warning)
     held, is_new = _with_room(
         chosen,
         shape,

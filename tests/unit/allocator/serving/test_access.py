@@ -18,7 +18,7 @@ from unit.allocator.serving.people import ALICE, BOB, FOR_ALICE, LOCAL, MADE_THE
 
 ADDRESS = "host1:7878"
 METHODS = [method.name for method in SERVICE.methods]
-FOR_EVERYBODY = {"Describe", "Status"}
+FOR_EVERYBODY = {"Describe", "Revoke", "Status"}
 READ = {"ReadLogs", "WatchLog", "ReadLines", "SearchLog"}
 RUN = READ | {"Drop", "HostStore", "PutBlob", "ReadBlob", "Workspace", "ListFiles", "ReadFile", "SeeToken"}
 OWN = set(METHODS) - FOR_EVERYBODY - {"Mail", "Shutdown"}

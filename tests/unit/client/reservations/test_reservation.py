@@ -37,7 +37,7 @@ def test_a_ctrl_c_just_after_it_was_made_gives_it_back(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    pool = SimpleNamespace(name="local", revive=lambda say: None, is_up=True, default_python="")
+    pool = SimpleNamespace(name="local", revive=lambda say: None, is_up=True, default_python="", identity=None)
     steady = SimpleNamespace(steady=lambda **_: nullcontext())
     monkeypatch.setattr(module, "provisioner_of", lambda _: steady)
     monkeypatch.setattr(module, "pool_named", lambda name: pool)
