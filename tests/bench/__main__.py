@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import actors, browser, calls, files, flood, lives, panel, report, scale, training
+from tests.bench import actors, browser, calls, files, flood, lives, panel, report, scale, soak, training
 from tests.bench.harness import Bench, Outcome, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
@@ -21,9 +21,11 @@ _ORDER = (
     *("first-sync", "unchanged", "edit", "big-file", "client-bytes", "panel", "panel-256"),
     *("panel-browser", "long-log", "log-flood", "nodes-64", "nodes-256", "nodes-1024"),
 )
+_LONG = tuple(row.name for row in soak.ROWS)
+"""Only when they are asked for."""
 ROWS = sorted(
-    (row for rows in (actors, calls, files, flood, lives, training, panel, browser, scale) for row in rows.ROWS),
-    key=lambda row: _ORDER.index(row.name),
+    (row for rows in (actors, calls, files, flood, lives, training, panel, browser, scale, soak) for row in rows.ROWS),
+    key=lambda row: (*_ORDER, *_LONG).index(row.name),
 )
 
 
@@ -31,13 +33,17 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument(
-        "--only", metavar="NAME", nargs="+", choices=_ORDER, help=f"only these rows: {', '.join(_ORDER)}"
+        "--only",
+        metavar="NAME",
+        nargs="+",
+        choices=(*_ORDER, *_LONG),
+        help=f"only these rows: {', '.join(_ORDER)}; and some that take long: {', '.join(_LONG)}",
     )
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name} also with --quick or --only")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that everything is cleaned up
-    rows = [row for row in ROWS if not arguments.only or row.name in arguments.only]
+    rows = [row for row in ROWS if row.name in (arguments.only or _ORDER)]
     console = Console(width=None if sys.stdout.isatty() else 160)  # else a table for a file is 80 columns wide
     load_before = os.getloadavg()[0]
     measured = measure(rows, arguments.quick, console)
