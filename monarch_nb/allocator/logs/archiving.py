@@ -33,6 +33,8 @@ NEWEST = 16
 """So many outputs of each mesh stay in their files: what is followed is among them."""
 AT_ONCE = 32
 """So many runs are waited for before something is archived."""
+MOST_WAITING = 64
+"""When so many have come to an end while others are archived, each that ends has two archived before anything else."""
 MOST_BYTES = 16 << 20
 """A rank's output that is larger stays in its files: the limit holds the number of these down."""
 _KINDS = ("out", "err", "marks")
@@ -78,6 +80,7 @@ class Archiving:
         self._due = asyncio.Event()
         self._closing = threading.Event()
         self._task: asyncio.Task[None] | None = None
+        self._trouble = ""
 
     def start(self) -> None:
         """Archive from now on, first what the allocator before this one has left."""
@@ -90,6 +93,9 @@ class Archiving:
         self._finished[mesh_id] = self._finished.get(mesh_id, 0) + 1
         if self._finished[mesh_id] >= AT_ONCE:
             self._due.set()
+        if self._finished[mesh_id] > MOST_WAITING and not self._trouble:
+            with self._noting_trouble():
+                self._finished[mesh_id] -= self.archive(self._outputs(self._meshes[mesh_id]), newest=2)
 
     def close(self) -> None:
         """Archive no more."""
@@ -104,27 +110,48 @@ class Archiving:
             for mesh_id in [mesh_id for mesh_id, runs in self._finished.items() if runs >= AT_ONCE]:
                 del self._finished[mesh_id]
                 if mesh := self._meshes.get(mesh_id):
-                    runs = self._paths.runs(mesh_id)
-                    outputs = Outputs.of(mesh, runs, self._archives.of(runs))
-                    try:
-                        await asyncio.to_thread(self.archive, outputs)
-                    except OSError as error:
-                        _log.warning("what ranks printed in old runs stays in its files for now: %s", error)
+                    with self._noting_trouble():
+                        await asyncio.to_thread(self.archive, self._outputs(mesh))
 
-    def archive(self, outputs: Outputs) -> None:
-        """Archive what may be archived, oldest first; raises OSError when the file system does not let us."""
-        for output in stored_outputs(outputs.runs)[:-NEWEST]:
+    def _outputs(self, mesh: Mesh) -> Outputs:
+        runs = self._paths.runs(mesh.spec.mesh_id)
+        return Outputs.of(mesh, runs, self._archives.of(runs))
+
+    @contextlib.contextmanager
+    def _noting_trouble(self) -> Iterator[None]:
+        """Go on when the disk is full or the file system has no leases; say so once."""
+        try:
+            yield
+            self._trouble = ""
+        except OSError as error:
+            if str(error) != self._trouble:
+                _log.warning("what ranks printed in old runs stays in its files: %s", error)
+            self._trouble = str(error)
+
+    def archive(self, outputs: Outputs, newest: int = 0) -> int:
+        """Archive what may be archived; return of how many outputs nothing is left.
+
+        Args:
+            newest: only so many, those that have come to an end last; 0 for all, oldest first.
+
+        Raises:
+            OSError: the disk is full, or the file system does not let us.
+        """
+        gone = 0
+        for output in stored_outputs(outputs.runs)[:-NEWEST][-newest:]:
             if output in outputs.busy:
                 continue
             directory = outputs.runs / str(output)
             for rank in _ranks(directory):
                 if self._closing.is_set():
-                    return
+                    return gone
                 files = RankFiles(outputs.runs, output, rank, outputs.archive)
                 with self._moving:
                     put_away(files, outputs.archive, outputs.known)
             with contextlib.suppress(OSError):  # some of it is still written
                 directory.rmdir()
+                gone += 1
+        return gone
 
 
 def _ranks(directory: Path) -> list[int]:

@@ -92,8 +92,8 @@ class LogLines:
         counted_s = self._loop.time()
         change = pb.LogChange()
         finished = told.finished_runs()  # before it is counted: what finishes meanwhile may have printed more
-        async for part in self._counted(request, None if outputs is None else {*outputs, *newest}):
-            told.add_part(change, part)
+        async for part, is_archived in self._counted(request, None if outputs is None else {*outputs, *newest}):
+            told.add_part(change, part, is_archived=is_archived)
             if change.parts and self._loop.time() - counted_s > FLOOD_INTERVAL_S:
                 yield change
                 change, counted_s = pb.LogChange(), self._loop.time()
@@ -104,22 +104,18 @@ class LogLines:
 
     async def _counted(
         self, request: pb.WatchLogRequest, outputs: Iterable[int] | None = None
-    ) -> AsyncIterator[pb.LogPart]:
+    ) -> AsyncIterator[tuple[pb.LogPart, bool]]:
         """Count what was written and is asked for, in all outputs or in some that have files; yield it run after
-        run."""
+        run, and whether it is archived."""
         for number, files in self._written(request, outputs):
             await asyncio.sleep(0)
             index = self._indices.get(request.mesh_id, {}).get((files.output, files.rank))
             if index is None and (entry := files.archived()) is not None:
-                yield pb.LogPart(
-                    number=entry.number,
-                    rank=entry.rank,
-                    stdout_lines=entry.out_lines,
-                    stderr_lines=entry.err_lines,
-                    size_bytes=entry.out + entry.err,
-                )
+                part = pb.LogPart(number=entry.number, rank=entry.rank, size_bytes=entry.out + entry.err)
+                part.stdout_lines, part.stderr_lines = entry.out_lines, entry.err_lines
+                yield part, True
             elif index := index or self._new_index(request.mesh_id, number, files):
-                yield (await self._extended(index)).part
+                yield (await self._extended(index)).part, False
 
     def _written(self, request: pb.WatchLogRequest, outputs: Iterable[int] | None = None) -> Iterable[Written]:
         runs = self._paths.runs(request.mesh_id)
@@ -251,10 +247,11 @@ class _Told:
         self._ended: set[int] = set()
         """Runs that were looked at when they had finished."""
 
-    def add_part(self, change: pb.LogChange, part: pb.LogPart) -> None:
-        """Tell of a part, if it is news."""
+    def add_part(self, change: pb.LogChange, part: pb.LogPart, *, is_archived: bool) -> None:
+        """Tell of a part, if it is news; one that is archived does not change any more."""
         if part.size_bytes and self._parts.get((part.number, part.rank)) != part:
-            self._parts[part.number, part.rank] = part
+            if not is_archived:
+                self._parts[part.number, part.rank] = part
             self._runs.setdefault(part.number, pb.LogRun())
             change.parts.append(part)
 

@@ -14,10 +14,11 @@ import pytest
 
 from monarch_nb.allocator.logs import archiving
 from monarch_nb.allocator.logs.archive import PIECE_BYTES, Archive, Archives
-from monarch_nb.allocator.logs.archiving import AT_ONCE, NEWEST, Archiving, Outputs, put_away
+from monarch_nb.allocator.logs.archiving import AT_ONCE, MOST_WAITING, NEWEST, Archiving, Outputs, put_away
 from monarch_nb.allocator.logs.limit import LogLimit
 from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.stored import Dropped, stored_outputs
+from monarch_nb.allocator.logs.written import MeshLogs
 from monarch_nb.allocator.state.runs import Mesh, RankSlot, Run
 from monarch_nb.config import NodePaths, archive_file
 from monarch_nb.proto import allocator_pb2 as pb
@@ -225,9 +226,10 @@ class TestWhatIsArchived:
         made = Archiving(NodePaths(runs.parents[2]), {"m": mesh}, archives, threading.Lock())
         archive_, numbers = made.archive, iter(range(1, 10_000))
 
-        def archive_and_tell(outputs: Outputs) -> None:
-            archive_(outputs)
+        def archive_and_tell(outputs: Outputs) -> int:
+            gone = archive_(outputs)
             loop.call_soon_threadsafe(seen.put_nowait, stored_outputs(runs))
+            return gone
 
         made.archive = archive_and_tell  # type: ignore[method-assign]
 
@@ -247,6 +249,36 @@ class TestWhatIsArchived:
             finish(1)
             assert await seen.get() == list(range(4 + AT_ONCE, 4 + AT_ONCE + NEWEST))
         made.close()
+        archives.close()
+
+    async def test_when_it_does_not_keep_up_runs_wait_for_it(self, runs: Path, archive: Archive) -> None:
+        archive.close()
+        mesh = Mesh(pb.SpawnRequest(mesh_id="m"), ranks={0: RankSlot()})
+        archives = Archives()
+        made = Archiving(NodePaths(runs.parents[2]), {"m": mesh}, archives, threading.Lock())  # never started
+        for output in range(1, 301):
+            write(runs, output)
+            made.run_finished("m")
+        assert NEWEST < len(stored_outputs(runs)) <= NEWEST + MOST_WAITING
+        assert [files.output for _, files in MeshLogs(mesh, runs, archives.of(runs)).all([0])] == list(range(1, 301))
+        archives.close()
+
+    async def test_trouble_is_said_once_and_it_goes_on(
+        self, runs: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        mesh = Mesh(pb.SpawnRequest(mesh_id="m"), ranks={0: RankSlot()})
+        archives = Archives()
+        made = Archiving(NodePaths(runs.parents[2]), {"m": mesh}, archives, threading.Lock())
+
+        def refuse(_: int) -> bool:
+            raise OSError(95, "no leases here")
+
+        monkeypatch.setattr(archiving, "_lease", refuse)
+        for output in range(1, 201):
+            write(runs, output)
+            made.run_finished("m")
+        assert len(stored_outputs(runs)) == 200
+        assert caplog.messages == ["what ranks printed in old runs stays in its files: [Errno 95] no leases here"]
         archives.close()
 
 
