@@ -24,6 +24,7 @@ from monarch_nb.allocator.readings.gpus import discover_gpus
 from monarch_nb.allocator.supervision import processes
 from monarch_nb.allocator.supervision.warming import Warming
 from monarch_nb.errors import MonarchNbError, PoolError, UsageError
+from monarch_nb.ground.rank_sets import counted
 from monarch_nb.sizes import bytes_of
 from monarch_nb.trust.published import HEARTBEAT_S, Published, publish, withdraw
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     from monarch_nb.allocator.node import Node
     from monarch_nb.allocator.serving.network import Network
+
+_log = logging.getLogger(__name__)
 
 FRESHEN_S = 60.0
 DESCRIPTORS = 1 << 16
@@ -145,6 +148,8 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         },
     )
     report(options.ready_fd, {"serving": node.identity.address})
+    offered = counted(node.state.procs, "proc"), counted(len(node.identity.gpus), "GPU")
+    _log.info("%s serves on %s: %s, %s", options.node_id, node.identity.address, *offered)
     stopped_by_signal = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -223,7 +228,7 @@ async def _keep_published(node: Node, network: Network | None) -> None:
         try:
             await asyncio.to_thread(publish, network.publish, told)
         except OSError as error:  # a file system that is away comes back
-            logging.getLogger(__name__).warning("can not publish in %s: %s", network.publish, error)
+            _log.warning("can not publish in %s: %s", network.publish, error)
         await asyncio.sleep(HEARTBEAT_S)
 
 

@@ -248,7 +248,8 @@ def _status(options: argparse.Namespace) -> int:
     _check_named_pool(options.pool)
     with ThreadPoolExecutor(max_workers=16) as threads:
         described = list(threads.map(_describe, nodes))
-    reservations = list_reservations(options.pool, memory=options.json)
+    answers = any(node["hostname"] for node in described)
+    reservations = list_reservations(options.pool, memory=options.json) if answers else []
     if options.json:
         held = [asdict(reservation) for reservation in reservations]
         _print_json({"pool": options.pool, "nodes": described, "reservations": held})
@@ -263,6 +264,8 @@ def _status(options: argparse.Namespace) -> int:
     print_table(("node", "state", "pid", "procs used", "GPUs used"), rows)
     for note in _gpu_notes(described):
         print(note)
+    if not answers:
+        return 1
     print()
     free = max((node["procs_free"] or 0 for node in described), default=0)
     _print_reservations(reservations, str(min(free, 4)) if free else "N")
@@ -290,7 +293,7 @@ def _describe(node: Node) -> dict[str, Any]:
         {"index": gpu.index, "name": gpu.name, "memory_bytes": gpu.memory_bytes, "not_free": why_not_free(gpu)}
         for gpu in reply.gpus
     ]
-    facts = {"hostname": reply.hostname, "procs": reply.procs, "procs_free": reply.procs_free}
+    facts = {"node": reply.node_id, "hostname": reply.hostname, "procs": reply.procs, "procs_free": reply.procs_free}
     held = sum(holder.gpus for holder in reply.holders)
     return told | facts | {"gpus": gpus, "gpus_free": reply.gpus_free, "gpus_held": held}
 

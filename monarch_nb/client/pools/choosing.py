@@ -63,7 +63,8 @@ def choose_nodes(shape: Shape, nodes: list[pb.DescribeReply], *, force_busy: boo
     if sum(f + b >= shape.per_node for f, b in zip(free, busy, strict=True)) >= shape.nodes:
         lines.append("--force-busy takes GPUs that others use as well: their memory and their time are shared then")
     else:
-        lines.append(_what_helps(shape, able, len(nodes), missing=shape.nodes - len(fitting)))
+        are_local = all(node.address.startswith("unix:") for node in nodes)
+        lines.append(_what_helps(shape, able, len(nodes), shape.nodes - len(fitting), are_local=are_local))
     raise CapacityError("\n".join(lines))
 
 
@@ -72,16 +73,18 @@ def _busy(node: pb.DescribeReply) -> list[pb.Gpu]:
     return [gpu for gpu in node.gpus if gpu.used_by and not gpu.trouble and not gpu.HasField("held_by")]
 
 
-def _what_helps(shape: Shape, able: int, nodes: int, missing: int) -> str:
+def _what_helps(shape: Shape, able: int, nodes: int, missing: int, *, are_local: bool) -> str:
     """Return what to do when nodes are missing. Of all nodes some were able to take their part if nobody held them.
 
-    All nodes of a local pool have the same slots, and its first one has all GPUs.
+    All nodes of a local pool have the same slots, and its first one has all GPUs. A pool of hosts does not grow by itself.
     """
     if able >= shape.nodes:
         return "release what you no longer need (%mesh release NAME), or ask for less"
     if shape.gpus:
         have = "node of this pool has" if able == 1 else "nodes of this pool have"
         return f"ask for less: {able} {have} {counted(shape.per_node, 'GPU')} that can be used"
+    if not are_local:
+        return f"ask for less: {counted(able, 'node')} can take {counted(shape.per_node, shape.kind)} at all"
     if able:
         return f"monarch-nb up --nodes {nodes + missing} adds nodes to a local pool"
     return "release all that is held (%mesh release NAME): a local pool that holds nothing takes the shape asked for"

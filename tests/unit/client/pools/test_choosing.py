@@ -24,6 +24,7 @@ def node(
 ) -> pb.DescribeReply:
     return pb.DescribeReply(
         node_id=f"node{index}",
+        address=f"unix:/node{index}",
         procs=of,
         procs_free=free,
         gpus=[pb.Gpu(index=i) for i in range(gpus)],
@@ -86,6 +87,12 @@ class TestChooseNodes:
     def test_more_nodes_than_there_are(self) -> None:
         with pytest.raises(CapacityError, match="monarch-nb up --nodes 3 adds nodes"):
             choose_nodes(Shape(3, 1, 0), [node(0), node(1)])
+
+    def test_a_pool_of_hosts_is_not_told_to_grow_by_itself(self) -> None:
+        hosts = [node(0), node(1)]
+        hosts[1].address = "host1:7878"
+        with pytest.raises(CapacityError, match="ask for less: 2 nodes can take 1 proc at all"):
+            choose_nodes(Shape(3, 1, 0), hosts)
 
     def test_nodes_that_are_held_do_not_count_when_others_are_added(self) -> None:
         with pytest.raises(CapacityError, match="monarch-nb up --nodes 12 adds nodes"):
