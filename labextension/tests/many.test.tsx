@@ -102,7 +102,9 @@ test('what a chosen rank died of is said', async () => {
 });
 
 test('a node is found on the map and by its name', async () => {
+  const seen = vi.spyOn(Element.prototype, 'scrollIntoView');
   await userEvent.click(screen.getByRole('button', { name: 'node200: ok, yours, 50 %' }));
+  expect(seen.mock.contexts).toEqual([box.querySelector('[data-node-row="node200"]')]);
   expect(box.querySelectorAll('.mnb-node')).toHaveLength(8);
   expect(box.querySelector('.mnb-slot[data-node="node200"]')).toBeTruthy();
   await userEvent.type(screen.getByRole('textbox', { name: 'Go to node' }), 'node9{Enter}');

@@ -1,4 +1,4 @@
-import { ReactNode, memo, useMemo, useState } from 'react';
+import { ReactNode, memo, useEffect, useMemo, useRef, useState } from 'react';
 import { NODE_STATES, hasLost, nodeGroups } from '../folds';
 import { percent } from '../format';
 import { PoolNode, Reservation } from '../types';
@@ -16,9 +16,21 @@ export function NodeGroups(props: {
   children: (shown: readonly PoolNode[]) => ReactNode;
 }) {
   const { nodes } = props;
+  const box = useRef<HTMLDivElement>(null);
   const [opened, setOpened] = useState<Opened | null>(null);
+  const [target, setTarget] = useState<string | null>(null);
   const groups = useMemo(() => nodeGroups(nodes), [nodes]);
-  const open = (node: PoolNode): void => setOpened(placeOf(groups, PAGE, ({ id }) => id === node.id));
+  const open = (node: PoolNode): void => {
+    setOpened(placeOf(groups, PAGE, ({ id }) => id === node.id));
+    setTarget(node.id);
+  };
+  useEffect(() => {
+    if (target !== null) {
+      const row = box.current?.querySelector(`[data-node-row="${CSS.escape(target)}"]`);
+      row?.scrollIntoView({ block: 'nearest' });
+      setTarget(null);
+    }
+  }, [target]);
   const goTo = (text: string): string => {
     const found = nodes.find(({ id }) => id === text) ?? nodes.find(({ id }) => id.includes(text));
     if (!found) {
@@ -28,7 +40,7 @@ export function NodeGroups(props: {
     return '';
   };
   return (
-    <div className="mnb-folded">
+    <div ref={box} className="mnb-folded">
       <div
         className="mnb-map"
         onClick={event => {

@@ -90,7 +90,7 @@ const NodeRow = memo(function NodeRow(props: {
 }) {
   const { node, reservations } = props;
   return (
-    <div className="mnb-node" data-node-state={node.state}>
+    <div className="mnb-node" data-node-row={node.id} data-node-state={node.state}>
       <div className="mnb-node-head">
         <span className="mnb-node-name" title={`${node.id} on ${node.hostname}: ${NODE_STATES[node.state]}`}>
           <span className={`mnb-node-state mnb-node-${node.state}`}>
