@@ -76,7 +76,8 @@ def _busy(node: pb.DescribeReply) -> list[pb.Gpu]:
 def _what_helps(shape: Shape, able: int, nodes: int, missing: int, *, are_local: bool) -> str:
     """Return what to do when nodes are missing. Of all nodes some were able to take their part if nobody held them.
 
-    All nodes of a local pool have the same slots, and its first one has all GPUs. A pool of hosts does not grow by itself.
+    All nodes of a local pool have the same slots, and its first one has all GPUs. A pool of hosts does not grow by
+    itself.
     """
     if able >= shape.nodes:
         return "release what you no longer need (%mesh release NAME), or ask for less"
