@@ -23,6 +23,7 @@ from monarch_nb.allocator.ranks.scripts import Scripts
 from monarch_nb.allocator.ranks.stores import Stores
 from monarch_nb.allocator.readings.actors import RankActors
 from monarch_nb.allocator.readings.load import Readings
+from monarch_nb.allocator.readings.reach import Reach
 from monarch_nb.allocator.readings.whereabouts import Whereabouts
 from monarch_nb.allocator.recovery.adoption import Adoption
 from monarch_nb.allocator.recovery.records import Records
@@ -100,6 +101,7 @@ class Node:
         self.adoption = Adoption(state, records, supervisor)
         self.gpu_locks = gpu_locks = GpuLocks(paths.directory, gpus)
         self.readings = Readings(gpus, gpu_locks.held_by_others)
+        self.reach = Reach(self.identity.store_host, open_channel)
         self.whereabouts = Whereabouts(state, supervisor.ranks)
         self.actors = RankActors(supervisor.ranks)
         self.watch = DirectoryWatch(asyncio.get_running_loop())

@@ -144,7 +144,12 @@ def make_parser() -> argparse.ArgumentParser:
     debug_command.add_arguments(debug)
 
     doctor = command("doctor", _doctor, "compare this environment with every node's", "doctor dev")
-    doctor.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
+    doctor.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="the reservation (default: the only one you hold; when there is none, the whole pool)",
+    )
 
     release = command(
         "release", _release, "end the ranks of a reservation and give its slots back", "release dev", "release --all"
@@ -364,9 +369,13 @@ def _raw_line(parts: Sequence[LogRecord]) -> str:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from monarch_nb import attach
+    from monarch_nb import attach, list_reservations
+    from monarch_nb.client.doctor.doctor import examine_pool
 
-    diagnosis = attach(options.name, pool=options.pool).doctor()
+    if options.name or any(info.held_by_me for info in list_reservations(options.pool)):
+        diagnosis = attach(options.name, pool=options.pool).doctor()
+    else:
+        diagnosis = examine_pool(options.pool)
     print(diagnosis)
     return 0 if diagnosis.healthy else 1
 

@@ -105,6 +105,16 @@ class AllocatorStub(object):
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.StopMeshRequest.SerializeToString,
                 response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.StopMeshReply.FromString,
                 _registered_method=True)
+        self.Probe = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/Probe',
+                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ProbeReply.FromString,
+                _registered_method=True)
+        self.Listen = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/Listen',
+                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ListenRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ListenReply.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/monarch_nb.v1.Allocator/Status',
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.StatusRequest.SerializeToString,
@@ -301,6 +311,20 @@ class AllocatorServicer(object):
 
     def StopMesh(self, request, context):
         """End a mesh beside "main" on this node, whether it has ranks of it or the store.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Probe(self, request, context):
+        """How this node reaches others: as allocators do, and as collectives do, on their interface.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Listen(self, request, context):
+        """Take one connection on the interface of collectives: asked by a node that probes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -505,6 +529,16 @@ def add_AllocatorServicer_to_server(servicer, server):
                     servicer.StopMesh,
                     request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.StopMeshRequest.FromString,
                     response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.StopMeshReply.SerializeToString,
+            ),
+            'Probe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Probe,
+                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ProbeRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ProbeReply.SerializeToString,
+            ),
+            'Listen': grpc.unary_unary_rpc_method_handler(
+                    servicer.Listen,
+                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ListenRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ListenReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -985,6 +1019,60 @@ class Allocator(object):
             '/monarch_nb.v1.Allocator/StopMesh',
             monarch__nb_dot_proto_dot_allocator__pb2.StopMeshRequest.SerializeToString,
             monarch__nb_dot_proto_dot_allocator__pb2.StopMeshReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Probe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/Probe',
+            monarch__nb_dot_proto_dot_allocator__pb2.ProbeRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_allocator__pb2.ProbeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Listen(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/Listen',
+            monarch__nb_dot_proto_dot_allocator__pb2.ListenRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_allocator__pb2.ListenReply.FromString,
             options,
             channel_credentials,
             insecure,

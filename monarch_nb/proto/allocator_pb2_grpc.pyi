@@ -58,6 +58,10 @@ class AllocatorStub:
     """End and fork again some ranks of this node; returns when they are ready."""
     StopMesh: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.StopMeshRequest, _allocator_pb2.StopMeshReply]
     """End a mesh beside "main" on this node, whether it has ranks of it or the store."""
+    Probe: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ProbeRequest, _allocator_pb2.ProbeReply]
+    """How this node reaches others: as allocators do, and as collectives do, on their interface."""
+    Listen: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ListenRequest, _allocator_pb2.ListenReply]
+    """Take one connection on the interface of collectives: asked by a node that probes."""
     Status: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.StatusRequest, _allocator_pb2.StatusReply]
     Control: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ControlRanksRequest, _allocator_pb2.ControlRanksReply]
     """Ask or tell the control threads of some ranks of this node."""
@@ -115,6 +119,10 @@ class AllocatorAsyncStub(AllocatorStub):
     """End and fork again some ranks of this node; returns when they are ready."""
     StopMesh: _aio.UnaryUnaryMultiCallable[_allocator_pb2.StopMeshRequest, _allocator_pb2.StopMeshReply]  # type: ignore[assignment]
     """End a mesh beside "main" on this node, whether it has ranks of it or the store."""
+    Probe: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ProbeRequest, _allocator_pb2.ProbeReply]  # type: ignore[assignment]
+    """How this node reaches others: as allocators do, and as collectives do, on their interface."""
+    Listen: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ListenRequest, _allocator_pb2.ListenReply]  # type: ignore[assignment]
+    """Take one connection on the interface of collectives: asked by a node that probes."""
     Status: _aio.UnaryUnaryMultiCallable[_allocator_pb2.StatusRequest, _allocator_pb2.StatusReply]  # type: ignore[assignment]
     Control: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ControlRanksRequest, _allocator_pb2.ControlRanksReply]  # type: ignore[assignment]
     """Ask or tell the control threads of some ranks of this node."""
@@ -253,6 +261,22 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_allocator_pb2.StopMeshReply, _abc.Awaitable[_allocator_pb2.StopMeshReply]]:
         """End a mesh beside "main" on this node, whether it has ranks of it or the store."""
+
+    @_abc_1.abstractmethod
+    def Probe(
+        self,
+        request: _allocator_pb2.ProbeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.ProbeReply, _abc.Awaitable[_allocator_pb2.ProbeReply]]:
+        """How this node reaches others: as allocators do, and as collectives do, on their interface."""
+
+    @_abc_1.abstractmethod
+    def Listen(
+        self,
+        request: _allocator_pb2.ListenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.ListenReply, _abc.Awaitable[_allocator_pb2.ListenReply]]:
+        """Take one connection on the interface of collectives: asked by a node that probes."""
 
     @_abc_1.abstractmethod
     def Status(

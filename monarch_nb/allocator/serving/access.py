@@ -391,6 +391,8 @@ _WRITE_FILES = _reservation(Right.OWN, "change its files")
 
 RULES: dict[str, Rule] = {
     "Describe": Rule(EVERYBODY),
+    "Probe": Rule(PEOPLE),
+    "Listen": Rule(frozenset({NODE})),
     "Revoke": Rule(EVERYBODY),  # what the authority has signed may come from anybody
     "Status": Rule(EVERYBODY),  # `Access.shown` leaves out what the caller may not see
     "Reserve": Rule(PEOPLE, _reserve),

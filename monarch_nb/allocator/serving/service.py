@@ -78,6 +78,14 @@ class AllocatorService(service.AllocatorServicer):
         return pb.RevokeReply(number=self._access.revoke(request.revocations))
 
     @_translated
+    async def Probe(self, request: pb.ProbeRequest, context: Any) -> pb.ProbeReply:
+        return pb.ProbeReply(peers=await self._node.reach.probe(request.peers, request.size_bytes))
+
+    @_translated
+    async def Listen(self, request: pb.ListenRequest, context: Any) -> pb.ListenReply:
+        return await self._node.reach.listen()
+
+    @_translated
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
         await self._node.readings.look_at_gpus(self._node.state)
         async with self._node.leases.turn(request):

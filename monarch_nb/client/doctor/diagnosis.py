@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from monarch_nb.ground.rank_sets import format_ranks
+from monarch_nb.client.pools.reach import WHAT_HELPS, Way, speed_of
+from monarch_nb.ground.rank_sets import counted, format_ranks
 from monarch_nb.sizes import size
 from monarch_nb.worker.environment_report import Environment
 
@@ -15,6 +16,7 @@ CLOCK_TOLERANCE_S = 1.0
 LITTLE_DISK_BYTES = 1 << 30
 LITTLE_SHARED_MEMORY_BYTES = 1 << 30
 FEW_OPEN_FILES = 4096
+WHAT_PASSES = "let the port of its allocator pass between nodes"
 _TORCH_INDEX = "https://download.pytorch.org/whl"
 
 
@@ -109,6 +111,7 @@ def diagnose(
     here: Environment,
     version: str,
     nodes: Sequence[NodeReport],
+    ways: Sequence[Way] = (),
     *,
     shared: str,
     directory: str,
@@ -118,12 +121,13 @@ def diagnose(
 
     Args:
         here: this process's environment. version: its monarch_nb's.
+        ways: between nodes of a network, as they were tried.
         shared: the storage that all nodes see; empty when there is none.
         directory: with the ranks' files, as the reservation has it; empty when they have none.
         copied: names of the nodes that have a copy of it.
     """
     answering = [node for node in nodes if not node.error]
-    return _Examination(here, version, answering, shared, directory, copied).diagnosis(title, nodes)
+    return _Examination(here, version, answering, ways, shared, directory, copied).diagnosis(title, nodes)
 
 
 class _Examination:
@@ -132,11 +136,12 @@ class _Examination:
         here: Environment,
         version: str,
         nodes: list[NodeReport],
+        ways: Sequence[Way],
         shared: str,
         directory: str,
         copied: Container[str],
     ) -> None:
-        self._here, self._version, self._nodes = here, version, nodes
+        self._here, self._version, self._nodes, self._ways = here, version, nodes, ways
         self._shared, self._directory, self._copied = shared, directory, copied
         self._fine: list[str] = []
         self._differences: list[Difference] = []
@@ -146,7 +151,15 @@ class _Examination:
     def diagnosis(self, title: str, asked: Sequence[NodeReport]) -> Diagnosis:
         silent = [Difference("no answer", "", ((node.error, (node.name,)),)) for node in asked if node.error]
         if self._nodes:
-            for examine in (self._software, self._packages, self._gpus, self._clocks, self._room, self._files):
+            for examine in (
+                self._software,
+                self._packages,
+                self._gpus,
+                self._clocks,
+                self._network,
+                self._room,
+                self._files,
+            ):
                 examine()
         return Diagnosis(
             title,
@@ -257,6 +270,20 @@ class _Examination:
             (f"{abs(n.clock_ahead_s):,.0f} s {'ahead' if n.clock_ahead_s > 0 else 'behind'}", [n.name]) for n in off
         ]
         self._differ("clock", "", told, "have NTP set it; synced files keep this machine's times")
+
+    def _network(self) -> None:
+        for way in self._ways:
+            if way.unreachable:
+                self._differ(
+                    "network", "", [(f"does not reach {way.end}: {way.unreachable}", [way.start])], WHAT_PASSES
+                )
+            elif way.refused:
+                reason = f"can not connect to {way.end} at {way.host} {way.refused}"
+                self._differ("network of collectives", "", [(reason, [way.start])], WHAT_HELPS)
+        if self._ways and not any(way.trouble for way in self._ways):
+            speed = speed_of(self._ways)
+            measured = f" ({size(int(speed))}/s at least)" if speed else ""
+            self._fine.append(f"network between {counted(len(self._nodes), 'node')}{measured}")
 
     def _room(self) -> None:
         self._disk("disk of the node's directory", lambda node: node.directory)

@@ -16,11 +16,16 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.doctor.diagnosis import Diagnosis, NodeReport, diagnose
 from monarch_nb.client.files.evidence import Token, token_of_client
-from monarch_nb.errors import MonarchNbError
+from monarch_nb.client.pools.pool import pool_named
+from monarch_nb.client.pools.reach import Way, ways_between
+from monarch_nb.errors import MonarchNbError, NodeUnreachable
+from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import files_pb2
 from monarch_nb.worker.environment_report import Environment, describe
 
 ANSWER_TIMEOUT_S = 30.0
+MEASURED_BYTES = 32 << 20
+"""Sent from each node to the next."""
 _MACHINERY = ("ipykernel", "ipywidgets", "jupyter-server", "grpcio-tools", "grpcio-health-checking", "nvidia-ml-py")
 """What runs a notebook and its connections: it and what it needs say nothing about the user's program."""
 _ALWAYS_COMPARED = ("monarch-nb", "torch")
@@ -48,7 +53,33 @@ def examine(
             python=python, packages=packages, directories=[shared] if shared else []
         )
         reports = call(_ask_all(nodes, request, token, directory))
-    return diagnose(title, here, config.VERSION, reports, shared=shared, directory=directory, copied=copied)
+        silent = {report.name for report in reports if report.error}
+        ways = call(_ways([node for node in nodes if node.name not in silent]))
+    return diagnose(title, here, config.VERSION, reports, ways, shared=shared, directory=directory, copied=copied)
+
+
+def examine_pool(name: str) -> Diagnosis:
+    """Compare this process with every node of a pool, whatever is reserved there.
+
+    Raises:
+        PoolError: it has no node. NodeUnreachable: none answers.
+    """
+    pool = pool_named(name)
+    nodes = [connection for connection, _ in call(pool.ask())]
+    title = f"pool {name}: {counted(len(nodes), 'node')}"
+    return examine(title, nodes, python="", shared="", directory="", copied=())
+
+
+async def _ways(nodes: Sequence[Connection]) -> list[Way]:
+    """Return the ways between nodes of a network, with how fast they are."""
+    if len(nodes) < 2 or all(node.identity is None for node in nodes):
+        return []
+    try:
+        ways = await ways_between(nodes)
+        works = not any(way.trouble for way in ways)
+        return [*ways, *(await ways_between(nodes, MEASURED_BYTES) if works else ())]
+    except NodeUnreachable as error:  # it has just gone away
+        return [Way(error.node, "others", unreachable=str(error))]
 
 
 async def _ask_all(

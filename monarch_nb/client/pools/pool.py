@@ -25,6 +25,7 @@ from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.files.evidence import check_shared, nodes_seeing
 from monarch_nb.client.files.project import holds_home
 from monarch_nb.client.pools.choosing import Shape, choose_nodes
+from monarch_nb.client.pools.reach import check_ways
 from monarch_nb.client.pools.revocations import Messenger
 from monarch_nb.errors import (
     MonarchNbError,
@@ -277,6 +278,7 @@ class Pool:
         Raises:
             CapacityError: not enough is free; the message says what is and who holds the rest.
             SharedStorageError: a node does not see the shared storage.
+            NodeUnreachable: a node does not answer, or does not reach another.
             SpawnError: ranks could not be started.
         """
         answers = await self.ask()
@@ -305,6 +307,7 @@ class Pool:
         try:
             say(f"leasing {shape}")
             await _all(c.unary("Reserve", r) for c, r in zip(connections, requests, strict=True))
+            await check_ways(connections)
             seen = await nodes_seeing(connections, options.directory)
             if not all(seen) and options.root and holds_home(Path(options.root)):
                 options = replace(options, root="")  # never copied whole

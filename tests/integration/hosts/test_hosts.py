@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+
+import pytest
 
 from lab import Lab
 from monarch_nb import list_reservations, reserve
+from monarch_nb.cli.main import main
+from monarch_nb.errors import NodeUnreachable
 from network import Network
 
 ALL_REDUCE = """import torch, torch.distributed as dist
@@ -24,7 +29,31 @@ def test_a_mesh_on_two_nodes_of_a_pool(two_nodes: Lab) -> None:
     dev.release()
 
 
-def test_hosts_that_share_nothing_but_a_network(lab: Lab, network: Callable[[int], Network], tmp_path: object) -> None:
+def test_nodes_that_collectives_can_not_connect_to_are_found_before_ranks_hang(
+    lab: Lab, network: Callable[[int], Network], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = network(2).hosts
+    lab.start(first)
+    lab.start(second, flags=["--interface", "lo"])
+    with pytest.raises(NodeUnreachable) as raised:
+        reserve("dev", nodes=2, procs=1)
+    assert f"{first.name} can not connect to {second.name} at 127.0.0.1 port" in str(raised.value)
+    assert "allocator --interface" in str(raised.value)
+    assert list_reservations() == [], "nothing stays leased"
+    assert main(["doctor", "--pool", "lab"]) == 1
+    said = capsys.readouterr().out
+    assert "network of collectives" in said
+    assert f"can not connect to {second.name} at 127.0.0.1" in said
+
+
+def test_the_doctor_says_how_fast_the_network_is(two_nodes: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", "--pool", "lab"])
+    said = capsys.readouterr().out
+    assert "pool lab: 2 nodes" in said
+    assert re.search(r"network between 2 nodes \([\d.,]+ [MGT]B/s at least\)", said)
+
+
+def test_hosts_that_share_nothing_but_a_network(lab: Lab, network: Callable[[int], Network]) -> None:
     for host in network(2).hosts:
         lab.start(host)
     dev = reserve("dev", nodes=2, procs=2)

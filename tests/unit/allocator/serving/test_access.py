@@ -21,7 +21,9 @@ METHODS = [method.name for method in SERVICE.methods]
 FOR_EVERYBODY = {"Describe", "Revoke", "Status"}
 READ = {"ReadLogs", "WatchLog", "ReadLines", "SearchLog"}
 RUN = READ | {"Drop", "HostStore", "PutBlob", "ReadBlob", "Workspace", "ListFiles", "ReadFile", "SeeToken"}
-OWN = set(METHODS) - FOR_EVERYBODY - {"Mail", "Shutdown"}
+FOR_PEOPLE = FOR_EVERYBODY | {"Probe", "Session"}
+FOR_NODES = FOR_EVERYBODY | {"Listen", "Mail"}
+OWN = set(METHODS) - FOR_EVERYBODY - {"Listen", "Mail", "Shutdown"}
 """What the owner may besides what everybody may."""
 
 
@@ -76,13 +78,13 @@ class TestTables:
     @pytest.mark.parametrize(
         ("caller", "right", "allowed"),
         [
-            (BOB, None, FOR_EVERYBODY | {"Session"}),
-            (BOB, pb.RIGHT_READ, FOR_EVERYBODY | READ | {"Session"}),
-            (BOB, pb.RIGHT_RUN, FOR_EVERYBODY | RUN | {"Session", "DescribeEnvironment"}),
+            (BOB, None, FOR_PEOPLE),
+            (BOB, pb.RIGHT_READ, FOR_PEOPLE | READ),
+            (BOB, pb.RIGHT_RUN, FOR_PEOPLE | RUN | {"DescribeEnvironment"}),
             (ALICE, None, FOR_EVERYBODY | OWN),
             (FOR_ALICE, None, FOR_EVERYBODY | OWN),
-            (MADE_THE_POOL, None, FOR_EVERYBODY | {"Session", "Release", "Shutdown"}),
-            (NODE, None, FOR_EVERYBODY | {"Mail"}),
+            (MADE_THE_POOL, None, FOR_PEOPLE | {"Release", "Shutdown"}),
+            (NODE, None, FOR_NODES),
             (LOCAL, None, set(METHODS)),
         ],
         ids=["stranger", "reader", "runner", "owner", "node for the owner", "who made the pool", "node", "local"],

@@ -1,0 +1,97 @@
+"""Whether nodes reach each other, as their allocators do and as collectives do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monarch_nb.client.connections.connection import Connection
+from monarch_nb.errors import NodeUnreachable
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import files_pb2
+
+PROBE_TIMEOUT_S = 120.0
+PROBED_AT_ONCE = 8
+"""So many others does each node try: of all of them the next ones in a ring, so that everybody is tried by some."""
+WHAT_HELPS = (
+    "Gloo and NCCL take any port between nodes: let these pass, or name another interface (allocator --interface)"
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """From one node to another.
+
+    Attributes:
+        start, end: names of the nodes.
+        host: address of the other's interface for collectives.
+        unreachable: why the other allocator can not be reached; empty when it can.
+        refused: why nobody can connect to that interface from there; empty when that works.
+        bytes_per_s: how fast content goes; 0.0 when it was not measured.
+    """
+
+    start: str
+    end: str
+    host: str = ""
+    unreachable: str = ""
+    refused: str = ""
+    bytes_per_s: float = 0.0
+
+    @property
+    def trouble(self) -> str:
+        """What does not work; empty when all does."""
+        if self.unreachable:
+            return f"{self.start} does not reach {self.end}: {self.unreachable}"
+        return f"{self.start} can not connect to {self.end} at {self.host} {self.refused}" if self.refused else ""
+
+
+async def ways_between(nodes: Sequence[Connection], size_bytes: int = 0) -> list[Way]:
+    """Have nodes try each other. On the background loop.
+
+    Args:
+        size_bytes: how much each sends to the next, to learn how fast that goes; at 0 they only connect.
+
+    Raises:
+        NodeUnreachable: a node does not answer.
+    """
+    if size_bytes:  # one after the other: together they would share the network
+        found = [way for index in range(len(nodes)) for way in await _ways_from(nodes, index, 1, size_bytes)]
+        return found if len(nodes) > 1 else []
+    reach = min(len(nodes) - 1, PROBED_AT_ONCE)
+    answers = await asyncio.gather(*(_ways_from(nodes, index, reach, 0) for index in range(len(nodes))))
+    return [way for answer in answers for way in answer]
+
+
+async def _ways_from(nodes: Sequence[Connection], index: int, reach: int, size_bytes: int) -> list[Way]:
+    start = nodes[index]
+    ends = [nodes[(index + step) % len(nodes)] for step in range(1, min(reach, len(nodes) - 1) + 1)]
+    peers = [files_pb2.Peer(node_id=end.name, address=end.node_address) for end in ends]
+    reply: pb.ProbeReply = await start.unary(
+        "Probe", pb.ProbeRequest(peers=peers, size_bytes=size_bytes), PROBE_TIMEOUT_S
+    )
+    return [
+        Way(start.name, end.name, probe.host, probe.unreachable, probe.refused, probe.bytes_per_s)
+        for end, probe in zip(ends, reply.peers, strict=True)
+    ]
+
+
+async def check_ways(nodes: Sequence[Connection]) -> None:
+    """Make sure that nodes of a network reach each other, before ranks wait for each other in vain. On the background
+    loop.
+
+    Raises:
+        NodeUnreachable: some do not; the message says which, and what helps.
+    """
+    if all(node.identity is None for node in nodes):
+        return  # all on this machine
+    troubles = [way.trouble for way in await ways_between(nodes) if way.trouble]
+    if troubles:
+        shown = "\n".join(f"  {trouble}" for trouble in troubles[:10])
+        more = f"\n  and {len(troubles) - 10} ways more" if len(troubles) > 10 else ""
+        raise NodeUnreachable(f"these nodes do not reach each other:\n{shown}{more}\n{WHAT_HELPS}")
+
+
+def speed_of(ways: Sequence[Way]) -> float:
+    """Return how fast the slowest way is, in bytes a second; 0.0 when none was measured."""
+    return min((way.bytes_per_s for way in ways if way.bytes_per_s), default=0.0)
