@@ -383,6 +383,8 @@ def _doctor(options: argparse.Namespace) -> int:
 def _release(options: argparse.Namespace) -> int:
     from monarch_nb import attach, list_reservations
 
+    if options.name and "/" in options.name:
+        return _release_of(options.name, options.pool)
     mine = {info.name: info for info in list_reservations(options.pool) if info.held_by_me}
     chosen = list(mine) if options.all else _chosen(options.name, list(mine))
     failed = 0
@@ -397,6 +399,16 @@ def _release(options: argparse.Namespace) -> int:
     if not chosen:
         print("nothing is held")
     return failed
+
+
+def _release_of(name: str, pool: str) -> int:
+    """Somebody else's, OWNER/NAME: who made the pool may."""
+    from monarch_nb.client.reservations.lists import release_of
+
+    owner, _, short = name.partition("/")
+    kept = release_of(owner, short, pool)
+    print("\n".join([f"released {short} of {owner}", *map(str, kept)]))
+    return 0
 
 
 def _extend(options: argparse.Namespace) -> int:

@@ -1,10 +1,11 @@
-"""What is held in a pool, and what was."""
+"""What is held in a pool, and what was; and what somebody else holds, given back."""
 
 from __future__ import annotations
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.infos import EndedReservation, ReservationInfo, ended_reservation, reservation_info
-from monarch_nb.client.pools.pool import pool_named
+from monarch_nb.client.pools.pool import KeptFiles, pool_named, release
+from monarch_nb.errors import ReservationNotFound
 
 
 def list_reservations(pool: str | None = None, *, memory: bool = False) -> list[ReservationInfo]:
@@ -25,3 +26,21 @@ def list_ended(pool: str | None = None) -> list[EndedReservation]:
     if not chosen.is_up:
         return []
     return [ended_reservation(one) for one in call(chosen.ended())]
+
+
+def release_of(owner: str, name: str, pool: str | None = None) -> list[KeptFiles]:
+    """End what somebody else holds, as who made the pool may; return what its ranks wrote into copies of files.
+
+    Raises:
+        ReservationNotFound: that owner holds no such.
+        AccessDenied: we did not make the pool.
+        NodeUnreachable: a node did not answer: its ranks go on.
+    """
+    for held in call(pool_named(pool).reservations()):
+        if (held.facts.owner, held.facts.name) == (owner, name):
+            nodes = [connection for connection, _ in held.nodes.values()]
+            released = call(release(nodes, held.reservation_id))
+            if released.failed:
+                raise released.failed[0]
+            return released.kept
+    raise ReservationNotFound(f"{owner} holds no {name}")

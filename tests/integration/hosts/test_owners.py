@@ -1,0 +1,224 @@
+"""What people may do with each other's reservations: nothing, or what the owner grants, and no longer than that."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.hosts.people import TIMEOUT_S, Person
+from lab import Allocator, Lab
+from monarch_nb import Reservation, list_reservations, reserve
+from monarch_nb.actor import Actor, current_rank, endpoint
+from monarch_nb.cli.main import main
+from monarch_nb.config import PROTOCOL
+from monarch_nb.errors import AccessDenied, MonarchNbError
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import files_pb2, run_pb2
+from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
+from monarch_nb.rpc.channel import open_channel
+from monarch_nb.rpc.status import error_from_json, translate
+from monarch_nb.trust.identity import Identity, load_identity
+from monarch_nb.trust.pools import paths_of
+
+
+@pytest.fixture
+def node(lab: Lab) -> Allocator:
+    return lab.start(flags=["--preload", ""])
+
+
+@pytest.fixture
+def bob(lab: Lab, node: Allocator, tmp_path: Path) -> Person:
+    return Person(lab, "bob", tmp_path)
+
+
+@pytest.fixture
+def dev(node: Allocator) -> Iterator[Reservation]:
+    """What alice holds, with a secret in the environment of its ranks."""
+    held = reserve("dev", procs=2, preload=[], env={"TOKEN": "hunter2"}, time="8h")
+    yield held
+    held.release()
+
+
+def stolen_requests(dev: Reservation, run_id: str) -> dict[str, Any]:
+    """Return requests of somebody who has learnt every id of a reservation."""
+    mesh_id = dev.mesh.id
+    return {
+        "ReadLogs": pb.ReadLogsRequest(mesh_id=mesh_id),
+        "WatchLog": pb.WatchLogRequest(mesh_id=mesh_id),
+        "ReadLines": pb.ReadLinesRequest(mesh_id=mesh_id),
+        "SearchLog": pb.SearchLogRequest(mesh_id=mesh_id, text="secret"),
+        "Control": pb.ControlRanksRequest(mesh_id=mesh_id, ranks=[0], stack=True),
+        "Drop": pb.DropRequest(mesh_id=mesh_id, run_ids=[run_id]),
+        "Restart": pb.RestartRequest(mesh_id=mesh_id, ranks=[0]),
+        "Extend": pb.ExtendRequest(reservation_id=dev.id, time_s=1.0),
+        "Release": pb.ReleaseRequest(reservation_id=dev.id, why="its time was up"),
+        "Share": pb.ShareRequest(reservation_id=dev.id, to="bob", right=pb.RIGHT_RUN),
+        "ListFiles": files_pb2.ListFilesRequest(reservation_id=dev.id),
+        "ReadFile": files_pb2.ReadFileRequest(path=b"/etc/hostname"),
+        "Spawn": pb.SpawnRequest(reservation_id=dev.id, mesh_id="m" * 32, ranks=1),
+        "ReadBlob": pb.ReadBlobRequest(mesh_id=mesh_id, blob="b"),
+    }
+
+
+async def outcomes(address: str, identity: Identity, requests: dict[str, Any]) -> dict[str, MonarchNbError | None]:
+    """Return what each request is refused with."""
+    told: dict[str, MonarchNbError | None] = {}
+    async with asyncio.timeout(TIMEOUT_S), open_channel(address, identity) as channel:
+        stub: Any = AllocatorStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+        for method, request in requests.items():
+            call = getattr(stub, method)(request)
+            told[method] = None
+            try:
+                async for _ in call if hasattr(call, "__aiter__") else _once(call):
+                    pass
+            except Exception as error:  # noqa: BLE001 (gRPC's)
+                told[method] = translate(error, "host1")  # type: ignore[arg-type]
+    return told
+
+
+async def _once(call: Any) -> Any:
+    yield await call
+
+
+async def submitted(address: str, identity: Identity, submit: pb.Submit) -> MonarchNbError:
+    """Return what a run is refused with."""
+    async with asyncio.timeout(TIMEOUT_S), open_channel(address, identity) as channel:
+        stub: Any = AllocatorStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+        session = stub.Session()
+        await session.write(pb.SessionRequest(open=pb.Open(protocol=PROTOCOL)))
+        await session.write(pb.SessionRequest(submit=submit))
+        while True:
+            for event in (await session.read()).events:
+                if event.HasField("refused"):
+                    return error_from_json(event.refused.error_json)
+                assert event.HasField("opened"), event
+
+
+class TestStrangers:
+    def test_they_see_that_it_is_taken_by_whom_and_until_when_and_nothing_else(
+        self, dev: Reservation, bob: Person
+    ) -> None:
+        dev.mesh.run("print('secret output')")
+        (line,) = bob.run(
+            "import monarch_nb; (info,) = monarch_nb.list_reservations(); "
+            "print(info, info.left and 'ends', info.holder)"
+        )
+        assert line.endswith("ends alice")
+        assert "owner='alice'" in line
+        for secret in ("hunter2", "secret", dev.mesh.id, str(Path.cwd())):
+            assert secret not in line
+
+    def test_attaching_says_whose_it_is(self, dev: Reservation, bob: Person) -> None:
+        (line,) = bob.run(
+            "import monarch_nb\ntry: monarch_nb.attach('dev')\nexcept monarch_nb.MonarchNbError as e: print(repr(e))"
+        )
+        assert line.startswith("AccessDenied(\"dev is alice's: alice can let you see what runs on it")
+
+    def test_whoever_knows_its_ids_can_do_no_more(self, dev: Reservation, bob: Person, node: Allocator) -> None:
+        run = dev.mesh.submit("print('secret output')")
+        run.wait()
+        requests = stolen_requests(dev, run.id)
+        told = asyncio.run(outcomes(node.address, bob.identity, requests))
+        assert {method: type(error) for method, error in told.items()} == dict.fromkeys(requests, AccessDenied)
+        told = asyncio.run(outcomes(node.address, load_identity(paths_of("lab").node), requests))
+        assert {method: type(error) for method, error in told.items()} == dict.fromkeys(requests, AccessDenied)
+        cell = run_pb2.RunSpec(run_id="his", cell=run_pb2.Cell(code="import os; os.environ['TOKEN']"))
+        submit = pb.Submit(mesh_id=dev.mesh.id, run=cell, ranks=[0], all_ranks=[0], give_number=True, owner="alice")
+        assert isinstance(asyncio.run(submitted(node.address, bob.identity, submit)), AccessDenied)
+        assert dev.mesh.run("rank").values == [0, 1]
+
+    def test_who_made_the_pool_releases_what_others_hold(self, bob: Person, capsys: pytest.CaptureFixture[str]) -> None:
+        bob.run("import monarch_nb; monarch_nb.reserve('his', procs=1, preload=[])")
+        assert [(info.name, info.owner, info.right) for info in list_reservations()] == [("his", "bob", "")]
+        assert main(["release", "--pool", "lab", "bob/his"]) == 0
+        assert capsys.readouterr().out == "released his of bob\n"
+        assert list_reservations() == []
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().rstrip("\n")
+
+
+BOBS_CELL = """
+import monarch_nb
+dev = monarch_nb.attach("dev")
+run = dev.mesh.submit("print('his output'); hers + rank", listener=lambda event: print(event, flush=True))
+print(run.wait() and run.values, flush=True)
+"""
+CALLS = """
+import monarch_nb
+counters = monarch_nb.attach("dev").actors["counters"]
+try:
+    print(sorted(counters.add.call(b"x" * 5_000_000).get().values()))
+except Exception as error:
+    print("alice can let you call its actors" if "alice can let you call its actors" in str(error) else repr(error))
+"""
+FOLLOWS = """
+import monarch_nb
+dev = monarch_nb.attach("dev")
+try:
+    for record in dev.mesh.logs(follow=True):
+        print(record.text.strip(), flush=True)
+except monarch_nb.MonarchNbError as error:
+    print(repr(error), flush=True)
+"""
+
+
+class TestShares:
+    def test_who_may_run_cells_waits_in_the_same_queue_and_hears_for_whose(
+        self, dev: Reservation, bob: Person, tmp_path: Path
+    ) -> None:
+        dev.share("bob", "run")
+        assert dev.shares == {"bob": "run"}
+        go_on = tmp_path / "go-on"
+        hers = dev.mesh.submit(
+            f"import os, time\nhers = 10\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.01)"
+        )
+        with bob.begin(BOBS_CELL) as process:
+            try:
+                heard = line_of(process)
+                assert "waits for: alice's run 1" in heard, heard
+                assert [info.owner for info in dev.mesh.runs()] == ["", "bob"]
+                go_on.touch()
+                hers.wait()
+                said, errors = process.communicate(timeout=TIMEOUT_S)
+            finally:
+                process.kill()
+        assert said.splitlines()[-1] == "[10, 11]", errors
+        assert "his output" in said
+
+    def test_actors_answer_those_who_may_run_cells(self, dev: Reservation, bob: Person) -> None:
+        class Counter(Actor):  # here, so that ranks need not import the test
+            @endpoint
+            async def add(self, data: bytes) -> int:
+                assert len(data) == 5_000_000
+                return current_rank().rank
+
+        assert sorted(dev.mesh.spawn("counters", Counter).add.call(b"x" * 5_000_000).get().values()) == [0, 1]
+        dev.share("bob", "run")
+        assert bob.run(CALLS) == ["[0, 1]"]
+        dev.share("bob", "read")
+        assert bob.run(CALLS) == ["alice can let you call its actors"]
+
+    def test_who_may_read_follows_the_log_until_it_is_shared_no_longer(self, dev: Reservation, bob: Person) -> None:
+        dev.share("bob")
+        dev.mesh.run("print('a line') if rank == 0 else None")
+        with bob.begin(FOLLOWS) as process:
+            try:
+                assert line_of(process) == "a line"
+                denied = bob.run(
+                    "import monarch_nb\ntry: monarch_nb.attach('dev').mesh.run('1')\n"
+                    "except monarch_nb.MonarchNbError as e: print(e)"
+                )
+                assert "alice can let you run cells on it" in denied[-1]
+                dev.unshare("bob")
+                assert line_of(process).startswith("AccessDenied(")
+            finally:
+                process.kill()
+        assert dev.shares == {}
