@@ -2369,7 +2369,7 @@ class Opened(_message.Message):
     version: _builtins.str
     token: _builtins.str
     mail_directory: _builtins.str
-    """Where clients of this machine write and read large content of mail themselves; empty when they must not."""
+    """Where clients on the node's Unix socket write and read large content of mail themselves; empty when they must not."""
     mail_socket: _builtins.str
     """Where they connect for mail: frames, the first of them an Open, the others Envelopes in both directions."""
     def __init__(

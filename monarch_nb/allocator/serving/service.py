@@ -211,7 +211,7 @@ class AllocatorService(service.AllocatorServicer):
                     check_protocol(message.protocol, message.client_id)
                     token = self._node.identity.token
                     opened = pb.Opened(protocol=config.PROTOCOL, version=config.VERSION, token=token)
-                    if not self._node.identity.isolated:
+                    if caller.local and not self._node.identity.isolated:  # who comes there is not asked for rights
                         opened.mail_directory = str(self._node.mail.blobs.directory)
                         opened.mail_socket = str(self._node.paths.mail_socket)
                     session.send(opened=opened)

@@ -203,6 +203,14 @@ async def test_only_who_may_read_hears_that_a_rank_has_died(connect: Connect, no
     assert (await bob.next()).HasField("refused"), "nothing came before"
 
 
+async def test_who_comes_over_the_network_is_not_told_of_doors_where_nobody_asks_for_rights(connect: Connect) -> None:
+    call = connect("bob", "user").Session()
+    await call.write(pb.SessionRequest(open=pb.Open(protocol=config.PROTOCOL)))
+    async with asyncio.timeout(TIMEOUT_S):
+        (event,) = (await call.read()).events
+    assert (event.opened.mail_socket, event.opened.mail_directory) == ("", "")
+
+
 async def test_nobody_opens_anothers_mailbox(connect: Connect) -> None:
     await Stream(connect("alice", "user")).opened("client/a")
     bob = await Stream(connect("bob", "user")).opened("client/b")
