@@ -57,10 +57,14 @@ async def share(pool: Pool, reservation_id: str, name: str, grants: Mapping[str,
     """Grant rights to people, by name. On the background loop.
 
     Raises:
+        UsageError: it is in a pool of this machine.
         NodeUnreachable: a node does not answer: nothing is granted.
         AccessDenied: it is another's.
     """
     held = await pool.held(reservation_id, name)
+    connection, _ = next(iter(held.nodes.values()))
+    if connection.identity is None:
+        raise UsageError("nobody else reaches a local pool: share what you hold in a pool of hosts (monarch-nb pool)")
     if held.missing:
         raise pools.not_whole(held)
     for to, grant in grants.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from monarch_nb.proto import allocator_pb2 as pb
 
 
 class FakeNode:
-    name, identity = "host1", None
+    name = "host1"
 
-    def __init__(self, fails: Exception | None = None) -> None:
+    def __init__(self, fails: Exception | None = None, identity: object = "lab") -> None:
+        self.identity = identity and SimpleNamespace(name=current_owner())
         self.fails, self.told = fails, list[pb.ShareRequest]()
 
     async def unary(self, method: str, request: pb.ShareRequest) -> pb.ShareReply:
@@ -90,6 +92,11 @@ class TestGranting:
         with pytest.raises(NodeUnreachable):
             await share(pool, "r", "dev", {"bob": "run"})
         assert node.told == []
+
+    async def test_nobody_else_reaches_a_local_pool(self) -> None:
+        pool: Any = FakePool(held_by("me", pb.RIGHT_OWN, nodes=[FakeNode(identity=None)]))
+        with pytest.raises(UsageError, match="nobody else reaches a local pool"):
+            await share(pool, "r", "dev", {"bob": "run"})
 
     def test_nobody_is_made_an_owner(self) -> None:
         with pytest.raises(UsageError, match="or run"):
