@@ -2,170 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
 import re
-import signal
-import socket
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tornado.httpclient import AsyncHTTPClient, HTTPRequest
-from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from gpus import FakeGpus
-from integration.live import TIMEOUT_S, Gate, eventually, kill, started
+from integration.live import TIMEOUT_S, Gate, kill, started
+from integration.servers import Server
 from monarch_nb.client.reservations.reservation import attach
 from monarch_nb.provision import MOST_NODES, Node
-from told import view_after
 
-TOKEN = "a-token"
 VALUES = {"name": "dev", "nodes": 2, "kind": "procs", "per_node": 2, "time": "2h", "idle": "1h"}
-
-
-class Server:
-    """A Jupyter server in a process of its own.
-
-    Attributes:
-        root: where its notebooks lie.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.root = directory / "notebooks"
-        self.root.mkdir(exist_ok=True)
-        environment = {f"JUPYTER_{kind}_DIR": str(directory / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
-        options = [
-            "--allow-root --no-browser --ip=127.0.0.1 --port=0 --ServerApp.base_url=/user/me/",
-            f"--IdentityProvider.token={TOKEN} --ServerApp.root_dir={self.root}",
-            "--MonarchNB.refresh_s=0.2",
-        ]
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "jupyter", "server", *" ".join(options).split()),
-                "--ServerApp.jpserver_extensions={'monarch_nb.server': True}",
-            ],
-            env={**os.environ, **environment},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stderr is not None
-        self.log: list[str] = []
-        for line in self._process.stderr:
-            self.log.append(line)
-            if "http://127.0.0.1:" in line:
-                self.url = line.split("http://")[1].split("/user/me/")[0] + "/user/me/monarch-nb"
-                break
-        else:
-            raise AssertionError("".join(self.log))
-        self._reader = threading.Thread(target=self.log.extend, args=(self._process.stderr,), daemon=True)
-        self._reader.start()
-        eventually(self._listens)  # it says so before it does
-
-    def _listens(self) -> bool:
-        host, _, port = self.url.partition("/")[0].partition(":")
-        with socket.socket() as probe:
-            return probe.connect_ex((host, int(port))) == 0
-
-    def stop(self) -> None:
-        """End it, as a person does."""
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(TIMEOUT_S)
-        self._reader.join(TIMEOUT_S)
-
-    async def ask(self, name: str, **body: Any) -> Any:
-        """Ask; return the result."""
-        status, answer = await self.fetch(name, **body)
-        assert status == 200, answer
-        return answer["result"]
-
-    async def fetch(self, name: str, **body: Any) -> tuple[int, Any]:
-        request = HTTPRequest(
-            f"http://{self.url}/api/{name}",
-            method="POST",
-            headers={"Authorization": f"token {TOKEN}"},
-            body=json.dumps(body),
-            request_timeout=TIMEOUT_S,
-        )
-        answer = await AsyncHTTPClient().fetch(request, raise_error=False)
-        return answer.code, json.loads(answer.body)
-
-    async def browser(self) -> Browser:
-        """Open the panel."""
-        request = HTTPRequest(f"ws://{self.url}/events", headers={"Authorization": f"token {TOKEN}"})
-        return Browser(self, await websocket_connect(request))
-
-
-class Browser:
-    """Keeps what it is told, as the panel does."""
-
-    def __init__(self, server: Server, socket: WebSocketClientConnection) -> None:
-        self._server, self._socket = server, socket
-        self.view: Any = None
-        self.jobs: dict[str, Any] = {}
-        self.logs: dict[str, Any] = {}
-        self.notices: list[Any] = []
-
-    async def until(self, condition: Callable[[Browser], object]) -> Any:
-        """Take events until a condition holds; return what it returned."""
-        async with asyncio.timeout(TIMEOUT_S):
-            while not (found := condition(self)):
-                message = await self._socket.read_message()
-                assert message is not None, "the server closed the connection"
-                self._take(json.loads(message))
-        return found
-
-    def _take(self, event: Any) -> None:
-        match event["type"]:
-            case "view" | "change":
-                self.view = view_after(self.view, event)
-            case "job":
-                self.jobs[event["job"]["id"]] = event["job"]
-            case "log":
-                self.logs[event["log"]] = event
-            case "notice":
-                self.notices.append(event)
-
-    async def finish(self, name: str, **body: Any) -> Any:
-        """Do something that takes long; return the job's result."""
-        job = (await self._server.ask(name, **body))["job"]
-        ended = await self.until(
-            lambda told: told.jobs.get(job["id"], job)["state"] != "running" and told.jobs[job["id"]]
-        )
-        assert ended["state"] == "done", ended
-        return ended["result"]
-
-    async def counted(self, opened: Any) -> int:
-        """Wait until all is counted that a log had when it was opened; return how many lines it has."""
-        if opened["complete"]:
-            return int(opened["lines"])
-        told = await self.until(lambda told: (log := told.logs.get(opened["log"])) and log["complete"] and log)
-        return int(told["lines"])
-
-    @property
-    def ranks(self) -> list[Any]:
-        """The ranks of the only reservation."""
-        (reservation,) = self.view["reservations"].values()
-        ranks: list[Any] = reservation["meshes"][0]["ranks"]
-        return ranks
-
-    @property
-    def runs(self) -> list[Any]:
-        """The runs of the only reservation."""
-        (reservation,) = self.view["reservations"].values()
-        runs: list[Any] = reservation["meshes"][0]["runs"]
-        return runs
-
-    def states(self) -> list[str]:
-        return [rank["state"] for rank in self.ranks] if self.view["reservations"] else []
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 @pytest.fixture(scope="module")
