@@ -104,7 +104,15 @@ class FilesError(MonarchNbError):
 
 
 class CapacityError(MonarchNbError):
-    """More was asked for than the pool has, or than is free."""
+    """More was asked for than the pool has, or than is free.
+
+    Attributes:
+        waiting_helps: the pool has it, but others hold it now.
+    """
+
+    def __init__(self, message: str, waiting_helps: bool = False) -> None:
+        super().__init__(message)
+        self.waiting_helps = waiting_helps
 
 
 class ReservationNotFound(MonarchNbError):

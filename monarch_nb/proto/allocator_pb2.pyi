@@ -423,6 +423,76 @@ class ReserveReply(_message.Message):
 Global___ReserveReply: _TypeAlias = ReserveReply  # noqa: Y015
 
 @_typing.final
+class WaitRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    PROCS_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    WAIT_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """of the reservation that is to be"""
+    owner: _builtins.str
+    nodes: _builtins.int
+    procs: _builtins.int
+    """per node"""
+    gpus: _builtins.int
+    ticket: _builtins.float
+    """Who has the lower one is ahead, on every node. 0: the node is to give one."""
+    wait_id: _builtins.str
+    """of those with the same ticket the lower one is ahead"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        owner: _builtins.str = ...,
+        nodes: _builtins.int = ...,
+        procs: _builtins.int = ...,
+        gpus: _builtins.int = ...,
+        ticket: _builtins.float = ...,
+        wait_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpus", b"gpus", "name", b"name", "nodes", b"nodes", "owner", b"owner", "procs", b"procs", "ticket", b"ticket", "wait_id", b"wait_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitRequest: _TypeAlias = WaitRequest  # noqa: Y015
+
+@_typing.final
+class WaitReply(_message.Message):
+    """At once, and whenever it changes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACE_FIELD_NUMBER: _builtins.int
+    FREED_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    place: _builtins.int
+    """among those who wait for slots of the same kind; 1 is the first"""
+    freed: _builtins.bool
+    """slots may have come free since the last reply"""
+    ticket: _builtins.float
+    def __init__(
+        self,
+        *,
+        place: _builtins.int = ...,
+        freed: _builtins.bool = ...,
+        ticket: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["freed", b"freed", "place", b"place", "ticket", b"ticket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitReply: _TypeAlias = WaitReply  # noqa: Y015
+
+@_typing.final
 class ConfirmRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

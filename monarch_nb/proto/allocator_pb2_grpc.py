@@ -50,6 +50,11 @@ class AllocatorStub(object):
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ReserveRequest.SerializeToString,
                 response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ReserveReply.FromString,
                 _registered_method=True)
+        self.Wait = channel.unary_stream(
+                '/monarch_nb.v1.Allocator/Wait',
+                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.WaitRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.WaitReply.FromString,
+                _registered_method=True)
         self.Confirm = channel.unary_unary(
                 '/monarch_nb.v1.Allocator/Confirm',
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ConfirmRequest.SerializeToString,
@@ -236,6 +241,13 @@ class AllocatorServicer(object):
 
     def Reserve(self, request, context):
         """Lease slots. Provisional until Confirm: a client that dies half-way leaves nothing leased.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Wait(self, request, context):
+        """Stand in the node's line of those who wait for slots, as long as the call lasts. Nothing is leased by that.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -474,6 +486,11 @@ def add_AllocatorServicer_to_server(servicer, server):
                     servicer.Reserve,
                     request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ReserveRequest.FromString,
                     response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ReserveReply.SerializeToString,
+            ),
+            'Wait': grpc.unary_stream_rpc_method_handler(
+                    servicer.Wait,
+                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.WaitRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.WaitReply.SerializeToString,
             ),
             'Confirm': grpc.unary_unary_rpc_method_handler(
                     servicer.Confirm,
@@ -722,6 +739,33 @@ class Allocator(object):
             '/monarch_nb.v1.Allocator/Reserve',
             monarch__nb_dot_proto_dot_allocator__pb2.ReserveRequest.SerializeToString,
             monarch__nb_dot_proto_dot_allocator__pb2.ReserveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Wait(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/Wait',
+            monarch__nb_dot_proto_dot_allocator__pb2.WaitRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_allocator__pb2.WaitReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,8 @@ class AllocatorStub:
     """A newer list of certificates that count no longer, signed by the pool's authority."""
     Reserve: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ReserveRequest, _allocator_pb2.ReserveReply]
     """Lease slots. Provisional until Confirm: a client that dies half-way leaves nothing leased."""
+    Wait: _grpc.UnaryStreamMultiCallable[_allocator_pb2.WaitRequest, _allocator_pb2.WaitReply]
+    """Stand in the node's line of those who wait for slots, as long as the call lasts. Nothing is leased by that."""
     Confirm: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ConfirmRequest, _allocator_pb2.ConfirmReply]
     Release: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ReleaseRequest, _allocator_pb2.ReleaseReply]
     Extend: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ExtendRequest, _allocator_pb2.ExtendReply]
@@ -99,6 +101,8 @@ class AllocatorAsyncStub(AllocatorStub):
     """A newer list of certificates that count no longer, signed by the pool's authority."""
     Reserve: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ReserveRequest, _allocator_pb2.ReserveReply]  # type: ignore[assignment]
     """Lease slots. Provisional until Confirm: a client that dies half-way leaves nothing leased."""
+    Wait: _aio.UnaryStreamMultiCallable[_allocator_pb2.WaitRequest, _allocator_pb2.WaitReply]  # type: ignore[assignment]
+    """Stand in the node's line of those who wait for slots, as long as the call lasts. Nothing is leased by that."""
     Confirm: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ConfirmRequest, _allocator_pb2.ConfirmReply]  # type: ignore[assignment]
     Release: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ReleaseRequest, _allocator_pb2.ReleaseReply]  # type: ignore[assignment]
     Extend: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ExtendRequest, _allocator_pb2.ExtendReply]  # type: ignore[assignment]
@@ -175,6 +179,14 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_allocator_pb2.ReserveReply, _abc.Awaitable[_allocator_pb2.ReserveReply]]:
         """Lease slots. Provisional until Confirm: a client that dies half-way leaves nothing leased."""
+
+    @_abc_1.abstractmethod
+    def Wait(
+        self,
+        request: _allocator_pb2.WaitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_allocator_pb2.WaitReply], _abc.AsyncIterator[_allocator_pb2.WaitReply]]:
+        """Stand in the node's line of those who wait for slots, as long as the call lasts. Nothing is leased by that."""
 
     @_abc_1.abstractmethod
     def Confirm(

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from monarch_nb.allocator.files.node_files import NodeFiles
 from monarch_nb.allocator.leases.expiry import Expiry
 from monarch_nb.allocator.leases.gpu_locks import GpuLocks
+from monarch_nb.allocator.leases.line import Line
 from monarch_nb.allocator.leases.meshes import Meshes
 from monarch_nb.allocator.recovery.records import Records
 from monarch_nb.allocator.sessions.sessions import Session
@@ -30,6 +31,7 @@ class Leases:
     Attributes:
         expiry: ends those that end by themselves.
         releases: those that go on, by reservation.
+        line: who waits for slots.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Leases:
         self._state, self._records, self._supervisor = state, records, supervisor
         self._meshes, self._files, self._sessions, self._gpu_locks = meshes, files, sessions, gpu_locks
         self.releases: dict[str, asyncio.Task[int]] = {}
+        self.line = Line()
         self.expiry = Expiry(
             state,
             sessions,
@@ -185,4 +188,5 @@ class Leases:
         self._state.release(reservation_id)
         self._gpu_locks.release(reservation_id)
         self._records.delete_lease(reservation_id)
+        self.line.slots_are_free()
         return sum(not rank.record.script_of for rank in ranks)

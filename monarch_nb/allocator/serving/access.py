@@ -322,6 +322,10 @@ def _reserve(access: Access, caller: Caller, request: pb.ReserveRequest) -> None
     access.need(caller, request.reservation_id, Right.OWN, "change it")
 
 
+def _wait(_: Access, caller: Caller, request: pb.WaitRequest) -> None:
+    request.owner = caller.name
+
+
 def _release(access: Access, caller: Caller, request: pb.ReleaseRequest) -> None:
     if not caller.node:
         request.why = ""  # a person asks for it
@@ -396,6 +400,7 @@ RULES: dict[str, Rule] = {
     "Revoke": Rule(EVERYBODY),  # what the authority has signed may come from anybody
     "Status": Rule(EVERYBODY),  # `Access.shown` leaves out what the caller may not see
     "Reserve": Rule(PEOPLE, _reserve),
+    "Wait": Rule(PEOPLE, _wait),
     "Confirm": Rule(PEOPLE, _reservation(Right.OWN, "confirm it")),
     "Release": Rule(PEOPLE, _release),
     "Extend": Rule(PEOPLE, _reservation(Right.OWN, "extend it")),

@@ -91,6 +91,14 @@ class AllocatorService(service.AllocatorServicer):
         async with self._node.leases.turn(request):
             return pb.ReserveReply(gpu_indices=self._node.leases.reserve(request))
 
+    async def Wait(self, request: pb.WaitRequest, context: Any) -> AsyncIterator[pb.WaitReply]:
+        try:
+            async with contextlib.aclosing(self._node.leases.line.wait(request)) as places:
+                async for place in places:
+                    yield place
+        except MonarchNbError as error:
+            await refuse(context, error)
+
     @_translated
     async def Confirm(self, request: pb.ConfirmRequest, context: Any) -> pb.ConfirmReply:
         self._node.leases.confirm(request)

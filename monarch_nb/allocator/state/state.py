@@ -25,6 +25,7 @@ from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, run_pb2
 
 MAX_ENDED = 50
+MAX_GIVEN_BACK = 1000
 
 
 @dataclass
@@ -78,6 +79,8 @@ class NodeState:
         self.meshes: dict[str, Mesh] = {}
         self.ended: dict[str, pb.Ended] = {}
         """Reservations that no person released, by id, oldest first."""
+        self._given_back: dict[str, None] = {}
+        """Reservations that were released before they came: their clients gave up, and a request is still under way."""
 
     # ---- leases ----
 
@@ -111,19 +114,24 @@ class NodeState:
             UsageError: neither procs nor gpus, or both.
             ReservationConflict: the owner's name is taken by another reservation.
             CapacityError: not enough is free; the message says who holds the rest.
+            ReservationNotFound: it was released before.
         """
         if lease := self.leases.get(request.reservation_id):
             return lease
+        if request.reservation_id in self._given_back:
+            raise ReservationNotFound(f"{request.name} was given back before it was leased")
         if bool(request.procs) == bool(request.gpus):
             raise UsageError("ask for --procs N (CPU ranks) or --gpus N, per node, not both")
         for lease in self.leases.values():
             if (lease.request.name, lease.request.owner) == (request.name, request.owner):
                 raise ReservationConflict(f"the name {request.name!r} is already held; release it or choose another")
         if request.procs > self.procs_free:
-            raise CapacityError(self._shortage(request.procs, self.procs_free, self.procs, "procs"))
+            why = self._shortage(request.procs, self.procs_free, self.procs, "procs")
+            raise CapacityError(why, waiting_helps=request.procs <= self.procs)
         gpus = [*self.gpus_free, *(self.gpus_busy if request.force_busy else ())]
         if request.gpus > len(gpus):
-            raise CapacityError(self._shortage(request.gpus, len(gpus), len(self.gpus), "gpus"))
+            why = self._shortage(request.gpus, len(gpus), len(self.gpus), "gpus")
+            raise CapacityError(why, waiting_helps=request.gpus <= len(self.gpus) - len(self.gpu_troubles))
         lease = Lease(request, sorted(gpus[: request.gpus]), limits=Limits(request.time_s, request.idle_s))
         self.leases[request.reservation_id] = lease
         return lease
@@ -186,7 +194,10 @@ class NodeState:
 
     def release(self, reservation_id: str) -> list[str]:
         """Give a lease back; return the ids of its meshes, which are gone from the state."""
-        self.leases.pop(reservation_id, None)
+        if self.leases.pop(reservation_id, None) is None:
+            self._given_back[reservation_id] = None
+            while len(self._given_back) > MAX_GIVEN_BACK:
+                del self._given_back[next(iter(self._given_back))]
         gone = [mesh_id for mesh_id, mesh in self.meshes.items() if mesh.spec.reservation_id == reservation_id]
         for mesh_id in gone:
             del self.meshes[mesh_id]

@@ -2,6 +2,7 @@
 
 choosing   which nodes a reservation gets, and why it gets none
 pool       asks all nodes, chooses some, leases slots and spawns ranks; releases them
+line       waits for what others hold
 conflicts  whether what is held already is what somebody asks for
 infos      what nodes say of reservations, ranks and runs, put together
 ranks      the ranks of a mesh: asked where they are, told, restarted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monarch_nb.allocator.state.gpus import until, why_not_free
@@ -65,7 +66,26 @@ def choose_nodes(shape: Shape, nodes: list[pb.DescribeReply], *, force_busy: boo
     else:
         are_local = all(node.address.startswith("unix:") for node in nodes)
         lines.append(_what_helps(shape, able, len(nodes), shape.nodes - len(fitting), are_local=are_local))
-    raise CapacityError("\n".join(lines))
+    raise CapacityError("\n".join(lines), waiting_helps=able >= shape.nodes)
+
+
+def who_holds(shape: Shape, nodes: Sequence[pb.DescribeReply]) -> str:
+    """Return why slots of a kind are not free: "dev (alice) holds 8 gpus until 18:40; GPU 3 of node1 is busy: …"."""
+    held: dict[tuple[str, str], int] = {}
+    ends: dict[tuple[str, str], float] = {}
+    others = []
+    for node in nodes:
+        for holder in node.holders:
+            if count := holder.gpus if shape.gpus else holder.procs:
+                key = (holder.reservation, holder.owner)
+                held[key] = held.get(key, 0) + count
+                ends[key] = max(ends.get(key, 0.0), holder.until)
+        others += [f"{node.node_id}: {why}" for gpu in node.gpus if shape.gpus and (why := why_not_free(gpu))]
+    holders = [
+        f"{name} ({owner}) holds {counted(count, shape.kind)}{until(ends[name, owner])}"
+        for (name, owner), count in held.items()
+    ]
+    return "; ".join([*holders, *others])
 
 
 def _busy(node: pb.DescribeReply) -> list[pb.Gpu]:
@@ -80,7 +100,7 @@ def _what_helps(shape: Shape, able: int, nodes: int, missing: int, *, are_local:
     itself.
     """
     if able >= shape.nodes:
-        return "release what you no longer need (%mesh release NAME), or ask for less"
+        return "--wait waits for it; or release what you no longer need (%mesh release NAME), or ask for less"
     if shape.gpus:
         have = "node of this pool has" if able == 1 else "nodes of this pool have"
         return f"ask for less: {able} {have} {counted(shape.per_node, 'GPU')} that can be used"

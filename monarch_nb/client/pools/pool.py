@@ -28,6 +28,7 @@ from monarch_nb.client.pools.choosing import Shape, choose_nodes
 from monarch_nb.client.pools.reach import check_ways
 from monarch_nb.client.pools.revocations import Messenger
 from monarch_nb.errors import (
+    CapacityError,
     MonarchNbError,
     NodeUnreachable,
     PoolError,
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from monarch_nb.trust.identity import Identity
 
 STATUS_TIMEOUT_S = 15.0
+MOST_RACES = 5
+"""How often a reservation is tried when others lease first what was just free."""
 FLUSH_AT_EXIT_S = 10.0
 """How long a process that ends waits for nodes to take in its last runs; Ctrl-C ends that sooner."""
 Progress = Callable[[str], None]
@@ -273,7 +276,7 @@ class Pool:
     ) -> HeldReservation:
         """Lease slots on enough nodes and spawn the main mesh.
 
-        Interrupted or failed, it gives everything back.
+        Interrupted or failed, it gives everything back. When others are faster on a node, others are chosen.
 
         Raises:
             CapacityError: not enough is free; the message says what is and who holds the rest.
@@ -281,6 +284,17 @@ class Pool:
             NodeUnreachable: a node does not answer, or does not reach another.
             SpawnError: ranks could not be started.
         """
+        for _ in range(MOST_RACES - 1):
+            with contextlib.suppress(_Outrun):
+                return await self._reserve(name, shape, options, terms, say)
+        try:
+            return await self._reserve(name, shape, options, terms, say)
+        except _Outrun as error:
+            raise CapacityError(f"others were faster {MOST_RACES} times; {error}", waiting_helps=True) from None
+
+    async def _reserve(
+        self, name: str, shape: Shape, options: SpawnOptions, terms: Terms, say: Progress
+    ) -> HeldReservation:
         answers = await self.ask()
         chosen = choose_nodes(shape, [reply.node for _, reply in answers], force_busy=terms.force_busy)
         connections = [answers[index][0] for index in chosen]
@@ -306,7 +320,7 @@ class Pool:
         ]
         try:
             say(f"leasing {shape}")
-            await _all(c.unary("Reserve", r) for c, r in zip(connections, requests, strict=True))
+            await _lease(dict(zip(connections, requests, strict=True)))
             await check_ways(connections)
             seen = await nodes_seeing(connections, options.directory)
             if not all(seen) and options.root and holds_home(Path(options.root)):
@@ -321,10 +335,19 @@ class Pool:
             await asyncio.shield(release(connections, reservation_id))
             raise
 
+    async def described(self) -> list[pb.DescribeReply]:
+        """Return the facts of the nodes that answer."""
+        return [reply.node for _, reply in await self.ask()]
+
     async def shutdown(self, *, force: bool) -> None:
         """End every node."""
         request = pb.ShutdownRequest(force=force)
         await _all(connection.unary("Shutdown", request) for connection in await self.discover())
+
+
+def in_order(connections: Iterable[Connection]) -> list[Connection]:
+    """Return nodes in the order that all clients have."""
+    return sorted(connections, key=lambda connection: connection.name)
 
 
 def _check_protocol(connection: Connection, node: pb.DescribeReply) -> None:
@@ -335,6 +358,23 @@ def _check_protocol(connection: Connection, node: pb.DescribeReply) -> None:
             client=config.VERSION,
             node=node.version,
         )
+
+
+class _Outrun(Exception):
+    """Somebody else has leased slots between our look and our lease."""
+
+
+async def _lease(requests: Mapping[Connection, pb.ReserveRequest]) -> None:
+    """Lease slots of nodes, one after the other, in the order in which every client does.
+
+    So of clients that want the same nodes one gets them: whoever is refused on a node was outrun by one that goes on
+    to later nodes only, and the last of these is refused nowhere.
+    """
+    for connection in in_order(requests):
+        try:
+            await connection.unary("Reserve", requests[connection])
+        except CapacityError as error:
+            raise _Outrun(f"{connection.name}: {error}") from None
 
 
 async def spawn_mesh(

@@ -2,6 +2,7 @@
 
 lists        what is held, and what was
 reservation  `reserve` and `attach`; a Reservation with its mesh and files
+waiting      reserves what others hold, when it is free
 sharing      who else may see it, or run cells on it
 attachment   while it is used from here: nothing is idle, and the first node says how much time is left
 memory       which reservation each notebook held last, for its next kernel

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from monarch_nb import config
 from monarch_nb.actor.engine.outside import Address
@@ -50,7 +49,8 @@ from monarch_nb.client.reservations import sharing
 from monarch_nb.client.reservations.actors import LiveActors
 from monarch_nb.client.reservations.attachment import Attachment, TimeListener
 from monarch_nb.client.reservations.meshes import Meshes
-from monarch_nb.errors import CapacityError, NodeUnreachable, UsageError
+from monarch_nb.client.reservations.waiting import in_line, with_room
+from monarch_nb.errors import NodeUnreachable, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import provisioner_of
 from monarch_nb.shape import Extent
@@ -58,7 +58,6 @@ from monarch_nb.times import Duration, seconds_of
 from monarch_nb.trust.identity import expiry_warning
 
 DEFAULT_NAME = "main"
-T = TypeVar("T")
 
 
 class Reservation:
@@ -398,6 +397,7 @@ def reserve(
     time: Duration | None = None,
     idle: Duration | None = None,
     force_busy: bool = False,
+    wait: bool | Duration = False,
     replace: bool = False,
     share: Mapping[str, str] | None = None,
     notebook: str | None = None,
@@ -427,6 +427,7 @@ def reserve(
             does. By default until it is released. A reservation that is held already keeps its limits.
         idle: how long it is held while no cell runs and no client is attached.
         force_busy: take GPUs too on which other people's programs compute, where no others are free.
+        wait: for what others hold: True, or how long at most. Who came first is first; `progress` is told the place.
         replace: release a reservation of the same name first.
         share: who else may see it ("read") or run cells on it too ("run"), by name.
         notebook: path of the notebook that holds it, which finds it again.
@@ -473,12 +474,15 @@ def reserve(
     chosen.revive(say)
     if chosen.identity and (warning := expiry_warning(chosen.identity)):
         say(warning)
-    held, is_new = _with_room(
-        chosen,
-        shape,
-        say,
-        lambda: call(_reserve(chosen, name, asked, options, terms, replace, say), undo=_give_back),
-    )
+
+    def take() -> tuple[HeldReservation, bool]:
+        return call(_reserve(chosen, name, asked, options, terms, replace, say), undo=_give_back)
+
+    if wait is False:
+        held, is_new = with_room(chosen, shape, say, take)
+    else:
+        longest_s = None if wait is True else seconds_of(wait, "wait")
+        held, is_new = in_line(chosen, name, shape, longest_s, say, take)
     try:
         reservation = Reservation(chosen, held)
         if reload is not None:
@@ -532,15 +536,6 @@ async def _give_back(reserved: tuple[HeldReservation, bool]) -> None:
     held, is_new = reserved
     if is_new:
         await pools.release([connection for connection, _ in held.nodes.values()], held.reservation_id)
-
-
-def _with_room(pool: Pool, shape: Shape, say: Progress, take: Callable[[], T]) -> T:
-    """Take what is free; else let the pool start, or make room, as far as that takes nothing from anybody."""
-    with provisioner_of(pool.name).steady(pool=pool.name, progress=say), contextlib.suppress(CapacityError):
-        if pool.is_up:
-            return take()
-    with provisioner_of(pool.name).room(shape.nodes, shape.procs, shape.gpus, pool=pool.name, progress=say):
-        return take()
 
 
 def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str | None = None) -> Reservation:

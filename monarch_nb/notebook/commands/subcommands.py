@@ -154,6 +154,7 @@ class Subcommands:
             time=parsed.seconds("time"),
             idle=parsed.seconds("idle"),
             force_busy=parsed.switch("force_busy"),
+            wait=parsed.seconds("wait") or parsed.switch("wait"),
             replace=parsed.switch("replace"),
             share=_shares(parsed.many("share")) or None,
             notebook=self._session.notebook,

@@ -39,6 +39,7 @@ class Flag:
         value: what stands after it, as help calls it ("N"); empty for a switch.
         kind: how the value is read: "count" is a whole number of at least 1, "number" one of at least 0, "seconds" is
             more than 0, "duration" is "8h" or "1h30m" and comes as seconds.
+        optional: the value may be left out: only what begins with a digit is one.
         choices: the only values allowed.
         repeat: may be given more than once; its value is then a tuple.
         negatable: a switch that also has a "--no-" form.
@@ -51,6 +52,7 @@ class Flag:
     short: str = ""
     value: str = ""
     kind: Literal["text", "count", "number", "seconds", "duration"] = "text"
+    optional: bool = False
     choices: tuple[str, ...] = ()
     repeat: bool = False
     negatable: bool = False
@@ -212,6 +214,9 @@ def parse(command: Command, line: str) -> Parsed:
                 raise UsageError(f"{spelling} takes no value")
             _store(values, flag, spelling, not (flag.negatable and spelling.startswith("--no-")))
             continue
+        if not equals and flag.optional and not (pending and _is_value(pending[-1])):
+            _store(values, flag, spelling, True)
+            continue
         if not equals:
             if not pending or _is_flag_of(command, pending[-1]):
                 raise UsageError(f"{spelling} needs a value: {spelling} {flag.value}")
@@ -323,6 +328,7 @@ def help_text(command: Command) -> str:
 def _spell(flag: Flag) -> str:
     spellings = [flag.short, flag.name, f"--no-{flag.name[2:]}" if flag.negatable else ""]
     value = "|".join(flag.choices) if flag.choices else flag.value
+    value = f"[{value}]" if flag.optional else value
     return f"{', '.join(filter(None, spellings))} {value}".rstrip()
 
 
@@ -457,7 +463,7 @@ def _complete_word(command: Command, words: list[str], fragment: str, sources: S
     if fragment.startswith("--") and "=" in fragment:
         spelling, _, value = fragment.partition("=")
         return value, _values(command, spelling, value, sources)
-    if words and _takes_value(command, words[-1]):
+    if words and _takes_value(command, words[-1], fragment):
         return fragment, _values(command, words[-1], fragment, sources)
     if fragment.startswith("-"):
         given = {word.partition("=")[0] for word in words}
@@ -474,8 +480,16 @@ def _complete_word(command: Command, words: list[str], fragment: str, sources: S
     return fragment, _from_source("module" if is_module else rule.completes, fragment, sources)
 
 
-def _takes_value(command: Command, word: str) -> bool:
-    return any(word.replace("_", "-") in flag.spellings and flag.value for flag in command.flags)
+def _is_value(word: str) -> bool:
+    """Whether a word is the value of a flag that can do without."""
+    return word[:1].isdigit()
+
+
+def _takes_value(command: Command, word: str, following: str) -> bool:
+    return any(
+        word.replace("_", "-") in flag.spellings and flag.value and (not flag.optional or _is_value(following))
+        for flag in command.flags
+    )
 
 
 def _plain_words(command: Command, words: list[str]) -> list[int]:
@@ -484,7 +498,8 @@ def _plain_words(command: Command, words: list[str]) -> list[int]:
     for index, word in enumerate(words):
         if not value_follows and not _looks_like_flag(word):
             plain.append(index)
-        value_follows = not value_follows and _takes_value(command, word)
+        following = words[index + 1] if index + 1 < len(words) else ""
+        value_follows = not value_follows and _takes_value(command, word, following)
     return plain
 
 

@@ -67,6 +67,13 @@ RESERVE = Command(
             value="WHO[:run]",
             repeat=True,
         ),
+        Flag(
+            "--wait",
+            "wait in line for what others hold, as long as it takes, or at most this time: --wait 2h",
+            value="T",
+            kind="duration",
+            optional=True,
+        ),
         Flag("--replace", "release what is held under that name first"),
     ),
     notes="Ranks stay until they are released: they survive this kernel, the browser and the Jupyter server.",

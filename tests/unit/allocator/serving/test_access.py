@@ -21,7 +21,7 @@ METHODS = [method.name for method in SERVICE.methods]
 FOR_EVERYBODY = {"Describe", "Revoke", "Status"}
 READ = {"ReadLogs", "WatchLog", "ReadLines", "SearchLog"}
 RUN = READ | {"Drop", "HostStore", "PutBlob", "ReadBlob", "Workspace", "ListFiles", "ReadFile", "SeeToken"}
-FOR_PEOPLE = FOR_EVERYBODY | {"Probe", "Session"}
+FOR_PEOPLE = FOR_EVERYBODY | {"Probe", "Session", "Wait"}
 FOR_NODES = FOR_EVERYBODY | {"Listen", "Mail"}
 OWN = set(METHODS) - FOR_EVERYBODY - {"Listen", "Mail", "Shutdown"}
 """What the owner may besides what everybody may."""
@@ -101,6 +101,11 @@ class TestOwners:
     async def test_a_reservation_is_the_callers_whatever_the_request_says(self, access: Access) -> None:
         request = pb.ReserveRequest(reservation_id="new", owner="alice")
         access.admit("Reserve", BOB, request)
+        assert request.owner == "bob"
+
+    async def test_whoever_waits_does_so_in_his_own_name(self, access: Access) -> None:
+        request = pb.WaitRequest(owner="alice")
+        access.admit("Wait", BOB, request)
         assert request.owner == "bob"
 
     async def test_on_the_unix_socket_the_request_is_believed(self, access: Access) -> None:

@@ -101,6 +101,9 @@ async def outcome(call: Any) -> MonarchNbError | None:
     return None
 
 
+FOR_EVERYBODY = {"Describe", "Probe", "Revoke", "Session", "Status", "Wait"}
+
+
 async def test_every_method_asks_who_calls(connect: Connect) -> None:
     """A stranger gets nothing out of any method of the service, whatever kind of stream it is."""
     bob, refused = connect("bob", "user"), set()
@@ -109,13 +112,13 @@ async def test_every_method_asks_who_calls(connect: Connect) -> None:
         for name, value in {"reservation_id": "r", "mesh_id": MESH, "python": "/bin/true"}.items():
             if name in method.input_type.fields_by_name:
                 setattr(request, name, value)
-        if method.name in ("Describe", "Probe", "Revoke", "Status", "Session"):
+        if method.name in FOR_EVERYBODY:
             continue
         call = getattr(bob, method.name)
         error = await outcome(call(iter([request])) if method.client_streaming else call(request))
         if isinstance(error, AccessDenied):
             refused.add(method.name)
-    assert refused == {method.name for method in SERVICE.methods} - {"Describe", "Probe", "Revoke", "Status", "Session"}
+    assert refused == {method.name for method in SERVICE.methods} - FOR_EVERYBODY
 
 
 async def test_what_is_reserved_belongs_to_the_name_of_the_certificate(

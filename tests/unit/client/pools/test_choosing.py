@@ -51,7 +51,7 @@ class TestChooseNodes:
             "2 nodes × 4 procs asked for, but only 1 of 2 nodes can take 4 procs:",
             "  node0: 4 of 4 procs free",
             "  node1: 1 of 4 procs free; train (ann) holds 3 procs",
-            "release what you no longer need (%mesh release NAME), or ask for less",
+            "--wait waits for it; or release what you no longer need (%mesh release NAME), or ask for less",
         ]
 
     def test_a_gpu_that_is_lost_is_not_free(self) -> None:
@@ -122,7 +122,7 @@ class TestArguments:
     def nothing_is_touched(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("MONARCH_NB_HOME", str(tmp_path / "never-made"))
         monkeypatch.setattr(
-            "monarch_nb.client.reservations.reservation.provisioner_of", lambda _: pytest.fail("started a pool")
+            "monarch_nb.client.reservations.waiting.provisioner_of", lambda _: pytest.fail("started a pool")
         )
 
     @pytest.mark.parametrize("option", ["nodes", "procs", "gpus"])

@@ -18,6 +18,36 @@ from monarch_nb.notebook.syntax.command_line import (
 )
 
 
+@pytest.mark.parametrize(
+    ("line", "word", "wait"),
+    [
+        ("dev --wait --procs 2", "dev", True),
+        ("--wait dev --procs 2", "dev", True),
+        ("dev --procs 2 --wait", "dev", True),
+        ("dev --wait 10m --procs 2", "dev", 600.0),
+        ("--wait=1h dev --procs 2", "dev", 3600.0),
+        ("dev --procs 2", "dev", None),
+    ],
+)
+def test_a_value_that_may_be_left_out(line: str, word: str, wait: object) -> None:
+    parsed = parse(declarations.RESERVE, line)
+    assert (parsed.word, parsed.values.get("wait"), parsed.count("procs")) == (word, wait, 2)
+
+
+@pytest.mark.parametrize("line", ["--wait 10", "--wait=soon", "--wait 1x", "--wait --wait"])
+def test_a_value_that_may_be_left_out_and_makes_no_sense(line: str) -> None:
+    with pytest.raises(UsageError, match=r"--wait is (a time such as|given twice)"):
+        parse(declarations.RESERVE, line)
+
+
+def test_what_follows_a_value_that_may_be_left_out_is_completed() -> None:
+    sources: Sources = {"reservation": lambda fragment: ["dev"]}
+    assert complete(declarations.RESERVE, "--wait --pro", sources) == ("--pro", ["--procs"])
+    assert complete(declarations.RESERVE, "--wait ", sources) == ("", ["dev"])
+    assert complete(declarations.RESERVE, "dev --wait 1", sources) == ("1", [])
+    assert complete(declarations.RESERVE, "--wait 1h ", sources) == ("", ["dev"])
+
+
 def names(*candidates: str) -> Sources:
     """Every source offers `candidates`."""
 

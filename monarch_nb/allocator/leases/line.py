@@ -1,0 +1,91 @@
+"""The line of those who wait for slots of this node: who came first is first.
+
+Nobody holds anything while he waits, so a client that dies only leaves the line. Clients stand in the lines of all
+nodes, with a ticket from the first one (monarch_nb.client.pools.line), so that all lines have the same order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from monarch_nb.errors import MonarchNbError
+from monarch_nb.proto import allocator_pb2 as pb
+
+MOST_WAITING = 1000
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """Somebody who waits.
+
+    Attributes:
+        key: by which lines are sorted.
+        freed: slots may have come free that he does not know of: also those from before he came.
+    """
+
+    request: pb.WaitRequest
+    key: tuple[float, str]
+    freed: bool = True
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Line:
+    """Who waits, for GPUs and for CPU slots."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_Waiting] = []
+        self._newest_ticket = 0.0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def wait(self, request: pb.WaitRequest) -> AsyncGenerator[pb.WaitReply, None]:
+        """Stand in the line; yield the place, and yield again when that changes or slots come free.
+
+        Raises:
+            MonarchNbError: too many wait.
+        """
+        if len(self._waiting) >= MOST_WAITING:
+            raise MonarchNbError(f"{len(self._waiting)} clients wait in line already")
+        ticket = request.ticket or self._next_ticket()
+        is_sound = not request.ticket or ticket < time.time()
+        self._newest_ticket = max(self._newest_ticket, ticket if is_sound else 0.0)
+        one = _Waiting(request, (ticket, request.wait_id))
+        self._waiting.append(one)
+        self._waiting.sort(key=lambda waiting: waiting.key)
+        self._wake()
+        place = 0
+        try:
+            while True:
+                one.changed.clear()
+                if one.freed or self._place(one) != place:
+                    place = self._place(one)
+                    freed, one.freed = one.freed, False
+                    yield pb.WaitReply(place=place, freed=freed, ticket=ticket)
+                await one.changed.wait()
+        finally:
+            self._waiting.remove(one)
+            self._wake()
+
+    def slots_are_free(self) -> None:
+        """Slots were given back."""
+        for one in self._waiting:
+            one.freed = True
+        self._wake()
+
+    def _next_ticket(self) -> float:
+        """Return the time, which differs little between nodes; but whoever comes later has a higher ticket, also when
+        somebody sets the clock back."""
+        return max(time.time(), math.nextafter(self._newest_ticket, math.inf))
+
+    def _place(self, one: _Waiting) -> int:
+        alike = [other for other in self._waiting if bool(other.request.gpus) == bool(one.request.gpus)]
+        return alike.index(one) + 1
+
+    def _wake(self) -> None:
+        for one in self._waiting:
+            one.changed.set()

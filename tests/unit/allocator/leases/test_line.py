@@ -1,0 +1,133 @@
+"""The line of those who wait for a node's slots: who is told which place, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from monarch_nb.allocator.leases import line as lines
+from monarch_nb.allocator.leases.line import Line
+from monarch_nb.errors import MonarchNbError
+from monarch_nb.proto import allocator_pb2 as pb
+from unit.allocator.idle_node import NodeWithoutProcesses, reserve
+
+Place = tuple[int, bool]
+
+
+class Waiting:
+    """A client that waits, and reads what it is told."""
+
+    def __init__(self, line: Line, *, procs: int = 0, gpus: int = 0, ticket: float = 0.0, wait_id: str = "") -> None:
+        request = pb.WaitRequest(procs=procs, gpus=gpus, ticket=ticket, wait_id=wait_id)
+        self.ticket = 0.0
+        self._replies: AsyncGenerator[pb.WaitReply, None] = line.wait(request)
+        self._next: asyncio.Task[pb.WaitReply] | None = None
+
+    async def told(self) -> Place | None:
+        """Return place and whether slots may be free; None when nothing new was said."""
+        if self._next is None:
+            self._next = asyncio.ensure_future(anext(self._replies))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        if not self._next.done():
+            return None
+        reply, self._next = self._next.result(), None
+        self.ticket = reply.ticket
+        return reply.place, reply.freed
+
+    async def leave(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.wait({self._next})
+        await self._replies.aclose()
+
+
+async def test_who_came_first_is_first() -> None:
+    line = Line()
+    first, second, third = (Waiting(line, procs=1) for _ in range(3))
+    assert [await one.told() for one in (first, second, third)] == [(1, True), (2, True), (3, True)]
+    assert [await one.told() for one in (first, second, third)] == [None, None, None]
+    await first.leave()
+    assert [await one.told() for one in (second, third)] == [(1, False), (2, False)]
+    await third.leave()
+    assert await second.told() is None, "nothing has changed for it"
+    await second.leave()
+    assert len(line) == 0
+
+
+async def test_all_learn_that_slots_are_free() -> None:
+    line = Line()
+    first, second = Waiting(line, procs=1), Waiting(line, procs=1)
+    assert [await one.told() for one in (first, second)] == [(1, True), (2, True)], "perhaps before they came"
+    line.slots_are_free()
+    line.slots_are_free()
+    assert [await one.told() for one in (first, second)] == [(1, True), (2, True)]
+    assert [await one.told() for one in (first, second)] == [None, None]
+    await first.leave()
+    await second.leave()
+
+
+async def test_gpus_and_cpu_slots_have_lines_of_their_own() -> None:
+    line = Line()
+    procs, gpus = Waiting(line, procs=1), Waiting(line, gpus=8)
+    assert [await one.told() for one in (procs, gpus)] == [(1, True), (1, True)]
+    await procs.leave()
+    await gpus.leave()
+
+
+async def test_whoever_has_a_ticket_of_another_node_keeps_his_place() -> None:
+    """The node was away: all come back, in any order."""
+    line = Line()
+    new, old = Waiting(line, procs=1, ticket=60.0), Waiting(line, procs=1, ticket=50.0)
+    same = Waiting(line, procs=1, ticket=50.0, wait_id="b")
+    assert await new.told() == (1, True)
+    assert await old.told() == (1, True)
+    assert await new.told() == (2, False)
+    assert await same.told() == (2, True)
+    assert await new.told() == (3, False)
+    assert (new.ticket, old.ticket, same.ticket) == (60.0, 50.0, 50.0)
+    for one in (new, old, same):
+        await one.leave()
+
+
+async def test_tickets_grow_whatever_the_clock_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Line()
+    now = time.time()
+    tickets = []
+    for clock in (now, now - 3600.0, now, now + 1.0, now + 1.0):
+        monkeypatch.setattr(lines.time, "time", lambda clock=clock: clock)
+        one = Waiting(line, procs=1)
+        await one.told()
+        tickets.append(one.ticket)
+        await one.leave()
+    assert tickets == sorted(set(tickets))
+    far = Waiting(line, procs=1, ticket=1e300)
+    await far.told()
+    one = Waiting(line, procs=1)
+    await one.told()
+    assert one.ticket == pytest.approx(now + 1.0), "a ticket from the future does not count"
+    await far.leave()
+    await one.leave()
+
+
+async def test_not_everybody_can_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MOST_WAITING", 1)
+    line = Line()
+    first, second = Waiting(line, procs=1), Waiting(line, procs=1)
+    assert await first.told() == (1, True)
+    with pytest.raises(MonarchNbError, match="1 clients wait in line already"):
+        await second.told()
+    await first.leave()
+
+
+async def test_a_release_is_told(node: NodeWithoutProcesses) -> None:
+    reserve(node)
+    waiting = Waiting(node.leases.line, procs=4)
+    assert await waiting.told() == (1, True)
+    assert await waiting.told() is None
+    await node.leases.release("r")
+    assert await waiting.told() == (1, True)
+    await waiting.leave()

@@ -1,0 +1,160 @@
+"""Clients that want the same nodes at once: one gets them, and nobody is left with a part."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.client.pools import pool as pools
+from monarch_nb.client.pools.choosing import Shape
+from monarch_nb.client.pools.pool import Pool, SpawnOptions, Terms
+from monarch_nb.errors import CapacityError, NodeUnreachable
+from monarch_nb.proto import allocator_pb2 as pb
+
+NODES = 5
+
+
+class FakeConnection:
+    """A node that takes its time."""
+
+    def __init__(self, name: str, moments: random.Random) -> None:
+        self.name, self.node_address = name, f"unix:/{name}"
+        self.identity = None  # on this machine
+        self.state = NodeState(4)
+        self.asked: list[str] = []
+        self.fails_at = ""
+        self._moments = moments
+
+    async def unary(self, method: str, request: Any, timeout_s: float = 0.0) -> Any:
+        for _ in range(self._moments.randrange(4)):
+            await asyncio.sleep(0)
+        self.asked.append(method)
+        if method == self.fails_at:
+            raise NodeUnreachable(f"{self.name} does not answer", self.name)
+        if method == "Reserve":
+            self.state.reserve(request)
+        elif method == "Release":
+            self.state.release(request.reservation_id)
+        elif method == "HostStore":
+            return pb.HostStoreReply(host="127.0.0.1", port=1)
+        for _ in range(self._moments.randrange(4)):
+            await asyncio.sleep(0)
+        return pb.ReleaseReply()
+
+    def status(self) -> pb.StatusReply:
+        holders = [pb.Holder(reservation=lease.request.name, procs=4) for lease in self.state.leases.values()]
+        node = pb.DescribeReply(node_id=self.name, procs=4, procs_free=self.state.procs_free, holders=holders)
+        return pb.StatusReply(node=node)
+
+
+class FakePool(Pool):
+    """A client's view of some nodes, in an order of its own."""
+
+    def __init__(self, nodes: list[FakeConnection], moments: random.Random) -> None:
+        super().__init__("fake")
+        self.nodes, self._moments = nodes, moments
+
+    async def ask(self, **_: object) -> list[tuple[Any, pb.StatusReply]]:
+        told = [(node, node.status()) for node in self.nodes]
+        for _ in range(self._moments.randrange(6)):
+            await asyncio.sleep(0)  # it is old when it arrives
+        return told
+
+    async def held(self, reservation_id: str, name: str, *, memory: bool = False) -> Any:
+        return name
+
+
+def reserve(pool: Pool, name: str, nodes: int) -> Any:
+    return pool.reserve(name, Shape(nodes, 4, 0), SpawnOptions("/"), Terms(), lambda _: None)
+
+
+@pytest.fixture(autouse=True)
+def all_see_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def seeing(connections: list[Any], _: str) -> list[bool]:
+        return [True] * len(connections)
+
+    monkeypatch.setattr(pools, "nodes_seeing", seeing)
+
+
+@pytest.fixture(params=range(100))
+def moments(request: pytest.FixtureRequest) -> Iterator[random.Random]:
+    return random.Random(request.param)
+
+
+async def test_of_clients_that_race_one_gets_the_nodes_and_nothing_is_left_of_the_others(
+    moments: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the first try: they do not hinder each other."""
+    monkeypatch.setattr(pools, "MOST_RACES", 1)
+    nodes = [FakeConnection(f"node{index}", moments) for index in range(NODES)]
+    wanted = [moments.randrange(2, NODES + 1) for _ in range(4)]
+    clients = [FakePool(moments.sample(nodes, NODES), moments) for _ in wanted]
+    calls = [reserve(client, f"r{number}", wanted[number]) for number, client in enumerate(clients)]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    have = [number for number, outcome in enumerate(outcomes) if outcome == f"r{number}"]
+    assert have, outcomes
+    assert all(isinstance(outcome, (str, CapacityError)) for outcome in outcomes), outcomes
+    leased = [lease.request.name for node in nodes for lease in node.state.leases.values()]
+    assert sorted(leased) == sorted(f"r{number}" for number in have for _ in range(wanted[number]))
+
+
+async def test_whoever_is_outrun_takes_other_nodes(moments: random.Random) -> None:
+    nodes = [FakeConnection(f"node{index}", moments) for index in range(4)]
+    pools_of_two = [FakePool(nodes, moments), FakePool(nodes, moments)]
+    outcomes = await asyncio.gather(*(reserve(pool, f"r{i}", 2) for i, pool in enumerate(pools_of_two)))
+    assert outcomes == ["r0", "r1"], "there is room for both"
+
+
+async def test_an_interrupted_attempt_leaves_nothing(moments: random.Random) -> None:
+    nodes = [FakeConnection(f"node{index}", moments) for index in range(3)]
+    attempt = asyncio.ensure_future(reserve(FakePool(nodes, moments), "dev", 3))
+    for _ in range(moments.randrange(40)):
+        await asyncio.sleep(0)
+    attempt.cancel()
+    await asyncio.wait({attempt})
+    if attempt.cancelled():
+        assert not any(node.state.leases for node in nodes)
+    else:
+        assert all(node.state.leases for node in nodes), "it was complete already"
+
+
+@pytest.mark.parametrize("method", ["Reserve", "HostStore", "Spawn", "Confirm"])
+@pytest.mark.parametrize("index", range(3))
+async def test_a_node_that_fails_lets_go_of_the_others(method: str, index: int) -> None:
+    moments = random.Random(0)
+    nodes = [FakeConnection(f"node{index}", moments) for index in range(3)]
+    nodes[0 if method == "HostStore" else index].fails_at = method
+    with pytest.raises(NodeUnreachable):
+        await reserve(FakePool(nodes, moments), "dev", 3)
+    assert not any(node.state.leases for node in nodes)
+    assert all("Release" in node.asked for node in nodes)
+
+
+async def test_nodes_are_leased_in_the_same_order_by_all() -> None:
+    order: list[str] = []
+
+    class Noting(FakeConnection):
+        async def unary(self, method: str, request: Any, timeout_s: float = 0.0) -> Any:
+            if method == "Reserve":
+                order.append(self.name)
+            return await super().unary(method, request, timeout_s)
+
+    moments = random.Random(0)
+    nodes: list[FakeConnection] = [Noting(name, moments) for name in ("c", "a", "d", "b")]
+    await reserve(FakePool(nodes, moments), "dev", 4)
+    assert order == ["a", "b", "c", "d"]
+    assert [node.state.leases.popitem()[1].request.node_rank for node in nodes] == [0, 1, 2, 3], "as the pool has them"
+
+
+async def test_a_lease_that_comes_after_its_release_is_none() -> None:
+    """The client has given up, and its request was slower than what it sent after that."""
+    state = NodeState(4)
+    state.release("r")
+    with pytest.raises(Exception, match="dev was given back before it was leased"):
+        state.reserve(pb.ReserveRequest(reservation_id="r", name="dev", procs=1))
+    assert not state.leases
