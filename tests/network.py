@@ -4,6 +4,7 @@ matters; and what can go wrong with a network. Needs root.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -85,6 +86,9 @@ class Host:
         subprocess.run(["bridge", "link", "set", "dev", self.cable, "state", "3"], check=True)
 
 
+_networks = itertools.count()
+
+
 class Network:
     """A bridge with hosts on it; this process is on it as well, at `address`.
 
@@ -99,7 +103,8 @@ class Network:
     def __init__(self, count: int) -> None:
         number = os.getpid()
         self._bridge = f"mnb{number}"
-        subnet = f"10.{64 + number % 128}.{(number >> 7) % 256}"
+        subnet_number = number + 7919 * next(_networks)  # else a client's old connections lead to new hosts
+        subnet = f"10.{64 + subnet_number % 128}.{(subnet_number >> 7) % 256}"
         self.address = f"{subnet}.254"
         self.hosts = [
             Host(f"mnb{number}h{index}", f"{subnet}.{index}", f"mnb{number}v{index}") for index in range(1, count + 1)

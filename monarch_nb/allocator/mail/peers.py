@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.rpc.channel import OpenChannel  # isort: skip  (sets gRPC's environment before grpc is imported)
+from monarch_nb.rpc.channel import OpenChannel, is_local  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
 from monarch_nb import config
@@ -26,7 +26,8 @@ PATIENCE_S = 2.0
 """So long a node may be away before letters for it are given up: its allocator is being started again."""
 BATCH_BYTES = 1 << 20
 BROKEN = "its allocator ended, or the network to it broke, while the call waited"
-_AWAY = "it does not answer; its ranks are as they were: monarch-nb up starts its allocator again"
+_AWAY = "it does not answer; its ranks are as they were"
+_UP = ": monarch-nb up starts its allocator again"
 
 
 class Peers:
@@ -85,7 +86,7 @@ class Peer:
         while True:
             await self._wake.wait()
             if not await self._connect():
-                self._lose(_AWAY)
+                self._lose(_AWAY + (_UP if is_local(self._node) else ""))
                 continue
             stream = self._stub.Mail()
             # What is written to a stream that could not begin waits for ever: so its end is waited for apart.

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from monarch_nb.rpc.channel import open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
+from monarch_nb.rpc.channel import is_local, open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
 from monarch_nb import config
@@ -42,7 +42,9 @@ GAP_S = 2.0
 STRAGGLER_S = 5.0
 """So much later than another node one may answer. It is long: on a busy machine nodes are slow, and not away."""
 ALLOCATOR_DOWN = "does not answer; its ranks are as they were: monarch-nb up starts its allocator again"
-"""What is said of a node that does not answer."""
+"""What is said of a node of this machine that does not answer."""
+HOST_AWAY = "its ranks go on; what they do follows here when its network, or its allocator, is there again"
+"""What is said of one of another machine."""
 MAX_FOLLOWED = 64
 """Runs that are done and may print more."""
 
@@ -160,7 +162,7 @@ class Connection:
         self._collect_timer: asyncio.TimerHandle | None = None
         self.up = False
         self._opened = asyncio.Event()
-        self._away_since = time.monotonic()
+        self._away_since, self._away_at = time.monotonic(), time.localtime()
         self.mesh_deaths: dict[str, Callable[[pb.RankDied], None]] = {}
         self._attached: dict[str, list[ReservationListener]] = {}
         self.mail = ConnectionMail(self, self._outgoing_mail)
@@ -168,6 +170,14 @@ class Connection:
     def is_known_as(self, name: str, node_address: str) -> None:
         """The node has said what it is called, and where other nodes reach it."""
         self.name, self.node_address = name, node_address
+
+    @property
+    def absence(self) -> str:
+        """What there is to say of a node that does not answer."""
+        if is_local(self.address):
+            return f"{self.name} {ALLOCATOR_DOWN}"
+        since = f" since {time.strftime('%H:%M:%S', self._away_at)}" if self._session is not None else ""
+        return f"{self.name} unreachable{since}: {HOST_AWAY}"
 
     def again(self) -> Connection:
         """Return one more connection to the same node."""
@@ -446,7 +456,7 @@ class Connection:
             self._opened.set()
         else:
             self._opened.clear()
-            self._away_since = time.monotonic()
+            self._away_since, self._away_at = time.monotonic(), time.localtime()
             self.mail.on_lost()
         self._send_collected()
         for followed in list(self._followed.values()):

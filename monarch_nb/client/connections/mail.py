@@ -46,6 +46,9 @@ class Node(Protocol):
     node_address: str
     up: bool
 
+    @property
+    def absence(self) -> str: ...
+
     def ensure_session(self) -> None: ...
     def opening(self, mailbox: str = "") -> pb.Open: ...
     async def put_blob(self, mesh_id: str, blob: str, pieces: Iterable[bytes | memoryview]) -> None: ...
@@ -278,11 +281,14 @@ class ConnectionMail:
 
     def _break_off(self) -> None:
         self._is_open = False
-        self._lose("the connection to it broke while the call waited: its allocator ended, or was started again")
+        self._lose(
+            f"{self._node.name}: the connection to it broke while the call waited: its allocator ended or was started "
+            "again, or the network failed"
+        )
 
     def _give_up(self) -> None:
         if not self._is_open and self._queue:
-            self._lose("it does not answer; its ranks are as they were: monarch-nb up starts its allocator again")
+            self._lose(self._node.absence)
 
     def _lose(self, reason: str) -> None:
         with self._lock:
@@ -291,7 +297,7 @@ class ConnectionMail:
             self._queue = deque(kept)
         self._arrived.clear()
         if self._receiver is not None:
-            self._receiver.node_lost(self._node.node_address, f"{self._node.name}: {reason}")
+            self._receiver.node_lost(self._node.node_address, reason)
 
     # ---- receiving ----
 

@@ -12,7 +12,7 @@ from typing import Any
 from monarch_nb.actor.engine.outside import Address
 from monarch_nb.actor.hosts import ProcMesh
 from monarch_nb.client.connections.bridge import call, post
-from monarch_nb.client.connections.connection import ALLOCATOR_DOWN, Connection
+from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.logs.records import LogRecord, follow_logs, read_logs
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.holder import MeshHolder
@@ -539,8 +539,8 @@ class Mesh:
         return [infos.get(rank) or self._unreachable(rank) for rank in self.ranks]
 
     def _unreachable(self, rank: int) -> RankInfo:
-        host = self.core.connection_of(rank).name
-        return RankInfo(rank, host, 0, "unreachable")
+        node = self.core.connection_of(rank)
+        return RankInfo(rank, node.name, 0, "unreachable", absence=node.absence)
 
     def where(self) -> dict[int, run_pb2.Where]:
         """Return where each rank's main thread is; ranks that do not answer are missing."""
@@ -558,7 +558,7 @@ class Mesh:
     def _why_silent(self, rank: int) -> str:
         """Return why a rank said nothing, if that is its node's fault."""
         node = self.core.connections.get(rank // self.core.ranks_per_node)
-        return "" if node is None or node.up else f"{node.name} {ALLOCATOR_DOWN}"
+        return "" if node is None or node.up else node.absence
 
     def complete(self, code: str, cursor: int, rank: int | None = None) -> tuple[list[str], int]:
         """Return completions of live names on a rank, and where in the code the completed word begins."""

@@ -43,6 +43,7 @@ class RankInfo:
             with readings, of runs that last.
         trouble: what is wrong with a GPU that it holds: "GPU 3 has fallen off the bus: …".
         stderr_tail: what a dead one said last: the end of its stderr or, after a crash, where its cell was.
+        absence: of an unreachable one: what there is to say of its node.
     """
 
     rank: int
@@ -59,6 +60,7 @@ class RankInfo:
     cpu: float | None = None
     waits_in: str = ""
     trouble: str = ""
+    absence: str = ""
 
     @property
     def is_alive(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from monarch_nb.allocator.state.limits import expired
-from monarch_nb.client.connections.connection import ALLOCATOR_DOWN, SPAWN_TIMEOUT_S, Connection, answers
+from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection, answers
 from monarch_nb.client.pools.infos import run_infos
 from monarch_nb.client.presenting import name_here
 from monarch_nb.deaths import describe_death
@@ -59,7 +59,7 @@ class MeshRanks:
             try:
                 await connection.check()
             except NodeUnreachable:
-                raise NodeUnreachable(f"{connection.name} {ALLOCATOR_DOWN}", connection.name) from None
+                raise NodeUnreachable(connection.absence, connection.name) from None
 
         checks = await asyncio.gather(*map(check, self.nodes_for(ranks)), return_exceptions=True)
         for error in checks:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.bridge import call, post
-from monarch_nb.client.connections.connection import ALLOCATOR_DOWN, GAP_S, Connection, close_all
+from monarch_nb.client.connections.connection import GAP_S, Connection, close_all
 from monarch_nb.client.connections.decoding import OutputDecoder, result_event
 from monarch_nb.client.logs.records import LogRecord
 from monarch_nb.client.pools.pool import current_owner
@@ -409,7 +409,7 @@ class Run:
         self._nodes.on_link(connection.name, up)
         self._news.set()
         if not self.done:
-            text = "" if up else f"{connection.name} {ALLOCATOR_DOWN}"
+            text = "" if up else connection.absence
             self.emit(events.Notice(text, key=f"link {connection.name}"))
             if not up and self.is_stuck:
                 asyncio.get_running_loop().call_later(GAP_S, self._check_stuck)

@@ -124,8 +124,7 @@ def status_table(
     notes += [f"%mesh restart -t {format_ranks(dead)} gives {name_ranks(dead)} anew"] if dead else []
     notes += [_queued_note(run, titles[run.run_id]) for run in runs if run.queued]
     notes += [unseen_line(unseen)] if (unseen := [run for run in runs if run.done]) else []
-    if away := sorted({rank.host for rank in ranks if rank.state == "unreachable"}):
-        notes.append(_away_note(away))
+    notes += sorted({rank.absence for rank in ranks if rank.state == "unreachable"})
     alive = sum(rank.is_alive for rank in ranks)
     title = f"{reservation.name} · {shape(reservation)} · {alive} of {len(ranks)} ranks alive"
     if left:
@@ -233,14 +232,6 @@ def _last_words(dead: Sequence[RankInfo]) -> list[str]:
         "\n".join([f"last words of {name_ranks(ranks)}:", *(f"    {escapes.strip(line)}" for line in tail)])
         for tail, ranks in groups.items()
     ]
-
-
-def _away_note(nodes: Sequence[str]) -> str:
-    if len(nodes) == 1:
-        return f"{nodes[0]} does not answer; its ranks are as they were: monarch-nb up starts its allocator again"
-    return (
-        f"{', '.join(nodes)} do not answer; their ranks are as they were: monarch-nb up starts their allocators again"
-    )
 
 
 def _queued_note(run: RunInfo, name: str) -> str:

@@ -13,6 +13,7 @@ import cloudpickle
 import pytest
 
 from monarch_nb.client.connections import events
+from monarch_nb.client.connections.connection import ALLOCATOR_DOWN
 from monarch_nb.client.runs import run as run_module
 from monarch_nb.client.runs import waits_watch
 from monarch_nb.client.runs.interrupt_report import InterruptReport
@@ -27,6 +28,7 @@ from monarch_nb.proto import run_pb2
 class FakeConnection:
     def __init__(self, name: str) -> None:
         self.name, self.identity = name, None
+        self.absence = f"{name} {ALLOCATOR_DOWN}"
         self.sent: list[tuple[str, Any]] = []
         self.collected: list[str] = []
 
