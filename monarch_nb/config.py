@@ -51,9 +51,9 @@ INLINE_VALUE_BYTES = 128 << 10
 """Values pickled to more than this travel as blobs."""
 RESTARTED = "restarted while the run went on"
 """Cause of the end of a rank that its user had replaced."""
-PROVISIONAL_LEASE_S = 120.0
-"""A lease that its client does not confirm in this time is given back. So much longer than on one node may the ranks of
-another take to start: importing what is preloaded there."""
+PROVISIONAL_LEASE_S = 20.0
+"""A lease that is not confirmed is given back when its client has had no session for so long. While it has one, the
+ranks of other nodes may take as long as they like to start."""
 
 
 def home_directory() -> Path:

@@ -361,6 +361,7 @@ class ReserveRequest(_message.Message):
     TIME_S_FIELD_NUMBER: _builtins.int
     IDLE_S_FIELD_NUMBER: _builtins.int
     FORCE_BUSY_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     name: _builtins.str
     owner: _builtins.str
@@ -378,6 +379,8 @@ class ReserveRequest(_message.Message):
     """how long nobody may use it; 0: for ever"""
     force_busy: _builtins.bool
     """also GPUs on which others compute, where none else are free"""
+    client_id: _builtins.str
+    """as in Open: while that session is there, the lease is waited for to be confirmed"""
     def __init__(
         self,
         *,
@@ -393,10 +396,11 @@ class ReserveRequest(_message.Message):
         time_s: _builtins.float = ...,
         idle_s: _builtins.float = ...,
         force_busy: _builtins.bool = ...,
+        client_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "force_busy", b"force_busy", "gpus", b"gpus", "idle_s", b"idle_s", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "time_s", b"time_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "created_at", b"created_at", "force_busy", b"force_busy", "gpus", b"gpus", "idle_s", b"idle_s", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "time_s", b"time_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -167,7 +167,10 @@ class Expiry:
         del self._timers[reservation_id]
         lease, now_s = self._state.leases[reservation_id], seconds_since_boot()
         if not lease.confirmed:
-            self._start_release(reservation_id, "")
+            if any(session.client_id and session.client_id == lease.request.client_id for session in self._sessions):
+                self.watch(reservation_id)
+            else:
+                self._start_release(reservation_id, "")
             return
         limits, busy = lease.limits, self.is_busy(reservation_id)
         if limits.time_left_s(now_s) == 0:

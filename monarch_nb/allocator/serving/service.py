@@ -217,6 +217,7 @@ class AllocatorService(service.AllocatorServicer):
             match kind:
                 case "open":
                     check_protocol(message.protocol, message.client_id)
+                    session.client_id = message.client_id
                     token = self._node.identity.token
                     opened = pb.Opened(protocol=config.PROTOCOL, version=config.VERSION, token=token)
                     if caller.local and not self._node.identity.isolated:  # who comes there is not asked for rights

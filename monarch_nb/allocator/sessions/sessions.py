@@ -42,6 +42,7 @@ class Session:
         """Runs whose results this client wants."""
         self.calls: set[str] = set()
         """Runs of calls that this client has opened and not ended."""
+        self.client_id = ""
         self.attached: set[str] = set()
         """Reservations that this client uses, by id."""
 

@@ -143,6 +143,7 @@ class Connection:
 
     Attributes:
         node_address: where other nodes reach it; what tells it from them in messages between processes.
+        client_id: of its session; `Open.client_id`.
         up: whether the session stream is open.
         mail: messages to and from processes of the node.
         mesh_deaths: by mesh id, what is called when one of its ranks dies on the node.
@@ -153,7 +154,7 @@ class Connection:
         self.node_address = address
         self._channel = open_channel(address, identity)
         self._stub: Any = AllocatorStub(self._channel)  # type: ignore[no-untyped-call, unused-ignore]
-        self._client_id = uuid.uuid4().hex
+        self.client_id = uuid.uuid4().hex
         self._outgoing: asyncio.Queue[pb.SessionRequest] = asyncio.Queue()
         self._followed: dict[str, _Followed] = {}
         self._session: asyncio.Task[None] | None = None
@@ -433,7 +434,7 @@ class Connection:
         Args:
             mailbox: see `Open.mailbox`.
         """
-        return pb.Open(protocol=config.PROTOCOL, client_id=self._client_id, mailbox=mailbox)
+        return pb.Open(protocol=config.PROTOCOL, client_id=self.client_id, mailbox=mailbox)
 
     def _outgoing_mail(self, request: pb.SessionRequest) -> None:
         self._outgoing.put_nowait(request)

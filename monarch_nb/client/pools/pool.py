@@ -315,9 +315,12 @@ class Pool:
                 time_s=terms.time_s,
                 idle_s=terms.idle_s,
                 force_busy=terms.force_busy,
+                client_id=connection.client_id,
             )
-            for node_rank in range(shape.nodes)
+            for node_rank, connection in enumerate(connections)
         ]
+        for connection in connections:
+            connection.ensure_session()  # when it breaks off, the nodes take what is half-made back
         try:
             say(f"leasing {shape}")
             await _lease(dict(zip(connections, requests, strict=True)))

@@ -151,6 +151,20 @@ class TestProvisionalLease:
         await self.gone(node)
         assert_nothing_left(node)
 
+    async def test_a_client_that_is_there_is_waited_for(self, node: NodeWithoutProcesses) -> None:
+        session = Session()
+        session.client_id = "here"
+        node.sessions.add(session)
+        for name, client in (("r", "here"), ("other", "gone")):
+            request = pb.ReserveRequest(reservation_id=name, name=name, owner="me", procs=1, client_id=client)
+            node.leases.reserve(request)
+        async with asyncio.timeout(10):
+            while "other" in node.state.leases:
+                await asyncio.sleep(0.001)
+        assert "r" in node.state.leases
+        node.sessions.discard(session)
+        await self.gone(node)
+
     async def test_confirmed_it_stays(self, node: NodeWithoutProcesses) -> None:
         reserve(node)
         reserve(node, "other")
