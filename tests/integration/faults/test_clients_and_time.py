@@ -30,8 +30,8 @@ time.time = lambda: told() + (3600.0 if os.path.exists(jump) else 0.0)
 
 @pytest.fixture
 def jump(pool_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A pool of 2 nodes × 4 procs, whose clocks jump by an hour when this file is made, and that waits only for a second
-    for clients that are gone."""
+    """A pool of 2 nodes × 4 procs, whose clocks jump by an hour when this file is made, and that waits a second for
+    clients that are gone."""
     path = tmp_path / "jump"
     shorter = "from monarch_nb import config\nconfig.PROVISIONAL_LEASE_S = 1.0\n"
     patch_allocators(monkeypatch, tmp_path / "patched", shorter + JUMPS.format(path=str(path)))
