@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections import Counter
 from collections.abc import Iterator
 
@@ -13,6 +15,7 @@ from integration.pools import PoolOfMany
 from monarch_nb.allocator.logs.archive import Archive
 from monarch_nb.allocator.logs.archiving import AT_ONCE, NEWEST
 from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.connections.connection import Connection, close_all
 from monarch_nb.client.logs.lines import LogLines, LogWindow
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation, reserve
@@ -55,7 +58,7 @@ def node_of_pool() -> Node:
 
 
 def files_of(node: Node) -> int:
-    return sum(1 for _ in node.directory.rglob("*"))
+    return sum(len(directories) + len(files) for _, directories, files in os.walk(node.directory))
 
 
 def loose(node: Node, mesh: Mesh) -> set[int]:
@@ -126,6 +129,32 @@ def test_who_is_killed_while_archiving_loses_nothing(held: Reservation) -> None:
     assert everything(mesh) == expected(runs, names)
     eventually(lambda: files_of(node) < FILES_AT_MOST)
     assert everything(mesh) == expected(runs, names)
+
+
+def test_clients_and_reservations_leave_nothing(pool: PoolOfMany) -> None:
+    with pool.in_use() as (node,):
+        allocator = psutil.Process(node.pid)
+        reserve("warm", procs=RANKS).release()
+        descriptors, files = allocator.num_fds(), files_of(node)
+        call(come_and_go(node, 200))
+        for _ in range(20):
+            reservation = reserve("dev", procs=RANKS)
+            print_in(reservation.mesh, range(2))[-1].join()
+            reservation.release()
+        eventually(lambda: allocator.num_fds() <= descriptors)
+        eventually(lambda: files_of(node) <= files)
+        eventually(lambda: len(allocator.children(recursive=True)) == 1)  # the template
+
+
+async def come_and_go(node: Node, count: int) -> None:
+    """So many clients connect at once, and go."""
+    clients = [Connection(f"client{number}", node.address) for number in range(count)]
+    try:
+        for client in clients:
+            client.ensure_session()
+        await asyncio.gather(*(client.check() for client in clients))
+    finally:
+        await close_all(clients)
 
 
 def archived(node: Node, mesh: Mesh) -> int:

@@ -34,7 +34,7 @@ class Runs:
     Args:
         sessions: the clients, as they come and go.
         expiry: told that a reservation is used.
-        archiving: told that a run is over.
+        archiving: told that a run with an output of its own is over.
         start_scripts: called with (mesh id, run id, ranks) where a run needs processes of its own.
     """
 
@@ -186,7 +186,7 @@ class Runs:
         if run.output != run.number and not effect.result.untouched:
             RankFiles(self._paths.runs(effect.mesh_id), run.output, effect.result.rank).note_run(run.number)
         self._audience.rank_finished(run, effect.result)
-        if run.finished:
+        if run.finished and run.output == run.number:
             self._archiving.run_finished(effect.mesh_id)
         self._records.flush_soon()
 

@@ -565,6 +565,8 @@ class Connection:
         self.mail.close()
         if self._session is not None:
             self._session.cancel()
+            await asyncio.wait([self._session])
+            self._session = None  # else its call, and so the socket, would stay until garbage is collected
         for handle in self._shown.values():
             handle.cancel()
         await self._channel.close()
