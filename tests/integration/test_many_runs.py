@@ -110,6 +110,7 @@ def test_a_thousand_runs_leave_few_files_and_every_line(held: Reservation) -> No
     assert list(found) == [0, 1]
 
 
+@pytest.mark.slow
 def test_who_is_killed_while_archiving_loses_nothing(held: Reservation) -> None:
     node, mesh = node_of_pool(), held.mesh
     runs: list[Run] = []
@@ -131,6 +132,7 @@ def test_who_is_killed_while_archiving_loses_nothing(held: Reservation) -> None:
     assert everything(mesh) == expected(runs, names)
 
 
+@pytest.mark.slow
 def test_clients_and_reservations_leave_nothing(pool: PoolOfMany) -> None:
     with pool.in_use() as (node,):
         allocator = psutil.Process(node.pid)

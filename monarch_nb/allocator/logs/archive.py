@@ -126,19 +126,20 @@ class Archive:
     def of_rank(self, rank: int, number: int = 0, *, newest_first: bool = False) -> Iterator[Entry]:
         """Yield the outputs of a rank in the order of their runs, of one run or of all. What changes meanwhile may be
         among them or not."""
-        comparison, order = ("<", "DESC") if newest_first else (">", "ASC")
-        last = (1 << 62, 1 << 62) if newest_first else (0, 0)
+        comparison, order, last = ("<", "DESC", 1 << 62) if newest_first else (">", "ASC", 0)
+        further = f"number = ? AND output {comparison} ?" if number else f"(number, output) {comparison} (?, ?)"
+        after = (number or last, last)
         while self.newest:
             rows = self._select(
-                f"SELECT {_COLUMNS} FROM output WHERE rank = ? AND (number, output) {comparison} (?, ?)"
-                f"{' AND number = ?' if number else ''} ORDER BY number {order}, output {order} LIMIT {_PAGE_ROWS}",
-                *(rank, *last, *([number] if number else [])),
+                f"SELECT {_COLUMNS} FROM output WHERE rank = ? AND {further} "
+                f"ORDER BY number {order}, output {order} LIMIT {_PAGE_ROWS}",
+                *(rank, *after),
             )
             entries = [Entry(*row) for row in rows]
             yield from entries
             if len(entries) < _PAGE_ROWS:
                 return
-            last = (entries[-1].number, entries[-1].output)
+            after = (entries[-1].number, entries[-1].output)
 
     def oldest(self, enough_bytes: int) -> list[Entry]:
         """Return the outputs that were written the longest ago, until they take as much as that."""
