@@ -14,7 +14,6 @@ from monarch_nb.config import DEFAULT_PORT
 from monarch_nb.errors import MonarchNbError, TrustError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Node, provisioner
-from monarch_nb.provision.daemons import tell_revoked
 from monarch_nb.times import seconds_of, time_of_day
 from monarch_nb.trust import membership
 from monarch_nb.trust.authority import Authority
@@ -193,6 +192,8 @@ def _join(options: argparse.Namespace) -> int:
 
 
 def _revoke(options: argparse.Namespace) -> int:
+    from monarch_nb.provision.daemons import tell_revoked
+
     chosen, newest = membership.revoke_certificates(options.name, options.who)
     for facts in chosen:
         print(f"revoked {_described(facts)}")

@@ -14,7 +14,10 @@ from monarch_nb.errors import CapacityError
 from monarch_nb.panel.hints import clickable
 from monarch_nb.proto import allocator_pb2 as pb
 
-FREE, TAKEN = pb.DescribeReply(node_id="a", procs=4, procs_free=4), pb.DescribeReply(node_id="b", procs=4)
+FREE, TAKEN = (
+    pb.DescribeReply(address="unix:/a", node_id="a", procs=4, procs_free=4),
+    pb.DescribeReply(node_id="b", procs=4),
+)
 
 
 def too_much(shape: Shape) -> Callable[[], str]:
