@@ -12,6 +12,7 @@ from monarch_nb.allocator.files.node_files import NodeFiles
 from monarch_nb.allocator.leases.gpu_locks import GpuLocks
 from monarch_nb.allocator.leases.leases import Leases
 from monarch_nb.allocator.leases.meshes import Meshes
+from monarch_nb.allocator.leases.owed import Owed
 from monarch_nb.allocator.logs.archive import Archives
 from monarch_nb.allocator.logs.archiving import Archiving
 from monarch_nb.allocator.logs.limit import LogLimit
@@ -113,6 +114,7 @@ class Node:
         self.files = files = NodeFiles(node_id, paths, state.owner_of, open_channel)
         self.meshes = meshes = Meshes(paths, state, records, supervisor, audience, mail, files.removal, archives)
         self.leases = leases = Leases(state, records, supervisor, meshes, files, self.sessions, gpu_locks)
+        self.owed = Owed(records, files.relay)
         self.values = Values(paths, state, records)
         self.runs = runs = Runs(
             paths,
@@ -145,6 +147,7 @@ class Node:
         await self.files.release_others(self.state.leases)
         self.records.flush()
         await self.leases.resume()
+        self.owed.resume()
         self.runs.resume()
         self.stores.resume()
         self.log_limit.start()
@@ -156,6 +159,7 @@ class Node:
         self.warming.close()
         self.adoption.close()
         self.leases.expiry.close()
+        self.owed.close()
         self.log_limit.close()
         self.archiving.close()
         self.runs.close()

@@ -542,18 +542,28 @@ class ReleaseRequest(_message.Message):
 
     RESERVATION_ID_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     why: _builtins.str
     """no person asked for it: what was up (see Ended)"""
+    owner: _builtins.str
+    """in whose name"""
+    @_builtins.property
+    def absent(self) -> _containers.RepeatedCompositeFieldContainer[_files_pb2.Peer]:
+        """nodes of it that do not answer: this one tells them when they do"""
+
     def __init__(
         self,
         *,
         reservation_id: _builtins.str = ...,
         why: _builtins.str = ...,
+        absent: _abc.Iterable[_files_pb2.Peer] | None = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reservation_id", b"reservation_id", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "owner", b"owner", "reservation_id", b"reservation_id", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -46,10 +46,15 @@ class Relay:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._stubs: dict[str, Any] = {}  # making one costs as much as a call
 
-    async def call(self, peer: pb.Peer, method: str, request: Any, timeout_s: float) -> Any:
-        """Call a method of another node about a reservation; a failure raises an error of monarch_nb."""
+    async def call(self, peer: pb.Peer, method: str, request: Any, timeout_s: float, *, owner: str = "") -> Any:
+        """Call a method of another node about a reservation; a failure raises an error of monarch_nb.
+
+        Args:
+            owner: of a reservation that this node knows no longer.
+        """
+        metadata = acting_for(owner) or self._for(request)
         try:
-            return await getattr(self._stub(peer), method)(request, timeout=timeout_s, metadata=self._for(request))
+            return await getattr(self._stub(peer), method)(request, timeout=timeout_s, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise translate(error, peer.node_id) from None
 

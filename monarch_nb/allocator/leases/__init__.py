@@ -4,5 +4,6 @@ leases     gives, confirms and releases them
 gpu_locks  says to all allocators of the machine which GPUs are leased
 line       who waits for slots
 expiry     ends those that nobody confirms, whose time is up, or that nobody uses (by the limits in state)
+owed       tells nodes that were away that a reservation was released
 meshes     closes and removes the meshes of a lease that is released
 """

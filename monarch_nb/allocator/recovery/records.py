@@ -88,6 +88,22 @@ class Records:
                 self.database.delete("ended", key)
         self.flush()
 
+    def owed(self) -> list[pb.ReleaseRequest]:
+        """Return the releases that other nodes are still to be told of."""
+        return [request for _, request in self.database.read("owed", pb.ReleaseRequest)]
+
+    def save_owed(self, request: pb.ReleaseRequest) -> None:
+        """Write down that nodes are to be told of a release."""
+        for peer in request.absent:
+            owed = pb.ReleaseRequest(reservation_id=request.reservation_id, owner=request.owner, absent=[peer])
+            self.database.put("owed", f"{request.reservation_id}/{peer.address}", owed)
+        self.flush()
+
+    def pay(self, reservation_id: str, address: str) -> None:
+        """A node knows of a release."""
+        self.database.delete("owed", f"{reservation_id}/{address}")
+        self.flush()
+
     # ---- meshes ----
 
     def save_mesh(self, record: state_pb2.MeshRecord) -> None:

@@ -327,9 +327,14 @@ def _wait(_: Access, caller: Caller, request: pb.WaitRequest) -> None:
 
 
 def _release(access: Access, caller: Caller, request: pb.ReleaseRequest) -> None:
-    if not caller.node:
+    if caller.node:
+        del request.absent[:]
+    else:
         request.why = ""  # a person asks for it
-    if caller.role != ADMIN:
+    if caller.role == ADMIN:
+        request.owner = request.owner or caller.name
+    else:
+        request.owner = caller.name
         access.need(caller, request.reservation_id, Right.OWN, "release it")
 
 

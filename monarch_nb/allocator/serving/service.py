@@ -106,6 +106,7 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:
+        self._node.owed.take(request)
         ended = await _whole(self._node.leases.release(request.reservation_id, request.why))
         reply = pb.ReleaseReply(ranks_ended=ended)
         if kept := self._node.files.kept.get(request.reservation_id):

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from monarch_nb.trust.identity import Identity
 
 STATUS_TIMEOUT_S = 15.0
+MESSENGERS = 2
+"""So many nodes remember a release of which another one does not know yet: one of them may be lost as well."""
 MOST_RACES = 5
 """How often a reservation is tried when others lease first what was just free."""
 FLUSH_AT_EXIT_S = 10.0
@@ -149,11 +151,34 @@ class KeptFiles:
 
 
 @dataclass
+class ReleasedLater:
+    """A node that did not answer when its reservation was given back.
+
+    Attributes:
+        host: that node. told_by: those that tell it when it does.
+    """
+
+    host: str
+    told_by: tuple[str, ...]
+
+    def __str__(self) -> str:
+        tell = "tells" if len(self.told_by) == 1 else "tell"
+        told_by = " and ".join(self.told_by)
+        return f"{self.host} does not answer: its ranks go on until it does, for then {told_by} {tell} it to end them"
+
+
+@dataclass
 class Released:
     """What became of a release: why nodes did not answer, and what ranks wrote."""
 
     failed: list[MonarchNbError] = field(default_factory=list)
     kept: list[KeptFiles] = field(default_factory=list)
+    later: list[ReleasedLater] = field(default_factory=list)
+
+    @property
+    def leftovers(self) -> list[KeptFiles | ReleasedLater]:
+        """What there is to know of it; each can be printed."""
+        return [*self.kept, *self.later]
 
 
 class Pool:
@@ -424,8 +449,12 @@ async def spawn_mesh(
     return mesh_id
 
 
-async def release(connections: Iterable[Connection], reservation_id: str) -> Released:
-    """Give a reservation back on every node that answers."""
+async def release(connections: Iterable[Connection], reservation_id: str, owner: str = "") -> Released:
+    """Give a reservation back on every node that answers; of these, some tell the others when they are back.
+
+    Args:
+        owner: whose it is, when that may be somebody else.
+    """
     request = pb.ReleaseRequest(reservation_id=reservation_id)
     nodes = list(connections)
     released = Released()
@@ -438,7 +467,23 @@ async def release(connections: Iterable[Connection], reservation_id: str) -> Rel
         elif reply.HasField("kept"):
             kept = reply.kept
             released.kept.append(KeptFiles(node.name, kept.directory, kept.files, kept.size_bytes))
+    silent = [node for node, reply in zip(nodes, replies, strict=True) if isinstance(reply, NodeUnreachable)]
+    there = [node for node, reply in zip(nodes, replies, strict=True) if not isinstance(reply, BaseException)]
+    if silent and there:
+        await _leave_to(there[:MESSENGERS], silent, released, reservation_id, owner)
     return released
+
+
+async def _leave_to(
+    messengers: list[Connection], silent: list[Connection], released: Released, reservation_id: str, owner: str
+) -> None:
+    """Have some nodes release a reservation on others, when these answer."""
+    absent = [files_pb2.Peer(node_id=each.name, address=each.node_address) for each in silent]
+    request = pb.ReleaseRequest(reservation_id=reservation_id, absent=absent, owner=owner)
+    replies = await answers({each: each.unary("Release", request) for each in messengers})
+    if told_by := tuple(each.name for each, reply in replies.items() if not isinstance(reply, BaseException)):
+        released.later = [ReleasedLater(each.name, told_by) for each in silent]
+        released.failed = [error for error in released.failed if not isinstance(error, NodeUnreachable)]
 
 
 async def _all(calls: Iterable[object]) -> None:

@@ -40,6 +40,7 @@ from monarch_nb.client.pools.pool import (
     KeptFiles,
     Pool,
     Progress,
+    ReleasedLater,
     SpawnOptions,
     Terms,
     pool_named,
@@ -321,22 +322,23 @@ class Reservation:
         """
         return pip(self.mesh, self._connections, self.spec.python, arguments, run or Mesh.run)
 
-    def release(self) -> list[KeptFiles]:
-        """End its ranks and give its slots back; return what these wrote into copies of files, and where it is kept.
+    def release(self) -> list[KeptFiles | ReleasedLater]:
+        """End its ranks and give its slots back; return what these wrote into copies of files, and where it is kept;
+        and which nodes did not answer. When such a node answers again, the other nodes have it end its ranks.
 
         Nothing is asked; releasing twice is fine.
 
         Raises:
-            NodeUnreachable: a node did not answer: its ranks go on. The others' have ended.
+            NodeUnreachable: no node that exists did answer: ranks go on.
         """
-        released = call(pools.release(self._connections.values(), self.id))
+        released = call(pools.release(self._connections.values(), self.id, self.owner))
         self.files.close()
         exist = {node.address for node in provisioner_of(self._pool.name).nodes(pool=self._pool.name)}
         exist_names = {connection.name for connection in self._connections.values() if connection.address in exist}
         for error in released.failed:
             if not isinstance(error, NodeUnreachable) or error.node in exist_names:
                 raise error
-        return released.kept
+        return [*released.kept, *(later for later in released.later if later.host in exist_names)]
 
 
 _in_use: list[weakref.ref[Reservation]] = []
@@ -526,8 +528,8 @@ async def _reserve(
         if held.complete or replace:
             say(f"releasing {name}")
         released = await pools.release([connection for connection, _ in held.nodes.values()], held.reservation_id)
-        for kept in released.kept:
-            say(str(kept))
+        for leftover in released.leftovers:
+            say(str(leftover))
     return await pool.reserve(name, asked.shape, options, terms, say), True
 
 

@@ -128,6 +128,12 @@ class TestOwners:
             access.admit("Release", caller, request)
             assert request.why == why
 
+    async def test_only_people_have_nodes_tell_others_of_a_release_and_in_their_own_name(self, access: Access) -> None:
+        for caller, told in ((ALICE, 1), (FOR_ALICE, 0)):
+            request = pb.ReleaseRequest(reservation_id="r", owner="bob", absent=[files_pb2.Peer(node_id="host2")])
+            access.admit("Release", caller, request)
+            assert (request.owner, len(request.absent)) == ("alice", told)
+
     async def test_unknown_reservations_are_for_the_method_to_deny(self, access: Access) -> None:
         access.admit("Extend", BOB, pb.ExtendRequest(reservation_id="unknown"))
 

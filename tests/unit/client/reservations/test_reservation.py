@@ -15,7 +15,8 @@ from monarch_nb.client.reservations.reservation import Reservation, reserve
 def test_a_released_reservation_watches_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[bool] = []
     released: Any = Reservation.__new__(Reservation)
-    released.id, released._connections, released._pool = "r", {}, SimpleNamespace(name="local")
+    released.id, released.owner, released._connections = "r", "alice", {}
+    released._pool = SimpleNamespace(name="local")
     released.files = SimpleNamespace(close=lambda: closed.append(True))
     monkeypatch.setattr(module, "provisioner_of", lambda _: SimpleNamespace(nodes=lambda pool: []))
     released.release()
