@@ -16,7 +16,7 @@ from monarch_nb.proto import allocator_pb2 as pb
 
 FREE, TAKEN = (
     pb.DescribeReply(address="unix:/a", node_id="a", procs=4, procs_free=4),
-    pb.DescribeReply(node_id="b", procs=4),
+    pb.DescribeReply(address="unix:/b", node_id="b", procs=4),
 )
 
 
