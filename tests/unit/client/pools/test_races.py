@@ -23,7 +23,7 @@ class FakeConnection:
     """A node that takes its time."""
 
     def __init__(self, name: str, moments: random.Random) -> None:
-        self.name, self.node_address = name, f"unix:/{name}"
+        self.name, self.node_address, self.client_id = name, f"unix:/{name}", name
         self.identity = None  # on this machine
         self.state = NodeState(4)
         self.asked: list[str] = []
@@ -45,6 +45,9 @@ class FakeConnection:
         for _ in range(self._moments.randrange(4)):
             await asyncio.sleep(0)
         return pb.ReleaseReply()
+
+    def ensure_session(self) -> None:
+        """None is needed: this client does not die."""
 
     def status(self) -> pb.StatusReply:
         holders = [pb.Holder(reservation=lease.request.name, procs=4) for lease in self.state.leases.values()]
