@@ -1970,6 +1970,7 @@ class SessionRequest(_message.Message):
     DETACH_FIELD_NUMBER: _builtins.int
     MAIL_FIELD_NUMBER: _builtins.int
     END_CALLS_FIELD_NUMBER: _builtins.int
+    BRANCHES_FIELD_NUMBER: _builtins.int
     COLLECTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___Open:
@@ -1996,6 +1997,8 @@ class SessionRequest(_message.Message):
     @_builtins.property
     def end_calls(self) -> Global___EndCalls: ...
     @_builtins.property
+    def branches(self) -> Global___Branches: ...
+    @_builtins.property
     def collected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """With any message, or none: the client has the results of these runs, which need not be kept for a later kernel."""
 
@@ -2013,13 +2016,14 @@ class SessionRequest(_message.Message):
         detach: Global___Detach | None = ...,
         mail: Global___Envelopes | None = ...,
         end_calls: Global___EndCalls | None = ...,
+        branches: Global___Branches | None = ...,
         collected: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "detach", b"detach", "end_calls", b"end_calls", "follow", b"follow", "mail", b"mail", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "branches", b"branches", "cancel", b"cancel", "detach", b"detach", "end_calls", b"end_calls", "follow", b"follow", "mail", b"mail", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "collected", b"collected", "detach", b"detach", "end_calls", b"end_calls", "follow", b"follow", "mail", b"mail", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "branches", b"branches", "cancel", b"cancel", "collected", b"collected", "detach", b"detach", "end_calls", b"end_calls", "follow", b"follow", "mail", b"mail", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "submit", "follow", "cancel", "shown", "unfollow", "proceed", "attach", "detach", "mail", "end_calls"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "submit", "follow", "cancel", "shown", "unfollow", "proceed", "attach", "detach", "mail", "end_calls", "branches"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -2050,6 +2054,69 @@ class Open(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Open: _TypeAlias = Open  # noqa: Y015
+
+@_typing.final
+class Branches(_message.Message):
+    """From now on what this session says of a mesh is for these nodes as well: the receiver keeps sessions with some of them,
+    passes on what is theirs, and folds what they say. Messages name the ranks of all nodes below the receiver then.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESH_ID_FIELD_NUMBER: _builtins.int
+    RANKS_PER_NODE_FIELD_NUMBER: _builtins.int
+    NODE_RANK_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    FAN_OUT_FIELD_NUMBER: _builtins.int
+    mesh_id: _builtins.str
+    ranks_per_node: _builtins.int
+    node_rank: _builtins.int
+    """the receiver's in the mesh"""
+    fan_out: _builtins.int
+    """so many are directly below one"""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___BranchNode]:
+        """those below it; may be none"""
+
+    def __init__(
+        self,
+        *,
+        mesh_id: _builtins.str = ...,
+        ranks_per_node: _builtins.int = ...,
+        node_rank: _builtins.int = ...,
+        nodes: _abc.Iterable[Global___BranchNode] | None = ...,
+        fan_out: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fan_out", b"fan_out", "mesh_id", b"mesh_id", "node_rank", b"node_rank", "nodes", b"nodes", "ranks_per_node", b"ranks_per_node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Branches: _TypeAlias = Branches  # noqa: Y015
+
+@_typing.final
+class BranchNode(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_RANK_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    node_rank: _builtins.int
+    @_builtins.property
+    def peer(self) -> _files_pb2.Peer: ...
+    def __init__(
+        self,
+        *,
+        node_rank: _builtins.int = ...,
+        peer: _files_pb2.Peer | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_rank", b"node_rank", "peer", b"peer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BranchNode: _TypeAlias = BranchNode  # noqa: Y015
 
 @_typing.final
 class EndCalls(_message.Message):
@@ -2137,6 +2204,46 @@ class Submit(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class PreviousEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class OutputsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MESH_ID_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
@@ -2148,6 +2255,8 @@ class Submit(_message.Message):
     NOTEBOOK_FIELD_NUMBER: _builtins.int
     CURSORS_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
+    PREVIOUS_FIELD_NUMBER: _builtins.int
+    OUTPUTS_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     give_number: _builtins.bool
     """true on the mesh's first node"""
@@ -2174,6 +2283,12 @@ class Submit(_message.Message):
     def cursors(self) -> _containers.MessageMap[_builtins.int, _run_pb2.Cursor]:
         """of output that was forwarded already, before an allocator forgot the run"""
 
+    @_builtins.property
+    def previous(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """In a tree, by node rank: `after`, and RunSpec.output where it is known already."""
+
+    @_builtins.property
+    def outputs(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
     def __init__(
         self,
         *,
@@ -2188,10 +2303,12 @@ class Submit(_message.Message):
         notebook: _builtins.str = ...,
         cursors: _abc.Mapping[_builtins.int, _run_pb2.Cursor] | None = ...,
         owner: _builtins.str = ...,
+        previous: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        outputs: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "all_ranks", b"all_ranks", "cursors", b"cursors", "give_number", b"give_number", "mesh_id", b"mesh_id", "notebook", b"notebook", "owner", b"owner", "quiet", b"quiet", "ranks", b"ranks", "run", b"run", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "all_ranks", b"all_ranks", "cursors", b"cursors", "give_number", b"give_number", "mesh_id", b"mesh_id", "notebook", b"notebook", "outputs", b"outputs", "owner", b"owner", "previous", b"previous", "quiet", b"quiet", "ranks", b"ranks", "run", b"run", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2228,12 +2345,17 @@ class Follow(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     CURSORS_FIELD_NUMBER: _builtins.int
     FROM_SHOWN_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     run_id: _builtins.str
     from_shown: _builtins.bool
-    """from where the last client had shown it instead"""
+    """from where the last client had shown it instead, where `cursors` says nothing"""
     @_builtins.property
     def cursors(self) -> _containers.MessageMap[_builtins.int, _run_pb2.Cursor]: ...
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """in a tree: those that are meant"""
+
     def __init__(
         self,
         *,
@@ -2241,10 +2363,11 @@ class Follow(_message.Message):
         run_id: _builtins.str = ...,
         cursors: _abc.Mapping[_builtins.int, _run_pb2.Cursor] | None = ...,
         from_shown: _builtins.bool = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "from_shown", b"from_shown", "mesh_id", b"mesh_id", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "from_shown", b"from_shown", "mesh_id", b"mesh_id", "ranks", b"ranks", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2259,15 +2382,21 @@ class Cancel(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """in a tree: those that are meant, by node rank; none: all"""
+
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
+        nodes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2396,6 +2525,7 @@ class SessionEvent(_message.Message):
     TIME_LEFT_FIELD_NUMBER: _builtins.int
     FILES_CHANGED_FIELD_NUMBER: _builtins.int
     MAIL_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___Opened: ...
     @_builtins.property
@@ -2416,6 +2546,8 @@ class SessionEvent(_message.Message):
     def files_changed(self) -> Global___FilesChanged: ...
     @_builtins.property
     def mail(self) -> Global___Envelopes: ...
+    @_builtins.property
+    def links(self) -> Global___Links: ...
     def __init__(
         self,
         *,
@@ -2429,16 +2561,46 @@ class SessionEvent(_message.Message):
         time_left: Global___TimeLeft | None = ...,
         files_changed: Global___FilesChanged | None = ...,
         mail: Global___Envelopes | None = ...,
+        links: Global___Links | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["files_changed", b"files_changed", "finished", b"finished", "mail", b"mail", "message", b"message", "opened", b"opened", "output", b"output", "queued", b"queued", "rank_died", b"rank_died", "refused", b"refused", "started", b"started", "time_left", b"time_left"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["files_changed", b"files_changed", "finished", b"finished", "links", b"links", "mail", b"mail", "message", b"message", "opened", b"opened", "output", b"output", "queued", b"queued", "rank_died", b"rank_died", "refused", b"refused", "started", b"started", "time_left", b"time_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["files_changed", b"files_changed", "finished", b"finished", "mail", b"mail", "message", b"message", "opened", b"opened", "output", b"output", "queued", b"queued", "rank_died", b"rank_died", "refused", b"refused", "started", b"started", "time_left", b"time_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files_changed", b"files_changed", "finished", b"finished", "links", b"links", "mail", b"mail", "message", b"message", "opened", b"opened", "output", b"output", "queued", b"queued", "rank_died", b"rank_died", "refused", b"refused", "started", b"started", "time_left", b"time_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "queued", "started", "output", "finished", "rank_died", "refused", "time_left", "files_changed", "mail"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "queued", "started", "output", "finished", "rank_died", "refused", "time_left", "files_changed", "mail", "links"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___SessionEvent: _TypeAlias = SessionEvent  # noqa: Y015
+
+@_typing.final
+class Links(_message.Message):
+    """Nodes of a tree, by their ranks in the mesh, do not answer the one above them any more, or do again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESH_ID_FIELD_NUMBER: _builtins.int
+    DOWN_FIELD_NUMBER: _builtins.int
+    UP_FIELD_NUMBER: _builtins.int
+    mesh_id: _builtins.str
+    @_builtins.property
+    def down(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def up(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        mesh_id: _builtins.str = ...,
+        down: _abc.Iterable[_builtins.int] | None = ...,
+        up: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["down", b"down", "mesh_id", b"mesh_id", "up", b"up"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Links: _TypeAlias = Links  # noqa: Y015
 
 @_typing.final
 class Opened(_message.Message):
@@ -2502,6 +2664,7 @@ class Queued(_message.Message):
     PREVIOUS_FIELD_NUMBER: _builtins.int
     AHEAD_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
     output: _builtins.int
@@ -2514,6 +2677,10 @@ class Queued(_message.Message):
     def ahead(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """titles of unfinished runs that it waits for"""
 
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """in a tree, by node rank: those that say this"""
+
     def __init__(
         self,
         *,
@@ -2522,10 +2689,11 @@ class Queued(_message.Message):
         previous: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         ahead: _abc.Iterable[_builtins.str] | None = ...,
         output: _builtins.int = ...,
+        nodes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "number", b"number", "output", b"output", "previous", b"previous", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "nodes", b"nodes", "number", b"number", "output", b"output", "previous", b"previous", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2538,15 +2706,21 @@ class Started(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """in a tree: as of Queued"""
+
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
+        nodes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2582,6 +2756,8 @@ class RankOutput(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
     CURSOR_FIELD_NUMBER: _builtins.int
+    ALSO_FIELD_NUMBER: _builtins.int
+    ALSO_CURSORS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputItem]:
@@ -2591,16 +2767,26 @@ class RankOutput(_message.Message):
     def cursor(self) -> _run_pb2.Cursor:
         """after these items"""
 
+    @_builtins.property
+    def also(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """in a tree: other ranks that wrote the same"""
+
+    @_builtins.property
+    def also_cursors(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Cursor]:
+        """theirs; none when they are the same"""
+
     def __init__(
         self,
         *,
         rank: _builtins.int = ...,
         items: _abc.Iterable[Global___OutputItem] | None = ...,
         cursor: _run_pb2.Cursor | None = ...,
+        also: _abc.Iterable[_builtins.int] | None = ...,
+        also_cursors: _abc.Iterable[_run_pb2.Cursor] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "items", b"items", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["also", b"also", "also_cursors", b"also_cursors", "cursor", b"cursor", "items", b"items", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2674,22 +2860,58 @@ class Finished(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
+    EQUAL_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.RankResult]: ...
+    @_builtins.property
+    def equal(self) -> _containers.RepeatedCompositeFieldContainer[Global___EqualResults]:
+        """in a tree"""
+
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         results: _abc.Iterable[_run_pb2.RankResult] | None = ...,
+        equal: _abc.Iterable[Global___EqualResults] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["equal", b"equal", "results", b"results", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
+
+@_typing.final
+class EqualResults(_message.Message):
+    """Results of several ranks that are the same but for what is listed. `result` has no rank, duration and end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULT_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    DURATIONS_S_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def result(self) -> _run_pb2.RankResult: ...
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def durations_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        result: _run_pb2.RankResult | None = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        durations_s: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_s", b"durations_s", "ranks", b"ranks", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EqualResults: _TypeAlias = EqualResults  # noqa: Y015
 
 @_typing.final
 class RankDied(_message.Message):

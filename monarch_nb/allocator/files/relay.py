@@ -58,6 +58,10 @@ class Relay:
         except grpc.aio.AioRpcError as error:
             raise translate(error, peer.node_id) from None
 
+    def open_session(self, name: str, peer: pb.Peer) -> Any:
+        """Open a session with another node in a person's name."""
+        return self._stub(peer).Session(metadata=acting_for(name))
+
     def _stub(self, peer: pb.Peer) -> Any:
         stub = self._stubs.get(peer.address)
         if stub is None:

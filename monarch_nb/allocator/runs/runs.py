@@ -91,7 +91,8 @@ class Runs:
         run = mesh.runs.get(request.run_id)
         if run is None:
             raise RunNotFound("the run is not known here any more: `%mesh logs` has its output")
-        cursors = self._audience.shown(run.run_id) if request.from_shown else dict(request.cursors)
+        shown = self._audience.shown(run.run_id) if request.from_shown else {}
+        cursors = {**shown, **request.cursors}
         session.send(queued=self._state.queued(mesh, run))
         self._audience.follow(session, mesh, run, cursors)
         self._audience.send_results(session, run)

@@ -455,6 +455,7 @@ CONTROL_RULES: dict[str, tuple[Right, str]] = {
 
 SESSION_RULES: dict[str, Check | None] = {
     "open": _open,
+    "branches": _mesh(Right.READ, "see what runs on it"),
     "submit": _submit,
     "follow": _mesh(Right.READ, "see what runs on it"),
     "cancel": _run("interrupt others' cells"),

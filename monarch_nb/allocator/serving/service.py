@@ -210,7 +210,12 @@ class AllocatorService(service.AllocatorServicer):
     def _handle(self, session: ClientSession, caller: Caller, request: pb.SessionRequest) -> None:
         kind = request.WhichOneof("message")
         message: Any = getattr(request, kind) if kind else None
-        self._node.collected(run_id for run_id in request.collected if self._access.is_submitter(caller, run_id))
+        below = session.below
+        if request.collected:
+            submitted = (run_id for run_id in request.collected if self._access.is_submitter(caller, run_id))
+            self._node.collected(submitted)
+            if below is not None:
+                below.collected(request.collected)
         run_id = message.run.run_id if kind == "submit" else getattr(message, "run_id", "")
         try:
             if kind:
@@ -228,23 +233,38 @@ class AllocatorService(service.AllocatorServicer):
                     if message.mailbox:
                         session.mailbox = message.mailbox
                         self._node.mail.open_mailbox(message.mailbox, session, on_session(session))
+                case "branches":
+                    owner = self._node.state.check_nodes(message)
+                    name = owner if caller.local else caller.name
+                    session.stand_above(message, functools.partial(self._node.files.relay.open_session, name))
                 case "submit":
-                    session.run_ids.add(run_id)
-                    self._node.runs.submit(session, message)
+                    own = message if below is None else below.submit(message)
+                    if below is None or ((own.ranks or own.give_number) and run_id not in session.run_ids):
+                        session.run_ids.add(run_id)
+                        self._node.runs.submit(session, own)
                 case "follow":
-                    session.run_ids.add(run_id)
-                    self._node.runs.follow(session, message)
+                    if below is None or below.follow(message):
+                        session.run_ids.add(run_id)
+                        self._node.runs.follow(session, message)
                 case "cancel":
-                    interrupt(self._node, run_id)
+                    if below is None or below.cancel(message):
+                        interrupt(self._node, run_id)
                 case "end_calls":
                     self._node.runs.end_calls(run_id)
+                    if below is not None:
+                        below.tell(end_calls=message)
                 case "shown":
+                    own = message if below is None else below.shown(message)
                     if self._access.is_submitter(caller, run_id):
-                        self._node.audience.note_shown(message)
+                        self._node.audience.note_shown(own)
                 case "unfollow":
                     session.unfollow(run_id)
+                    if below is not None:
+                        below.unfollow(run_id)
                 case "proceed":
                     self._node.runs.apply(self._node.state.proceed(message.mesh_id, message.run_id))
+                    if below is not None:
+                        below.tell(proceed=message)
                 case "mail":
                     self._accept_mail(session, caller, message.envelopes)
                 case "attach":

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from monarch_nb.allocator.logs.archive import Archive
 from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.watch import DirectoryWatch
+from monarch_nb.allocator.sessions.below import Below
+from monarch_nb.branches.folding import fold
+from monarch_nb.config import PROTOCOL
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
+from monarch_nb.proto.files_pb2 import Peer
 
 OUTPUT_INTERVAL_S = 0.04
 FLOOD_INTERVAL_S = 0.1
@@ -18,6 +23,8 @@ UNWATCHED_INTERVAL_S = 1.0
 MAX_UNSENT_BYTES = 8 << 20
 BATCH_S = 0.05
 """How long an event that nobody waits for may wait for others: a message costs more than what is in it."""
+FLOOD_HOLD_S = 0.5
+"""After a flood from nodes below, so long what they print is put together: whoever is above is spared it."""
 MAX_FOLLOWED = 64
 
 
@@ -42,19 +49,48 @@ class Session:
         """Runs whose results this client wants."""
         self.calls: set[str] = set()
         """Runs of calls that this client has opened and not ended."""
-        self.client_id = ""
         self.attached: set[str] = set()
         """Reservations that this client uses, by id."""
+        self.client_id = ""
+        self.below: Below | None = None
+        """Other nodes for which it is as well."""
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._flood_until_s = 0.0
 
     def send(self, *, urgent: bool = True, **event: object) -> None:
         """Queue an event; one that is not urgent may wait a little for others."""
         packed = pb.SessionEvent(**event)  # type: ignore[arg-type]
-        self._events.append(packed)
-        self._unsent_bytes += packed.ByteSize()
-        if urgent:
+        self._add(packed, urgent=urgent)
+
+    def _add(self, event: pb.SessionEvent, *, urgent: bool = False) -> None:
+        delay_s = 0.0 if urgent else BATCH_S
+        if self.below is not None:  # it waits for what others say of the same
+            delay_s = self.below.delay_s(event, urgent=urgent)
+            if event.HasField("output"):
+                delay_s = max(delay_s, self._flood_until_s - asyncio.get_running_loop().time())
+        self._events.append(event)
+        self._unsent_bytes += event.ByteSize()
+        if self.is_behind:
+            self._has_room.clear()
+        loop = asyncio.get_running_loop()
+        if delay_s <= 0:
             self._wake.set()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(BATCH_S, self._wake.set)
+        elif self._timer is None or self._timer.when() > loop.time() + delay_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_later(delay_s, self._wake.set)
+
+    def stand_above(self, branches: pb.Branches, open_session: Callable[[Peer], Any]) -> None:
+        """Serve the client for other nodes as well, from now on; `open_session` opens one with a node, in its name."""
+        if self.below is not None:
+            self.below.close()
+        opening = pb.Open(protocol=PROTOCOL, client_id=self.client_id)
+        self.below = Below(branches, open_session, opening, self._add, self.room)
+
+    async def room(self) -> None:
+        """Wait until the client has read what is queued, if that is much."""
+        await self._has_room.wait()
 
     @property
     def is_behind(self) -> bool:
@@ -68,9 +104,14 @@ class Session:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        batch = pb.SessionEvents(events=self._events)
+        events = self._events
         self._events, self._unsent_bytes = [], 0
-        return batch
+        self._has_room.set()
+        if self.below is not None:
+            events, is_flood = fold(events)
+            if is_flood:
+                self._flood_until_s = asyncio.get_running_loop().time() + FLOOD_HOLD_S
+        return pb.SessionEvents(events=events)
 
     def follow(self, follower: Follower) -> None:
         """Begin to send a run's output; the oldest finished run is followed no longer when there are many."""
@@ -101,6 +142,8 @@ class Session:
         self.run_ids.discard(run_id)
 
     def close(self) -> None:
+        if self.below is not None:
+            self.below.close()
         for follower in self.followers.values():
             follower.close()
         self.followers.clear()

@@ -256,6 +256,15 @@ class NodeState:
             mesh.ranks[spec.first_rank + local_rank] = RankSlot(gpus)
         return mesh
 
+    def check_nodes(self, branches: pb.Branches) -> str:
+        """Raise UsageError unless all nodes below this one are of the mesh's reservation: it connects to no others.
+        Return whose that is."""
+        lease = self.lease(self.mesh(branches.mesh_id).spec.reservation_id)
+        known = {peer.address for peer in lease.nodes}
+        if strange := [node.peer.node_id for node in branches.nodes if node.peer.address not in known]:
+            raise UsageError(f"{', '.join(strange)}: no node of {lease.request.name}")
+        return lease.request.owner
+
     # ---- runs ----
 
     def submit(self, submit: pb.Submit, now: float) -> tuple[pb.Queued, list[Effect]]:

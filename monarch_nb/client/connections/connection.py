@@ -56,14 +56,16 @@ class RunListener(Protocol):
 
     run_id: str
 
+    ranks: tuple[int, ...]
+
     @property
     def done(self) -> bool: ...
 
-    def on_queued(self, connection: Connection, queued: pb.Queued) -> None: ...
-    def on_started(self, connection: Connection) -> None: ...
-    def on_output(self, connection: Connection, output: pb.Output) -> None: ...
-    def on_finished(self, connection: Connection, finished: pb.Finished) -> None: ...
-    def on_refused(self, connection: Connection, error: MonarchNbError) -> None: ...
+    def on_queued(self, connection: Any, queued: pb.Queued) -> None: ...
+    def on_started(self, connection: Any, nodes: Iterable[int] = ()) -> None: ...
+    def on_output(self, connection: Any, output: pb.Output) -> None: ...
+    def on_finished(self, connection: Any, finished: pb.Finished) -> None: ...
+    def on_refused(self, connection: Any, error: MonarchNbError) -> None: ...
     def on_link(self, connection: Connection, up: bool) -> None: ...
 
 
@@ -163,7 +165,7 @@ class Connection:
         self._collect_timer: asyncio.TimerHandle | None = None
         self.up = False
         self._opened = asyncio.Event()
-        self._away_since, self._away_at = time.monotonic(), time.localtime()
+        self._away_since, self._away_at, self._was_lost = time.monotonic(), time.localtime(), False
         self.mesh_deaths: dict[str, Callable[[pb.RankDied], None]] = {}
         self._attached: dict[str, list[ReservationListener]] = {}
         self.mail = ConnectionMail(self, self._outgoing_mail)
@@ -177,14 +179,24 @@ class Connection:
         """What there is to say of a node that does not answer."""
         if is_local(self.address):
             return f"{self.name} {ALLOCATOR_DOWN}"
-        since = f" since {time.strftime('%H:%M:%S', self._away_at)}" if self._session is not None else ""
+        since = (
+            f" since {time.strftime('%H:%M:%S', self._away_at)}" if self._session is not None or self._was_lost else ""
+        )
         return f"{self.name} unreachable{since}: {HOST_AWAY}"
+
+    def lost(self) -> None:
+        """Another node, which looks after this one, has found that it does not answer any more."""
+        self._away_since, self._away_at, self._was_lost = time.monotonic(), time.localtime(), True
 
     def again(self) -> Connection:
         """Return one more connection to the same node."""
         other = Connection(self.name, self.address, self.identity)
         other.node_address = self.node_address
         return other
+
+    def open_session(self) -> Any:
+        """Open one more session, for those who look after its failures themselves."""
+        return self._stub.Session()
 
     # ---- unary calls ----
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from typing import ClassVar
-from weakref import WeakValueDictionary
+from weakref import WeakMethod, WeakValueDictionary, finalize
 
+from monarch_nb.client.connections import tree
 from monarch_nb.client.connections.bridge import post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.pools.ranks import MeshRanks
@@ -39,12 +40,31 @@ class MeshCore(MeshRanks):
         return core
 
     def _listen(self) -> None:
+        if len(self.connections) > tree.DIRECT_NODES and self.first_node in self.connections:
+            method = WeakMethod(self._on_rank_died)
+
+            def on_death(died: pb.RankDied) -> None:
+                if tell := method():
+                    tell(died)
+
+            self.tree = tree.TreeConnection(self.mesh_id, self.connections, self.ranks_per_node, on_death)
+            finalize(self, post, self.tree.close).atexit = False
+            return
         for connection in self.connections.values():
             connection.mesh_deaths[self.mesh_id] = self._on_rank_died
             connection.ensure_session()
 
     def _on_rank_died(self, died: pb.RankDied) -> None:
         self.dead[died.rank] = describe_death(died.death)
+
+    def close(self) -> None:
+        """The mesh has ended: nobody says anything of it any more. From any thread."""
+        post(self._close)
+
+    def _close(self) -> None:
+        if self.tree is not None:
+            self.tree.close()
+            self.tree = None  # whoever runs something all the same learns from the nodes that it is gone
 
     def add(self, run: Run) -> None:
         """From now on this process follows a run, by the id that it has now."""

@@ -374,8 +374,7 @@ class Mesh:
         return run
 
     def _check_nodes(self) -> None:
-        connections = (self.core.connections.get(node) for node in self.core.nodes_for(self.ranks))
-        if not all(connection is not None and connection.up for connection in connections):
+        if not self.core.is_up(self.ranks):
             call(self.core.check_nodes(self.ranks))
 
     def _check_alive(self) -> None:
@@ -557,8 +556,9 @@ class Mesh:
 
     def _why_silent(self, rank: int) -> str:
         """Return why a rank said nothing, if that is its node's fault."""
-        node = self.core.connections.get(rank // self.core.ranks_per_node)
-        return "" if node is None or node.up else node.absence
+        number = rank // self.core.ranks_per_node
+        node = self.core.connections.get(number)
+        return "" if node is None or self.core.is_node_up(number) else node.absence
 
     def complete(self, code: str, cursor: int, rank: int | None = None) -> tuple[list[str], int]:
         """Return completions of live names on a rank, and where in the code the completed word begins."""

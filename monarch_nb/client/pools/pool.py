@@ -22,6 +22,7 @@ from monarch_nb import config
 from monarch_nb.allocator.state.limits import expired
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection, answers
+from monarch_nb.client.connections.tree import FollowedThrough, TreeConnection
 from monarch_nb.client.files.evidence import check_shared, nodes_seeing
 from monarch_nb.client.files.project import holds_home
 from monarch_nb.client.pools.choosing import Shape, choose_nodes
@@ -502,7 +503,10 @@ _pools: dict[str, Pool] = {}
 
 
 def _flush_at_exit() -> None:
-    connections = [connection for pool in _pools.values() for connection in pool.connections.values()]
+    connections: list[FollowedThrough] = [
+        *(connection for pool in _pools.values() for connection in pool.connections.values()),
+        *TreeConnection.alive,
+    ]
     try:
         call(_flush(connections), FLUSH_AT_EXIT_S)
     except (TimeoutError, KeyboardInterrupt):
@@ -510,7 +514,7 @@ def _flush_at_exit() -> None:
             sys.stderr.write(f"monarch_nb: the last runs may be lost on {late}: no answer before the end\n")
 
 
-async def _flush(connections: Iterable[Connection]) -> None:
+async def _flush(connections: Iterable[FollowedThrough]) -> None:
     await asyncio.gather(*(connection.flush() for connection in connections))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from monarch_nb.allocator.state.limits import expired
 from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection, answers
+from monarch_nb.client.connections.tree import TreeConnection
 from monarch_nb.client.pools.infos import run_infos
 from monarch_nb.client.presenting import name_here
 from monarch_nb.deaths import describe_death
@@ -29,6 +30,9 @@ class MeshRanks:
 
     def __init__(self, mesh_id: str, connections: dict[int, Connection], ranks_per_node: int) -> None:
         self.mesh_id, self.connections, self.ranks_per_node = mesh_id, connections, ranks_per_node
+        self._split_last: tuple[tuple[int, ...], dict[int, list[int]]] = ((), {})  # a mesh is split at every run
+        self.tree: TreeConnection | None = None
+        """What runs are followed through when there are many nodes; None: the connection of each."""
         self.dead: dict[int, str] = {}
         self.has_told_lone_training = False
 
@@ -38,10 +42,14 @@ class MeshRanks:
         return 0
 
     def by_node(self, ranks: Iterable[int]) -> dict[int, list[int]]:
-        """Return the ranks of each node that has some."""
+        """Return the ranks of each node that has some; not to be changed."""
+        if ranks is self._split_last[0]:
+            return self._split_last[1]
         nodes: dict[int, list[int]] = {}
         for rank in ranks:
             nodes.setdefault(rank // self.ranks_per_node, []).append(rank)
+        if isinstance(ranks, tuple):
+            self._split_last = ranks, nodes
         return nodes
 
     def connection_of(self, rank: int) -> Connection:
@@ -50,6 +58,19 @@ class MeshRanks:
         if connection := self.connections.get(node):
             return connection
         raise NodeUnreachable(f"the node of rank {rank} (number {node}) does not answer: %mesh attach looks again")
+
+    def is_up(self, ranks: Iterable[int]) -> bool:
+        """Whether all nodes that a run on these ranks needs are known to answer. From any thread."""
+        if self.tree is not None:
+            return self.tree.is_up({self.first_node}) and self.tree.is_up(self.by_node(ranks).keys())
+        connections = (self.connections.get(node) for node in self.nodes_for(ranks))
+        return all(connection is not None and connection.up for connection in connections)
+
+    def is_node_up(self, node: int) -> bool:
+        """Whether a node is known to answer."""
+        if self.tree is not None:
+            return self.tree.is_up({node})
+        return node in self.connections and self.connections[node].up
 
     async def check_nodes(self, ranks: Iterable[int]) -> None:
         """Raise NodeUnreachable unless all nodes that a run on these ranks needs answer."""
@@ -61,7 +82,10 @@ class MeshRanks:
             except NodeUnreachable:
                 raise NodeUnreachable(connection.absence, connection.name) from None
 
-        checks = await asyncio.gather(*map(check, self.nodes_for(ranks)), return_exceptions=True)
+        nodes: Iterable[int] = self.nodes_for(ranks)
+        if self.tree is not None:
+            nodes = await self.tree.wait_up(set(nodes))
+        checks = await asyncio.gather(*map(check, nodes), return_exceptions=True)
         for error in checks:
             if error is not None:
                 raise error

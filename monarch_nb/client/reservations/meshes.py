@@ -127,6 +127,13 @@ class Meshes:
         self.with_actors.discard(mesh_id)
         nodes = mesh.core.connections.values() if mesh else [place[0] for place in self._places.values()]
         await stop_beside(nodes, mesh_id)
+        if mesh is not None:
+            mesh.core.close()
+
+    def close(self) -> None:
+        """All have ended."""
+        for mesh in (self._reservation.mesh, *self._known.values()):
+            mesh.core.close()
 
     async def actor_infos(self) -> list[ActorInfo]:
         """Ask all ranks for their actors; those that do not answer are missing."""

@@ -333,6 +333,7 @@ class Reservation:
         """
         released = call(pools.release(self._connections.values(), self.id, self.owner))
         self.files.close()
+        self.meshes.close()
         exist = {node.address for node in provisioner_of(self._pool.name).nodes(pool=self._pool.name)}
         exist_names = {connection.name for connection in self._connections.values() if connection.address in exist}
         for error in released.failed:

@@ -8,6 +8,7 @@ from typing import Any
 
 from monarch_nb.client.connections.bridge import post
 from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.connections.tree import FollowedThrough
 from monarch_nb.client.runs.interrupt_report import InterruptReport, place_of
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.run import STOP_WAIT_S, Run
@@ -54,14 +55,14 @@ class CallsRun(Run):
         for task in self._tasks:  # it waits for nothing
             task.cancel()
 
-    def on_queued(self, connection: Connection, queued: pb.Queued) -> None:
+    def on_queued(self, connection: FollowedThrough, queued: pb.Queued) -> None:
         """As a run's."""
         super().on_queued(connection, queued)
         self._known.set()
         if self.is_ended:
             self._tell_ended()
 
-    def on_refused(self, connection: Connection, error: MonarchNbError) -> None:
+    def on_refused(self, connection: FollowedThrough, error: MonarchNbError) -> None:
         """As a run's; that the mesh was stopped or released, who calls is told."""
         if self.number and isinstance(error, MeshNotFound):
             self._finish()
@@ -69,7 +70,7 @@ class CallsRun(Run):
             super().on_refused(connection, error)
         self._known.set()
 
-    def on_finished(self, connection: Connection, finished: pb.Finished) -> None:
+    def on_finished(self, connection: FollowedThrough, finished: pb.Finished) -> None:
         """As a run's."""
         super().on_finished(connection, finished)
         self._check_printed()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
 
-from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.connections.connection import Connection, close_all
+from monarch_nb.client.connections.tree import FollowedThrough, TreeConnection
 from monarch_nb.client.pools.ranks import MeshRanks
 
 
@@ -19,11 +21,15 @@ class RunNodes:
 
     def __init__(self, core: MeshRanks, ranks: Iterable[int], *, own_connections: bool) -> None:
         self._core, self._ranks = core, tuple(ranks)
-        self._own: dict[int, Connection] | None = {} if own_connections else None
+        self._own: dict[int, FollowedThrough] | None = {} if own_connections else None
         self._away: set[int] = set()  # those that do not answer
+        self.linked: set[str] = set()
+        """Names of those that did not answer for a while."""
 
-    def connection(self, node: int) -> Connection:
+    def connection(self, node: int) -> FollowedThrough:
         """Return the connection that the run is followed through on a node."""
+        if self._core.tree is not None:
+            return self._tree(self._core.tree)
         shared = self._core.connections[node]
         if self._own is None:
             return shared
@@ -31,15 +37,47 @@ class RunNodes:
             self._own[node] = shared.again()
         return self._own[node]
 
-    def connections(self, ranks: Iterable[int] | None = None) -> list[Connection]:
+    def shared(self) -> list[FollowedThrough]:
+        """Return those through which everybody in this process follows runs on the nodes of this one."""
+        if self._core.tree is not None:
+            return [self._core.tree]
+        return [self._core.connections[node] for node in self._core.by_node(self._ranks)]
+
+    def parts(self) -> list[tuple[int, list[int]]]:
+        """Return the nodes to which it is said on which ranks the run is, and these ranks."""
+        if self._core.tree is not None:
+            return [(self._core.first_node, list(self._ranks))]
+        return list(self._core.by_node(self._ranks).items())
+
+    def _tree(self, shared: TreeConnection) -> TreeConnection:
+        if self._own is None:
+            return shared
+        if not self._own:
+            core = self._core
+            self._own[core.first_node] = TreeConnection(core.mesh_id, core.connections, core.ranks_per_node)
+        own = self._own[self._core.first_node]
+        assert isinstance(own, TreeConnection)
+        return own
+
+    def connections(self, ranks: Iterable[int] | None = None) -> list[FollowedThrough]:
         """Return those to the known nodes of some ranks; by default of all."""
+        if self._core.tree is not None:
+            return [self.connection(self._core.first_node)]
         by_node = self._core.by_node(self._ranks if ranks is None else ranks)
         return [self.connection(node) for node in by_node if node in self._core.connections]
 
-    @property
-    def own_connections(self) -> list[Connection]:
-        """Those that nobody else uses, and that are to be closed when the run is over."""
-        return list((self._own or {}).values())
+    def close(self, spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
+        """The run is over: close the connections that nobody else uses.
+
+        Args:
+            spawn: starts what takes a little.
+        """
+        own = list((self._own or {}).values())
+        for tree in own:
+            if isinstance(tree, TreeConnection):
+                tree.close()
+        if connections := [one for one in own if isinstance(one, Connection)]:
+            spawn(close_all(connections))
 
     def on_link(self, name: str, up: bool) -> None:
         """A node does not answer any more, or answers again."""
@@ -47,6 +85,8 @@ class RunNodes:
         of_run = [node for node in self._core.by_node(self._ranks) if node in connections]
         nodes = {node for node in of_run if connections[node].name == name}
         self._away = self._away - nodes if up else self._away | nodes
+        if not up:
+            self.linked.add(name)
 
     def reachable(self, ranks: Iterable[int]) -> list[int]:
         """Return those of the ranks whose node answers."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
+from monarch_nb.branches.folding import results_of
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.bridge import call, post
-from monarch_nb.client.connections.connection import GAP_S, Connection, close_all
-from monarch_nb.client.connections.decoding import OutputDecoder, result_event
+from monarch_nb.client.connections.connection import GAP_S, Connection
+from monarch_nb.client.connections.decoding import OutputDecoder, is_plain, plain_results, result_event
+from monarch_nb.client.connections.tree import FollowedThrough
 from monarch_nb.client.logs.records import LogRecord
 from monarch_nb.client.pools.pool import current_owner
 from monarch_nb.client.presenting import name_here, served_notebook
@@ -75,6 +78,7 @@ class Run:
         self.results: dict[int, events.Result] = {}
         self.submitted_at = time.time()
         self.run_id = run_id
+        self._on_ranks = frozenset(self.ranks)
         self._nodes = RunNodes(mesh.core, self.ranks, own_connections=own_connections)
         self._on_error = on_error
         self._listeners: list[Listener] = [listener] if listener else []
@@ -87,15 +91,15 @@ class Run:
         self.stops = RunStops()
         self._submits: dict[int, pb.Submit] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._started_on_first = self._is_aborting = False
+        self._started_on_first = self._is_aborting = self._spans_nodes = False
         self._waits_watch = WaitsWatch(self.results, self._look, self.emit)
         self._watching_waits: asyncio.Task[None] | None = None
         self._waited = ""  # who waited for whom when it was interrupted from here
         self._completing = self._interrupting = self._is_collected = False
         self.is_stuck = False  # ranks did not stop after the last interrupt, although they have had the time to
         self._stop_by_s: float | None = None  # until then ranks that were interrupted have the time to stop
-        self._replaying: set[Connection] = set()
-        self._waits_on: set[Connection] = set()  # on some ranks, for its turn
+        self._replaying: dict[FollowedThrough, set[int]] = {}  # ranks whose results have yet to come
+        self._waits_on: set[object] = set()  # on some ranks of these nodes, for its turn
         self._news = asyncio.Event()  # a rank has finished, or a node answers no more
 
     def __repr__(self) -> str:
@@ -230,8 +234,8 @@ class Run:
 
     def _tell_collected(self) -> None:
         self._is_collected = True
-        for node in self.mesh.core.by_node(self.ranks):
-            self.mesh.core.connections[node].collect(self.id)
+        for connection in self._nodes.shared():
+            connection.collect(self.id)
 
     def add_listener(self, listener: Listener) -> None:
         """Call `listener` with the run's events, on the background thread: the first one with all of them from the
@@ -265,12 +269,13 @@ class Run:
         """Nobody listened so far: have everything sent from the beginning."""
         for submit in self._submits.values():
             submit.quiet = False  # also of those that wait for the run's number
-        for node in self.mesh.core.by_node(self.ranks):
+        for node, ranks in self._nodes.parts():
             if self.number or not self._submits or node == self.mesh.core.first_node:
                 connection = self._nodes.connection(node)
                 connection.replay(self, self.mesh.id)
                 if self.done:
-                    self._replaying.add(connection)
+                    # A node says at once how all of its ranks ended, a tree does not.
+                    self._replaying[connection] = set(ranks) if self.mesh.core.tree is not None else set()
 
     def emit(self, event: events.Event) -> None:
         """Tell every listener."""
@@ -279,9 +284,9 @@ class Run:
 
     def submit(self, spec: run_pb2.RunSpec) -> None:
         """Send it: to the first node, which gives it its number, and when it has one to the others."""
-        by_node = self.mesh.core.by_node(self.ranks)
         core = self.mesh.core
-        first = core.first_node
+        by_node, first = dict(self._nodes.parts()), core.first_node
+        self._spans_nodes = core.tree is not None or len({first, *by_node}) > 1
         for node in {first, *by_node}:
             self._submits[node] = pb.Submit(
                 mesh_id=self.mesh.id,
@@ -294,9 +299,9 @@ class Run:
                 quiet=not self._listeners,
                 owner=current_owner(core.connections[first].identity),
             )
-        core.connections[first].submit(self, self._submits[first])
+        (core.tree or core.connections[first]).submit(self, self._submits[first])
         self._watch_waits()
-        if len(self._submits) > 1:
+        if self._spans_nodes:
             self._spawn(self._proceed_later())
 
     def follow(self, *, from_shown: bool) -> None:
@@ -307,15 +312,15 @@ class Run:
         for connection in self._nodes.connections():
             connection.follow(self, self.mesh.id, from_shown=from_shown)
 
-    def on_queued(self, connection: Connection, queued: pb.Queued) -> None:
+    def on_queued(self, connection: FollowedThrough, queued: pb.Queued) -> None:
         if not self.number:
             self.number = queued.number
             self._submit_to_others(queued)
         if queued.ahead:
-            self._waits_on.add(connection)
+            self._waits_on.update(queued.nodes or [connection])
             self.emit(events.Notice(f"waits for: {'; '.join(queued.ahead)}", key=events.QUEUE_NOTICE))
         else:
-            self.on_started(connection)
+            self.on_started(connection, queued.nodes)
 
     def _submit_to_others(self, queued: pb.Queued) -> None:
         core = self.mesh.core
@@ -327,9 +332,9 @@ class Run:
                 if self._interrupting:
                     core.connections[node].cancel(self.id)
 
-    def on_started(self, connection: Connection) -> None:
+    def on_started(self, connection: FollowedThrough, nodes: Iterable[int] = ()) -> None:
         if self._waits_on:
-            self._waits_on.discard(connection)
+            self._waits_on.difference_update(nodes or [connection])
             if not self._waits_on:
                 self.emit(events.Notice("", key=events.QUEUE_NOTICE))
 
@@ -340,42 +345,68 @@ class Run:
             for connection in self._nodes.connections():
                 connection.send(proceed=pb.Proceed(mesh_id=self.mesh.id, run_id=self.id))
 
-    def on_output(self, connection: Connection, output: pb.Output) -> None:
+    def on_output(self, connection: FollowedThrough, output: pb.Output) -> None:
         self._waits_watch.printed = True
         for rank_output in output.ranks:
-            for item in rank_output.items:
-                for event in self._decoder.events_of(rank_output.rank, item):
-                    self.emit(event)
-                    if isinstance(event, events.Stopped):
-                        self._note_stop(event.rank, event.stop, on=event.on)
+            for rank in (rank_output.rank, *rank_output.also):
+                self._on_items(rank, rank_output.items)
 
-    def on_finished(self, connection: Connection, finished: pb.Finished) -> None:
+    def _on_items(self, rank: int, items: Iterable[pb.OutputItem]) -> None:
+        for item in items:
+            for event in self._decoder.events_of(rank, item):
+                self.emit(event)
+                if isinstance(event, events.Stopped):
+                    self._note_stop(event.rank, event.stop, on=event.on)
+
+    def on_finished(self, connection: FollowedThrough, finished: pb.Finished) -> None:
         if self.done:
-            self._end_replay(connection)
+            ranks = [packed.rank for packed in finished.results]
+            self._end_replay(connection, itertools.chain(ranks, *(equal.ranks for equal in finished.equal)))
             if self._is_collected:  # by an allocator that was killed before it wrote that down
                 connection.collect(self.id)
+        is_first = not self.results
         for packed in finished.results:
-            if packed.rank not in self.results and packed.rank in self.ranks:
-                self._values.add(packed)
-                self.stops.forget(packed.rank)
-                result = self.results[packed.rank] = result_event(packed, connection.name, of_script=self.is_script)
-                self.emit(result)
-                if packed.notice:
-                    self._lossy.setdefault((connection.name, packed.notice), []).append(packed.rank)
-                    lossy = self._lossy.items()
-                    text = "; ".join(f"{name_ranks(ranks)} on {node}: {why}" for (node, why), ranks in lossy)
-                    self.emit(events.Notice(text, key="loss"))
-                if packed.hint:
-                    self.emit(events.Notice(packed.hint, key="hint"))
+            self._on_result(packed)
+        for equal in finished.equal:
+            if is_plain(equal.result):
+                self._on_plain_results(equal)
+            else:
+                for packed in results_of(equal):
+                    self._on_result(packed)
         self._news.set()
         if len(self.results) == len(self.ranks):
             self._complete()
-        elif len(self.results) == len(finished.results):
+        elif is_first:
             self._watch_waits()  # the first ones: who waits is named from now on
         if self._on_error == "abort" and not self._is_aborting and self._failed_ranks():
             self._is_aborting = True
             self._spawn(self._abort_others())
         self._check_stuck()
+
+    def _on_plain_results(self, equal: pb.EqualResults) -> None:
+        """Ranks have come to the end, and there is nothing else to say of them."""
+        for result in plain_results(equal, of_script=self.is_script):
+            if result.rank not in self.results and result.rank in self._on_ranks:
+                self.results[result.rank] = result
+                self.stops.forget(result.rank)
+                self.emit(result)
+
+    def _on_result(self, packed: run_pb2.RankResult) -> None:
+        if packed.rank in self.results or packed.rank not in self._on_ranks:
+            return
+        self._values.add(packed)
+        self.stops.forget(packed.rank)
+        host = "" if packed.outcome == run_pb2.OUTCOME_OK else self._nodes.name_of(packed.rank)
+        result = result_event(packed, host, of_script=self.is_script)
+        self.results[packed.rank] = result
+        self.emit(result)
+        if packed.notice:
+            self._lossy.setdefault((self._nodes.name_of(packed.rank), packed.notice), []).append(packed.rank)
+            lossy = self._lossy.items()
+            text = "; ".join(f"{name_ranks(ranks)} on {node}: {why}" for (node, why), ranks in lossy)
+            self.emit(events.Notice(text, key="loss"))
+        if packed.hint:
+            self.emit(events.Notice(packed.hint, key="hint"))
 
     def _note_stop(self, rank: int, stop: int, *, on: bool) -> None:
         if not self.done and rank not in self.results:
@@ -390,15 +421,18 @@ class Run:
                 if stop.run_id == self.id:
                     self._note_stop(rank, stop.stop, on=True)
 
-    def _end_replay(self, connection: Connection) -> None:
-        if connection in self._replaying:
-            self._replaying.discard(connection)
+    def _end_replay(self, connection: FollowedThrough, ranks: Iterable[int]) -> None:
+        """Ranks have said again how they ended, or will not say it."""
+        if (left := self._replaying.get(connection)) is not None:
+            left.difference_update(ranks)
+            if not left:
+                del self._replaying[connection]
             if not self._replaying:
                 self.emit(events.Finished())
 
-    def on_refused(self, connection: Connection, error: MonarchNbError) -> None:
+    def on_refused(self, connection: FollowedThrough, error: MonarchNbError) -> None:
         if self.done:
-            self._end_replay(connection)
+            self._end_replay(connection, self.ranks)
             return
         self._refusal = self._refusal or error
         key = events.TIME_NOTICE if isinstance(error, ReservationExpired) else "refused"
@@ -413,7 +447,7 @@ class Run:
             self.emit(events.Notice(text, key=f"link {connection.name}"))
             if not up and self.is_stuck:
                 asyncio.get_running_loop().call_later(GAP_S, self._check_stuck)
-        if up and len(self._submits) > 1 and not self.done:
+        if up and self._spans_nodes and not self.done:
             # The allocator may have died before it wrote the run before this one down.
             self._spawn(self._proceed_later())
 
@@ -457,7 +491,7 @@ class Run:
                 events.QUEUE_NOTICE,
                 "stuck",
                 "stopped",
-                *(f"link {c.name}" for c in self._nodes.connections()),
+                *(f"link {name}" for name in self._nodes.linked),
             ):
                 self.emit(events.Notice("", key=key))
             self.emit(events.Finished())
@@ -468,8 +502,7 @@ class Run:
             for task in self._tasks:
                 if task is not asyncio.current_task():
                     task.cancel()
-            if own := self._nodes.own_connections:
-                self._spawn(close_all(own))
+            self._nodes.close(self._spawn)
 
     def _watch_waits(self) -> None:
         """From now on look where the ranks are, soon and then again and again."""

@@ -33,7 +33,8 @@ class RunStops:
 
     def forget(self, rank: int) -> None:
         """A rank has finished."""
-        self._open = {each for each in self._open if each[0] != rank}
+        if self._open:
+            self._open = {each for each in self._open if each[0] != rank}
 
     def over(self) -> None:
         """The run is over."""

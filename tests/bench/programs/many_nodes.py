@@ -16,7 +16,9 @@ from typing import Any
 from monarch_nb.allocator import node as node_room
 from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.node import Node
+from monarch_nb.allocator.serving.access import Access
 from monarch_nb.allocator.serving.describe import Description
+from monarch_nb.allocator.serving.guard import Guard
 from monarch_nb.allocator.serving.read_lines import LogLines
 from monarch_nb.allocator.serving.read_logs import LogReader
 from monarch_nb.allocator.serving.service import AllocatorService
@@ -27,7 +29,7 @@ from monarch_nb.ground.frames import pack_pickle
 from monarch_nb.proto import allocator_pb2_grpc as service
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
-from monarch_nb.rpc.channel import make_server
+from monarch_nb.rpc.channel import make_server, open_channel
 
 FLOOD_LINES = 2_500
 """More than 64 kB, of which an allocator forwards 24 (logs/output.py)."""
@@ -121,7 +123,17 @@ async def start(number: int, procs: int, facts: dict[str, object]) -> Any:
     paths = NodePaths(private_directory(pool_directory() / f"node{number}"))
     for sockets in (paths.sockets.parent, paths.sockets):
         private_directory(sockets)
-    node = Node(paths, f"node{number}", procs=procs, gpus=[], python=sys.executable, preload=[], isolated=True)
+    node = Node(
+        paths,
+        f"node{number}",
+        procs=procs,
+        gpus=[],
+        python=sys.executable,
+        preload=[],
+        isolated=True,
+        address=paths.address,
+        open_channel=open_channel,
+    )
     node.warming.ready.set()
     node.records.read()
     node.mail.start()
@@ -139,7 +151,9 @@ async def start(number: int, procs: int, facts: dict[str, object]) -> Any:
     )
     lines = LogLines(node.paths, node.state, node.watch, node.archives)
     reader = LogReader(node.paths, node.state, node.watch, node.sessions, node.archives)
-    service.add_AllocatorServicer_to_server(AllocatorService(node, description, lines, reader), server)
+    access = Access(node.identity.node_id, node.identity.address, node.state, node.records)
+    guard: Any = Guard(AllocatorService(node, description, lines, reader, access), access)
+    service.add_AllocatorServicer_to_server(guard, server)
     server.add_insecure_port(paths.address)
     await server.start()
     paths.facts.write_text(json.dumps(facts))

@@ -18,6 +18,7 @@ def test_a_released_reservation_watches_no_files(monkeypatch: pytest.MonkeyPatch
     released.id, released.owner, released._connections = "r", "alice", {}
     released._pool = SimpleNamespace(name="local")
     released.files = SimpleNamespace(close=lambda: closed.append(True))
+    released.meshes = SimpleNamespace(close=lambda: None)
     monkeypatch.setattr(module, "provisioner_of", lambda _: SimpleNamespace(nodes=lambda pool: []))
     released.release()
     assert closed == [True]

@@ -63,6 +63,7 @@ class FakeCore:
     """Two nodes of four ranks."""
 
     first_node = 0
+    tree = None
 
     def __init__(self) -> None:
         self.connections: dict[int, Any] = {0: FakeConnection("node0"), 1: FakeConnection("node1")}

@@ -1,0 +1,282 @@
+"""The runs of a mesh on many nodes, through the first of them: what Connection is for each node of a small mesh."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+import weakref
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, ClassVar
+
+from monarch_nb import config
+from monarch_nb.branches.branches import Branches
+from monarch_nb.branches.passed import PassedRun
+from monarch_nb.client.connections.connection import (
+    GAP_S,
+    LINK_PATIENCE_S,
+    SHOWN_INTERVAL_S,
+    Connection,
+    RunListener,
+)
+from monarch_nb.errors import MeshNotFound, MonarchNbError, VersionMismatch
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+from monarch_nb.proto.files_pb2 import Peer
+from monarch_nb.rpc.status import error_from_json
+
+_log = logging.getLogger(__name__)
+
+DIRECT_NODES = 8
+"""Meshes on at most so many nodes are followed on each of them directly."""
+FAN_OUT = 4
+"""So many nodes are directly below one. What it sends to each, and gets, costs it about 0.2 ms a cell."""
+
+
+class TreeConnection:
+    """A mesh. Make and use it on the background loop only.
+
+    Args:
+        connections: to its nodes, by node rank; that of the first one among them.
+        on_death: told that a rank has died.
+
+    Attributes:
+        name: of the first node.
+    """
+
+    alive: ClassVar[weakref.WeakSet[TreeConnection]] = weakref.WeakSet()
+    """Those of this process."""
+
+    def __init__(
+        self,
+        mesh_id: str,
+        connections: Mapping[int, Connection],
+        ranks_per_node: int,
+        on_death: Callable[[pb.RankDied], None] = lambda _: None,
+    ) -> None:
+        self.name = connections[0].name
+        self._mesh_id, self._connections, self._on_death = mesh_id, dict(connections), on_death
+        self._listeners: dict[str, RunListener] = {}
+        self._cancelled: dict[str, set[int]] = {}
+        self._shown: dict[str, asyncio.TimerHandle] = {}
+        self._there: set[int] = set()
+        self._away: set[int] = set()
+        self._news = asyncio.Event()
+        by_address = {connection.node_address: connection for connection in connections.values()}
+        nodes = [
+            pb.BranchNode(node_rank=node, peer=Peer(node_id=connection.name, address=connection.node_address))
+            for node, connection in sorted(connections.items())
+        ]
+        opening = pb.Open(protocol=config.PROTOCOL, client_id=uuid.uuid4().hex)
+        self._branches = Branches(
+            mesh_id,
+            ranks_per_node,
+            FAN_OUT,
+            [(nodes[0], nodes[1:])],
+            lambda peer: by_address[peer.address].open_session(),
+            opening,
+            self._take_in,
+            _room,
+        )
+        self.alive.add(self)
+
+    # ---- nodes ----
+
+    def is_up(self, nodes: AbstractSet[int]) -> bool:
+        """Whether all these nodes answer."""
+        return nodes <= self._there
+
+    async def wait_up(self, nodes: set[int]) -> set[int]:
+        """Wait a little for nodes that do not answer: one that has gone away has the time to start an allocator, and
+        the tree may be growing. Return those that still do not."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GAP_S):
+                while not nodes <= self._there:
+                    self._news.clear()
+                    await self._news.wait()
+        return nodes - self._there
+
+    # ---- runs ----
+
+    def submit(self, listener: RunListener, submit: pb.Submit) -> None:
+        """Submit a run on all ranks that it names, and follow it: on the first node, which gives it its number, then on
+        all."""
+        self._listen(listener)
+        self._branches.submit(submit)
+
+    def follow(self, listener: RunListener, mesh_id: str, *, from_shown: bool) -> None:
+        """Follow a run that another client submitted."""
+        self._listen(listener)
+        follow = pb.Follow(mesh_id=mesh_id, run_id=listener.run_id, ranks=listener.ranks, from_shown=from_shown)
+        self._branches.follow(follow)
+
+    def replay(self, listener: RunListener, mesh_id: str) -> None:
+        """Have the output of a run sent from its beginning, which the listener did not want so far."""
+        self.follow(listener, mesh_id, from_shown=False)
+
+    def _listen(self, listener: RunListener) -> None:
+        known = self._branches.runs
+        self._listeners = {run_id: one for run_id, one in self._listeners.items() if run_id in known}
+        self._listeners[listener.run_id] = listener
+        if self._away:  # it may be opening just now
+            asyncio.get_running_loop().call_later(LINK_PATIENCE_S, self._tell_who_is_away, listener)
+
+    def _tell_who_is_away(self, listener: RunListener) -> None:
+        if run := self._branches.runs.get(listener.run_id):
+            for node in self._away & run.by_node.keys():
+                listener.on_link(self._connections[node], up=False)
+
+    def send(self, **message: Any) -> None:
+        """Send a message that need not survive a break."""
+        self._branches.tell(pb.SessionRequest(**message))
+
+    def cancel(self, run_id: str) -> None:
+        """Drop a run where it has not begun, and interrupt it where it runs: now, or when a node is there again."""
+        if run := self._branches.runs.get(run_id):
+            self._cancelled[run_id] = set(run.by_node)
+        self.send(cancel=pb.Cancel(run_id=run_id))
+
+    def withdraw_cancel(self, run_id: str) -> None:
+        """Do not cancel a run when a node is there again."""
+        self._cancelled.pop(run_id, None)
+
+    def _cancel_again(self, nodes: set[int]) -> None:
+        """Nodes may not have learnt what is cancelled: the way to them was another."""
+        for run_id, left in list(self._cancelled.items()):
+            run = self._branches.runs.get(run_id)
+            if run is None or run.done:
+                del self._cancelled[run_id]
+            elif again := left & nodes:
+                left -= again
+                self._branches.tell(pb.SessionRequest(cancel=pb.Cancel(run_id=run_id, nodes=again)), again)
+
+    def end_calls(self, run_id: str) -> None:
+        """A run of calls is over. A node that is away now ends it by itself."""
+        self.send(end_calls=pb.EndCalls(run_id=run_id))
+
+    def collect(self, run_id: str) -> None:
+        """Tell the nodes that the results of a run are here: with the next message, or soon."""
+        self._branches.collected([run_id])
+
+    def forget(self, run_id: str) -> None:
+        """Follow a run no longer."""
+        self._listeners.pop(run_id, None)
+        self._branches.forget(run_id)
+
+    def cursors(self, run_id: str) -> dict[int, run_pb2.Cursor]:
+        """Return up to where each rank's output of a run has come."""
+        run = self._branches.runs.get(run_id)
+        return dict(run.cursors) if run else {}
+
+    # ---- the end ----
+
+    async def flush(self) -> None:
+        """Send what waits to be sent, before the process ends; runs have arrived then."""
+        while self.is_submitting or self._branches.is_sending:
+            await asyncio.sleep(0.001)  # bounded by the caller; the process is ending
+
+    @property
+    def is_submitting(self) -> bool:
+        """Whether a node has yet to take in a run."""
+        runs = self._branches.runs
+        return any(
+            run.submit is not None and not (run.is_taken_in or listener.done)
+            for run_id, listener in self._listeners.items()
+            if (run := runs.get(run_id)) is not None
+        )
+
+    def close(self) -> None:
+        """The mesh has ended, or nobody needs it: end the session. Runs that go on are told."""
+        self._branches.close()
+        for listener in list(self._listeners.values()):
+            if not listener.done:
+                listener.on_refused(self, MeshNotFound("the mesh was released while the run went on"))
+        for handle in self._shown.values():
+            handle.cancel()
+        self.alive.discard(self)
+
+    # ---- what comes ----
+
+    def _take_in(self, event: pb.SessionEvent) -> None:
+        try:
+            self._dispatch(event)
+        except Exception:  # noqa: BLE001 (else the session would end, and nobody would hear of any run again)
+            _log.exception("nodes below %s said what can not be taken in", self.name)
+
+    def _dispatch(self, event: pb.SessionEvent) -> None:
+        kind = event.WhichOneof("message")
+        if kind == "links":
+            self._on_links(event.links)
+        elif kind == "rank_died":
+            self._on_death(event.rank_died)
+        elif kind in ("queued", "started", "output", "finished", "refused"):
+            message = getattr(event, kind)
+            listener, run = self._listeners.get(message.run_id), self._branches.runs.get(message.run_id)
+            if kind == "refused":
+                self._on_refused(listener, message)
+            elif listener is None or run is None:
+                return
+            elif kind == "queued":
+                self._on_queued(listener, run, message)
+            elif kind == "started":
+                listener.on_started(self, message.nodes)
+            elif kind == "output":
+                self._on_output(listener, message)
+            else:
+                listener.on_finished(self, message)
+
+    def _on_queued(self, listener: RunListener, run: PassedRun, queued: pb.Queued) -> None:
+        if run.is_new:
+            run.numbered(queued)
+            self._branches.again(run)
+            if nodes := self._cancelled.get(run.run_id, set()) - {0}:
+                self._branches.tell(pb.SessionRequest(cancel=pb.Cancel(run_id=run.run_id, nodes=nodes)), nodes)
+        listener.on_queued(self, queued)
+
+    def _on_output(self, listener: RunListener, output: pb.Output) -> None:
+        listener.on_output(self, output)
+        run_id = output.run_id
+        if run_id not in self._shown:
+            loop = asyncio.get_running_loop()
+            self._shown[run_id] = loop.call_later(SHOWN_INTERVAL_S, self._send_shown, run_id)
+
+    def _send_shown(self, run_id: str) -> None:
+        self._shown.pop(run_id, None)
+        if run := self._branches.runs.get(run_id):
+            self._branches.shown(pb.Shown(run_id=run_id, cursors=run.cursors))
+
+    def _on_refused(self, listener: RunListener | None, refused: pb.Refused) -> None:
+        error: MonarchNbError = error_from_json(refused.error_json)
+        if listener is not None:
+            if listener.done:  # it was followed for what it may print later, and is forgotten now
+                self._branches.forget(refused.run_id)
+            listener.on_refused(self, error)
+        elif isinstance(error, VersionMismatch):
+            for each in list(self._listeners.values()):
+                each.on_refused(self, error)
+
+    def _on_links(self, links: pb.Links) -> None:
+        changed = [(node, False) for node in links.down if node not in self._away]
+        changed += [(node, True) for node in links.up if node in self._away]
+        self._there = (self._there - set(links.down)) | set(links.up)
+        self._away = (self._away | set(links.down)) - set(links.up)
+        self._news.set()
+        if links.up and self._cancelled:
+            self._cancel_again(set(links.up))
+        for node, up in changed:
+            if not up:
+                self._connections[node].lost()
+            for run_id, listener in list(self._listeners.items()):
+                run = self._branches.runs.get(run_id)
+                if run is not None and (node in run.by_node or node == 0):
+                    listener.on_link(self._connections[node], up)
+
+
+async def _room() -> None:
+    """What comes is taken in at once."""
+
+
+FollowedThrough = Connection | TreeConnection
+"""What a run is followed through."""

@@ -1,0 +1,248 @@
+"""A mesh on more nodes than a client talks to: runs go through a tree of allocators, and what comes back is whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.live import Gate, Recorder, client, kill, started
+from leaks import leaks_of
+from monarch_nb.client.connections import events, tree
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.config import HOME_VARIABLE
+from monarch_nb.errors import NodeUnreachable, RunFailed
+from monarch_nb.provision.local import LocalProvisioner
+
+pytestmark = pytest.mark.slow
+NODES = 7
+"""The first is above the second and third, the second above the fourth and sixth, the third above the others."""
+INNER, BELOW_INNER = 1, (3, 5)
+SMALL = "from monarch_nb.client.connections import tree; tree.DIRECT_NODES = tree.FAN_OUT = 2"
+LINES = 400
+
+local = LocalProvisioner()
+
+
+@pytest.fixture(scope="module")
+def dev() -> Iterator[Reservation]:
+    """A reservation on many nodes of a pool of its own, in a small tree."""
+    home = Path(tempfile.mkdtemp(prefix="mnb-", dir="/tmp"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(HOME_VARIABLE, str(home))
+        patch.setattr(tree, "DIRECT_NODES", 2)
+        patch.setattr(tree, "FAN_OUT", 2)
+        local.up(NODES, 1, gpus="none")
+        yield reserve("dev", nodes=NODES, procs=1, preload=())
+        local.down(force=True)
+    leaks = leaks_of(home)
+    shutil.rmtree(home)
+    assert not leaks, "left behind:\n" + "\n".join(leaks)
+
+
+@pytest.fixture
+def mesh(dev: Reservation) -> Iterator[Mesh]:
+    """Afterwards every allocator serves, and nothing runs."""
+    yield dev.mesh
+    local.up(NODES, 1)
+    going_on = [info.title for info in dev.mesh.runs() if not info.done]
+    if going_on or any(info.state == "dead" for info in dev.mesh.status()):
+        dev.mesh.restart()
+    assert not going_on
+
+
+def allocator_of(node: int) -> int:
+    pid = local.nodes()[node].pid
+    assert pid is not None
+    return pid
+
+
+def told_away(recorder: Recorder) -> list[str]:
+    return [notice.text for notice in recorder.of(events.Notice) if "does not answer" in notice.text]
+
+
+def test_what_ranks_return_print_and_raise(mesh: Mesh) -> None:
+    recorder = Recorder()
+    run = mesh.run("print('all alike'); print('rank', rank); rank * 2", listener=recorder)
+    assert run.values == [rank * 2 for rank in range(NODES)]
+    assert [recorder.text(rank) for rank in range(NODES)] == [f"all alike\nrank {rank}\n" for rank in range(NODES)]
+    with pytest.raises(RunFailed) as raised:
+        mesh.run("1 / (rank % 2)")
+    assert [(failure.rank, failure.host, failure.name) for failure in raised.value.failures.values()] == [
+        (rank, f"node{rank}", "ZeroDivisionError") for rank in range(0, NODES, 2)
+    ]
+    assert mesh.core.tree is not None
+    assert set(mesh.core.tree.cursors(run.id)) == set(range(NODES))
+    assert not any(connection.cursors(run.id) for connection in mesh.core.connections.values())
+
+
+def test_on_some_ranks_only(mesh: Mesh) -> None:
+    recorder = Recorder()
+    assert mesh.select([2, 3, 5]).run("print(rank)\nrank", listener=recorder).values == [2, 3, 5]
+    assert {event.rank for event in recorder.of(events.Result)} == {2, 3, 5}
+
+
+def test_runs_wait_for_each_other_on_every_node(mesh: Mesh, gate: Gate) -> None:
+    first, _ = started(mesh, gate.wait)
+    recorder = Recorder()
+    second = mesh.submit("rank", listener=recorder)
+    recorder.wait_for(lambda recorder: any("waits for" in notice.text for notice in recorder.of(events.Notice)))
+    gate.open(NODES)
+    assert first.result() == [None] * NODES
+    assert second.result() == list(range(NODES))
+    assert [notice.text for notice in recorder.of(events.Notice) if notice.key == events.QUEUE_NOTICE][-1] == ""
+
+
+def test_an_interrupt_reaches_every_rank(mesh: Mesh) -> None:
+    mesh.run("kept = rank")
+    run, _ = started(mesh, "import time\nwhile True: time.sleep(0.01)")
+    report = run.interrupt()
+    assert sorted(report.stopped) == list(range(NODES))
+    assert not report.stuck
+    assert mesh.run("kept").values == list(range(NODES))
+
+
+def test_large_values_and_what_is_listened_to_late(mesh: Mesh) -> None:
+    run = mesh.run("print('text of', rank)\nbytes(2_000_000 + rank)")
+    assert [len(value) for value in run.values] == [2_000_000 + rank for rank in range(NODES)]
+    recorder = Recorder()
+    run.add_listener(recorder)
+    recorder.wait_for(lambda recorder: recorder.of(events.Finished))
+    assert [recorder.text(rank) for rank in range(NODES)] == [f"text of {rank}\n" for rank in range(NODES)]
+
+
+def printing(gate: Gate, second: Gate) -> str:
+    """Code that prints half of its numbered lines, waits, prints the others, and waits before it ends."""
+    half = LINES // 2
+    return (
+        f"for i in range({half}): print('line', i)\n{gate.wait}\n"
+        f"for i in range({half}, {LINES}): print('line', i)\n{second.wait}\nrank"
+    )
+
+
+@pytest.fixture
+def second_gate(tmp_path: Path) -> Iterator[Gate]:
+    made = Gate(tmp_path)
+    yield made
+    made.close()
+
+
+def assert_whole(recorder: Recorder) -> None:
+    lines = [f"line {i}" for i in range(LINES)]
+    for rank in range(NODES):
+        assert recorder.text(rank).removeprefix("\x02under way\n").splitlines() == lines, f"rank {rank}"
+    assert sorted(result.rank for result in recorder.of(events.Result)) == list(range(NODES))
+
+
+@pytest.mark.parametrize("dead", [INNER, 0, 3], ids=["inner", "first", "leaf"])
+def test_an_allocator_is_killed_while_ranks_print(mesh: Mesh, gate: Gate, second_gate: Gate, dead: int) -> None:
+    """Those below it are adopted: they print on while it is away. Nothing is lost or doubled, then and afterwards."""
+    run, recorder = started(mesh, printing(gate, second_gate))
+    kill(allocator_of(dead))
+    recorder.wait_for(lambda recorder: told_away(recorder))
+    gate.open(NODES)
+    for rank in set(range(NODES)) - {dead}:
+        recorder.wait_for(lambda recorder, rank=rank: f"line {LINES - 1}\n" in recorder.text(rank))  # type: ignore[misc]
+    assert all(f"node{dead} " in text for text in told_away(recorder)), "only that one"
+    local.up(NODES, 1)
+    second_gate.open(NODES)
+    assert run.result() == list(range(NODES))
+    recorder.wait_for(lambda recorder: f"line {LINES - 1}\n" in recorder.text(dead))
+    assert_whole(recorder)
+
+
+def test_one_ends_while_an_allocator_above_it_is_away(mesh: Mesh, gate: Gate) -> None:
+    run, recorder = started(mesh, f"{gate.wait}\nrank")
+    kill(allocator_of(INNER))
+    gate.open(NODES)
+    recorder.wait_for(lambda recorder: len(recorder.of(events.Result)) == NODES - 1)
+    assert INNER not in {result.rank for result in recorder.of(events.Result)}
+    with pytest.raises(NodeUnreachable, match="node1 does not answer"):
+        mesh.run("rank")
+    assert mesh.select(BELOW_INNER).run("rank").values == list(BELOW_INNER), "adopted ones take new runs as well"
+    local.up(NODES, 1)
+    assert run.result() == list(range(NODES))
+
+
+def test_an_interrupt_while_an_allocator_above_is_away(mesh: Mesh) -> None:
+    run, recorder = started(mesh, "import time\nwhile True: time.sleep(0.01)")
+    kill(allocator_of(INNER))
+    recorder.wait_for(lambda recorder: told_away(recorder))
+    report = run.interrupt()
+    assert sorted(report.stopped) == [rank for rank in range(NODES) if rank != INNER]
+    assert report.unreachable == {INNER: "node1"}
+    local.up(NODES, 1)
+    run.cancel()
+    recorder.wait_for(lambda recorder: recorder.of(events.Finished))
+
+
+def test_a_silent_allocator_is_found_again(mesh: Mesh, gate: Gate, second_gate: Gate) -> None:
+    """One that is stopped for a while breaks nothing: its part comes when it goes on."""
+    run, recorder = started(mesh, printing(gate, second_gate))
+    os.kill(allocator_of(INNER), signal.SIGSTOP)
+    try:
+        gate.open(NODES)
+        recorder.wait_for(lambda recorder: f"line {LINES - 1}\n" in recorder.text(2))
+    finally:
+        os.kill(allocator_of(INNER), signal.SIGCONT)
+    second_gate.open(NODES)
+    assert run.result() == list(range(NODES))
+    for rank in range(NODES):
+        recorder.wait_for(lambda recorder, rank=rank: f"line {LINES - 1}\n" in recorder.text(rank))  # type: ignore[misc]
+    assert_whole(recorder)
+
+
+def test_a_second_client_attaches_late(mesh: Mesh, gate: Gate, second_gate: Gate) -> None:
+    run, recorder = started(mesh, printing(gate, second_gate))
+    program = f"""
+{SMALL}
+dev = monarch_nb.attach("dev")
+(run,) = dev.mesh.running()
+texts = dict.fromkeys(range({NODES}), "")
+def hear(event):
+    if hasattr(event, "text") and hasattr(event, "stream"):
+        texts[event.rank] += event.text
+followed = dev.mesh.attach_run(run.id, from_start=True, listener=hear)
+print("attached")
+print(followed.result())
+print(all([line for line in text.splitlines() if "line" in line] == [f"line {{i}}" for i in range({LINES})]
+          for text in texts.values()))
+"""
+    with client(program) as other:
+        assert other.line() == "attached"
+        gate.open(NODES)
+        recorder.wait_for(lambda recorder: recorder.text().count(f"line {LINES - 1}\n") == NODES)
+        second_gate.open(NODES)
+        assert other.line() == str(list(range(NODES)))
+        assert other.line() == "True"
+    assert run.result() == list(range(NODES))
+    assert_whole(recorder)
+
+
+def test_the_next_client_gets_what_the_first_one_left(mesh: Mesh, gate: Gate) -> None:
+    program = f"""
+{SMALL}
+dev = monarch_nb.attach("dev")
+run = dev.mesh.submit("print('begun')\\n" + {gate.wait!r} + "\\nprint('end')\\nrank + 1", listener=lambda event: None)
+while not run.number: pass
+print(run.number)
+sys.stdin.readline()
+os._exit(0)
+"""
+    with client(program) as first:
+        number = int(first.line())
+        first.tell()
+        first.finish()
+    (info,) = [info for info in mesh.runs() if info.number == number]
+    recorder = Recorder()
+    run = mesh.attach_run(info.run_id, from_start=True, listener=recorder)
+    gate.open(NODES)
+    assert run.result() == [rank + 1 for rank in range(NODES)]
+    recorder.wait_for(lambda recorder: recorder.text().count("end\n") == NODES)
+    assert [recorder.text(rank) for rank in range(NODES)] == ["begun\nend\n"] * NODES

@@ -1,0 +1,213 @@
+"""The sessions with those directly below: who is told what, and who is adopted by whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from monarch_nb.branches import branches as module
+from monarch_nb.branches.branches import Branches
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+from monarch_nb.proto.files_pb2 import Peer
+
+
+class FakeStream:
+    """A session with a node, as gRPC has them."""
+
+    def __init__(self) -> None:
+        self.sent: list[pb.SessionRequest] = []
+        self.changed = asyncio.Event()
+        self._coming: asyncio.Queue[object] = asyncio.Queue()
+        self.is_cancelled = False
+
+    async def write(self, request: pb.SessionRequest) -> None:
+        self.sent.append(request)
+        self.changed.set()
+
+    async def read(self) -> object:
+        return await self._coming.get()
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def say(self, *events: pb.SessionEvent) -> None:
+        self._coming.put_nowait(pb.SessionEvents(events=events))
+
+    def end(self) -> None:
+        self._coming.put_nowait(grpc.aio.EOF)
+
+    async def gets(self, kind: str, times: int = 1) -> Any:
+        """Wait until it was sent so many messages of a kind; return the last."""
+        async with asyncio.timeout(20):
+            while len(found := [getattr(each, kind) for each in self.sent if each.HasField(kind)]) < times:
+                self.changed.clear()
+                await self.changed.wait()
+        return found[-1]
+
+
+class Nodes:
+    """Fake nodes, each with the sessions that were opened to it."""
+
+    def __init__(self) -> None:
+        self.streams: dict[str, list[FakeStream]] = {}
+        self.dead: set[str] = set()
+        self.changed = asyncio.Event()
+
+    def open_session(self, peer: Peer) -> FakeStream:
+        stream = FakeStream()
+        self.streams.setdefault(peer.address, []).append(stream)
+        if peer.address in self.dead:
+            stream.end()
+        else:
+            stream.say(pb.SessionEvent(opened=pb.Opened()))
+        self.changed.set()
+        return stream
+
+    async def opened(self, address: str, times: int = 1) -> FakeStream:
+        """Wait until a node has been asked for so many sessions; return the last."""
+        async with asyncio.timeout(20):
+            while len(self.streams.get(address, [])) < times:
+                self.changed.clear()
+                await self.changed.wait()
+        return self.streams[address][-1]
+
+
+class Tree:
+    """Nodes 1 to 4 below this process, node 2 below 1 and node 4 below 3."""
+
+    def __init__(self) -> None:
+        self.nodes, self.came = Nodes(), list[pb.SessionEvent]()
+        self.heard = asyncio.Event()
+        nodes = [pb.BranchNode(node_rank=rank, peer=Peer(address=f"n{rank}")) for rank in range(1, 5)]
+        parts = [(nodes[0], [nodes[1]]), (nodes[2], [nodes[3]])]
+
+        def on_event(event: pb.SessionEvent) -> None:
+            self.came.append(event)
+            self.heard.set()
+
+        async def room() -> None:
+            pass
+
+        self.branches = Branches("m", 1, 2, parts, self.nodes.open_session, pb.Open(client_id="c"), on_event, room)
+
+    async def hears(self, condition: Callable[[pb.SessionEvent], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not any(map(condition, self.came)):
+                self.heard.clear()
+                await self.heard.wait()
+
+    def texts(self, rank: int) -> list[bytes]:
+        written = [each for event in self.came for each in event.output.ranks if each.rank == rank]
+        return [item.stdout for each in written for item in each.items]
+
+
+@pytest.fixture
+async def tree(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Tree]:
+    monkeypatch.setattr(module, "FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr(module, "LONGEST_RETRY_S", 0.001)
+    made = Tree()
+    yield made
+    made.branches.close()
+
+
+def submit(ranks: range = range(1, 5)) -> pb.Submit:
+    return pb.Submit(mesh_id="m", run=run_pb2.RunSpec(run_id="r", number=1), ranks=ranks, all_ranks=ranks)
+
+
+def printed(rank: int, text: bytes, end: int) -> pb.SessionEvent:
+    output = pb.RankOutput(rank=rank, items=[pb.OutputItem(stdout=text)], cursor=run_pb2.Cursor(stdout_bytes=end))
+    return pb.SessionEvent(output=pb.Output(run_id="r", ranks=[output]))
+
+
+async def test_each_head_learns_who_is_below_it_and_gets_its_part(tree: Tree) -> None:
+    tree.branches.submit(submit())
+    for head, below in ((1, 2), (3, 4)):
+        stream = await tree.nodes.opened(f"n{head}")
+        told = await stream.gets("branches")
+        assert (told.node_rank, [node.node_rank for node in told.nodes]) == (head, [below])
+        assert list((await stream.gets("submit")).ranks) == [head, below]
+    assert tree.nodes.streams.keys() == {"n1", "n3"}
+
+
+async def test_those_below_a_lost_head_are_adopted_and_go_on_from_the_cursors(tree: Tree) -> None:
+    tree.branches.submit(submit())
+    first = await tree.nodes.opened("n1")
+    await first.gets("submit")
+    first.say(printed(2, b"a\n", 2))
+    await tree.hears(lambda event: event.HasField("output"))
+    tree.nodes.dead.add("n1")
+    first.end()
+    adopted = await tree.nodes.opened("n2")
+    told = await adopted.gets("submit")
+    assert list(told.ranks) == [2]
+    assert told.cursors[2].stdout_bytes == 2
+    await tree.hears(lambda event: 1 in event.links.down)
+    adopted.say(printed(2, b"b\n", 4))
+    await tree.hears(lambda event: bool(event.output.ranks) and event.output.ranks[0].items[0].stdout == b"b\n")
+    tree.branches.tell(pb.SessionRequest(cancel=pb.Cancel(run_id="r")))
+    assert (await adopted.gets("cancel")).run_id == "r"
+
+
+async def test_a_head_that_is_back_gets_them_again_and_nothing_comes_twice(tree: Tree) -> None:
+    tree.branches.submit(submit())
+    first = await tree.nodes.opened("n1")
+    await first.gets("submit")
+    tree.nodes.dead.add("n1")
+    first.end()
+    adopted = await tree.nodes.opened("n2")
+    await adopted.gets("submit")
+    adopted.say(printed(2, b"a\n", 2))
+    await tree.hears(lambda event: event.HasField("output"))
+    tree.nodes.dead.clear()
+    await tree.hears(lambda event: 1 in event.links.up and tree.nodes.streams["n1"][-1] is not first)
+    again = tree.nodes.streams["n1"][-1]
+    told = await again.gets("submit")
+    assert (list(told.ranks), told.cursors[2].stdout_bytes) == ([1, 2], 2)
+    adopted.say(printed(2, b"again\n", 8))
+    again.say(printed(2, b"b\n", 4))
+    await tree.hears(lambda event: bool(event.output.ranks) and event.output.ranks[0].items[0].stdout == b"b\n")
+    assert tree.texts(2) == [b"a\n", b"b\n"]
+    assert adopted.is_cancelled
+
+
+async def test_what_is_for_some_nodes_goes_to_their_branches_only(tree: Tree) -> None:
+    streams = {head: await tree.nodes.opened(f"n{head}") for head in (1, 3)}
+    for stream in streams.values():
+        await stream.gets("branches")
+    tree.branches.tell(pb.SessionRequest(cancel=pb.Cancel(run_id="r", nodes=[4])), [4])
+    await streams[3].gets("cancel")
+    tree.branches.submit(submit(range(1, 3)))
+    await streams[1].gets("submit")
+    assert not any(request.HasField("cancel") for request in streams[1].sent)
+    assert not any(request.HasField("submit") for request in streams[3].sent)
+
+
+async def test_what_was_collected_goes_with_the_next_message(tree: Tree) -> None:
+    stream = await tree.nodes.opened("n1")
+    await stream.gets("branches")
+    quiet = submit()
+    quiet.quiet = True
+    tree.branches.submit(quiet)
+    results = [pb.EqualResults(ranks=range(1, 5), durations_s=[0.0] * 4)]
+    stream.say(pb.SessionEvent(finished=pb.Finished(run_id="r", equal=results)))
+    await tree.hears(lambda event: event.HasField("finished"))
+    tree.branches.collected(["r"])
+    tree.branches.tell(pb.SessionRequest(proceed=pb.Proceed(mesh_id="m", run_id="s")))
+    await stream.gets("proceed")
+    assert [list(request.collected) for request in stream.sent if request.HasField("proceed")] == [["r"]]
+    assert not tree.branches.runs, "nothing of it is wanted any more"
+
+
+async def test_deaths_of_other_meshes_are_not_passed_on(tree: Tree) -> None:
+    stream = await tree.nodes.opened("n1")
+    stream.say(
+        pb.SessionEvent(rank_died=pb.RankDied(mesh_id="other", rank=1)),
+        pb.SessionEvent(rank_died=pb.RankDied(mesh_id="m", rank=2)),
+    )
+    await tree.hears(lambda event: event.HasField("rank_died"))
+    assert [event.rank_died.rank for event in tree.came if event.HasField("rank_died")] == [2]

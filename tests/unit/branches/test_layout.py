@@ -1,0 +1,36 @@
+"""Which nodes are below which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from monarch_nb.branches.layout import split
+from monarch_nb.proto import allocator_pb2 as pb
+
+
+def nodes(ranks: Iterable[int]) -> list[pb.BranchNode]:
+    return [pb.BranchNode(node_rank=rank) for rank in ranks]
+
+
+def depth(below: Sequence[pb.BranchNode], fan_out: int) -> int:
+    return 1 + max((depth(rest, fan_out) for _, rest in split(below, fan_out)), default=0)
+
+
+@pytest.mark.parametrize(("count", "fan_out"), [(1, 8), (7, 8), (8, 8), (1023, 8), (6, 2), (5, 1)])
+def test_every_node_is_below_exactly_one(count: int, fan_out: int) -> None:
+    parts = split(nodes(range(1, count + 1)), fan_out)
+    assert len(parts) == min(count, fan_out)
+    found = [node.node_rank for head, rest in parts for node in (head, *rest)]
+    assert sorted(found) == list(range(1, count + 1))
+    sizes = {len(rest) for _, rest in parts}
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_none() -> None:
+    assert split([], 8) == []
+
+
+def test_a_thousand_nodes_are_six_deep() -> None:
+    assert depth(nodes(range(1, 1024)), 4) == 6

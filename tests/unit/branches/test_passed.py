@@ -1,0 +1,106 @@
+"""What is sent again of a run, and to whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monarch_nb.branches.passed import PassedRun
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+
+
+def passed(number: int = 7, *, ranks: range = range(8), **more: Any) -> PassedRun:
+    """A run on four nodes of two ranks."""
+    submit = pb.Submit(
+        mesh_id="m",
+        run=run_pb2.RunSpec(run_id="r", number=number),
+        ranks=ranks,
+        all_ranks=ranks,
+        give_number=True,
+        previous={1: 5, 3: 6},
+        **more,
+    )
+    return PassedRun("m", "r", ranks, 2, submit=submit)
+
+
+def request(run: PassedRun, *nodes: int) -> pb.SessionRequest:
+    made = run.request(nodes)
+    assert made is not None
+    return made
+
+
+def test_each_part_names_its_own_ranks_and_what_came_before_there() -> None:
+    submit = request(passed(), 1, 3).submit
+    assert list(submit.ranks) == [2, 3, 6, 7]
+    assert list(submit.all_ranks) == list(range(8))
+    assert dict(submit.previous) == {1: 5, 3: 6}
+    assert not submit.give_number, "only the first node does"
+    assert request(passed(), 0, 2).submit.give_number
+
+
+def test_nothing_for_nodes_without_ranks() -> None:
+    assert passed(ranks=range(2)).request([1, 2]) is None
+
+
+def test_without_a_number_only_the_first_node_is_told() -> None:
+    run = passed(number=0)
+    assert run.request([1, 2]) is None
+    assert request(run, 0, 1).submit.give_number
+    run.numbered(pb.Queued(run_id="r", number=9, previous={1: 8}))
+    submit = request(run, 1).submit
+    assert (submit.run.number, dict(submit.previous)) == (9, {1: 8})
+
+
+def test_it_goes_on_from_the_cursors_and_in_the_same_files() -> None:
+    run = passed()
+    run.on_queued(pb.Queued(run_id="r", number=7, output=4, nodes=[1, 2]))
+    cursors = [run_pb2.Cursor(stdout_bytes=size) for size in (3, 5)]
+    run.on_output(
+        pb.Output(run_id="r", ranks=[pb.RankOutput(rank=2, cursor=cursors[0], also=[4], also_cursors=[cursors[1]])])
+    )
+    submit = request(run, 1, 2, 3).submit
+    assert dict(submit.outputs) == {1: 4, 2: 4}
+    assert {rank: cursor.stdout_bytes for rank, cursor in submit.cursors.items()} == {2: 3, 4: 5}
+
+
+def test_where_all_have_finished_it_is_only_followed() -> None:
+    run = passed()
+    run.on_finished(pb.Finished(run_id="r", results=[run_pb2.RankResult(rank=2)], equal=[pb.EqualResults(ranks=[3])]))
+    assert request(run, 1).WhichOneof("message") == "follow"
+    assert list(request(run, 1).follow.ranks) == [2, 3]
+    assert request(run, 1, 2).WhichOneof("message") == "submit"
+    assert not run.done
+
+
+def test_a_replay_asks_again_from_the_beginning_also_those_that_were_quiet() -> None:
+    run = passed(quiet=True)
+    assert request(run, 1).submit.quiet
+    run.on_output(pb.Output(run_id="r", ranks=[pb.RankOutput(rank=2, cursor=run_pb2.Cursor(stdout_bytes=3))]))
+    run.restart()
+    replay = run.replay([1, 2])
+    assert replay is not None
+    assert list(replay.follow.ranks) == [2, 3, 4, 5]
+    assert not replay.follow.cursors
+    assert not request(run, 1).submit.quiet
+
+
+def test_a_replay_before_it_has_its_number_is_for_the_first_node() -> None:
+    run = passed(number=0)
+    assert run.replay([1, 2]) is None
+    replay = run.replay([0, 1])
+    assert replay is not None
+    assert list(replay.follow.ranks) == [0, 1]
+
+
+def test_a_run_of_somebody_else_is_followed_from_what_was_shown() -> None:
+    run = PassedRun("m", "r", range(8), 2, from_shown=True)
+    follow = request(run, 3).follow
+    assert (list(follow.ranks), follow.from_shown) == ([6, 7], True)
+
+
+def test_it_is_taken_in_when_every_node_has_said_so() -> None:
+    run = passed()
+    run.on_queued(pb.Queued(run_id="r", number=7, output=7, nodes=[0, 1, 2]))
+    assert not run.is_taken_in
+    run.on_queued(pb.Queued(run_id="r", number=7, output=7, nodes=[3]))
+    assert run.is_taken_in
