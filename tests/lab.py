@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from monarch_nb.config import NodePaths
@@ -113,6 +113,10 @@ class Lab:
         self.allocators = [one for one in self.allocators if one.node_id != node_id] + [made]
         change_hosts(make_paths("lab"), lambda hosts: hosts.added(made.address))
         return made
+
+    def forget_addresses(self) -> None:
+        """The pool's list is empty: its nodes are to be found in another way."""
+        change_hosts(make_paths("lab"), lambda hosts: replace(hosts, nodes=()))
 
     def end(self) -> None:
         """End every allocator with its ranks."""

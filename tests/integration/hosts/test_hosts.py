@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from integration.live import Recorder, started
+from integration.live import Recorder, eventually, started
 from lab import Lab
 from monarch_nb import list_reservations, reserve
 from monarch_nb.cli.main import main
 from monarch_nb.client.connections import tree
 from monarch_nb.errors import NodeUnreachable
+from monarch_nb.trust.published import published
 from network import Network
 
 ALL_REDUCE = """import torch, torch.distributed as dist
@@ -75,3 +77,16 @@ def test_hosts_that_share_nothing_but_a_network(lab: Lab, network: Callable[[int
     dev = reserve("dev", nodes=2, procs=2)
     assert dev.mesh.run(ALL_REDUCE).values == [6] * 4
     dev.release()
+
+
+def test_allocators_that_publish_themselves_are_found(lab: Lab, tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes"
+    allocator = lab.start(flags=["--publish", str(nodes), "--preload", ""])
+    lab.forget_addresses()
+    assert main(["pool", "add", "lab", str(nodes)]) == 0
+    eventually(lambda: published(nodes))
+    dev = reserve("dev", procs=1, preload=[])
+    assert dev.mesh.run("rank").values == [0]
+    dev.release()
+    lab.end()
+    assert published(nodes) == [], f"{allocator.node_id} has ended as it should"
