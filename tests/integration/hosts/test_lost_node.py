@@ -7,6 +7,8 @@ from collections.abc import Callable
 from integration.live import eventually, lives, pids_of
 from lab import Lab
 from monarch_nb import list_reservations, reserve
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.pools.pool import pool_named
 from network import Network
 
 
@@ -29,4 +31,5 @@ def test_a_reservation_is_released_without_a_lost_node(lab: Lab, network: Callab
         lab.start(host, procs=1)  # what they are to say is not lost with them
     lost.pass_on()
     eventually(lambda: not lives(pids[2]))
-    assert reserve("again", nodes=3, procs=1).mesh.run("rank").values == [0, 1, 2], "it is free"
+    eventually(lambda: [node.procs_free for node in call(pool_named(None).described())] == [1, 1, 1])
+    assert reserve("again", nodes=3, procs=1).mesh.run("rank").values == [0, 1, 2], "it is as if new"
