@@ -132,6 +132,7 @@ class Network:
             for process in host.processes:
                 process.kill()
                 process.wait()
+            _ip("link", "delete", host.cable, check=False)  # else it goes with the namespace, some time after its end
             _ip("netns", "delete", host.name, check=False)
         _ip("link", "delete", self._bridge, check=False)
 
