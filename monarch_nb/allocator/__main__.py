@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from monarch_nb import config
 from monarch_nb.allocator.logs.limit import default_limit_bytes
@@ -86,7 +86,6 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     from monarch_nb.allocator.serving.revoked import Revoked
     from monarch_nb.allocator.serving.service import AllocatorService
     from monarch_nb.allocator.supervision.supervisor import ProcessWatch
-    from monarch_nb.proto import allocator_pb2_grpc
     from monarch_nb.rpc.channel import make_server, open_channel
 
     preload = list(config.DEFAULT_PRELOAD) if options.preload is None else [m for m in options.preload if m]
@@ -122,8 +121,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     revoked = Revoked(network.certificate, paths.revoked) if network else None
     access = Access(node.identity.node_id, node.identity.address, node.state, node.records, revoked)
     service = AllocatorService(node, description, log_lines, log_reader, access)
-    guard: Any = Guard(service, access)
-    allocator_pb2_grpc.add_AllocatorServicer_to_server(guard, server)
+    Guard(service, access).serve_on(server)
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     paths.allocator_socket.unlink(missing_ok=True)

@@ -12,14 +12,24 @@ from monarch_nb.allocator.state.identity import Identity
 from monarch_nb.allocator.state.runs import Mesh, Run
 from monarch_nb.allocator.supervision.supervisor import new_token
 from monarch_nb.config import NodePaths
+from monarch_nb.errors import UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import state_pb2
 from monarch_nb.proto import worker_pb2 as wire
 
 
 def start_directory(spec: pb.SpawnRequest, workspace: Path | None) -> Path:
-    """Return where a mesh's ranks start: in their copy of the notebook's directory, if they have one."""
-    return Path(spec.directory) if workspace is None else workspace / spec.directory
+    """Return where a mesh's ranks start: in their copy of the notebook's directory, if they have one.
+
+    Raises:
+        UsageError: it would be outside of the copy.
+    """
+    if workspace is None:
+        return Path(spec.directory)
+    start = Path(os.path.normpath(workspace / spec.directory))
+    if not start.is_relative_to(workspace):
+        raise UsageError(f"{spec.directory} is outside of the copy of the notebook's files, where ranks start")
+    return start
 
 
 Plan = tuple[state_pb2.RankRecord, wire.RankSpec]

@@ -70,7 +70,14 @@ class Stores:
                 self._tell_others(record)
 
     async def host(self, request: pb.HostStoreRequest) -> tuple[str, int]:
-        """Host a mesh's store here; return where it listens."""
+        """Host a mesh's store here, unless it is here; return where it listens."""
+        async with self._turn(request.mesh_id):
+            known = self._records.meshes.get(request.mesh_id)
+            if known is not None and request.mesh_id in self._supervisor.stores:
+                return known.spec.master_host, known.spec.master_port
+            return await self._host(request)
+
+    async def _host(self, request: pb.HostStoreRequest) -> tuple[str, int]:
         self._leases.check_held(request.reservation_id)
         host = self._identity.store_host
         with self._leases.expiry.held_up(request.reservation_id):

@@ -1,6 +1,7 @@
 """Requests of clients, and the answers: the only room that speaks gRPC to them.
 
 guard        stands in front of the service: nothing reaches it that was not let in
+wellformed   what every request must be like, whoever sends it
 access       says who may do what: one table for all methods
 service      takes each request, calls the node or a file below, and packs the reply
 control      asks and interrupts ranks on behalf of clients

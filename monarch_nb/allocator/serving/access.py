@@ -65,7 +65,7 @@ class Access:
     def __init__(
         self, node_id: str, address: str, state: NodeState, records: Records, revoked: Revoked | None = None
     ) -> None:
-        self._node_id, self._address, self._state, self._records = node_id, address, state, records
+        self.node_id, self._address, self._state, self._records = node_id, address, state, records
         self._revoked = revoked
         self._mailboxes: dict[str, str] = {}
         """Whose they are, those that were opened first first."""
@@ -182,7 +182,7 @@ class Access:
     def need_any(self, caller: Caller, doing: str) -> None:
         """Raise unless the caller may run cells here, and so may do as the allocator's user what it wants."""
         if not any(right_of(caller.name, lease) >= Right.RUN for lease in self._state.leases.values()):
-            raise AccessDenied(f"{caller.name} holds nothing on {self._node_id}, and only who does can {doing}")
+            raise AccessDenied(f"{caller.name} holds nothing on {self.node_id}, and only who does can {doing}")
 
     def need_new(self, run_id: str, mesh_id: str) -> None:
         """Raise when a run is called as one of another mesh, or as a mesh: what is asked of one is not done to two."""
@@ -230,7 +230,7 @@ class Access:
         self, caller: Caller, request: pb.ReserveRequest, has: Right, needed: Right, doing: str
     ) -> AccessDenied:
         owner = request.owner
-        whose = f"{request.name} on {self._node_id} is {owner}'s"
+        whose = f"{request.name} on {self.node_id} is {owner}'s"
         shared = ", shared with you to " + ("read" if has is Right.READ else "run cells") if has else ""
         if needed is Right.OWN:
             message = f"{whose}{shared}: only {owner} can {doing}"

@@ -193,7 +193,6 @@ class AllocatorService(service.AllocatorServicer):
             async for request in request_iterator:
                 self._handle(session, caller, request)
         finally:
-            writer.cancel()
             self._node.records.flush()  # what only this client could have submitted again
             self._node.sessions.discard(session)
             self._node.mail.close_mailbox(session)
@@ -201,11 +200,12 @@ class AllocatorService(service.AllocatorServicer):
             for reservation_id in list(session.attached):
                 self._node.leases.expiry.detach(session, reservation_id)
             session.close()
+            await writer  # cancelled in the middle of its first message, gRPC would never end the call
 
     async def _write_events(self, session: ClientSession, context: Any) -> None:
         with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
-            while True:
-                await context.write(await session.batches())
+            while events := await session.batches():
+                await context.write(events)
 
     def _handle(self, session: ClientSession, caller: Caller, request: pb.SessionRequest) -> None:
         kind = request.WhichOneof("message")

@@ -44,6 +44,7 @@ class Session:
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
+        self._closed = False
         self.followers: dict[str, Follower] = {}
         self.run_ids: set[str] = set()
         """Runs whose results this client wants."""
@@ -97,10 +98,13 @@ class Session:
         """Whether the client does not read (it is stopped, or its network is slow): output stays in its files."""
         return self._unsent_bytes > MAX_UNSENT_BYTES
 
-    async def batches(self) -> pb.SessionEvents:
-        """Wait for the next batch of events."""
+    async def batches(self) -> pb.SessionEvents | None:
+        """Wait for the next batch of events; None when the session is closed and has no more."""
         await self._wake.wait()
-        self._wake.clear()
+        if self._closed and not self._events:
+            return None
+        if not self._closed:
+            self._wake.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -149,6 +153,8 @@ class Session:
         self.followers.clear()
         if self._timer is not None:
             self._timer.cancel()
+        self._closed = True
+        self._wake.set()
 
 
 class Follower:

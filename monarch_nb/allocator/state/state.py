@@ -26,6 +26,8 @@ from monarch_nb.proto import files_pb2, run_pb2
 
 MAX_ENDED = 50
 MAX_GIVEN_BACK = 1000
+MAX_RANKS = 4096
+"""Of a mesh on one node: more would take the machine down before anybody could say so."""
 
 
 @dataclass
@@ -245,11 +247,16 @@ class NodeState:
         Raises:
             ReservationNotFound: no such lease.
             CapacityError: more ranks than slots.
+            UsageError: it is there already.
         """
         lease = self.lease(spec.reservation_id)
         slots = lease.request.gpus or lease.request.procs
+        if spec.mesh_id in self.meshes:
+            raise UsageError("a mesh of that id is there already")
         if spec.ranks > slots and spec.name == config.MAIN_MESH:
             raise CapacityError(f"{spec.ranks} ranks do not fit in {slots} slots of {lease.request.name}")
+        if spec.ranks > MAX_RANKS:
+            raise CapacityError(f"a mesh has at most {MAX_RANKS:,} ranks on a node, not {spec.ranks:,}")
         mesh = self.meshes[spec.mesh_id] = Mesh(spec)
         for local_rank in range(spec.ranks):
             gpus = [lease.gpu_indices[local_rank % slots]] if lease.gpu_indices else []

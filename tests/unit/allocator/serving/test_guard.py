@@ -23,7 +23,7 @@ from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.errors import AccessDenied, MonarchNbError, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
-from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub, add_AllocatorServicer_to_server
+from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
 from monarch_nb.rpc.callers import acting_for
 from monarch_nb.rpc.status import error_from_json, translate
 from monarch_nb.trust.authority import Authority
@@ -79,8 +79,7 @@ def _serve(node: NodeWithoutProcesses, identity: Identity) -> tuple[grpc.aio.Ser
     lines = LogLines(node.paths, node.state, node.watch, node.archives)
     reader = LogReader(node.paths, node.state, node.watch, node.sessions, node.archives)
     server = make_server()
-    guard: Any = Guard(AllocatorService(node, description, lines, reader, access), access)
-    add_AllocatorServicer_to_server(guard, server)
+    Guard(AllocatorService(node, description, lines, reader, access), access).serve_on(server)
     credentials = grpc.ssl_server_credentials(
         [(identity.key, identity.certificate)], identity.authority, require_client_auth=True
     )

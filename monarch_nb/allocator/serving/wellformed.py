@@ -1,0 +1,78 @@
+"""What every request must be like, whoever sends it: ids name one file, paths can be paths, numbers are numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from monarch_nb.errors import UsageError
+
+IDS = frozenset({"reservation_id", "mesh_id", "run_id", "run_ids", "collected"})
+"""Fields that name directories, sockets and rows."""
+PATHS = frozenset({"path", "python", "directory", "directories", "root", "source", "preload"})
+MAX_SLOTS = 1 << 16
+"""More than any machine has."""
+LIMITS = {
+    "procs": MAX_SLOTS,
+    "gpus": MAX_SLOTS,
+    "first_rank": 1 << 24,
+    "world_size": 1 << 24,
+    "name": 256,
+    "owner": 256,
+}
+"""The most that a number may be, and how long a text."""
+_ID = re.compile(r"[A-Za-z0-9_-]{0,64}")
+
+
+class Garbled:
+    """Stands for a request that is no message of its kind."""
+
+
+def reading(kind: Any) -> Any:
+    """Return what makes a message of a kind of bytes, or Garbled."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return kind.FromString(data)
+        except DecodeError:
+            return Garbled()
+
+    return read
+
+
+def check(request: Any) -> None:
+    """Let a request pass that a client of ours could have sent.
+
+    Raises:
+        UsageError: none could; the message names the field.
+    """
+    if isinstance(request, Garbled):
+        raise UsageError("this is no request of monarch_nb, or was cut off on its way")
+    for field, value in request.ListFields():
+        if field.message_type is None:
+            for one in value if field.is_repeated else (value,):
+                _check_value(field.name, one)
+                if field.enum_type is not None and one not in field.enum_type.values_by_number:
+                    raise UsageError(f"{field.name} is {one}, which means nothing")
+        elif not field.is_repeated:
+            check(value)
+
+
+def _check_value(name: str, value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{name} is {value}: a number is needed")
+    if name in IDS and not _ID.fullmatch(value):
+        raise UsageError(f"{name} is {_short(value)}: an id has up to 64 letters, digits, - and _")
+    if name in PATHS and (b"\0" if isinstance(value, bytes) else "\0") in value:
+        raise UsageError(f"{name} is {_short(value)}: a path has no zero bytes")
+    limit = LIMITS.get(name)
+    if limit is not None and (len(value) if isinstance(value, str) else value) > limit:
+        raise UsageError(f"{name} is {_short(value)}: at most {limit} can be")
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}…"
