@@ -73,8 +73,10 @@ class Stores:
         """Host a mesh's store here, unless it is here; return where it listens."""
         async with self._turn(request.mesh_id):
             known = self._records.meshes.get(request.mesh_id)
-            if known is not None and request.mesh_id in self._supervisor.stores:
-                return known.spec.master_host, known.spec.master_port
+            if request.mesh_id in self._supervisor.stores:
+                if known is not None:
+                    return known.spec.master_host, known.spec.master_port
+                await self._supervisor.end_store(request.mesh_id)  # of one that was forgotten meanwhile
             return await self._host(request)
 
     async def _host(self, request: pb.HostStoreRequest) -> tuple[str, int]:
@@ -99,7 +101,7 @@ class Stores:
 
     def forget(self, run_id: str) -> None:
         """A client has all results of a run: if it was a script with its store here, nobody needs that any more."""
-        if run_id in self._records.meshes:
+        if run_id in self._records.meshes and run_id not in self._state.meshes:
             self._spawn(self._meshes.remove(run_id))
 
     # ---- a store dies ----

@@ -34,6 +34,9 @@ from monarch_nb.rpc.status import error_to_json, refuse
 
 _log = logging.getLogger(__name__)
 
+LAST_WRITE_S = 5.0
+"""How long a session's last message may take: gRPC never ends a call whose first message is cancelled half-way."""
+
 _Method = Callable[[Any, Any, Any], Awaitable[Any]]
 
 
@@ -200,7 +203,8 @@ class AllocatorService(service.AllocatorServicer):
             for reservation_id in list(session.attached):
                 self._node.leases.expiry.detach(session, reservation_id)
             session.close()
-            await writer  # cancelled in the middle of its first message, gRPC would never end the call
+            await asyncio.wait({writer}, timeout=LAST_WRITE_S)
+            writer.cancel()
 
     async def _write_events(self, session: ClientSession, context: Any) -> None:
         with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):

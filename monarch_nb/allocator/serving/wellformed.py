@@ -12,7 +12,7 @@ from monarch_nb.errors import UsageError
 
 IDS = frozenset({"reservation_id", "mesh_id", "run_id", "run_ids", "collected"})
 """Fields that name directories, sockets and rows."""
-PATHS = frozenset({"path", "python", "directory", "directories", "root", "source", "preload"})
+PATHS = frozenset({"path", "python", "directory", "directories", "root", "source", "preload", "blob"})
 MAX_SLOTS = 1 << 16
 """More than any machine has."""
 LIMITS = {
@@ -22,6 +22,7 @@ LIMITS = {
     "world_size": 1 << 24,
     "name": 256,
     "owner": 256,
+    "blob": 128,
 }
 """The most that a number may be, and how long a text."""
 _ID = re.compile(r"[A-Za-z0-9_-]{0,64}")

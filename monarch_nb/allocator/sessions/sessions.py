@@ -99,12 +99,11 @@ class Session:
         return self._unsent_bytes > MAX_UNSENT_BYTES
 
     async def batches(self) -> pb.SessionEvents | None:
-        """Wait for the next batch of events; None when the session is closed and has no more."""
+        """Wait for the next batch of events; None when the session is closed."""
         await self._wake.wait()
-        if self._closed and not self._events:
+        if self._closed:
             return None
-        if not self._closed:
-            self._wake.clear()
+        self._wake.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
