@@ -26,7 +26,6 @@ from monarch_nb.allocator.supervision.processes import identify
 from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
 from monarch_nb.config import NodePaths, pool_directory, private_directory, run_file
 from monarch_nb.ground.frames import pack_pickle
-from monarch_nb.proto import allocator_pb2_grpc as service
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.rpc.channel import make_server, open_channel
@@ -152,8 +151,7 @@ async def start(number: int, procs: int, facts: dict[str, object]) -> Any:
     lines = LogLines(node.paths, node.state, node.watch, node.archives)
     reader = LogReader(node.paths, node.state, node.watch, node.sessions, node.archives)
     access = Access(node.identity.node_id, node.identity.address, node.state, node.records)
-    guard: Any = Guard(AllocatorService(node, description, lines, reader, access), access)
-    service.add_AllocatorServicer_to_server(guard, server)
+    Guard(AllocatorService(node, description, lines, reader, access), access).serve_on(server)
     server.add_insecure_port(paths.address)
     await server.start()
     paths.facts.write_text(json.dumps(facts))
