@@ -136,7 +136,8 @@ class Rank:
         self._output = streams.RunOutput(self._spec.log_directory, 0, self._spec.rank)
         self._context.run(streams.begin_output, self._output)
         streams.install(self._output, self._control.wake_for_text)
-        note = None if self._spec.for_script else Path(self._spec.store_note)  # the store of a script does not move
+        moves = self._spec.store_note and not self._spec.for_script  # the store of a script does not move
+        note = Path(self._spec.store_note) if moves else None
         forming.install(note, self._report_lost_store)
         self._debugger.install()
         self._shell.user_ns.update(after_fork.presets(os.environ))

@@ -23,6 +23,7 @@ FACTS = {
     "reason": "interrupted",
     "why": "its time of 8 h was up",
     "ended_at": 1e9,
+    "waiting_helps": True,
     "failures": [
         RankFailure(2, "node0", "error", "KeyError", "'x'", "trace", "train.py:41"),
         RankFailure(3, "node1", "died", "RankDied", "killed", signal=9, stderr_tail=("last", "words")),
