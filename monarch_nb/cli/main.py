@@ -273,7 +273,7 @@ def _status(options: argparse.Namespace) -> int:
         return 1
     print()
     free = max((node["procs_free"] or 0 for node in described), default=0)
-    _print_reservations(reservations, str(min(free, 4)) if free else "N")
+    _print_reservations(reservations, options.pool, str(min(free, 4)) if free else "N")
     return 0
 
 
@@ -311,7 +311,7 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         _print_json([asdict(reservation) for reservation in reservations])
     else:
-        _print_reservations(reservations)
+        _print_reservations(reservations, options.pool)
     return 0
 
 
@@ -466,10 +466,11 @@ def _version_line() -> str:
     return f"monarch-nb {VERSION} (protocol {PROTOCOL})"
 
 
-def _print_reservations(reservations: Sequence[ReservationInfo], procs: str = "N") -> None:
+def _print_reservations(reservations: Sequence[ReservationInfo], pool: str, procs: str = "N") -> None:
     """Print what is held; if nothing is, how to reserve so many `procs`."""
     if not reservations:
-        print(f"nothing is held (%mesh reserve NAME --nodes 1 --procs {procs} in a notebook)")
+        in_pool = "" if pool == default_pool() else f" --pool {pool}"
+        print(f"nothing is held (%mesh reserve NAME --nodes 1 --procs {procs}{in_pool} in a notebook)")
         return
     rows = [
         (info.name, info.holder, info.shape, info.alive_of_all, _running(info), info.left, info.notebook)

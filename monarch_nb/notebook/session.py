@@ -170,23 +170,27 @@ class Session:
         """Return the names of the owner's reservations."""
         return sorted(info.name for info in self.client.list_reservations(self.pool) if info.held_by_me)
 
-    def attach(self, name: str | None) -> Reservation:
+    def attach(self, name: str | None, pool: str | None = None) -> Reservation:
         """Make a reservation the current one: `name`, else this notebook's, else the only one that the owner holds.
+
+        Args:
+            pool: that it is in; None for the one that was used last.
 
         Raises:
             ReservationNotFound: there is none, or several and no way to choose; the message lists them.
         """
-        if name is None and self.reservation is not None:
+        if name is None and self.reservation is not None and pool is None:
             name = self.reservation.name
+        pool = pool or self.pool
         if name is None:
-            infos = self.client.list_reservations(self.pool)
+            infos = self.client.list_reservations(pool)
             mine = [info for info in infos if info.held_by_me]
             found = self._choose(infos, recall(self.notebook)) or (mine[0] if len(mine) == 1 else None)
             if found is None:
                 raise ReservationNotFound(_nothing_to_attach(mine))
             name = found.name
-        reservation = self.client.attach(name, pool=self.pool)
-        self.hold(reservation, self.pool)
+        reservation = self.client.attach(name, pool=pool)
+        self.hold(reservation, pool)
         return reservation
 
     def reattach(self) -> str:

@@ -65,7 +65,8 @@ def examine_pool(name: str) -> Diagnosis:
         PoolError: it has no node. NodeUnreachable: none answers.
     """
     pool = pool_named(name)
-    nodes = [connection for connection, _ in call(pool.ask())]
+    call(pool.ask())  # by which nodes are known by their names
+    nodes = call(pool.discover())
     title = f"pool {name}: {counted(len(nodes), 'node')}"
     return examine(title, nodes, python="", shared="", directory="", copied=())
 

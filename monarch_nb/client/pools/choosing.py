@@ -31,11 +31,14 @@ class Shape:
         return f"{counted(self.nodes, 'node')} × {counted(self.per_node, self.kind)}"
 
 
-def choose_nodes(shape: Shape, nodes: list[pb.DescribeReply], *, force_busy: bool = False) -> list[int]:
+def choose_nodes(
+    shape: Shape, nodes: list[pb.DescribeReply], *, force_busy: bool = False, silent: Sequence[str] = ()
+) -> list[int]:
     """Return the indices of the nodes to use: the first that have enough free.
 
     Args:
         force_busy: GPUs on which others compute are free too; nodes that have enough without them come first.
+        silent: names of nodes that do not answer.
 
     Raises:
         CapacityError: there are too few; the message says what is free and who holds the rest.
@@ -59,6 +62,7 @@ def choose_nodes(shape: Shape, nodes: list[pb.DescribeReply], *, force_busy: boo
         held = "".join(f"; {_holds(holder)}" for holder in node.holders)
         others = "".join(f"; {why}" for gpu in node.gpus if shape.gpus and (why := why_not_free(gpu)))
         lines.append(f"  {node.node_id}: {count} of {counted(most, shape.kind)} free{held}{others}")
+    lines += [f"  {name}: does not answer" for name in silent]
     usable = [len([gpu for gpu in node.gpus if not gpu.trouble]) if shape.gpus else node.procs for node in nodes]
     able = len([count for count in usable if count >= shape.per_node])
     if sum(f + b >= shape.per_node for f, b in zip(free, busy, strict=True)) >= shape.nodes:

@@ -26,6 +26,7 @@ from monarch_nb.client.connections.tree import FollowedThrough, TreeConnection
 from monarch_nb.client.files.evidence import check_shared, nodes_seeing
 from monarch_nb.client.files.project import holds_home
 from monarch_nb.client.pools.choosing import Shape, choose_nodes
+from monarch_nb.client.pools.others import other_pools
 from monarch_nb.client.pools.reach import check_ways
 from monarch_nb.client.pools.revocations import Messenger
 from monarch_nb.errors import (
@@ -189,6 +190,8 @@ class Pool:
         self.name = name
         self.connections: dict[str, Connection] = {}
         self._messenger = Messenger(name)
+        self.silent: list[str] = []
+        """Nodes that did not answer when all were asked last."""
 
     @property
     def is_up(self) -> bool:
@@ -245,12 +248,17 @@ class Pool:
         """
         connections = await self.discover()
         if not connections:
-            raise PoolError(f"no pool {self.name!r} is up: monarch-nb up starts one, and so does %mesh reserve")
+            others = other_pools(self.name)
+            raise PoolError(
+                f"no pool {self.name!r} is up: monarch-nb up starts one, and so does %mesh reserve"
+                + (f"; {others}" if others else "")
+            )
         request = pb.StatusRequest(memory=memory, readings=readings)
         calls = {connection: connection.unary("Status", request, STATUS_TIMEOUT_S) for connection in connections}
-        answered = []
+        answered, self.silent = [], []
         for connection, reply in (await answers(calls)).items():
             if isinstance(reply, NodeUnreachable):
+                self.silent.append(connection.name)
                 continue
             if isinstance(reply, BaseException):
                 raise reply
@@ -322,7 +330,8 @@ class Pool:
         self, name: str, shape: Shape, options: SpawnOptions, terms: Terms, say: Progress
     ) -> HeldReservation:
         answers = await self.ask()
-        chosen = choose_nodes(shape, [reply.node for _, reply in answers], force_busy=terms.force_busy)
+        described = [reply.node for _, reply in answers]
+        chosen = choose_nodes(shape, described, force_busy=terms.force_busy, silent=self.silent)
         connections = [answers[index][0] for index in chosen]
         if options.shared:
             await check_shared(connections, options.shared)

@@ -9,6 +9,7 @@ from typing import TypeVar
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.pools.choosing import Shape
 from monarch_nb.client.pools.line import Line
+from monarch_nb.client.pools.others import check_meant, other_pools
 from monarch_nb.client.pools.pool import Pool, Progress
 from monarch_nb.errors import CapacityError
 from monarch_nb.proto import allocator_pb2 as pb
@@ -23,6 +24,9 @@ def with_room(pool: Pool, shape: Shape, say: Progress, take: Callable[[], T]) ->
     with provisioner_of(pool.name).steady(pool=pool.name, progress=say), contextlib.suppress(CapacityError):
         if pool.is_up:
             return take()
+    check_meant(pool.name)
+    if not pool.is_up and (others := other_pools(pool.name)):
+        say(f"on this machine; {others}")
     with provisioner_of(pool.name).room(shape.nodes, shape.procs, shape.gpus, pool=pool.name, progress=say):
         return take()
 

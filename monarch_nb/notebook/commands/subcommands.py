@@ -163,7 +163,7 @@ class Subcommands:
 
     def _attach(self, parsed: Parsed) -> None:
         before = self._session.reservation
-        reservation = self._session.attach(parsed.word)
+        reservation = self._session.attach(parsed.word, parsed.text("pool"))
         number, from_start = parsed.count("run"), parsed.switch("from_start")
         runs, others = divided(self._session.open_runs(), self._session.notebook)
         if number:
@@ -244,7 +244,11 @@ class Subcommands:
             right = "run" if parsed.switch("run") else "read"
             reservation.share(to, right)
             may = "run cells on it" if right == "run" else "see what runs on it"
-            show(calm_line(f"{reservation.name}: {to} may {may} (%mesh attach {reservation.name})"))
+            show(
+                calm_line(
+                    f"{reservation.name}: {to} may {may} (%mesh attach {reservation.name} --pool {reservation.pool})"
+                )
+            )
 
     def _panel(self, parsed: Parsed) -> None:
         held = self._session.client.attach(parsed.word, pool=self._session.pool) if parsed.word else None

@@ -87,12 +87,13 @@ RESERVE = Command(
 ATTACH = Command(
     "attach",
     "use a mesh that is held, and follow what runs on it to the end",
-    usage="[NAME] [--noblock] [--from-start | --run N]",
+    usage="[NAME] [--pool POOL] [--noblock] [--from-start | --run N]",
     magic="%mesh ",
     section="Hold",
     words=Words("NAME", "a reservation; this notebook's when not said", completes="reservation"),
     flags=(
         _NOBLOCK,
+        Flag("--pool", "the pool that it is in (this notebook's, else the default one)", value="POOL"),
         Flag("--from-start", "show all the output, not only what was lost; the last cell's if all was shown"),
         Flag(
             "--run",

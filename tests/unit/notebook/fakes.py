@@ -283,6 +283,7 @@ class FakeReservation:
         self.files = FakeFiles()
         self.left = ""
         self.shares: dict[str, str] = {}
+        self.pool = "lab"
 
     def doctor(self) -> Diagnosis:
         differs = Difference("numpy", "2.4.0", (("1.26.4", ("node1",)),))

@@ -463,8 +463,9 @@ class TestTime:
 
     def test_share(self, held: Notebook, client: FakeClient) -> None:
         shares = client.held["dev"].shares
-        assert held.ok("%mesh share --to bob") == "dev: bob may see what runs on it (%mesh attach dev)"
-        assert held.ok("%mesh share dev --to carol --run") == "dev: carol may run cells on it (%mesh attach dev)"
+        assert held.ok("%mesh share --to bob") == "dev: bob may see what runs on it (%mesh attach dev --pool lab)"
+        how = "%mesh attach dev --pool lab"
+        assert held.ok("%mesh share dev --to carol --run") == f"dev: carol may run cells on it ({how})"
         assert shares == {"bob": "read", "carol": "run"}
         assert held.ok("%mesh share") == "dev: shared with bob (read), carol (run)"
         assert held.ok("%mesh share --to bob --end") == "dev: bob may not use it any more"

@@ -88,6 +88,11 @@ class TestChooseNodes:
         with pytest.raises(CapacityError, match="monarch-nb up --nodes 3 adds nodes"):
             choose_nodes(Shape(3, 1, 0), [node(0), node(1)])
 
+    def test_nodes_that_do_not_answer_are_named(self) -> None:
+        with pytest.raises(CapacityError) as raised:
+            choose_nodes(Shape(2, 1, 0), [node(0)], silent=["host3"])
+        assert "  host3: does not answer" in str(raised.value).splitlines()
+
     def test_a_pool_of_hosts_is_not_told_to_grow_by_itself(self) -> None:
         hosts = [node(0), node(1)]
         hosts[1].address = "host1:7878"

@@ -1,0 +1,31 @@
+"""The other pools that somebody has: the likely mistake is to have forgotten, or misspelt, which one is meant."""
+
+from __future__ import annotations
+
+from monarch_nb.config import DEFAULT_POOL, POOL_VARIABLE
+from monarch_nb.errors import PoolError
+from monarch_nb.trust.pools import is_pool, pool_names
+
+
+def other_pools(name: str) -> str:
+    """Return which pools of hosts there are besides one, and how they are named; empty when there are none.
+
+    Example:
+        >>> other_pools("local")  # doctest: +SKIP
+        'you have the pool lab: --pool lab, or MONARCH_NB_POOL=lab'
+    """
+    others = [other for other in pool_names() if other != name]
+    if not others:
+        return ""
+    what = "the pool" if len(others) == 1 else "the pools"
+    return f"you have {what} {', '.join(others)}: --pool {others[0]}, or {POOL_VARIABLE}={others[0]}"
+
+
+def check_meant(name: str) -> None:
+    """Refuse to start a local pool under a name that may be a misspelt pool of hosts.
+
+    Raises:
+        PoolError: there are pools of hosts, and this is none of them; the message lists them.
+    """
+    if name != DEFAULT_POOL and not is_pool(name) and (others := other_pools(name)):
+        raise PoolError(f"there is no pool {name!r}; {others} (monarch-nb up --pool {name} starts a local one)")

@@ -1,0 +1,37 @@
+"""Pools that are meant, and not named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.client.pools.others import check_meant, other_pools
+from monarch_nb.config import CONFIG_VARIABLE
+from monarch_nb.errors import PoolError
+from monarch_nb.trust.membership import make_pool
+
+
+@pytest.fixture(autouse=True)
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "config"))
+
+
+def test_without_pools_of_hosts_any_name_is_a_local_pool() -> None:
+    check_meant("mine")
+    assert other_pools("local") == ""
+
+
+def test_a_misspelt_pool_is_not_started_on_this_machine() -> None:
+    make_pool("lab", "alice")
+    check_meant("lab")
+    check_meant("local")
+    with pytest.raises(PoolError, match="no pool 'lba'; you have the pool lab: --pool lab, or MONARCH_NB_POOL"):
+        check_meant("lba")
+
+
+def test_who_names_none_is_told_which_there_are() -> None:
+    make_pool("lab", "alice")
+    make_pool("cluster", "alice")
+    assert other_pools("local") == "you have the pools cluster, lab: --pool cluster, or MONARCH_NB_POOL=cluster"
+    assert other_pools("cluster") == "you have the pool lab: --pool lab, or MONARCH_NB_POOL=lab"
