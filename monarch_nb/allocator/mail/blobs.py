@@ -92,7 +92,7 @@ class Blobs:
 
 
 def _checked(name: str) -> str:
-    if not name or name != Path(name).name or name.startswith("."):
+    if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
         raise UsageError(f"bad blob name {name!r}")
     return name
 

@@ -1,6 +1,8 @@
 """Messages that no client of ours sends, to every method of a real allocator: each is answered, and harms nobody.
 
-$MONARCH_NB_FUZZ is how many messages each kind of caller sends (default: 750).
+$MONARCH_NB_FUZZ is how many messages each kind of caller sends, others in each run. Without it they are few and always
+the same: a suite is no place to find out something new. The node's own user, whom some answers keep waiting, is left
+out then.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from monarch_nb.trust.identity import NODE, USER, Identity
 from monarch_nb.trust.pools import make_paths
 
 pytestmark = pytest.mark.slow
-MESSAGES = int(os.environ.get("MONARCH_NB_FUZZ", "750"))
+ASKED_FOR = os.environ.get("MONARCH_NB_FUZZ", "")
+MESSAGES = int(ASKED_FOR or 1000)
 AT_ONCE = 5
 """Messages of an example: one after the other, or on one stream."""
 ANSWER_S = 60.0
@@ -184,6 +187,7 @@ def test_a_node_that_has_gone_mad(target: Target) -> None:
         _fuzz(target, Caller(channel, target.ids, target.known), reserves=False)
 
 
+@pytest.mark.skipif(not ASKED_FOR, reason="takes minutes: MONARCH_NB_FUZZ=750 has it run")
 def test_the_nodes_own_user(target: Target) -> None:
     """On the Unix socket, where everything may be asked for; so alice's names are not, and nobody ends the node."""
     with open_blocking_channel(target.node.paths.address) as channel:
@@ -198,6 +202,7 @@ def _fuzz(target: Target, caller: Caller, reserves: bool = True) -> None:
         max_examples=MESSAGES // AT_ONCE,
         deadline=None,
         database=None,
+        derandomize=not ASKED_FOR,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
