@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from monarch_nb.client.connections.bridge import background_loop, post
 from monarch_nb.client.connections.connection import Connection
-from monarch_nb.client.pools.pool import STATUS_TIMEOUT_S, HeldReservation, Pool
+from monarch_nb.client.pools.pool import STATUS_TIMEOUT_S, HeldReservation, Pool, current_owner
 from monarch_nb.client.reservations.memory import Memories
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import MonarchNbError
@@ -134,6 +134,7 @@ class Live:
         self.view: Json | None = None
         self.told: Json | None = None
         self._viewed_at = -float("inf")
+        self._owner = current_owner()
         self._nodes: dict[str, _Node] = {}
         self._before, self._memories = Before(), Memories()
         self._subscriptions: list[Subscription] = []
@@ -196,9 +197,9 @@ class Live:
                 await self._ask()
                 answers = [node.answer for node in self._nodes.values()]
                 notebooks = Notebooks(self._root, self._memories.read() if self._root else ())
-                view = build_view(self.pool.name, answers, self.pool.owner, time.time(), self._before, notebooks)
+                view = build_view(self.pool.name, answers, self._owner, time.time(), self._before, notebooks)
             except MonarchNbError as error:
-                view = no_view(self.pool.name, self.pool.owner, time.time(), clickable(str(error)))
+                view = no_view(self.pool.name, self._owner, time.time(), clickable(str(error)))
             before, self.view, self._viewed_at = self.view, view, time.monotonic()
             self.told = told(self.told, view, view["now"])
             for subscription in self._subscriptions:
@@ -238,9 +239,12 @@ class Live:
         return max(wanted_s, len(self._nodes) / NODES_A_SECOND)
 
     async def _ask(self) -> None:
+        # In a thread: a name server may take its time.
+        there = await asyncio.to_thread(lambda: provisioner_of(self.pool.name).nodes(pool=self.pool.name))
         now = time.monotonic()
         known, self._nodes = self._nodes, {}
-        for found in provisioner_of(self.pool.name).nodes(pool=self.pool.name):
+        for found in there:
+            self._owner = current_owner(found.identity)
             connection = self.pool.connection_to(found)
             node = known.get(found.node_id)
             if node is None or node.connection is not connection:

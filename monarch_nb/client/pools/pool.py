@@ -213,11 +213,6 @@ class Pool:
         return next((node.identity for node in self._living_nodes()), None)
 
     @property
-    def owner(self) -> str:
-        """Whose reservations are ours."""
-        return current_owner(self.identity)
-
-    @property
     def default_python(self) -> str:
         """The ranks' python when nobody says: this process's where nodes are on this machine, else the nodes' own."""
         return "" if self.identity else sys.executable
@@ -301,8 +296,9 @@ class Pool:
 
     async def ended(self) -> list[pb.Ended]:
         """Return the owner's reservations that ended by themselves, as far as they are remembered, oldest first."""
-        replies = [reply for _, reply in await self.ask()]
-        ended = {one.reservation_id: one for reply in replies for one in reply.ended if one.owner == self.owner}
+        answers = await self.ask()
+        mine = current_owner(answers[0][0].identity)
+        ended = {one.reservation_id: one for _, reply in answers for one in reply.ended if one.owner == mine}
         return sorted(ended.values(), key=lambda one: one.ended_at)
 
     async def reserve(
@@ -335,12 +331,13 @@ class Pool:
         connections = [answers[index][0] for index in chosen]
         if options.shared:
             await check_shared(connections, options.shared)
+        owner = current_owner(connections[0].identity)
         reservation_id = uuid.uuid4().hex
         requests = [
             pb.ReserveRequest(
                 reservation_id=reservation_id,
                 name=name,
-                owner=self.owner,
+                owner=owner,
                 procs=shape.procs,
                 gpus=shape.gpus,
                 node_rank=node_rank,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.pools.pool import HeldReservation, current_owner
+from monarch_nb.client.pools.pool import HeldReservation
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.panel import actions, live, requests
 from monarch_nb.panel.requests import Panel
@@ -54,7 +54,7 @@ class FakePool(LocalProvisioner):
     """A pool and its provisioner at once."""
 
     def __init__(self, *replies: pb.StatusReply) -> None:
-        self.name, self.owner = "local", current_owner()
+        self.name = "local"
         self.fakes = [FakeNode(reply) for reply in replies]
 
     def nodes(self, *, pool: str = "local") -> list[Node]:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.pools.pool import pool_named
+from monarch_nb.config import CONFIG_VARIABLE
 from monarch_nb.panel import live as live_module
 from monarch_nb.panel.live import Live, Subscription
 from monarch_nb.panel.requests import Panel
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.trust.membership import make_pool
+from monarch_nb.trust.pools import paths_of
 from told import view_after
 from unit.panel.fake_pool import FakePool, Inbox
 from unit.panel.replies import hold
@@ -49,6 +54,15 @@ def test_the_view_comes_first_and_then_what_changes(live: Live, pool: FakePool) 
     assert list(change["nodes"]) == ["node1"]
     assert list(change["reservations"]) == ["id-dev"]
     assert change.keys() == {"type", "now", "nodes", "reservations"}
+
+
+def test_a_pool_whose_certificate_can_not_be_used_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "config"))
+    make_pool("lab", "alice")
+    paths_of("lab").identity.write_text("no certificate")
+    view = call(Live(pool_named("lab"), refresh_s=3600.0, notice_s=7200.0).fresh())
+    assert view["pool"]["state"] == "silent"
+    assert "is not a certificate" in view["pool"]["message"]
 
 
 def test_what_is_gone_is_null(live: Live, pool: FakePool) -> None:
