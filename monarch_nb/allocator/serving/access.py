@@ -95,15 +95,24 @@ class Access:
             rule.check(self, caller, request)
 
     @contextlib.contextmanager
-    def watched(self, method: str, caller: Caller, request: Any) -> Iterator[OpenStream]:
-        """Around the answers to a request that was let in, in their task: it is cancelled when the request would not be
-        let in any more."""
+    def watched(self, method: str, caller: Caller, request: Any) -> Iterator[None]:
+        """Around the answers to a request that was let in, in their task: they end when the request would not be let in
+        any more.
+
+        Raises:
+            AccessDenied: and its like, as `admit` then does.
+        """
         task = asyncio.current_task()
         assert task is not None
         stream = OpenStream(task, method, caller, request)
         self._open.add(stream)
         try:
-            yield stream
+            yield
+        except asyncio.CancelledError:
+            if stream.refused is None:
+                raise
+            task.uncancel()
+            raise stream.refused from None
         finally:
             self._open.discard(stream)
 

@@ -6,7 +6,6 @@ understands.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -73,16 +72,10 @@ class Guard:
         async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
             async with self._refusing(name, context):
                 caller = self._admit(name, request, context)
-                with self._access.watched(name, caller, request) as stream:
-                    try:
-                        async with contextlib.aclosing(method(request, context)) as answers:
-                            async for answer in answers:
-                                yield answer
-                    except asyncio.CancelledError:
-                        if stream.refused is None:
-                            raise
-                        stream.task.uncancel()
-                        raise stream.refused from None
+                with self._access.watched(name, caller, request):
+                    async with contextlib.aclosing(method(request, context)) as answers:
+                        async for answer in answers:
+                            yield answer
 
         return guarded
 
@@ -90,14 +83,8 @@ class Guard:
         async def guarded(requests: Any, context: Any) -> Any:
             async with self._refusing(name, context):
                 caller = self._admit(name, None, context)
-                with self._access.watched(name, caller, None) as stream:
-                    try:
-                        return await method(self._checked(name, requests, context), context)
-                    except asyncio.CancelledError:
-                        if stream.refused is None:
-                            raise
-                        stream.task.uncancel()
-                        raise stream.refused from None
+                with self._access.watched(name, caller, None):
+                    return await method(self._checked(name, requests, context), context)
 
         return guarded
 
