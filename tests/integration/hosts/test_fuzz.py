@@ -1,8 +1,7 @@
 """Messages that no client of ours sends, to every method of a real allocator: each is answered, and harms nobody.
 
 $MONARCH_NB_FUZZ is how many messages each kind of caller sends, others in each run. Without it they are few and always
-the same: a suite is no place to find out something new. The node's own user, whom some answers keep waiting, is left
-out then.
+the same: a suite is no place to find out something new.
 """
 
 from __future__ import annotations
@@ -41,8 +40,9 @@ MESSAGES = int(ASKED_FOR or 1000)
 AT_ONCE = 5
 """Messages of an example: one after the other, or on one stream."""
 ANSWER_S = 60.0
+FOLLOWED = ("ReadLogs", "WatchLog", "Wait")
 FOLLOWED_S = 0.2
-"""How long a call is looked at that goes on until its client leaves."""
+"""How long the calls are looked at that may go on until their client leaves."""
 MOST_ANSWERS = 50
 GROWTH_BYTES = 100 << 20
 MINE = "0123456789abcdef0123456789abcdef"
@@ -87,7 +87,7 @@ class Caller:
     def _call(self, method: MethodDescriptor, request: Any) -> None:
         kind = "_".join("stream" if streams else "unary" for streams in _streams(method))
         call = getattr(self.channel, kind)(PREFIX + method.name)
-        follows = method.name in ("ReadLogs", "WatchLog")
+        follows = method.name in FOLLOWED
         try:
             answer = call(request, timeout=FOLLOWED_S if follows else ANSWER_S)
             if method.server_streaming:
@@ -187,7 +187,6 @@ def test_a_node_that_has_gone_mad(target: Target) -> None:
         _fuzz(target, Caller(channel, target.ids, target.known), reserves=False)
 
 
-@pytest.mark.skipif(not ASKED_FOR, reason="takes minutes: MONARCH_NB_FUZZ=750 has it run")
 def test_the_nodes_own_user(target: Target) -> None:
     """On the Unix socket, where everything may be asked for; so alice's names are not, and nobody ends the node."""
     with open_blocking_channel(target.node.paths.address) as channel:
