@@ -66,7 +66,7 @@ def _nearest(word: str, known: Sequence[str], shown: Sequence[str] = ()) -> str:
 
 
 _HINTS = (
-    (r": monarch-nb up starts one, and so does %mesh reserve", ": monarch-nb up starts one"),
+    (r" starts one, and so does %mesh reserve", " starts one"),
     (r": %mesh reserve NAME (--nodes \d+ --procs \d+)", r": monarch-nb run \1 SCRIPT reserves ranks for a script"),
     (r"%mesh (release|doctor|logs|debug)\b", r"monarch-nb \1"),
 )
@@ -101,7 +101,8 @@ def make_parser() -> argparse.ArgumentParser:
         )
         added.set_defaults(run=run, parser=added)
         if name not in ("pool", "allocator", "version"):
-            added.add_argument("--pool", default=default_pool(), help="name of the pool (default: %(default)s)")
+            default, said = (None, "all") if name == "list" else (default_pool(), "%(default)s")
+            added.add_argument("--pool", default=default, help=f"name of the pool (default: {said})")
         return added
 
     up = command("up", _up, "start the local pool", "up --nodes 2 --procs 4", "up --nodes 4")
@@ -247,6 +248,7 @@ def _down(options: argparse.Namespace) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     from monarch_nb import list_reservations
+    from monarch_nb.client.pools.others import no_nodes, other_pools
     from monarch_nb.provision import provisioner_of
 
     nodes = provisioner_of(options.pool).nodes(pool=options.pool)
@@ -260,7 +262,7 @@ def _status(options: argparse.Namespace) -> int:
         _print_json({"pool": options.pool, "nodes": described, "reservations": held})
         return 0
     if not nodes:
-        print(f"no pool {options.pool!r} is up (monarch-nb up starts one)")
+        print(_typed_here(no_nodes(options.pool)))
         return 0
     rows = [
         (node["node"], node["state"], node["pid"], _used(node["procs_free"], node["procs"]), _gpus(node))
@@ -274,6 +276,8 @@ def _status(options: argparse.Namespace) -> int:
     print()
     free = max((node["procs_free"] or 0 for node in described), default=0)
     _print_reservations(reservations, options.pool, str(min(free, 4)) if free else "N")
+    if others := other_pools(options.pool):
+        print(f"\n{others}")
     return 0
 
 
@@ -304,23 +308,30 @@ def _describe(node: Node) -> dict[str, Any]:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from monarch_nb import list_reservations
+    from monarch_nb import list_everywhere, list_reservations
 
-    _check_named_pool(options.pool)
-    reservations = list_reservations(options.pool, memory=options.json)
+    _check_named_pool(options.pool or default_pool())
+    if options.pool:
+        reservations, several, notes = list_reservations(options.pool, memory=options.json), False, []
+    else:
+        held = list_everywhere(memory=options.json)
+        reservations, several, notes = held.reservations, len(held.pools) > 1, held.notes
     if options.json:
         _print_json([asdict(reservation) for reservation in reservations])
     else:
-        _print_reservations(reservations, options.pool)
-    return 0
+        _print_reservations(reservations, options.pool or default_pool(), with_pool=several)
+    for note in notes:
+        _say(f"monarch-nb: {note}")
+    return 1 if notes else 0
 
 
 def _check_named_pool(pool: str) -> None:
     """No pool at all is nothing to show; one that somebody names is meant to be there."""
+    from monarch_nb.client.pools.others import no_nodes
     from monarch_nb.provision import provisioner_of
 
     if pool != DEFAULT_POOL and not provisioner_of(pool).nodes(pool=pool):
-        raise PoolError(f"no pool {pool!r} is up (monarch-nb up --pool {pool} starts one)")
+        raise PoolError(no_nodes(pool))
 
 
 def _print_json(value: object) -> None:
@@ -382,11 +393,12 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _release(options: argparse.Namespace) -> int:
     from monarch_nb import attach, list_reservations
+    from monarch_nb.client.reservations.lists import elsewhere
 
     if options.name and "/" in options.name:
         return _release_of(options.name, options.pool)
     mine = {info.name: info for info in list_reservations(options.pool) if info.held_by_me}
-    chosen = list(mine) if options.all else _chosen(options.name, list(mine))
+    chosen = list(mine) if options.all else _chosen(options.name, list(mine), options.pool)
     failed = 0
     for name in chosen:
         try:
@@ -397,7 +409,8 @@ def _release(options: argparse.Namespace) -> int:
         else:
             print("\n".join([f"released {name} ({mine[name].shape})", *map(str, kept)]))
     if not chosen:
-        print("nothing is held")
+        there = elsewhere(None, options.pool)
+        print(f"nothing is held in the pool {options.pool}; {there}" if there else "nothing is held")
     return failed
 
 
@@ -445,10 +458,14 @@ def _share(options: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(name: str | None, mine: list[str]) -> list[str]:
+def _chosen(name: str | None, mine: list[str], pool: str) -> list[str]:
+    from monarch_nb.client.reservations.lists import elsewhere
+
     if name is None and len(mine) > 1:
         raise UsageError(f"you hold {', '.join(mine)}: name one, or --all")
     if name is not None and name not in mine:
+        if there := elsewhere(name, pool):
+            raise ReservationNotFound(f"no reservation {name!r} of yours in the pool {pool}; {there}")
         raise ReservationNotFound(f"no reservation {name!r}; you hold {', '.join(mine) or 'none'}")
     return mine if name is None else [name]
 
@@ -466,17 +483,22 @@ def _version_line() -> str:
     return f"monarch-nb {VERSION} (protocol {PROTOCOL})"
 
 
-def _print_reservations(reservations: Sequence[ReservationInfo], pool: str, procs: str = "N") -> None:
-    """Print what is held; if nothing is, how to reserve so many `procs`."""
+def _print_reservations(
+    reservations: Sequence[ReservationInfo], pool: str, procs: str = "N", *, with_pool: bool = False
+) -> None:
+    """Print what is held; if nothing is, how to reserve so many `procs` of a pool. `with_pool`: say where each is."""
     if not reservations:
         in_pool = "" if pool == default_pool() else f" --pool {pool}"
         print(f"nothing is held (%mesh reserve NAME --nodes 1 --procs {procs}{in_pool} in a notebook)")
         return
     rows = [
-        (info.name, info.holder, info.shape, info.alive_of_all, _running(info), info.left, info.notebook)
+        (
+            *(info.name, info.pool if with_pool else ""),
+            *(info.holder, info.shape, info.alive_of_all, _running(info), info.left, info.notebook),
+        )
         for info in reservations
     ]
-    print_table(("reservation", "held by", "shape", "ranks alive", "running", "time left", "notebook"), rows)
+    print_table(("reservation", "pool", "held by", "shape", "ranks alive", "running", "time left", "notebook"), rows)
 
 
 def _running(info: ReservationInfo) -> str:

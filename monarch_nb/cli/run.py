@@ -116,6 +116,7 @@ def _held_by_me(pool: str) -> list[str]:
 def _held(options: argparse.Namespace, name: str | None) -> Iterator[Reservation]:
     """Yield what the script runs on; what was reserved for it is given back."""
     from monarch_nb import attach, reserve
+    from monarch_nb.client.reservations.lists import elsewhere
 
     shape = {"procs": options.procs, "gpus": options.gpus}
     if name and (options.nodes or any(shape.values())):
@@ -125,7 +126,9 @@ def _held(options: argparse.Namespace, name: str | None) -> Iterator[Reservation
             raise UsageError("say how many ranks per node: --procs N or --gpus N")
         mine = [] if name else _held_by_me(options.pool)
         if not name and not mine:
-            raise UsageError("nothing is held: --nodes 2 --procs 4 reserves ranks for the script's time")
+            there = elsewhere(None, options.pool)
+            held = f"nothing is held in the pool {options.pool}; {there}; or" if there else "nothing is held:"
+            raise UsageError(f"{held} --nodes 2 --procs 4 reserves ranks for the script's time")
         if len(mine) > 1:
             raise UsageError(f"you hold {', '.join(mine)}: say which: monarch-nb run {mine[0]} {options.script}")
         yield attach(name, pool=options.pool)

@@ -29,6 +29,7 @@ from monarch_nb.shape import parse_targets
 if TYPE_CHECKING:
     from monarch_nb.client.meshes.mesh import Mesh
     from monarch_nb.client.pools.infos import EndedReservation, ReservationInfo, RunInfo
+    from monarch_nb.client.reservations.lists import Holdings
     from monarch_nb.client.reservations.reservation import Reservation
     from monarch_nb.client.runs.run import Run
 
@@ -45,6 +46,7 @@ class Client(Protocol):
     reserve: Callable[..., Reservation]
     attach: Callable[..., Reservation]
     list_reservations: Callable[..., list[ReservationInfo]]
+    list_everywhere: Callable[..., Holdings]
     list_ended: Callable[..., list[EndedReservation]]
 
 
@@ -166,9 +168,9 @@ class Session:
         self.runs.pop(run.id, None)
         run.collected()
 
-    def names(self) -> list[str]:
-        """Return the names of the owner's reservations."""
-        return sorted(info.name for info in self.client.list_reservations(self.pool) if info.held_by_me)
+    def names(self, pool: str | None = None) -> list[str]:
+        """Return the names of the owner's reservations in a pool; None for the one that was used last."""
+        return sorted(info.name for info in self.client.list_reservations(pool or self.pool) if info.held_by_me)
 
     def attach(self, name: str | None, pool: str | None = None) -> Reservation:
         """Make a reservation the current one: `name`, else this notebook's, else the only one that the owner holds.

@@ -238,6 +238,11 @@ class LocalProvisioner:
         return [_read_node(path) for path in sorted(found, key=lambda path: int(path.name[4:]))]
 
 
+def local_pools() -> list[str]:
+    """Return the pools of this machine that were started and not ended, also those whose allocators died."""
+    return sorted(path.parent.name for path in home_directory().glob(f"*/{_SHAPE_FILE}"))
+
+
 @dataclass(frozen=True)
 class Change:
     """What a local pool is to become so that a reservation finds room; as text its shape.

@@ -1,5 +1,6 @@
 """The nodes that answer: which of them are taken, what they hold, what their ranks say.
 
+others     which pools there are, and what is said of one that was forgotten or misspelt
 choosing   which nodes a reservation gets, and why it gets none
 pool       asks all nodes, chooses some, leases slots and spawns ranks; releases them
 line       waits for what others hold

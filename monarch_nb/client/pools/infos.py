@@ -145,6 +145,7 @@ class ReservationInfo:
         time_left_s, idle_left_s: what is left of them; idle time counts while no cell runs and no client is attached.
         right: what we may do with it: "own", "run" cells, "read", or nothing but know of it: "".
         shares: to whom its owner has granted what, "read" or "run", by name.
+        pool: that it is in.
     """
 
     name: str
@@ -164,6 +165,7 @@ class ReservationInfo:
     idle_left_s: float | None = None
     right: str = "own"
     shares: Mapping[str, str] = field(default_factory=dict)
+    pool: str = ""
 
     @property
     def held_by_me(self) -> bool:
@@ -228,8 +230,8 @@ class EndedReservation:
         return self.text
 
 
-def reservation_info(held: HeldReservation) -> ReservationInfo:
-    """Return what its nodes say of a reservation."""
+def reservation_info(held: HeldReservation, pool: str = "") -> ReservationInfo:
+    """Return what its nodes say of a reservation in a pool."""
     facts = held.facts
     statuses = [status for _, status in held.nodes.values()]
     main = next((mesh for mesh in facts.meshes if mesh.name == "main"), None)
@@ -251,6 +253,7 @@ def reservation_info(held: HeldReservation) -> ReservationInfo:
         idle_left_s=max(status.idle_left_s for status in statuses) if facts.idle_s else None,  # who used it last
         right="own" if held.is_mine else RIGHTS.get(facts.right, ""),
         shares={name: RIGHTS[right] for name, right in sorted(facts.shares.items())},
+        pool=pool,
     )
 
 

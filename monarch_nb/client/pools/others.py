@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from monarch_nb.config import DEFAULT_POOL, POOL_VARIABLE
 from monarch_nb.errors import PoolError
+from monarch_nb.provision.local import local_pools
 from monarch_nb.trust.pools import is_pool, pool_names
+
+
+def known_pools() -> list[str]:
+    """Return the pools that there are for this user, from here: those of this machine that are up, and all pools of
+    hosts."""
+    return list(dict.fromkeys([*local_pools(), *pool_names()]))
+
+
+def how_to_name(pool: str) -> str:
+    """Return how one says which pool is meant."""
+    return f"--pool {pool}, or {POOL_VARIABLE}={pool}"
 
 
 def other_pools(name: str) -> str:
@@ -18,7 +30,18 @@ def other_pools(name: str) -> str:
     if not others:
         return ""
     what = "the pool" if len(others) == 1 else "the pools"
-    return f"you have {what} {', '.join(others)}: --pool {others[0]}, or {POOL_VARIABLE}={others[0]}"
+    return f"you have {what} {', '.join(others)}: {how_to_name(others[0])}"
+
+
+def no_nodes(name: str) -> str:
+    """Return what there is to say of a pool without any node, and what to do."""
+    others = other_pools(name)
+    if is_pool(name):
+        said = f"the pool {name!r} has no nodes yet: monarch-nb pool add {name} HOST says where one is"
+    else:
+        up = "monarch-nb up" if name == DEFAULT_POOL else f"monarch-nb up --pool {name}"
+        said = f"no pool {name!r} is up: {up} starts one, and so does %mesh reserve"
+    return f"{said}; {others}" if others else said
 
 
 def check_meant(name: str) -> None:

@@ -26,7 +26,7 @@ from monarch_nb.client.connections.tree import FollowedThrough, TreeConnection
 from monarch_nb.client.files.evidence import check_shared, nodes_seeing
 from monarch_nb.client.files.project import holds_home
 from monarch_nb.client.pools.choosing import Shape, choose_nodes
-from monarch_nb.client.pools.others import other_pools
+from monarch_nb.client.pools.others import no_nodes
 from monarch_nb.client.pools.reach import check_ways
 from monarch_nb.client.pools.revocations import Messenger
 from monarch_nb.errors import (
@@ -243,11 +243,7 @@ class Pool:
         """
         connections = await self.discover()
         if not connections:
-            others = other_pools(self.name)
-            raise PoolError(
-                f"no pool {self.name!r} is up: monarch-nb up starts one, and so does %mesh reserve"
-                + (f"; {others}" if others else "")
-            )
+            raise PoolError(no_nodes(self.name))
         request = pb.StatusRequest(memory=memory, readings=readings)
         calls = {connection: connection.unary("Status", request, STATUS_TIMEOUT_S) for connection in connections}
         answered, self.silent = [], []
@@ -263,7 +259,8 @@ class Pool:
             answered.append((connection, reply))
         if not answered:
             names = ", ".join(connection.name for connection in connections)
-            raise NodeUnreachable(f"no node of the pool {self.name!r} answers ({names}); monarch-nb status says more")
+            status = "monarch-nb status" + (f" --pool {self.name}" if self.name != config.DEFAULT_POOL else "")
+            raise NodeUnreachable(f"no node of the pool {self.name!r} answers ({names}); {status} says more")
         return answered
 
     async def reservations(self, *, memory: bool = False, readings: bool = False) -> list[HeldReservation]:
@@ -541,12 +538,25 @@ def known_connections() -> dict[str, Connection]:
     }
 
 
-def not_found(name: str | None, held: Sequence[HeldReservation], ended: Sequence[pb.Ended] = ()) -> ReservationNotFound:
-    """Return the error that lists what there is, and says why that of this name is gone."""
+def not_found(
+    name: str | None,
+    held: Sequence[HeldReservation],
+    ended: Sequence[pb.Ended] = (),
+    pool: str = "",
+    elsewhere: str = "",
+) -> ReservationNotFound:
+    """Return the error that lists what there is, and says why that of this name is gone, or where it is.
+
+    Args:
+        pool: where it was looked for, when there are several. elsewhere: in which others it is, in words.
+    """
     if gone := [one for one in ended if one.name == name]:
         return expired(gone[-1])
     mine = [f"{one.facts.name} ({one.shape})" for one in held if one.is_mine]
     what = f"no reservation {name!r}" if name else "nothing to attach to"
+    what += f" in the pool {pool}" if pool else ""
+    if elsewhere:
+        return ReservationNotFound(f"{what}; {elsewhere}")
     there = f"you hold {', '.join(mine)}" if mine else "you hold none: %mesh reserve NAME --nodes 1 --procs 4"
     return ReservationNotFound(f"{what}; {there}")
 

@@ -1,6 +1,7 @@
 """What a user holds: taken, found again, attached to, released.
 
-lists        what is held, and what was
+lists        what is held, in one pool or in all, and what was
+finding      which one is meant, and where it is when it is in another pool
 reservation  `reserve` and `attach`; a Reservation with its mesh and files
 waiting      reserves what others hold, when it is free
 sharing      who else may see it, or run cells on it

@@ -1,11 +1,39 @@
-"""What is held in a pool, and what was; and what somebody else holds, given back."""
+"""What is held in a pool or in all, and what was; and what somebody else holds, given back."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.infos import EndedReservation, ReservationInfo, ended_reservation, reservation_info
+from monarch_nb.client.pools.others import how_to_name, known_pools
 from monarch_nb.client.pools.pool import KeptFiles, pool_named, release
-from monarch_nb.errors import ReservationNotFound
+from monarch_nb.config import default_pool
+from monarch_nb.errors import MonarchNbError, NodeUnreachable, ReservationNotFound
+
+ELSEWHERE_S = 3.0
+"""How long pools that nobody has asked for may take to say that they have what was not found."""
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What is held in several pools.
+
+    Attributes:
+        pools: those that were asked. reservations: in these, oldest first in each.
+        failed: pools that could not be asked, and why.
+    """
+
+    pools: tuple[str, ...]
+    reservations: list[ReservationInfo]
+    failed: Mapping[str, MonarchNbError]
+
+    @property
+    def notes(self) -> list[str]:
+        """What there is to say of pools that could not be asked."""
+        return [f"{pool}: {error}" for pool, error in self.failed.items()]
 
 
 def list_reservations(pool: str | None = None, *, memory: bool = False) -> list[ReservationInfo]:
@@ -17,7 +45,63 @@ def list_reservations(pool: str | None = None, *, memory: bool = False) -> list[
     chosen = pool_named(pool)
     if not chosen.is_up:
         return []
-    return [reservation_info(held) for held in call(chosen.reservations(memory=memory))]
+    return [reservation_info(held, chosen.name) for held in call(chosen.reservations(memory=memory))]
+
+
+def list_everywhere(*, memory: bool = False) -> Holdings:
+    """Return what is held in all pools that there are for this user: those of this machine that are up, and all pools
+    of hosts; the default one comes first. `memory` as of `list_reservations`.
+
+    Raises:
+        MonarchNbError: there is one pool only, and it can not be asked.
+    """
+    pools = sorted(known_pools(), key=lambda pool: pool != default_pool())
+    held = call(_ask_pools(pools, memory=memory))
+    if len(pools) == 1 and held.failed:
+        raise held.failed[pools[0]]
+    return held
+
+
+def elsewhere(name: str | None, pool: str) -> str:
+    """Return in which other pools somebody may use a reservation of that name (any, without one), and how these are
+    named; empty when there is none, or they do not answer at once."""
+    others = [other for other in known_pools() if other != pool]
+    held = call(_ask_pools(others, timeout_s=ELSEWHERE_S)).reservations if others else []
+    owner, _, short = (name or "").rpartition("/")
+    found: dict[str, list[str]] = {}
+    for info in held:
+        if info.right and (info.name == short and owner in ("", info.owner) if name else info.held_by_me):
+            found.setdefault(info.pool, []).append(info.name)
+    where = [f"you hold {', '.join(names)} in the pool {there}" for there, names in found.items()]
+    if name:
+        where = [f"{name} is held in the pool {there}" for there in found]
+    return f"{'; '.join(where)}: {how_to_name(next(iter(found)))}" if found else ""
+
+
+async def _ask_pools(pools: Iterable[str], *, memory: bool = False, timeout_s: float | None = None) -> Holdings:
+    pools = tuple(pools)
+    answers = await asyncio.gather(*(_ask_pool(pool, memory, timeout_s) for pool in pools), return_exceptions=True)
+    told: list[ReservationInfo] = []
+    failed: dict[str, MonarchNbError] = {}
+    for pool, answer in zip(pools, answers, strict=True):
+        if isinstance(answer, MonarchNbError):
+            failed[pool] = answer
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            told += answer
+    return Holdings(pools, told, failed)
+
+
+async def _ask_pool(pool: str, memory: bool, timeout_s: float | None) -> list[ReservationInfo]:
+    chosen = pool_named(pool)
+    try:
+        async with asyncio.timeout(timeout_s):
+            if not await asyncio.to_thread(lambda: chosen.is_up):
+                return []
+            return [reservation_info(held, pool) for held in await chosen.reservations(memory=memory)]
+    except TimeoutError:
+        raise NodeUnreachable(f"the pool {pool!r} did not answer in time") from None
 
 
 def list_ended(pool: str | None = None) -> list[EndedReservation]:

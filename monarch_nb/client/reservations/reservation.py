@@ -49,6 +49,7 @@ from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.reservations import sharing
 from monarch_nb.client.reservations.actors import LiveActors
 from monarch_nb.client.reservations.attachment import Attachment, TimeListener
+from monarch_nb.client.reservations.finding import find
 from monarch_nb.client.reservations.meshes import Meshes
 from monarch_nb.client.reservations.waiting import in_line, with_room
 from monarch_nb.errors import NodeUnreachable, UsageError
@@ -111,7 +112,7 @@ class Reservation:
         Raises:
             ReservationNotFound: it was released.
         """
-        return reservation_info(call(self.held(memory=memory)))
+        return reservation_info(call(self.held(memory=memory)), self.pool)
 
     async def held(self, *, memory: bool = False) -> HeldReservation:
         """Return what its nodes say, as they say it. On the background loop."""
@@ -555,19 +556,7 @@ def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str
     """
     chosen = pool_named(pool)
     chosen.revive(_silent)
-    held = call(chosen.reservations())
-    mine = [one for one in held if one.is_mine]
-    if name:
-        matching = [one for one in mine if one.facts.name == name] or sharing.shared(name, held)
-    else:
-        matching = [one for one in mine if notebook and one.facts.notebook == notebook]
-    if not matching and not name and len(mine) == 1:
-        matching = mine
-    if not matching:
-        raise pools.not_found(name, held, call(chosen.ended()))
-    if not matching[-1].complete:
-        raise pools.not_whole(matching[-1])
-    return Reservation(chosen, matching[-1])
+    return Reservation(chosen, find(chosen, name, notebook))
 
 
 def _limit(given: Duration | None, what: str) -> float:

@@ -192,7 +192,7 @@ class Subcommands:
         if parsed.switch("all") and parsed.word:
             raise UsageError(f"%mesh release {parsed.word} or %mesh release --all, not both")
         if parsed.switch("all"):
-            names = self._session.names()
+            names = self._session.names(parsed.text("pool"))
             if not names:
                 show(calm_line("nothing to release"))
         else:
@@ -200,16 +200,17 @@ class Subcommands:
         errors: list[MonarchNbError] = []
         for name in names:
             try:
-                self._release_one(name)
+                self._release_one(name, parsed.text("pool"))
             except MonarchNbError as error:
                 errors.append(error)
         if errors:
             raise errors[0] if len(errors) == 1 else MonarchNbError("\n".join(map(str, errors)))
 
-    def _release_one(self, name: str) -> None:
+    def _release_one(self, name: str, pool: str | None) -> None:
         current = self._session.reservation
-        mine = current is not None and current.name == name
-        reservation = current if mine and current else self._session.client.attach(name, pool=self._session.pool)
+        mine = current is not None and current.name == name and pool in (None, current.pool)
+        pool = pool or self._session.pool
+        reservation = current if mine and current else self._session.client.attach(name, pool=pool)
         with Progress(is_notebook(self._shell)) as progress:
             progress(f"releasing {name}")
             kept = reservation.release()
@@ -256,8 +257,8 @@ class Subcommands:
 
     def _list(self, _: Parsed) -> None:
         current = self._session.reservation
-        infos = self._session.client.list_reservations(self._session.pool)
-        show(reservations_table(infos, current.id if current else None))
+        held = self._session.client.list_everywhere()
+        show(reservations_table(held, current.id if current else None))
 
     def _status(self, _: Parsed) -> None:
         reservation = self._session.current()

@@ -20,7 +20,8 @@ from monarch_nb.times import duration
 if TYPE_CHECKING:
     from monarch_nb.client.doctor.diagnosis import Diagnosis
     from monarch_nb.client.pools.actor_infos import ActorInfo
-    from monarch_nb.client.pools.infos import RankInfo, ReservationInfo, RunInfo
+    from monarch_nb.client.pools.infos import RankInfo, RunInfo
+    from monarch_nb.client.reservations.lists import Holdings
     from monarch_nb.client.reservations.reservation import Reservation
 
 _MUTED = "color:var(--jp-ui-font-color2,#666)"
@@ -132,13 +133,16 @@ def status_table(
     return table(title, headers, rows, notes)
 
 
-def reservations_table(infos: Sequence[ReservationInfo], current: str | None) -> Shown:
-    """Return every reservation of the pool; the one named by the id `current` is marked."""
+def reservations_table(held: Holdings, current: str | None) -> Shown:
+    """Return every reservation, with its pool when several were asked; the one named by the id `current` is marked."""
+    infos = held.reservations
     if not infos:
-        return calm_line("nobody holds anything: %mesh reserve NAME --nodes 1 --procs 4")
+        nothing = "nobody holds anything: %mesh reserve NAME --nodes 1 --procs 4"
+        return calm_line("\n".join([nothing, *held.notes]))
     rows = [
         [
             f"{info.name}{' *' if info.reservation_id == current else ''}",
+            info.pool if len(held.pools) > 1 else "",
             shape(info),
             info.alive_of_all,
             info.holder,
@@ -149,7 +153,8 @@ def reservations_table(infos: Sequence[ReservationInfo], current: str | None) ->
         for info in sorted(infos, key=lambda info: (not info.held_by_me, info.name))
     ]
     notes = ["* this notebook's"] if any(info.reservation_id == current for info in infos) else []
-    return table("", ["name", "shape", "ranks alive", "held by", "for", "time left", "notebook"], rows, notes)
+    notes += held.notes
+    return table("", ["name", "pool", "shape", "ranks alive", "held by", "for", "time left", "notebook"], rows, notes)
 
 
 def stacks_view(groups: Sequence[tuple[Sequence[int], str]]) -> Shown:

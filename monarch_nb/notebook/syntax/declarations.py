@@ -119,11 +119,14 @@ DETACH = Command(
 RELEASE = Command(
     "release",
     "end the ranks and give the nodes back",
-    usage="[NAME | --all]",
+    usage="[NAME | --all] [--pool POOL]",
     magic="%mesh ",
     section="Hold",
     words=Words("NAME", "a reservation; this notebook's when not said", completes="reservation"),
-    flags=(Flag("--all", "every reservation of yours"),),
+    flags=(
+        Flag("--all", "every reservation of yours in the pool"),
+        Flag("--pool", "the pool that it is in (this notebook's, else the default one)", value="POOL"),
+    ),
     notes="Never asks. Variables on the ranks are lost.",
     examples=(("%mesh release dev", ""),),
 )
@@ -152,7 +155,7 @@ SHARE = Command(
     notes="Whoever runs cells can do on the nodes what you can. Ends with the reservation.",
     examples=(("%mesh share dev --to bob --run", "bob: %mesh attach dev"),),
 )
-LIST = Command("list", "every reservation in the pool", magic="%mesh ", section="Hold")
+LIST = Command("list", "every reservation, in all your pools", magic="%mesh ", section="Hold")
 ON_BREAKPOINT = ("stop", "go-on", "error")
 _ON_BREAKPOINT = Flag(
     "--on-breakpoint",

@@ -87,7 +87,7 @@ def test_without_a_pool_there_is_nothing_to_do(
 @pytest.mark.parametrize("words", [["status"], ["status", "--json"], ["list"], ["list", "--json"]])
 def test_a_pool_that_is_named_must_be_there(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert main([*words, "--pool", "x"]) == 1
-    assert capsys.readouterr() == ("", "monarch-nb: no pool 'x' is up (monarch-nb up --pool x starts one)\n")
+    assert capsys.readouterr() == ("", "monarch-nb: no pool 'x' is up: monarch-nb up --pool x starts one\n")
 
 
 def test_nothing_held_as_json(capsys: pytest.CaptureFixture[str]) -> None:

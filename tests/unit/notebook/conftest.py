@@ -20,7 +20,7 @@ def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeClient:
     home.mkdir(mode=0o700)
     monkeypatch.setenv(config.HOME_VARIABLE, str(home))
     monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "a.ipynb"))
-    for name in ("reserve", "attach", "list_reservations", "list_ended"):
+    for name in ("reserve", "attach", "list_reservations", "list_everywhere", "list_ended"):
         monkeypatch.setattr(monarch_nb, name, getattr(fake, name))
     return fake
 

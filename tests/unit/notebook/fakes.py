@@ -20,6 +20,7 @@ from monarch_nb.client.logs.records import LogRecord
 from monarch_nb.client.pools.infos import EndedReservation, RankInfo, RunInfo, StackReport
 from monarch_nb.client.pools.pool import KeptFiles
 from monarch_nb.client.presenting import served_notebook
+from monarch_nb.client.reservations.lists import Holdings
 from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.client.scripts.script import Script
 from monarch_nb.errors import PickleError, RankFailure, ReservationNotFound, RunFailed, RunNotFound
@@ -374,6 +375,9 @@ class FakeClient:
 
     def list_reservations(self, pool: str | None = None) -> list[Any]:
         return [reservation.info() for reservation in self.held.values()]
+
+    def list_everywhere(self) -> Holdings:
+        return Holdings(("lab",), self.list_reservations(), {})
 
     def list_ended(self, pool: str | None = None) -> list[EndedReservation]:
         return self.ended

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.client.pools.others import check_meant, other_pools
-from monarch_nb.config import CONFIG_VARIABLE
+from monarch_nb.client.pools.others import check_meant, known_pools, no_nodes, other_pools
+from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
 from monarch_nb.errors import PoolError
 from monarch_nb.trust.membership import make_pool
 
@@ -35,3 +35,22 @@ def test_who_names_none_is_told_which_there_are() -> None:
     make_pool("cluster", "alice")
     assert other_pools("local") == "you have the pools cluster, lab: --pool cluster, or MONARCH_NB_POOL=cluster"
     assert other_pools("cluster") == "you have the pool lab: --pool lab, or MONARCH_NB_POOL=lab"
+
+
+def test_a_pool_without_nodes_says_how_it_gets_some() -> None:
+    assert no_nodes("local") == "no pool 'local' is up: monarch-nb up starts one, and so does %mesh reserve"
+    assert "monarch-nb up --pool mine starts one" in no_nodes("mine")
+    make_pool("lab", "alice")
+    assert no_nodes("lab") == "the pool 'lab' has no nodes yet: monarch-nb pool add lab HOST says where one is"
+    assert no_nodes("local").endswith("; you have the pool lab: --pool lab, or MONARCH_NB_POOL=lab")
+
+
+def test_pools_of_this_machine_are_known_while_they_are_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    monkeypatch.setenv(HOME_VARIABLE, str(home))
+    make_pool("lab", "alice")
+    assert known_pools() == ["lab"]
+    (home / "mine").mkdir()
+    (home / "mine" / "pool.json").touch()
+    (home / "notebooks").mkdir()
+    assert known_pools() == ["mine", "lab"]

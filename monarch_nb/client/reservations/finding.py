@@ -1,0 +1,37 @@
+"""Which reservation is meant: by name, or the only one; and where it is when it is not in the pool that was asked."""
+
+from __future__ import annotations
+
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.pools import pool as pools
+from monarch_nb.client.pools.others import known_pools
+from monarch_nb.client.pools.pool import HeldReservation, Pool
+from monarch_nb.client.reservations import sharing
+from monarch_nb.client.reservations.lists import elsewhere
+from monarch_nb.errors import AccessDenied
+
+
+def find(pool: Pool, name: str | None, notebook: str | None) -> HeldReservation:
+    """Return what `attach` attaches to; it raises what that does."""
+    if not pool.is_up and (there := elsewhere(name, pool.name)):
+        raise pools.not_found(name, [], pool=pool.name, elsewhere=there)
+    held = call(pool.reservations())
+    try:
+        matching = _matching(held, name, notebook)
+    except AccessDenied as error:
+        if there := elsewhere(name, pool.name):
+            raise AccessDenied(f"{error}; {there}", error.owner, error.name) from None
+        raise
+    if not matching:
+        several = pool.name if len(known_pools()) > 1 else ""
+        raise pools.not_found(name, held, call(pool.ended()), several, elsewhere(name, pool.name))
+    if not matching[-1].complete:
+        raise pools.not_whole(matching[-1])
+    return matching[-1]
+
+
+def _matching(held: list[HeldReservation], name: str | None, notebook: str | None) -> list[HeldReservation]:
+    mine = [one for one in held if one.is_mine]
+    if name:
+        return [one for one in mine if one.facts.name == name] or sharing.shared(name, held)
+    return [one for one in mine if notebook and one.facts.notebook == notebook] or (mine if len(mine) == 1 else [])
