@@ -215,6 +215,11 @@ class NodePaths:
         return self.directory / "state.sqlite"
 
     @property
+    def accepted_runs(self) -> Path:
+        """What is not in the database yet."""
+        return self.directory / "accepted-runs"
+
+    @property
     def allocator_log(self) -> Path:
         return self.directory / "allocator.log"
 

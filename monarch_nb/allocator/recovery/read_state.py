@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from monarch_nb.allocator.recovery.database import Database
 from monarch_nb.allocator.state.limits import Limits
 from monarch_nb.allocator.state.runs import Mesh, RankSlot, Run
@@ -11,8 +13,17 @@ from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import state_pb2
 
 
-def read_state(database: Database, state: NodeState, mesh_records: dict[str, state_pb2.MeshRecord]) -> None:
-    """Fill an empty state, and the records of the meshes of which this node has ranks or the store."""
+def read_state(
+    database: Database,
+    accepted: Iterable[state_pb2.RunRecord],
+    state: NodeState,
+    mesh_records: dict[str, state_pb2.MeshRecord],
+) -> None:
+    """Fill an empty state, and the records of the meshes of which this node has ranks or the store.
+
+    Args:
+        accepted: runs that may not be in the database yet.
+    """
     now_s = seconds_since_boot()
     for key, lease in database.read("lease", state_pb2.LeaseRecord):
         limits = Limits.from_record(lease.limits, boot_id(), now_s, confirmed=lease.confirmed)
@@ -29,7 +40,8 @@ def read_state(database: Database, state: NodeState, mesh_records: dict[str, sta
         death = rank.death if rank.HasField("death") else None
         if mesh_of_rank := state.meshes.get(rank.mesh_id):
             mesh_of_rank.ranks[rank.rank] = RankSlot(list(rank.gpu_indices), death)
-    runs = [run for _, run in database.read("run", state_pb2.RunRecord)]
-    for run in sorted(runs, key=lambda run: run.submit.run.number):
+    runs = {run.submit.run.run_id: run for run in accepted}
+    runs.update((run.submit.run.run_id, run) for _, run in database.read("run", state_pb2.RunRecord))
+    for run in sorted(runs.values(), key=lambda run: run.submit.run.number):
         if mesh_of_run := state.meshes.get(run.submit.mesh_id):
             mesh_of_run.add_run(Run.from_record(run))

@@ -7,6 +7,7 @@ import logging
 import sqlite3
 from collections.abc import Callable, Iterable
 
+from monarch_nb.allocator.recovery.accepted_runs import AcceptedRuns
 from monarch_nb.allocator.recovery.database import Database, leaving_key, rank_key, run_key
 from monarch_nb.allocator.recovery.read_state import read_state
 from monarch_nb.allocator.recovery.run_numbers import RunNumbers
@@ -21,8 +22,8 @@ from monarch_nb.proto import state_pb2
 _log = logging.getLogger(__name__)
 
 FLUSH_DELAY_S = 0.25
-"""Runs are written down a few at once: the ranks and the client know what is not written yet, and most runs are over
-and collected before they have to be. When a client leaves, all that it knows is written at once."""
+"""Runs are written to the database a few at once: most are over and collected before they have to be. Their results the
+ranks and the client know until then; when a client leaves, all that it knows is written at once."""
 
 TRY_AGAIN_S = 2.0
 """After a flush that found no room: nothing tells when there is some again."""
@@ -44,7 +45,7 @@ class Records:
         self._loop = asyncio.get_running_loop()
         self.database = Database(paths.database)
         self.meshes: dict[str, state_pb2.MeshRecord] = {}
-        self._numbers = RunNumbers(paths)
+        self._numbers, self._accepted = RunNumbers(paths), AcceptedRuns(paths)
         self._newest_runs: dict[str, str] = {}
         self._dirty_runs: set[tuple[str, str]] = set()
         self._unacknowledged: dict[tuple[str, int], list[str]] = {}
@@ -52,7 +53,10 @@ class Records:
 
     def read(self) -> None:
         """Fill the state with what the allocator before this one knew."""
-        read_state(self.database, self._state, self.meshes)
+        accepted = self._accepted.read()
+        read_state(self.database, accepted, self._state, self.meshes)
+        keys = {(run.submit.mesh_id, run.submit.run.run_id) for run in accepted}
+        self._dirty_runs |= {key for key in keys if key[0] in self._state.meshes}
         for mesh_id, mesh in self._state.meshes.items():
             mesh.last_number = self._numbers.newest(mesh)
             if mesh.runs:
@@ -172,7 +176,9 @@ class Records:
         self._numbers.note(mesh_id, number)
 
     def run_added(self, mesh_id: str, run_id: str) -> None:
-        """A mesh has a run that is newer than all others."""
+        """A mesh has a run that is newer than all others. It is known to the next allocator from now on."""
+        if run := self._state.meshes[mesh_id].runs.get(run_id):
+            self._accepted.add(run.record())
         older = self._newest_runs.get(mesh_id, run_id)
         self._newest_runs[mesh_id] = run_id
         self._dirty_runs |= {(mesh_id, older), (mesh_id, run_id)}
@@ -222,6 +228,7 @@ class Records:
             _log.warning("state can not be written: %s", error)
             self._flush_timer = self._loop.call_later(TRY_AGAIN_S, self.flush)
             return
+        self._accepted.clear()
         for (mesh_id, rank), run_ids in self._unacknowledged.items():
             self._on_stored(mesh_id, rank, run_ids)
         self._unacknowledged.clear()
@@ -236,4 +243,5 @@ class Records:
         self.flush()
         self._cancel_timer()
         self.database.close()
+        self._accepted.close()
         self._numbers.close()

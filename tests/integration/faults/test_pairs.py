@@ -6,19 +6,17 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from integration.live import TIMEOUT_S, Client, Gate, Recorder, eventually, parent_of, pids_of
+from integration.live import TIMEOUT_S, Client, Gate, Recorder, parent_of, pids_of
 from integration.servers import Server
 from leaks import wait_for_end
 from monarch_nb.client.connections import events
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation, reserve
-from monarch_nb.config import NodePaths
 from monarch_nb.errors import RunFailed
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
@@ -66,13 +64,6 @@ run.result()
 """
 
 
-def is_written_down(mesh: Mesh, run_id: str) -> bool:
-    """Whether the first node would know a run if its allocator and who submitted it were killed at once."""
-    with sqlite3.connect(NodePaths(local.nodes()[0].directory).database) as database:
-        rows = database.execute("SELECT key FROM record WHERE kind = 'run' AND key = ?", (f"{mesh.id}/{run_id}",))
-        return bool(rows.fetchall())
-
-
 def numbers(lines: list[str]) -> list[int]:
     return [int(line.split()[1]) for line in lines if line.startswith("line ")]
 
@@ -91,7 +82,6 @@ async def test_killed_together(
     kernel = Client(PROGRAM.format(code=printing(gate, second_gate, ran)))
     try:
         run_id = kernel.line()
-        eventually(lambda: is_written_down(mesh, run_id))  # until then only the kernel, or the allocator, can be lost
         pids = pids_of(mesh)
         template = parent_of(pids[1])
         find: dict[str, Callable[[], int | None]] = {

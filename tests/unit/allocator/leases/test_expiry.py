@@ -106,7 +106,7 @@ class TestLimits:
         node.leases.expiry.attach(stranger, "r")
         assert [event.files for event in events(stranger, "files_changed")] == [second]
         again = NodeState(4)
-        read_state(node.records.database, again, {})
+        read_state(node.records.database, [], again, {})
         assert again.leases["r"].files == second, "an allocator that is started again knows it"
         node.leases.change_files(files_pb2.ChangeFilesRequest(reservation_id="r", remove="library"))
         assert not node.state.leases["r"].files.added

@@ -329,5 +329,5 @@ class TestShares:
     async def test_grants_survive_the_allocator(self, connect: Connect, node: NodeWithoutProcesses) -> None:
         await connect("alice", "user").Share(share(pb.RIGHT_RUN))
         state = NodeState(procs=4)
-        read_state(node.records.database, state, {})
+        read_state(node.records.database, [], state, {})
         assert state.leases["r"].shares == {"bob": pb.RIGHT_RUN}
