@@ -1,6 +1,7 @@
 """Connections of frames over Unix sockets."""
 
 import asyncio
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -72,6 +73,15 @@ class FrameConnection(asyncio.BufferedProtocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+
+_OWN_TROUBLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN})
+"""Nothing of it says whether anybody listens. EAGAIN: more wait to be accepted than fit."""
+
+
+def may_listen(error: OSError) -> bool:
+    """Whether somebody may listen where `connect` failed: this process has no descriptors left, say."""
+    return error.errno in _OWN_TROUBLE
 
 
 async def connect(

@@ -10,7 +10,7 @@ from monarch_nb.allocator.supervision.mail_link import MailLink
 from monarch_nb.errors import PreloadError, SpawnError
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
-from monarch_nb.rpc.frame_connection import FrameConnection, connect
+from monarch_nb.rpc.frame_connection import FrameConnection, connect, may_listen
 
 FORGET_DELAY_S = 1.0
 RECONNECT_DELAY_S = 0.5
@@ -153,18 +153,18 @@ class RankLink:
 
     async def connect(self) -> None:
         """Open all channels and wait for the rank's hello. Raises SpawnError when it ends first."""
-        await self._open()
-        await self.mail.open()
+        try:
+            await self._open()
+            await self.mail.open()
+        except OSError as error:
+            raise SpawnError(f"the rank does not listen: {error}") from error
         await asyncio.shield(self._hello)
 
     async def _open(self) -> None:
         self._connected += 1
         on_lost = functools.partial(self._on_lost, self._connected)
-        try:
-            self._work = await connect(self._path, self._on_work, on_lost)
-            self._control = await connect(self._path, self._on_control, on_lost)
-        except OSError as error:
-            raise SpawnError(f"the rank does not listen: {error}") from error
+        self._work = await connect(self._path, self._on_work, on_lost)
+        self._control = await connect(self._path, self._on_control, on_lost)
         for connection, channel in (
             (self._work, wire.Hello.CHANNEL_WORK),
             (self._control, wire.Hello.CHANNEL_CONTROL),
@@ -177,7 +177,9 @@ class RankLink:
             self._hang_up()
             try:
                 await self._open()
-            except SpawnError:
+            except OSError as error:
+                if may_listen(error):
+                    continue
                 if not self._hello.done():
                     self._hello.set_exception(SpawnError("the rank ended before it was ready"))
                 return

@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from monarch_nb.errors import SpawnError
 from monarch_nb.proto import worker_pb2 as wire
-from monarch_nb.rpc.frame_connection import FrameConnection, connect
+from monarch_nb.rpc.frame_connection import FrameConnection, connect, may_listen
 
 RECONNECT_DELAY_S = 0.5
 
@@ -38,12 +37,9 @@ class MailLink:
         """Connect.
 
         Raises:
-            SpawnError: nobody listens there.
+            OSError: nobody listens there, or it can not be found out (`may_listen`).
         """
-        try:
-            connection = await connect(self._path, self._on_frame, self._on_lost)
-        except OSError as error:
-            raise SpawnError(f"the rank does not listen: {error}") from error
+        connection = await connect(self._path, self._on_frame, self._on_lost)
         if self._is_closed:
             connection.close()
             return
@@ -69,8 +65,9 @@ class MailLink:
             await asyncio.sleep(RECONNECT_DELAY_S)  # it may hang up again at once
             try:
                 await self.open()
-            except SpawnError:
-                return
+            except OSError as error:
+                if not may_listen(error):
+                    return
 
     def send(self, frame: bytes) -> None:
         """Send a frame soon, with what else is sent in this turn of the loop."""

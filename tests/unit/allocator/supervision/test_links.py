@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from monarch_nb.allocator.supervision import links
+from monarch_nb.allocator.supervision import links, mail_link
 from monarch_nb.allocator.supervision.links import RankLink
+from monarch_nb.allocator.supervision.mail_link import MailLink
 from monarch_nb.errors import SpawnError
 from monarch_nb.ground.frames import encode_frame, read_frame
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
+from monarch_nb.rpc.frame_connection import FrameConnection, connect
 
 
 class FakeRank:
@@ -24,6 +28,7 @@ class FakeRank:
         self.path, self.silent = path, silent
         self.writers: list[asyncio.StreamWriter] = []
         self.runs: asyncio.Queue[str] = asyncio.Queue()
+        self.mail: asyncio.Queue[None] = asyncio.Queue()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writers.append(writer)
@@ -31,6 +36,8 @@ class FakeRank:
             message = wire.ToRank.FromString(frame)
             if message.HasField("run"):
                 self.runs.put_nowait(message.run.run_id)
+            elif message.hello.channel == wire.Hello.CHANNEL_MAIL:
+                self.mail.put_nowait(None)
             elif message.hello.channel == wire.Hello.CHANNEL_WORK:
                 if self.silent:
                     self.silent -= 1
@@ -58,6 +65,7 @@ class FakeRank:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "RECONNECT_DELAY_S", 0.0)
+    monkeypatch.setattr(mail_link, "RECONNECT_DELAY_S", 0.0)
 
 
 def link_to(rank: FakeRank) -> tuple[RankLink, asyncio.Queue[wire.RankHello]]:
@@ -87,6 +95,49 @@ async def test_a_rank_that_hangs_up_before_its_hello_is_not_dead(tmp_path: Path)
         link, hellos = link_to(rank)
         await asyncio.wait_for(link.connect(), 10)
         assert hellos.qsize() == 1
+        link.close()
+
+
+class WithoutDescriptors:
+    """Connects, but for some of the calls: then the allocator can open nothing."""
+
+    def __init__(self, *failing: int) -> None:
+        self.failing, self.calls = failing, 0
+
+    async def __call__(self, *arguments: Any) -> FrameConnection:
+        self.calls += 1
+        if self.calls in self.failing:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await connect(*arguments)
+
+
+@pytest.mark.parametrize("failing", [(1, 2, 3), (2, 4, 6)], ids=["none", "only one of two"])
+async def test_it_is_tried_again_while_there_are_no_descriptors(
+    failing: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = FakeRank(tmp_path / "rank")
+    async with rank.listening():
+        link, _ = link_to(rank)
+        await link.connect()
+        monkeypatch.setattr(links, "connect", connecting := WithoutDescriptors(*failing))
+        rank.hang_up()
+        async with asyncio.timeout(10):
+            while connecting.calls <= failing[-1] or not link.is_open:
+                await asyncio.sleep(0)
+        link.start(wire.ToRank(run=run_pb2.RunSpec(run_id="next")).SerializeToString())
+        assert await asyncio.wait_for(rank.runs.get(), 10) == "next"
+        link.close()
+
+
+async def test_so_is_the_connection_for_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = FakeRank(tmp_path / "rank")
+    async with rank.listening():
+        link = MailLink(rank.path, lambda _: None)
+        await link.open()
+        await asyncio.wait_for(rank.mail.get(), 10)
+        monkeypatch.setattr(mail_link, "connect", WithoutDescriptors(1, 2, 3))
+        rank.hang_up()
+        await asyncio.wait_for(rank.mail.get(), 10)
         link.close()
 
 
