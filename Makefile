@@ -21,7 +21,7 @@ PANEL_SOURCES := $(wildcard labextension/*.json labextension/*.mjs) $(shell find
 say = printf '\n\033[1m==> %s\033[0m\n'
 
 .NOTPARALLEL:
-.PHONY: help install panel demo lab format check test quick unit ui itest e2e notebooks bench proto docs clean
+.PHONY: help install panel demo lab format check test quick unit ui itest gpu e2e notebooks bench proto docs clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## */\1\t/' | expand -t 12
@@ -107,6 +107,10 @@ ui: install $(NODE_MODULES)  ## Tests of the panel's TypeScript
 itest: install panel  ## Tests against real allocators and ranks
 	@$(say) 'Integration tests'
 	@$(PYTEST) -n 2 tests/integration --ignore $(NOTEBOOKS)
+
+gpu: install  ## Tests on a real GPU of this machine; skipped where there is none
+	@$(say) 'Tests on a GPU'
+	@$(PYTEST) tests/gpu
 
 e2e: install panel  ## Tests in a real browser
 	@$(say) 'End-to-end tests in JupyterLab'

@@ -1,4 +1,8 @@
-"""Pickling by value, with the memory of CPU tensors outside the pickle stream, as that of numpy arrays."""
+"""Pickling by value, with the memory of tensors outside the pickle stream, as that of numpy arrays.
+
+A tensor on a GPU travels through main memory. It arrives on the GPU of the rank that it is for (`arrive_on`), and stays
+in main memory elsewhere: a notebook would take GPU memory from the ranks.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,14 @@ import cloudpickle
 
 _INLINE_BYTES = 1 << 16
 """Storages up to here are pickled as torch does: they can be resized afterwards, those that are views can not."""
+_own_gpu = ""
+"""Of this process: "cuda:3"."""
+
+
+def arrive_on(device: str) -> None:
+    """Have tensors that were on a GPU arrive on this one; an empty name: in main memory."""
+    global _own_gpu
+    _own_gpu = device
 
 
 def dumps(
@@ -49,6 +61,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 def _reduce_storage(storage: Any) -> Any:
     untyped = getattr(storage, "_untyped_storage", storage)
+    if untyped.device.type == "cuda":
+        torch = importlib.import_module("torch")
+        return load_gpu_storage, (_typed(torch, untyped.cpu(), getattr(storage, "dtype", torch.uint8)),)
     if untyped.device.type != "cpu" or untyped.nbytes() <= _INLINE_BYTES or "numpy" not in sys.modules:
         return NotImplemented
     torch = importlib.import_module("torch")
@@ -61,4 +76,16 @@ def load_storage(memory: memoryview, dtype: Any) -> Any:
     torch = importlib.import_module("torch")
     writable = bytearray(memory) if memoryview(memory).readonly else memory
     untyped = torch.frombuffer(writable, dtype=torch.uint8).untyped_storage()
+    return _typed(torch, untyped, dtype)
+
+
+def load_gpu_storage(storage: Any) -> Any:
+    """In pickles: return what was a GPU's: on the own one, where there is one."""
+    if not _own_gpu:
+        return storage
+    torch = importlib.import_module("torch")
+    return _typed(torch, storage._untyped_storage.to(device=torch.device(_own_gpu)), storage.dtype)
+
+
+def _typed(torch: Any, untyped: Any, dtype: Any) -> Any:
     return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.ground import file_locks
+from monarch_nb.ground import file_locks, pickling
 from monarch_nb.integrations import lightning
 from monarch_nb.proto.worker_pb2 import RankSpec
 from monarch_nb.worker.forking import identity
@@ -137,6 +137,7 @@ def _prefer_own_gpu(environment: Mapping[str, str]) -> None:
     torchrun's processes do: what people have written takes its own by LOCAL_RANK."""
     own = device_name(environment)
     if own != "cpu":
+        pickling.arrive_on(own)
         after_import("torch.cuda", lambda cuda: cuda._lazy_call(lambda: cuda.set_device(own)))
 
 

@@ -1,6 +1,7 @@
 """From an exception in user code to the Failure that the notebook shows."""
 
 import bdb
+import os
 import runpy
 from types import CodeType
 
@@ -20,6 +21,18 @@ _FINDERS = {ExecutionMagics.run.__code__, runpy._get_module_details.__code__}  #
 _END_OF_INPUT = "EOF when reading a line"
 """What `input()` says."""
 _QUIT = "quit in the debugger"
+_CUDA_ERROR = "CUDA error: "
+_CONTEXT_IS_LOST = (
+    "device-side assert triggered",
+    "illegal address",
+    "illegal memory access",
+    "illegal instruction",
+    "misaligned address",
+    "unspecified launch failure",
+    "uncorrectable",
+)
+"""Of CUDA's errors those after which, as its runtime's documentation says, "the process must be terminated and
+relaunched" (cudaErrorAssert, cudaErrorIllegalAddress, …)."""
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -74,6 +87,8 @@ def readable(error: BaseException, *, makes_another: bool = True) -> BaseExcepti
         error.args = (f"{_END_OF_INPUT}: a rank's stdin is empty",)
     if type(error) is bdb.BdbQuit and not error.args:
         error.args = (_QUIT,)
+    if makes_another and isinstance(error, RuntimeError) and (message := _message(error)).startswith(_CUDA_ERROR):
+        error.args = (explain_cuda(message),)
     aborted = breaking.readable(error)
     if aborted is None:
         return error
@@ -81,6 +96,18 @@ def readable(error: BaseException, *, makes_another: bool = True) -> BaseExcepti
         message = str(aborted).removesuffix(f"; {GROUP_ABORTED}")
         aborted = ProcessGroupAborted(message, aborted.collective, aborted.reason)
     return aborted.with_traceback(error.__traceback__)
+
+
+def explain_cuda(message: str) -> str:
+    """Return what CUDA says, with what helps where this process can use its GPU no more.
+
+    Example: "CUDA error: misaligned address; this process can not use its GPU any more: %mesh restart -t 3".
+    """
+    said, newline, advice = message.partition("\n")
+    if not any(sign in said for sign in _CONTEXT_IS_LOST):
+        return message
+    rank = os.environ.get("RANK", "0")
+    return f"{said}; this process can not use its GPU any more: %mesh restart -t {rank}{newline}{advice}"
 
 
 def _innermost_code(error: BaseException) -> CodeType | None:

@@ -108,3 +108,8 @@ def _cloudpickled(value: Any) -> int:
 def test_functions_of_cells_still_travel_by_value() -> None:
     offset = 3
     assert travel(lambda x: x + offset)(4) == 7
+
+
+def test_what_was_on_a_gpu_stays_in_main_memory_where_there_is_none() -> None:
+    storage = MATRIX.storage()
+    assert pickling.load_gpu_storage(storage) is storage
