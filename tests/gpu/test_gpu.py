@@ -108,9 +108,12 @@ class Adder(Actor):
     def add(self, given: torch.Tensor) -> tuple[str, torch.Tensor]:
         return str(given.device), given + 1
 
+
+class Asker(Actor):
     @endpoint
-    async def ask(self, others: Adder) -> tuple[str, torch.Tensor]:
-        return await others.add.call_one(torch.ones(2, device="cuda"))
+    def ask(self, others: Adder) -> tuple[str, torch.Tensor]:
+        told: tuple[str, torch.Tensor] = others.add.call_one(torch.ones(2, device="cuda")).get()
+        return told
 
 
 def test_tensors_travel_without_a_gpu_of_the_client(mesh: Mesh) -> None:
@@ -129,8 +132,8 @@ def test_tensors_travel_without_a_gpu_of_the_client(mesh: Mesh) -> None:
 
 def test_a_tensor_on_a_gpu_is_on_the_gpu_of_the_rank_that_gets_it(mesh: Mesh) -> None:
     """From an actor to another."""
-    asked, asking = mesh.spawn("asked", Adder), mesh.spawn("asking", Adder)
-    device, given = asking.ask.call_one(asked).get()
+    adders, askers = mesh.spawn("adders", Adder), mesh.spawn("askers", Asker)
+    device, given = askers.ask.call_one(adders).get()
     assert (device, given.device.type, given.tolist()) == ("cuda:0", "cpu", [2.0, 2.0])
 
 

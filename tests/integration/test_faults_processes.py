@@ -193,7 +193,6 @@ class TestTemplate:
         assert set(templates_of(mesh)) == set(range(8))
         for pid in {*templates_of(mesh).values(), *pids_of(mesh).values()}:
             assert [target for target in open_files(pid) if "nvidia" in target] == []
-            assert "libcuda.so" not in Path(f"/proc/{pid}/maps").read_text()
 
     def test_ranks_know_nothing_of_grpc_or_jupyter(self, mesh: Mesh) -> None:
         code = "import sys; sorted({name.partition('.')[0] for name in sys.modules})"

@@ -140,6 +140,7 @@ class ForkedRanks:
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(self.port),
             RES_OPTIONS="timeout:1 attempts:1",  # torch looks up the names of addresses, and DNS may be slow
+            CUDA_VISIBLE_DEVICES="",
             **self.environment,
         )
         forming.install()
