@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cloudpickle
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from monarch_nb.errors import CapacityError, RunFailed
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Node
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks have no tests to import
 GIB = 1 << 30
 TRAIN = """
 import torch, torch.distributed as dist
