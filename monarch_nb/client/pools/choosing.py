@@ -32,13 +32,19 @@ class Shape:
 
 
 def choose_nodes(
-    shape: Shape, nodes: list[pb.DescribeReply], *, force_busy: bool = False, silent: Sequence[str] = ()
+    shape: Shape,
+    nodes: list[pb.DescribeReply],
+    *,
+    force_busy: bool = False,
+    silent: Sequence[str] = (),
+    own_pid: int = 0,
 ) -> list[int]:
     """Return the indices of the nodes to use: the first that have enough free.
 
     Args:
         force_busy: GPUs on which others compute are free too; nodes that have enough without them come first.
         silent: names of nodes that do not answer.
+        own_pid: of the process that asks.
 
     Raises:
         CapacityError: there are too few; the message says what is free and who holds the rest.
@@ -67,6 +73,10 @@ def choose_nodes(
     able = len([count for count in usable if count >= shape.per_node])
     if sum(f + b >= shape.per_node for f, b in zip(free, busy, strict=True)) >= shape.nodes:
         lines.append("--force-busy takes GPUs that others use as well: their memory and their time are shared then")
+        if any(pid == own_pid and node.address.startswith("unix:") for node in nodes for pid in _pids_of_others(node)):
+            lines.append(
+                f"pid {own_pid} is this one: torch has opened the GPU here; restart the kernel to leave it to ranks"
+            )
     else:
         are_local = all(node.address.startswith("unix:") for node in nodes)
         lines.append(_what_helps(shape, able, len(nodes), shape.nodes - len(fitting), are_local=are_local))
@@ -95,6 +105,10 @@ def who_holds(shape: Shape, nodes: Sequence[pb.DescribeReply]) -> str:
 def _busy(node: pb.DescribeReply) -> list[pb.Gpu]:
     """Return the GPUs that nobody holds, but others use."""
     return [gpu for gpu in node.gpus if gpu.used_by and not gpu.trouble and not gpu.HasField("held_by")]
+
+
+def _pids_of_others(node: pb.DescribeReply) -> list[int]:
+    return [process.pid for gpu in _busy(node) for process in gpu.used_by]
 
 
 def _what_helps(shape: Shape, able: int, nodes: int, missing: int, *, are_local: bool) -> str:

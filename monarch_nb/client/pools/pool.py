@@ -324,7 +324,7 @@ class Pool:
     ) -> HeldReservation:
         answers = await self.ask()
         described = [reply.node for _, reply in answers]
-        chosen = choose_nodes(shape, described, force_busy=terms.force_busy, silent=self.silent)
+        chosen = choose_nodes(shape, described, force_busy=terms.force_busy, silent=self.silent, own_pid=os.getpid())
         connections = [answers[index][0] for index in chosen]
         if options.shared:
             await check_shared(connections, options.shared)

@@ -77,6 +77,17 @@ class TestChooseNodes:
         assert lines[1] == "  node0: 1 of 2 gpus free; GPU 1 is busy: pid 4711 (python, bob, 11 GB)"
         assert lines[-1].startswith("--force-busy takes GPUs that others use as well")
 
+    def test_a_gpu_that_this_process_uses_itself(self) -> None:
+        """As a notebook does in which torch initialised CUDA, before anybody thought of ranks."""
+        nodes = [node(0, gpus_free=0, gpus=1)]
+        nodes[0].address = "unix:/a"
+        nodes[0].gpus[0].used_by.add(pid=4711, name="python", user="bob")
+        with pytest.raises(CapacityError, match=r"\npid 4711 is this process: restart the kernel"):
+            choose_nodes(Shape(1, 0, 1), nodes, own_pid=4711)
+        nodes[0].address = "host1:7878"
+        with pytest.raises(CapacityError, match=r"--force-busy .* shared then$"):
+            choose_nodes(Shape(1, 0, 1), nodes, own_pid=4711)
+
     def test_gpus_that_another_pool_holds_are_not_free_by_force(self) -> None:
         one = node(0, gpus_free=1, gpus=2)
         one.gpus[1].held_by.owner = "ann"
