@@ -74,9 +74,7 @@ def choose_nodes(
     if sum(f + b >= shape.per_node for f, b in zip(free, busy, strict=True)) >= shape.nodes:
         lines.append("--force-busy takes GPUs that others use as well: their memory and their time are shared then")
         if any(pid == own_pid and node.address.startswith("unix:") for node in nodes for pid in _pids_of_others(node)):
-            lines.append(
-                f"pid {own_pid} is this one: torch has opened the GPU here; restart the kernel to leave it to ranks"
-            )
+            lines.append(f"pid {own_pid} is this process: restart the kernel, and leave the GPU to ranks")
     else:
         are_local = all(node.address.startswith("unix:") for node in nodes)
         lines.append(_what_helps(shape, able, len(nodes), shape.nodes - len(fitting), are_local=are_local))
