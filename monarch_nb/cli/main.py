@@ -453,8 +453,10 @@ def _share(options: argparse.Namespace) -> int:
         reservation.unshare(options.to)
         print(f"{options.name}: {options.to} may not use it any more")
     else:
-        reservation.share(options.to, "run" if options.may_run else "read")
+        doubtful = reservation.share(options.to, "run" if options.may_run else "read")
         print(f"{options.name}: {options.to} may {'run cells on it' if options.may_run else 'see what runs on it'}")
+        if doubtful:
+            _say(doubtful)
     return 0
 
 

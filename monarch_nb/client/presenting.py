@@ -82,9 +82,11 @@ def held_by_notebook() -> Any:
     return _held[-1]() if _held else None
 
 
-def name_here(number: int, cell_number: int, notebook: str) -> str:
-    """Return what a run is called here: "run 46, cell [12]", or of another notebook "run 46, cell [12] of b.ipynb"."""
-    return run_name(number, cell_number, notebook="" if notebook == served_notebook() else os.path.basename(notebook))
+def name_here(number: int, cell_number: int, notebook: str, owner: str = "") -> str:
+    """Return what a run is called here: "run 46, cell [12]", of another notebook "run 46, cell [12] of b.ipynb", and of
+    somebody else "bob's run 46, cell [12] of b.ipynb"."""
+    elsewhere = "" if notebook == served_notebook() else os.path.basename(notebook)
+    return run_name(number, cell_number, notebook=elsewhere, owner=owner)
 
 
 def present_with(make: MakePanel) -> Callable[[], None]:

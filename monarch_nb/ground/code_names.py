@@ -85,18 +85,24 @@ class NamedRun(Protocol):
     def title(self) -> str: ...
     @property
     def notebook(self) -> str: ...
+    @property
+    def owner(self) -> str: ...
 
 
 def run_names(infos: Iterable[NamedRun]) -> dict[str, str]:
     """Return what runs are called, by id: with their notebook's name where they come from several, because these number
-    their cells alike."""
+    their cells alike, and with whose they are when they are others'."""
     infos = list(infos)
     paths = {info.notebook for info in infos if info.notebook}
     names = [os.path.basename(path) for path in paths]
     notebooks = {path: path if names.count(os.path.basename(path)) > 1 else os.path.basename(path) for path in paths}
     return {
         info.run_id: run_name(
-            info.number, info.cell_number, info.title, notebooks.get(info.notebook, "") if len(paths) > 1 else ""
+            info.number,
+            info.cell_number,
+            info.title,
+            notebooks.get(info.notebook, "") if len(paths) > 1 else "",
+            info.owner,
         )
         for info in infos
     }

@@ -323,7 +323,7 @@ def _open_runs(reservation: Reservation, seen: Container[str]) -> list[RunInfo]:
 def _names(runs: Sequence[RunInfo]) -> str:
     if len(runs) > _MAX_NAMES:
         return f"runs {format_ranks(run.number for run in runs)}"
-    return "; ".join(run_name(run.number, run.cell_number) for run in runs)
+    return "; ".join(run_name(run.number, run.cell_number, owner=run.owner) for run in runs)
 
 
 def _held_line(names: Sequence[str]) -> str:

@@ -328,7 +328,7 @@ def _variables(alive: Sequence[Json]) -> Iterator[str]:
 def _runs(runs: Iterable[Json]) -> Iterator[str]:
     """Yield what runs, and what waits to."""
     for run in runs:
-        name = run_name(run["number"], run["cell_number"], run["title"])
+        name = run_name(run["number"], run["cell_number"], run["title"], owner=run["owner"])
         if run["state"] == "running":
             yield f"{name}, which has run for {duration(run['running_s'])}"
         else:

@@ -309,7 +309,7 @@ def _reservation(
         "nearly_up": time_left_s is not None and time_left_s <= limits.warn_before_s,
         "confirmed": confirmed,
         "right": "own" if facts.owner == owner else RIGHTS.get(facts.right, ""),
-        "meshes": [_mesh(mesh_id, nodes, facts.owner) for mesh_id in _mesh_ids(nodes)],
+        "meshes": [_mesh(mesh_id, nodes, owner) for mesh_id in _mesh_ids(nodes)],
         "actors": actors_of(_answering_meshes(nodes)),
     }
 

@@ -1571,7 +1571,7 @@ class ReservationStatus(_message.Message):
 
     @_builtins.property
     def shares(self) -> _containers.ScalarMap[_builtins.str, Global___Right.ValueType]:
-        """what its owner has granted, by name; only the owner and those named learn it"""
+        """What its owner has granted, by name; only the owner and those named learn it. Nothing: it was granted, and ended."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from monarch_nb.allocator.serving.revoked import Revoked
 from monarch_nb.allocator.state.limits import expired
 from monarch_nb.allocator.state.rights import Right, right_of, to_wire
 from monarch_nb.allocator.state.runs import Run
-from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.allocator.state.state import Lease, NodeState
 from monarch_nb.errors import AccessDenied, MeshNotFound, MonarchNbError, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.mail_pb2 import Envelope
@@ -167,7 +167,7 @@ class Access:
         lease = self._state.leases.get(reservation_id)
         if lease is not None:
             if (has := right_of(caller.name, lease)) < right:
-                raise self._denied(caller, lease.request, has, right, doing)
+                raise self._denied(caller, lease, has, right, doing)
         elif self._state.owner_of(reservation_id) not in ("", caller.name):
             raise ReservationNotFound("the reservation is not held here (released, or never confirmed); reserve again")
 
@@ -235,12 +235,12 @@ class Access:
         meshes = self._state.meshes.items()
         return [(mesh_id, run) for mesh_id, mesh in meshes if (run := mesh.runs.get(run_id))]
 
-    def _denied(
-        self, caller: Caller, request: pb.ReserveRequest, has: Right, needed: Right, doing: str
-    ) -> AccessDenied:
-        owner = request.owner
+    def _denied(self, caller: Caller, lease: Lease, has: Right, needed: Right, doing: str) -> AccessDenied:
+        request, owner = lease.request, lease.request.owner
         whose = f"{request.name} on {self.node_id} is {owner}'s"
         shared = ", shared with you to " + ("read" if has is Right.READ else "run cells") if has else ""
+        if not has and caller.name in lease.shares:
+            shared = ", shared with you no longer"
         if needed is Right.OWN:
             message = f"{whose}{shared}: only {owner} can {doing}"
         else:
@@ -267,6 +267,8 @@ class Access:
             lease = self._state.leases.get(reservation.reservation_id)
             right = Right.NONE if lease is None else right_of(caller.name, lease)
             seen.reservations.append(_as_seen(reservation, right, caller))
+            if lease is not None and not right and caller.name in lease.shares:
+                seen.reservations[-1].shares[caller.name] = pb.RIGHT_UNSPECIFIED
         return seen
 
 

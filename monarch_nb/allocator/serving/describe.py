@@ -119,7 +119,7 @@ class Description:
                 time_left_s=limits.time_left_s(now_s) or 0.0,
                 idle_left_s=limits.idle_left_s(now_s, busy=busy) or 0.0,
                 files=lease.files,
-                shares=lease.shares,
+                shares={name: right for name, right in lease.shares.items() if right},
             )
             for mesh_id, mesh in self._state.meshes.items():
                 if mesh.spec.reservation_id == reservation_id:

@@ -36,7 +36,7 @@ class Lease:
 
     Attributes:
         nodes: all of the reservation, by node rank, when it is confirmed.
-        shares: what its owner has granted (pb.Right), by name.
+        shares: what its owner has granted (pb.Right), by name; RIGHT_UNSPECIFIED: has granted, and ended.
     """
 
     request: pb.ReserveRequest
@@ -184,8 +184,7 @@ class NodeState:
         lease = self.lease(request.reservation_id)
         if request.to in ("", lease.request.owner):
             raise UsageError(f"{lease.request.name} is {request.to or 'nobody'}'s already: name somebody else")
-        lease.shares.pop(request.to, None)
-        if request.right:
+        if request.right or request.to in lease.shares:
             lease.shares[request.to] = min(request.right, pb.RIGHT_RUN)
 
     def owner_of(self, reservation_id: str) -> str:

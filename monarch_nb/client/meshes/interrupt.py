@@ -27,12 +27,14 @@ class Part:
     Attributes:
         runs: that go on on these ranks of the mesh or wait for them.
         suffix: of what is called by a name; empty when no other mesh is meant.
+        is_ours: whether we hold it; else only our own runs are interrupted, and no actors.
     """
 
     core: MeshCore
     ranks: Sequence[int]
     runs: Sequence[Run]
     suffix: str = ""
+    is_ours: bool = True
 
 
 def interrupt_parts(parts: Iterable[Part], *, kill_stuck: bool) -> InterruptReport:
@@ -43,23 +45,27 @@ def interrupt_parts(parts: Iterable[Part], *, kill_stuck: bool) -> InterruptRepo
     """
     reports: dict[str, InterruptReport] = {}
     dropped: list[str] = []
+    others: list[str] = []
     messages = 0
     for part in parts:
-        runs = part.runs
+        runs = part.runs if part.is_ours else [run for run in part.runs if not run.owner]
+        others += [run.name + part.suffix for run in part.runs if run not in runs]
         begun = call(_drop_waiting(part.core, runs)) if runs else set()
         waiting = [run for run in runs if run.id not in begun]
         for run in waiting:
             run.cancel()  # for nodes that do not answer: when they are there again
-        actors = call(interrupt_actors(part.core, part.ranks, part.suffix, kill_stuck=kill_stuck))
-        messages += actors.messages
+        actors = None
+        if part.is_ours:
+            actors = call(interrupt_actors(part.core, part.ranks, part.suffix, kill_stuck=kill_stuck))
+            messages += actors.messages
         told = [(run, run.interrupt(kill_stuck=kill_stuck and run.is_stuck)) for run in runs if run.id in begun]
         for run in waiting:
             run.wait_freed(STOP_WAIT_S)
         part.core.stuck = [run for run in runs if run.is_stuck]
         reports |= {run.name + part.suffix: report for run, report in told}  # by now each knows its number
-        reports |= call(actors.reports(run.id for run in runs))
+        reports |= call(actors.reports(run.id for run in runs)) if actors else {}
         dropped += [run.name + part.suffix for run in waiting]
-    return InterruptReport.of(reports, dropped, messages)
+    return InterruptReport.of(reports, dropped, messages, others)
 
 
 async def _drop_waiting(core: MeshCore, runs: Sequence[Run]) -> set[str]:

@@ -69,6 +69,7 @@ class Mesh:
         self.ranks = tuple(range(extent.size)) if ranks is None else tuple(ranks)
         ranks_per_node = extent.size // extent["hosts"]
         self.core = MeshCore.get(mesh_id, connections, ranks_per_node)
+        self.core.reservation_id = reservation.id
         if dead is not None:
             self.core.dead = dict(dead)
 
@@ -433,16 +434,18 @@ class Mesh:
         """Interrupt what runs on these ranks, whoever submitted it, and drop what waits for them without starting it.
         Nothing in memory is lost; what is submitted from now on is not touched. Actors that live here are
         interrupted in whatever they execute, and what waits for them is dropped. The whole main mesh stands for the
-        reservation: the meshes beside it are interrupted, too.
+        reservation: the meshes beside it are interrupted, too. On a mesh that somebody shares with us our own runs are
+        interrupted, and nothing else.
 
         Args:
             kill_stuck: kill and restart the ranks that did not stop at the interrupt before this one.
         """
-        parts = [Part(self.core, self.ranks, list(self.running()))]
+        is_ours = self.reservation.owner == self.core.me
+        parts = [Part(self.core, self.ranks, list(self.running()), is_ours=is_ours)]
         if self.name == MAIN_MESH and len(self.ranks) == self.core.ranks_per_node * len(self.core.connections):
             with contextlib.suppress(MonarchNbError):  # a node does not answer: then its meshes do not, either
                 beside = [each for each in call(self.reservation.all_meshes()) if each.id != self.id]
-                parts += [Part(each.core, each.ranks, list(each.running()), f" of {each.name}") for each in beside]
+                parts += [Part(one.core, one.ranks, list(one.running()), f" of {one.name}", is_ours) for one in beside]
         return interrupt_parts(parts, kill_stuck=kill_stuck)
 
     def running(self) -> Iterator[Run]:
@@ -470,7 +473,7 @@ class Mesh:
 
     def _run_infos(self, past_runs: pb.PastRuns | None = None) -> list[RunInfo]:
         told = call(self.core.status(past_runs=past_runs))
-        return run_infos(((connection.name, mesh) for connection, mesh in told), self.reservation.owner)
+        return run_infos(((connection.name, mesh) for connection, mesh in told), self.core.me)
 
     def attach_run(self, run_id: str, *, from_start: bool = False, listener: Listener | None = None) -> Run:
         """Follow a run that another client submitted; one that this process follows already is returned as it is.
@@ -514,6 +517,7 @@ class Mesh:
         )
         self.core.runs.setdefault(info.run_id, run)
         run.number, run.submitted_at, run.notebook = info.number, info.submitted_at, info.notebook
+        run.owner = info.owner
         run.is_script = info.is_script
         run.finished_before = frozenset(info.finished)
         follow = lambda: run.follow(from_shown=not from_start)  # noqa: E731

@@ -11,7 +11,7 @@ from monarch_nb.client.pools.choosing import Shape
 from monarch_nb.client.pools.conflicts import start_directory
 from monarch_nb.client.pools.pool import HeldReservation
 from monarch_nb.deaths import describe_death
-from monarch_nb.errors import RankFailure, where_besides
+from monarch_nb.errors import AccessDenied, RankFailure, where_besides
 from monarch_nb.ground.code_names import run_name
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
@@ -82,7 +82,7 @@ class RunInfo:
         notebook: path of the notebook that it comes from; empty when that is not known.
         is_script: it has processes of its own.
         is_calls: it is what a cell or script calls of actors.
-        owner: who submitted it, where that is not whose reservation it runs on.
+        owner: who submitted it, when that is somebody else.
     """
 
     run_id: str
@@ -252,9 +252,22 @@ def reservation_info(held: HeldReservation, pool: str = "") -> ReservationInfo:
         idle_s=facts.idle_s or None,
         idle_left_s=max(status.idle_left_s for status in statuses) if facts.idle_s else None,  # who used it last
         right="own" if held.is_mine else RIGHTS.get(facts.right, ""),
-        shares={name: RIGHTS[right] for name, right in sorted(facts.shares.items())},
+        shares=shares_of(facts),
         pool=pool,
     )
+
+
+def shares_of(facts: pb.ReservationStatus) -> dict[str, str]:
+    """Return what is granted to whom, by name."""
+    return {name: RIGHTS[right] for name, right in sorted(facts.shares.items()) if right}
+
+
+def shared_no_longer(facts: pb.ReservationStatus) -> AccessDenied | None:
+    """Return the error that says that its owner shares a reservation with us no longer, if that is so."""
+    if facts.right or not facts.shares:
+        return None
+    owner, name = facts.owner, facts.name
+    return AccessDenied(f"{owner} shares {name} with you no longer (%mesh detach leaves it)", owner, name)
 
 
 def ended_reservation(ended: pb.Ended) -> EndedReservation:
@@ -309,12 +322,12 @@ def _failure(failure: run_pb2.Failure) -> str:
     return f"{text} ({where})" if where else text
 
 
-def run_infos(told: Iterable[tuple[str, pb.MeshStatus]], owner: str = "") -> list[RunInfo]:
+def run_infos(told: Iterable[tuple[str, pb.MeshStatus]], reader: str = "") -> list[RunInfo]:
     """Put the nodes' parts of each run together, oldest first.
 
     Args:
         told: node names and what each said.
-        owner: whose reservation it is: runs of others say whose they are.
+        reader: who is told: runs of others say whose they are.
 
     A node does not tell of runs that are over and collected, unless it is asked to, and nodes learn of that one after
     the other.
@@ -351,7 +364,7 @@ def run_infos(told: Iterable[tuple[str, pb.MeshStatus]], owner: str = "") -> lis
             stopped=tuple(sorted({rank for part in runs for rank in part.stopped})),
             is_script=run.script,
             is_calls=run.calls,
-            owner=run.owner if owner and run.owner != owner else "",
+            owner=run.owner if reader and run.owner != reader else "",
         )
         infos.append(info)
     return sorted(infos, key=lambda info: info.number)

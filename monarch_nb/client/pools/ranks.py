@@ -9,7 +9,8 @@ from typing import Any
 from monarch_nb.allocator.state.limits import expired
 from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection, answers
 from monarch_nb.client.connections.tree import TreeConnection
-from monarch_nb.client.pools.infos import run_infos
+from monarch_nb.client.pools.infos import run_infos, shared_no_longer
+from monarch_nb.client.pools.pool import current_owner
 from monarch_nb.client.presenting import name_here
 from monarch_nb.deaths import describe_death
 from monarch_nb.errors import MonarchNbError, NodeUnreachable
@@ -24,17 +25,24 @@ class MeshRanks:
     """The ranks of a mesh, whoever uses them. Its coroutines run on the background loop.
 
     Attributes:
+        reservation_id: whose mesh it is.
         dead: ranks that have died, and why.
         has_told_lone_training: once in the life of the ranks it is said that they train apart.
     """
 
     def __init__(self, mesh_id: str, connections: dict[int, Connection], ranks_per_node: int) -> None:
         self.mesh_id, self.connections, self.ranks_per_node = mesh_id, connections, ranks_per_node
+        self.reservation_id = ""
         self._split_last: tuple[tuple[int, ...], dict[int, list[int]]] = ((), {})  # a mesh is split at every run
         self.tree: TreeConnection | None = None
         """What runs are followed through when there are many nodes; None: the connection of each."""
         self.dead: dict[int, str] = {}
         self.has_told_lone_training = False
+
+    @property
+    def me(self) -> str:
+        """Who we are to its nodes."""
+        return current_owner(next((connection.identity for connection in self.connections.values()), None))
 
     @property
     def first_node(self) -> int:
@@ -148,9 +156,9 @@ class MeshRanks:
         """Return what the runs that have begun on some of these ranks, and go on there, are called."""
         if not (wanted := set(ranks)):
             return ()
-        infos = run_infos((connection.name, mesh) for connection, mesh in await self.status())
+        infos = run_infos(((connection.name, mesh) for connection, mesh in await self.status()), self.me)
         going_on = [info for info in infos if wanted.intersection(info.running)]
-        return tuple(name_here(info.number, info.cell_number, info.notebook) for info in going_on)
+        return tuple(name_here(info.number, info.cell_number, info.notebook, info.owner) for info in going_on)
 
     async def status(
         self, *, memory: bool = False, past_runs: pb.PastRuns | None = None
@@ -170,11 +178,7 @@ class MeshRanks:
             for reservation in reply.reservations:
                 found += [(connection, mesh) for mesh in reservation.meshes if mesh.mesh_id == self.mesh_id]
         if not found:
-            for reply in replies:
-                for ended in () if isinstance(reply, BaseException) else reply.ended:
-                    if self.mesh_id in ended.mesh_ids:
-                        raise expired(ended)
-            raise MonarchNbError("the mesh does not exist any more (released?): %mesh reserve makes a new one")
+            raise self._gone([reply for reply in replies if not isinstance(reply, BaseException)])
         self.dead = {
             rank.rank: describe_death(rank.death)
             for _, mesh in found
@@ -182,3 +186,14 @@ class MeshRanks:
             if rank.state == pb.Rank.STATE_DEAD
         }
         return found
+
+    def _gone(self, replies: Iterable[pb.StatusReply]) -> MonarchNbError:
+        """Return why no node tells of the mesh."""
+        for reply in replies:
+            for ended in reply.ended:
+                if self.mesh_id in ended.mesh_ids:
+                    return expired(ended)
+            for reservation in reply.reservations:
+                if reservation.reservation_id == self.reservation_id and (over := shared_no_longer(reservation)):
+                    return over
+        return MonarchNbError("the mesh does not exist any more (released?): %mesh reserve makes a new one")

@@ -34,6 +34,8 @@ from monarch_nb.client.pools.infos import (
     ReservationInfo,
     rank_infos,
     reservation_info,
+    shared_no_longer,
+    shares_of,
 )
 from monarch_nb.client.pools.pool import (
     HeldReservation,
@@ -58,6 +60,7 @@ from monarch_nb.provision import provisioner_of
 from monarch_nb.shape import Extent
 from monarch_nb.times import Duration, seconds_of
 from monarch_nb.trust.identity import expiry_warning
+from monarch_nb.trust.membership import doubt
 
 DEFAULT_NAME = "main"
 
@@ -111,12 +114,16 @@ class Reservation:
 
         Raises:
             ReservationNotFound: it was released.
+            AccessDenied: its owner shares it with us no longer.
         """
         return reservation_info(call(self.held(memory=memory)), self.pool)
 
     async def held(self, *, memory: bool = False) -> HeldReservation:
         """Return what its nodes say, as they say it. On the background loop."""
-        return await self._pool.held(self.id, self.name, memory=memory)
+        held = await self._pool.held(self.id, self.name, memory=memory)
+        if over := shared_no_longer(held.facts):
+            raise over
+        return held
 
     @property
     def hosts(self) -> HostMesh:
@@ -190,11 +197,14 @@ class Reservation:
         """
         return call(_extend(self._pool, self.id, self.name, seconds_of(time, "time")))
 
-    def share(self, to: str, right: str = "read") -> None:
+    def share(self, to: str, right: str = "read") -> str:
         """Let somebody else see its output, logs and panel ("read"), or run cells on it too ("run"), until it ends.
 
         Args:
             to: a name, as the pool's certificates have it.
+
+        Returns:
+            Why nobody may be called so, in a line; empty when somebody is.
 
         Raises:
             UsageError: that can not be granted.
@@ -205,6 +215,7 @@ class Reservation:
             >>> dev.share("bob", "run")  # doctest: +SKIP
         """
         call(sharing.share(self._pool, self.id, self.name, {to: sharing.checked_grant(right)}))
+        return doubt(self.pool, to)
 
     def unshare(self, to: str) -> None:
         """End what was granted to somebody: what they follow ends at once, and what they have queued is dropped. A cell
@@ -218,7 +229,7 @@ class Reservation:
     @property
     def shares(self) -> dict[str, str]:
         """What is granted, "read" or "run", by name."""
-        return sharing.shares_of(call(self.held()))
+        return shares_of(call(self.held()).facts)
 
     def add_time_listener(self, listener: TimeListener) -> None:
         """Call `listener` on a background thread with one line when the time is nearly up and when it was; with an
@@ -493,6 +504,8 @@ def reserve(
             reservation.files.record.set_reload(reload)
         if grants:
             call(sharing.share(chosen, reservation.id, name, grants))
+            for doubtful in filter(None, (doubt(chosen.name, to) for to in grants)):
+                say(doubtful)
     except BaseException:
         call(_give_back((held, is_new)))
         raise

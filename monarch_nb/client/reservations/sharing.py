@@ -38,19 +38,14 @@ def shared(name: str, held: Iterable[HeldReservation]) -> list[HeldReservation]:
         names = ", ".join(f"{one.facts.owner}/{short}" for one in found)
         raise ReservationNotFound(f"several share a {short} with you: {names}")
     if called and not found:
-        whose = called[0].facts.owner
+        whose, connection = called[0].facts.owner, next(iter(called[0].nodes.values()))[0]
         raise AccessDenied(
             f"{short} is {whose}'s: {whose} can let you see what runs on it, or run cells too "
-            f"(%mesh share {short} --to YOU --read, or --run)",
+            f"(%mesh share {short} --to {pools.current_owner(connection.identity)} --read, or --run)",
             whose,
             short,
         )
     return found
-
-
-def shares_of(held: HeldReservation) -> dict[str, str]:
-    """Return what is granted to whom, by name."""
-    return {name: RIGHTS[right] for name, right in sorted(held.facts.shares.items())}
 
 
 async def share(pool: Pool, reservation_id: str, name: str, grants: Mapping[str, Grant]) -> None:

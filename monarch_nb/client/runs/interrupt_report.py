@@ -33,6 +33,7 @@ class InterruptReport:
         runs: of a whole mesh: the runs that were interrupted, and the ranks of each that are free now.
         dropped: of a whole mesh: the runs that waited, none of which has begun or will.
         messages: of a whole mesh: so many that waited for actors were dropped.
+        others: of somebody else's mesh: other people's runs, which are not ours to interrupt.
     """
 
     stopped: tuple[int, ...] = ()
@@ -46,14 +47,20 @@ class InterruptReport:
     runs: dict[str, tuple[int, ...]] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
     messages: int = 0
+    others: tuple[str, ...] = ()
     is_script: bool = False
     had_actors: bool = False
 
     @classmethod
     def of(
-        cls, reports: Mapping[str, InterruptReport], dropped: Iterable[str] = (), messages: int = 0
+        cls,
+        reports: Mapping[str, InterruptReport],
+        dropped: Iterable[str] = (),
+        messages: int = 0,
+        others: Iterable[str] = (),
     ) -> InterruptReport:
-        """Return what the interrupts of several runs, by name, did together, besides dropping others, and messages."""
+        """Return what the interrupts of several runs, by name, did together, besides dropping others, and messages, and
+        leaving other people's alone."""
         all_of = reports.values()
         return cls(
             stopped=tuple(sorted({rank for report in all_of for rank in report.stopped})),
@@ -65,6 +72,7 @@ class InterruptReport:
             runs={name: report.stopped for name, report in reports.items() if report.stopped},
             dropped=tuple(dropped),
             messages=messages,
+            others=tuple(others),
             had_actors=any(report.had_actors for report in all_of),
             is_script=bool(reports) and all(report.is_script for report in all_of),
         )
@@ -114,6 +122,9 @@ class InterruptReport:
             parts.append(f"dropped {len(self.dropped)} that waited: {names}")
         if self.messages:
             parts.append(f"dropped {counted(self.messages, 'message')} that waited for actors")
+        if self.others:
+            go = "goes" if len(self.others) == 1 else "go"
+            parts.append(f"{'; '.join(self.others)} {go} on: who holds the mesh interrupts all cells, you yours")
         return "; ".join(parts) or "nothing was running"
 
     def _what(self) -> str:

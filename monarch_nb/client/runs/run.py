@@ -73,6 +73,8 @@ class Run:
         self.cell_number, self.notebook = cell_number, served_notebook()
         self.is_script = self.is_calls = False
         self.number = 0
+        self.owner = ""
+        """Who has submitted it, when that is somebody else."""
         self.finished_before: frozenset[int] = frozenset()
         """Ranks that had finished when this process began to follow it."""
         self.results: dict[int, events.Result] = {}
@@ -110,8 +112,9 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What it is called: "run 46, cell [12]"; another notebook's is called "run 46, cell [12] of eval.ipynb"."""
-        return name_here(self.number, self.cell_number, self.notebook)
+        """What it is called: "run 46, cell [12]"; another notebook's is called "run 46, cell [12] of eval.ipynb", and
+        somebody else's "bob's run 46, …"."""
+        return name_here(self.number, self.cell_number, self.notebook, self.owner)
 
     @property
     def done(self) -> bool:

@@ -132,10 +132,12 @@ class Subcommands:
                 what = "nothing is reserved" if had_begun else "nothing has changed"
                 raise RunInterrupted(f"interrupted: {what}") from None
             self._session.hold(reservation, parsed.text("pool"))
-            lines = [_reserved_line(reservation, progress), _files_line(reservation, parsed.text("files"))]
-            if (reload := parsed.text("reload")) and not progress.messages:
+            steps = [message for message in progress.messages if not _is_to_be_read(message)]
+            took = duration(progress.elapsed_s)
+            lines = [_reserved_line(reservation, steps, took), _files_line(reservation, parsed.text("files"))]
+            if (reload := parsed.text("reload")) and not steps:
                 lines.append(f"reload: {reload} from now on")
-            lines += [message for message in progress.messages if message.startswith("kept ")]  # of what was replaced
+            lines += filter(_is_to_be_read, progress.messages)
             progress.done("\n".join(lines))
 
     def _asked_for(self, parsed: Parsed, gpus: int | None, procs: int | None, progress: Progress) -> Reservation:
@@ -243,13 +245,10 @@ class Subcommands:
             show(calm_line(f"{reservation.name}: {to} may not use it any more"))
         else:
             right = "run" if parsed.switch("run") else "read"
-            reservation.share(to, right)
+            doubtful = reservation.share(to, right)
             may = "run cells on it" if right == "run" else "see what runs on it"
-            show(
-                calm_line(
-                    f"{reservation.name}: {to} may {may} (%mesh attach {reservation.name} --pool {reservation.pool})"
-                )
-            )
+            line = f"{reservation.name}: {to} may {may} (%mesh attach {reservation.name} --pool {reservation.pool})"
+            show(calm_line("\n".join(filter(None, [line, doubtful]))))
 
     def _panel(self, parsed: Parsed) -> None:
         held = self._session.client.attach(parsed.word, pool=self._session.pool) if parsed.word else None
@@ -400,20 +399,26 @@ def _shares(texts: Iterable[str]) -> dict[str, str]:
     return {to: right or "read" for to, _, right in (text.partition(":") for text in texts)}
 
 
-def _reserved_line(reservation: Reservation, progress: Progress) -> str:
+def _is_to_be_read(message: str) -> bool:
+    """Whether what was said while something was reserved is not only a step of it: files that were kept, names to which
+    it is shared that nobody may have, and a certificate that expires."""
+    return message.startswith(("kept ", "no certificate ", "whether anybody ")) or " for the pool " in message
+
+
+def _reserved_line(reservation: Reservation, steps: Sequence[str], took: str) -> str:
     mesh = reservation.mesh
     ranks = counted(len(mesh.ranks), "rank")
-    if not progress.messages:  # nothing had to be done
+    if not steps:  # nothing had to be done
         dead = [info.rank for info in mesh.status() if info.state == "dead"]
         alive = (
             f"{ranks} alive" if not dead else f"{name_ranks(dead)} dead, the others alive: %mesh restart -t {dead[0]}"
         )
         left = reservation.status(memory=False).left
         return f"{reservation.name}: already held, {alive}{f', {left} left' if left else ''}"
-    line = f"{reservation.name}: {shape(reservation)}, {ranks} ready in {duration(progress.elapsed_s)}"
+    line = f"{reservation.name}: {shape(reservation)}, {ranks} ready in {took}"
     if left := reservation.status(memory=False).left:
         line += f", {left} left"
-    for message in progress.messages:
+    for message in steps:
         if message.startswith("local pool ready"):
             line += " (started a local pool; monarch-nb down ends it)"
         elif message.startswith("the local pool "):

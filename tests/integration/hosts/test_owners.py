@@ -150,6 +150,20 @@ dev = monarch_nb.attach("dev")
 run = dev.mesh.submit("print('his output'); hers + rank", listener=lambda event: print(event, flush=True))
 print(run.wait() and run.values, flush=True)
 """
+BOBS_VIEW = """
+import monarch_nb
+dev = monarch_nb.attach("dev")
+(hers,) = dev.mesh.runs()
+print(hers, dev.mesh.interrupt(), sep="\\n", flush=True)
+code = "import time; print('his output'); time.sleep(1000)"
+run = dev.mesh.submit(code, listener=lambda event: print(event, flush=True))
+input()
+for ask in (dev.status, dev.mesh.status):
+    try:
+        ask()
+    except monarch_nb.errors.AccessDenied as error:
+        print(error, flush=True)
+"""
 CALLS = """
 import monarch_nb
 from monarch_nb.actor import Actor, current_rank, endpoint
@@ -199,6 +213,27 @@ class TestShares:
                 process.kill()
         assert said.splitlines()[-1] == "[10, 11]", errors
         assert "his output" in said
+
+    def test_each_sees_whose_cell_runs_and_who_shares_it_no_longer(self, dev: Reservation, bob: Person) -> None:
+        assert "issued to 'bbo' in the pool lab; did you mean bob?" in dev.share("bbo")
+        dev.unshare("bbo")
+        assert dev.share("bob", "run") == ""
+        hers = dev.mesh.submit("import time\ntime.sleep(1000)")
+        with bob.begin(BOBS_VIEW) as process:
+            try:
+                assert line_of(process) == "alice's run 1 (import time)"
+                assert line_of(process).startswith("alice's run 1 goes on: who holds the mesh interrupts all cells")
+                assert "waits for: alice's run 1" in line_of(process)
+                assert not hers.done
+                hers.interrupt()
+                while "his output" not in line_of(process):
+                    pass
+                assert "interrupted bob's run 2 on ranks 0-1" in str(dev.mesh.interrupt())
+                dev.unshare("bob")
+                said, errors = process.communicate("ended\n", timeout=TIMEOUT_S)
+            finally:
+                process.kill()
+        assert said.splitlines()[-2:] == ["alice shares dev with you no longer (%mesh detach leaves it)"] * 2, errors
 
     def test_actors_answer_those_who_may_run_cells(self, dev: Reservation, bob: Person) -> None:
         dev.share("bob", "run")

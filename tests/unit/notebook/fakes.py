@@ -304,8 +304,9 @@ class FakeReservation:
         self.client.calls.append(("extend", self.name, seconds))
         return seconds + 3600
 
-    def share(self, to: str, right: str) -> None:
+    def share(self, to: str, right: str) -> str:
         self.shares[to] = right
+        return ""
 
     def unshare(self, to: str) -> None:
         del self.shares[to]

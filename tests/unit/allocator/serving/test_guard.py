@@ -326,6 +326,21 @@ class TestShares:
         assert not node.state.meshes[MESH].runs["his"].finished, "it runs: its owner may interrupt it"
         assert any("his" in session.run_ids for session in node.sessions)
 
+    async def test_who_had_a_grant_is_told_that_it_ended(self, connect: Connect, node: NodeWithoutProcesses) -> None:
+        alice, bob, eve = connect("alice", "user"), connect("bob", "user"), connect("eve", "user")
+        await alice.Share(share(pb.RIGHT_RUN))
+        await alice.Share(share(pb.RIGHT_UNSPECIFIED))
+        (for_alice,) = (await alice.Status(pb.StatusRequest())).reservations
+        assert not for_alice.shares, "it is shared with nobody"
+        (for_bob,) = (await bob.Status(pb.StatusRequest())).reservations
+        assert (for_bob.right, dict(for_bob.shares)) == (pb.RIGHT_UNSPECIFIED, {"bob": pb.RIGHT_UNSPECIFIED})
+        assert not for_bob.meshes
+        (for_eve,) = (await eve.Status(pb.StatusRequest())).reservations
+        assert not for_eve.shares
+        read = pb.ReadLogsRequest(mesh_id=MESH)
+        assert "alice's, shared with you no longer: alice can let you" in str(await outcome(aiter(bob.ReadLogs(read))))
+        assert "alice's: alice can let you" in str(await outcome(aiter(eve.ReadLogs(read))))
+
     async def test_grants_survive_the_allocator(self, connect: Connect, node: NodeWithoutProcesses) -> None:
         await connect("alice", "user").Share(share(pb.RIGHT_RUN))
         state = NodeState(procs=4)

@@ -1,6 +1,7 @@
 """An interrupt of a whole mesh: what waits is gone from every node before what runs is interrupted on any."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +33,7 @@ class FakeNode:
 class FakeRun:
     def __init__(self, name: str, ranks: tuple[int, ...], log: list[str], *, is_stuck: bool = False) -> None:
         self.id, self.name, self.ranks, self._log, self.is_stuck = name, name, ranks, log, is_stuck
+        self.owner = ""
 
     def interrupt(self, kill_stuck: bool) -> InterruptReport:
         self._log.append(f"{'kill' if kill_stuck else 'interrupt'} {self.name}")
@@ -153,3 +155,18 @@ def test_actors_that_do_not_stop_are_named_and_then_killed(monkeypatch: pytest.M
     report = interrupt_parts([harness.part()], kill_stuck=True)
     assert harness.log[-1] == "restart [1]"
     assert str(report) == "killed and restarted rank 1: their variables and actors are gone: spawn these again"
+
+
+def test_of_somebody_elses_mesh_only_our_runs_are_interrupted() -> None:
+    harness = Harness({"mine", "theirs"}, {"mine", "theirs"})
+    mine, theirs = FakeRun("mine", (0,), harness.log), FakeRun("theirs", (1,), harness.log)
+    theirs.owner = "alice"
+    harness.runs = [theirs, mine]
+    report = interrupt_parts([replace(harness.part(), is_ours=False)], kill_stuck=False)
+    assert "interrupt theirs" not in harness.log
+    assert "interrupt actors" not in harness.log
+    assert str(report) == (
+        "interrupted mine on rank 0; theirs goes on: who holds the mesh interrupts all cells, you yours"
+    )
+    harness.runs = [theirs]
+    assert str(interrupt_parts([replace(harness.part(), is_ours=False)], kill_stuck=False)).startswith("theirs goes on")

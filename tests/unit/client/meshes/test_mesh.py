@@ -142,7 +142,7 @@ class TestPack:
 def test_one_rank_may_be_named_by_its_number() -> None:
     mesh = object.__new__(Mesh)
     mesh.id, mesh.name, mesh.extent, mesh.ranks = "one rank", "main", Extent({"hosts": 1, "procs": 4}), (0, 1, 2, 3)
-    mesh.reservation = cast(Reservation, SimpleNamespace(name="dev"))
+    mesh.reservation = cast(Reservation, SimpleNamespace(name="dev", id="dev"))
     mesh.core = MeshCore("one rank", {}, 4)
     assert (mesh.select(3).ranks, mesh.select([3, 1]).ranks) == ((3,), (1, 3))
     with pytest.raises(TargetError, match="rank 4 not in"):

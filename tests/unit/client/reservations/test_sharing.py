@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.pools.infos import reservation_info, run_infos
+from monarch_nb.client.pools.infos import reservation_info, run_infos, shared_no_longer, shares_of
 from monarch_nb.client.pools.pool import HeldReservation, current_owner
-from monarch_nb.client.reservations.sharing import checked_grant, share, shared, shares_of, unshare
+from monarch_nb.client.reservations.sharing import checked_grant, share, shared, unshare
 from monarch_nb.errors import AccessDenied, NodeUnreachable, ReservationNotFound, UsageError
+from monarch_nb.ground.code_names import run_names
 from monarch_nb.proto import allocator_pb2 as pb
 
 
@@ -53,7 +54,8 @@ class TestFinding:
 
     def test_what_is_not_shared_says_whose_it_is(self) -> None:
         with pytest.raises(
-            AccessDenied, match=r"^dev is alice's: alice can let you see .*%mesh share dev --to"
+            AccessDenied,
+            match=rf"^dev is alice's: alice can let you see .*%mesh share dev --to {current_owner()} --read",
         ) as caught:
             shared("dev", [held_by("alice")])
         assert caught.value.owner == "alice"
@@ -124,9 +126,20 @@ class TestShowing:
 
     def test_grants_are_told_by_name(self) -> None:
         held = held_by("me", pb.RIGHT_OWN, shares={"bob": pb.RIGHT_RUN, "al": pb.RIGHT_READ})
-        assert shares_of(held) == {"al": "read", "bob": "run"}
+        assert shares_of(held.facts) == {"al": "read", "bob": "run"}
 
-    def test_a_run_says_whose_it_is_where_it_is_not_the_holders(self) -> None:
+    def test_a_grant_that_ended_is_none_and_is_said_to_have_ended(self) -> None:
+        ended = held_by("alice", shares={"bob": pb.RIGHT_UNSPECIFIED})
+        assert shares_of(ended.facts) == {}
+        assert str(shared_no_longer(ended.facts)).startswith("alice shares dev with you no longer")
+        assert shared_no_longer(held_by("alice").facts) is None, "it never was"
+        assert shared_no_longer(held_by("alice", pb.RIGHT_READ, shares={"bob": pb.RIGHT_READ}).facts) is None
+
+    @pytest.mark.parametrize(
+        ("reader", "names"), [("alice", ["run 1", "bob's run 1"]), ("bob", ["alice's run 1", "run 1"])]
+    )
+    def test_each_reads_whose_the_others_runs_are(self, reader: str, names: list[str]) -> None:
         runs = [pb.RunStatus(run_id=name, number=1, owner=name, ranks=[0], all_ranks=[0]) for name in ("alice", "bob")]
-        infos = run_infos([("host1", pb.MeshStatus(runs=runs))], "alice")
-        assert [str(info) for info in infos] == ["run 1", "bob's run 1"]
+        infos = run_infos([("host1", pb.MeshStatus(runs=runs))], reader)
+        assert [str(info) for info in infos] == names
+        assert list(run_names(infos).values()) == names
