@@ -13,6 +13,7 @@ from monarch_nb.allocator.leases.gpu_locks import GpuLocks
 from monarch_nb.allocator.leases.leases import Leases
 from monarch_nb.allocator.leases.meshes import Meshes
 from monarch_nb.allocator.leases.owed import Owed
+from monarch_nb.allocator.leases.undertakings import Undertakings
 from monarch_nb.allocator.logs.archive import Archives
 from monarch_nb.allocator.logs.archiving import Archiving
 from monarch_nb.allocator.logs.limit import LogLimit
@@ -114,7 +115,8 @@ class Node:
         self.files = files = NodeFiles(node_id, paths, state.owner_of, open_channel)
         self.meshes = meshes = Meshes(paths, state, records, supervisor, audience, mail, files.removal, archives)
         self.leases = leases = Leases(state, records, supervisor, meshes, files, self.sessions, gpu_locks)
-        self.owed = Owed(records, files.relay)
+        self.owed = owed = Owed(records, files.relay)
+        self.undertakings = Undertakings(records, self.sessions, leases.expiry, owed)
         self.values = Values(paths, state, records)
         self.runs = runs = Runs(
             paths,
@@ -148,6 +150,7 @@ class Node:
         self.records.flush()
         await self.leases.resume()
         self.owed.resume()
+        self.undertakings.resume()
         self.runs.resume()
         self.stores.resume()
         self.log_limit.start()
@@ -160,6 +163,7 @@ class Node:
         self.adoption.close()
         self.leases.expiry.close()
         self.owed.close()
+        self.undertakings.close()
         self.log_limit.close()
         self.archiving.close()
         self.runs.close()

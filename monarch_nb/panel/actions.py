@@ -12,6 +12,7 @@ from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.pools import pool as pools
 from monarch_nb.client.pools.choosing import Shape, choose_nodes
 from monarch_nb.client.pools.pool import HeldReservation
+from monarch_nb.client.pools.releasing import release
 from monarch_nb.client.reservations.reservation import Reservation, checked_name, reserve
 from monarch_nb.errors import CapacityError, ReservationNotFound, TargetError, UsageError
 from monarch_nb.ground.code_names import run_name
@@ -171,7 +172,7 @@ class Actions:
 
         def work(_: Say) -> Json:
             found = self._find(held)
-            released = call(pools.release([connection for connection, _ in found.nodes.values()], held["id"]))
+            released = call(release([connection for connection, _ in found.nodes.values()], held["id"]))
             for error in released.failed:
                 raise error
             return {"text": "\n".join(map(str, released.kept))}  # where what ranks wrote is now

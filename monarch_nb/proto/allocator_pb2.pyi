@@ -570,6 +570,62 @@ class ReleaseRequest(_message.Message):
 Global___ReleaseRequest: _TypeAlias = ReleaseRequest  # noqa: Y015
 
 @_typing.final
+class UndertakeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    MESH_ID_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    reservation_id: _builtins.str
+    mesh_id: _builtins.str
+    """a mesh of it; empty: the reservation itself"""
+    owner: _builtins.str
+    """of the reservation"""
+    client_id: _builtins.str
+    """as in Open: while that session is there, the client does it"""
+    done: _builtins.bool
+    """nothing is left to be done"""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_files_pb2.Peer]:
+        """all that are concerned"""
+
+    def __init__(
+        self,
+        *,
+        reservation_id: _builtins.str = ...,
+        mesh_id: _builtins.str = ...,
+        nodes: _abc.Iterable[_files_pb2.Peer] | None = ...,
+        owner: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        done: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "done", b"done", "mesh_id", b"mesh_id", "nodes", b"nodes", "owner", b"owner", "reservation_id", b"reservation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndertakeRequest: _TypeAlias = UndertakeRequest  # noqa: Y015
+
+@_typing.final
+class UndertakeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndertakeReply: _TypeAlias = UndertakeReply  # noqa: Y015
+
+@_typing.final
 class ReleaseReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2036,20 +2092,28 @@ class Open(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     MAILBOX_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    PID_NAMESPACE_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     client_id: _builtins.str
     mailbox: _builtins.str
     """"client/ID": mail for it goes into this stream; empty when the client takes none, or on its own connection."""
+    pid: _builtins.int
+    """Which process of its machine it is, so that its end is noticed: not every session that breaks is one. 0: not known."""
+    pid_namespace: _builtins.str
+    """in which that is counted"""
     def __init__(
         self,
         *,
         protocol: _builtins.int = ...,
         client_id: _builtins.str = ...,
         mailbox: _builtins.str = ...,
+        pid: _builtins.int = ...,
+        pid_namespace: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "mailbox", b"mailbox", "protocol", b"protocol"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "mailbox", b"mailbox", "pid", b"pid", "pid_namespace", b"pid_namespace", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -65,6 +65,11 @@ class AllocatorStub(object):
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ReleaseReply.FromString,
                 _registered_method=True)
+        self.Undertake = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/Undertake',
+                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.UndertakeRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.UndertakeReply.FromString,
+                _registered_method=True)
         self.Extend = channel.unary_unary(
                 '/monarch_nb.v1.Allocator/Extend',
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ExtendRequest.SerializeToString,
@@ -261,6 +266,14 @@ class AllocatorServicer(object):
 
     def Release(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Undertake(self, request, context):
+        """A client is about to make or end something on several nodes, or has done so. When it is gone before it has, this
+        node has all of them end it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -501,6 +514,11 @@ def add_AllocatorServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ReleaseRequest.FromString,
                     response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ReleaseReply.SerializeToString,
+            ),
+            'Undertake': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undertake,
+                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.UndertakeRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.UndertakeReply.SerializeToString,
             ),
             'Extend': grpc.unary_unary_rpc_method_handler(
                     servicer.Extend,
@@ -820,6 +838,33 @@ class Allocator(object):
             '/monarch_nb.v1.Allocator/Release',
             monarch__nb_dot_proto_dot_allocator__pb2.ReleaseRequest.SerializeToString,
             monarch__nb_dot_proto_dot_allocator__pb2.ReleaseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undertake(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/Undertake',
+            monarch__nb_dot_proto_dot_allocator__pb2.UndertakeRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_allocator__pb2.UndertakeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,10 @@ class AllocatorStub:
     """Stand in the node's line of those who wait for slots, as long as the call lasts. Nothing is leased by that."""
     Confirm: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ConfirmRequest, _allocator_pb2.ConfirmReply]
     Release: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ReleaseRequest, _allocator_pb2.ReleaseReply]
+    Undertake: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.UndertakeRequest, _allocator_pb2.UndertakeReply]
+    """A client is about to make or end something on several nodes, or has done so. When it is gone before it has, this
+    node has all of them end it.
+    """
     Extend: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ExtendRequest, _allocator_pb2.ExtendReply]
     """Set a reservation's time limit, counted from its confirmation."""
     Share: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ShareRequest, _allocator_pb2.ShareReply]
@@ -105,6 +109,10 @@ class AllocatorAsyncStub(AllocatorStub):
     """Stand in the node's line of those who wait for slots, as long as the call lasts. Nothing is leased by that."""
     Confirm: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ConfirmRequest, _allocator_pb2.ConfirmReply]  # type: ignore[assignment]
     Release: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ReleaseRequest, _allocator_pb2.ReleaseReply]  # type: ignore[assignment]
+    Undertake: _aio.UnaryUnaryMultiCallable[_allocator_pb2.UndertakeRequest, _allocator_pb2.UndertakeReply]  # type: ignore[assignment]
+    """A client is about to make or end something on several nodes, or has done so. When it is gone before it has, this
+    node has all of them end it.
+    """
     Extend: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ExtendRequest, _allocator_pb2.ExtendReply]  # type: ignore[assignment]
     """Set a reservation's time limit, counted from its confirmation."""
     Share: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ShareRequest, _allocator_pb2.ShareReply]  # type: ignore[assignment]
@@ -201,6 +209,16 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         request: _allocator_pb2.ReleaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_allocator_pb2.ReleaseReply, _abc.Awaitable[_allocator_pb2.ReleaseReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Undertake(
+        self,
+        request: _allocator_pb2.UndertakeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.UndertakeReply, _abc.Awaitable[_allocator_pb2.UndertakeReply]]:
+        """A client is about to make or end something on several nodes, or has done so. When it is gone before it has, this
+        node has all of them end it.
+        """
 
     @_abc_1.abstractmethod
     def Extend(

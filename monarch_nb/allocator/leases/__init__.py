@@ -1,9 +1,10 @@
 """Leases of slots: how they are given, how long they last, and what ends with them.
 
-leases     gives, confirms and releases them
-gpu_locks  says to all allocators of the machine which GPUs are leased
-line       who waits for slots
-expiry     ends those that nobody confirms, whose time is up, or that nobody uses (by the limits in state)
-owed       tells nodes that were away that a reservation was released
-meshes     closes and removes the meshes of a lease that is released
+leases        gives, confirms and releases them
+gpu_locks     says to all allocators of the machine which GPUs are leased
+line          who waits for slots
+expiry        ends those that nobody confirms, whose time is up, or that nobody uses (by the limits in state)
+owed          tells nodes that were away what they are to end
+undertakings  ends on all nodes what a client has half made
+meshes        closes and removes the meshes of a lease that is released
 """

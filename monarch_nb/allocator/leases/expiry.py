@@ -100,6 +100,16 @@ class Expiry:
         finally:
             self.watch(reservation_id)
 
+    def leases_of(self, client_id: str) -> list[str]:
+        """Return the reservations that a client is just making."""
+        leases = self._state.leases.items()
+        return [key for key, lease in leases if not lease.confirmed and lease.request.client_id == client_id != ""]
+
+    def client_is_gone(self, client_id: str) -> None:
+        """What a client was making is given back."""
+        for reservation_id in self.leases_of(client_id):
+            self._start_release(reservation_id, "")
+
     # ---- who uses it ----
 
     def is_busy(self, reservation_id: str) -> bool:

@@ -144,11 +144,11 @@ class Leases:
             UsageError: it is the main mesh, which ends with its reservation.
         """
         record = self._records.meshes.get(mesh_id)
-        if record is None:
-            return
-        if record.spec.name == MAIN_MESH:
+        if record is not None and record.spec.name == MAIN_MESH:
             raise UsageError("the main mesh of a reservation can not be stopped: release the reservation")
-        await self._end_meshes([mesh_id])
+        self._state.stop(mesh_id)
+        if record is not None:
+            await self._end_meshes([mesh_id])
 
     async def _end_meshes(self, meshes: list[str]) -> list[RankProcess]:
         """End meshes with all that is theirs; return the ranks that this ended."""

@@ -94,7 +94,8 @@ class Stores:
         self._records.save_mesh(record)
         try:
             self._leases.check_held(request.reservation_id)
-        except ReservationNotFound:
+            self._state.check_wanted(request.mesh_id)
+        except (ReservationNotFound, MeshNotFound):
             await self._meshes.remove(request.mesh_id)
             raise
         return host, port

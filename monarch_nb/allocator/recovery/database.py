@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from monarch_nb.proto import state_pb2
 
-Kind = Literal["ended", "lease", "leaving", "mesh", "owed", "rank", "run", "template"]
+Kind = Literal["ended", "lease", "leaving", "mesh", "owed", "rank", "run", "template", "undertaking"]
 _Record = TypeVar("_Record", bound=Message)
 
 

@@ -18,6 +18,7 @@ from monarch_nb.allocator.supervision.supervisor import RankProcess
 from monarch_nb.config import NodePaths
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import state_pb2
+from monarch_nb.proto.files_pb2 import Peer
 
 _log = logging.getLogger(__name__)
 
@@ -92,21 +93,38 @@ class Records:
                 self.database.delete("ended", key)
         self.flush()
 
-    def owed(self) -> list[pb.ReleaseRequest]:
-        """Return the releases that other nodes are still to be told of."""
-        return [request for _, request in self.database.read("owed", pb.ReleaseRequest)]
+    def owed(self) -> list[pb.UndertakeRequest]:
+        """Return what other nodes are still to be told to end, each by itself."""
+        return [request for _, request in self.database.read("owed", pb.UndertakeRequest)]
 
-    def save_owed(self, request: pb.ReleaseRequest) -> None:
-        """Write down that nodes are to be told of a release."""
-        for peer in request.absent:
-            owed = pb.ReleaseRequest(reservation_id=request.reservation_id, owner=request.owner, absent=[peer])
-            self.database.put("owed", f"{request.reservation_id}/{peer.address}", owed)
+    def save_owed(self, request: pb.UndertakeRequest) -> None:
+        """Write down that nodes are to be told to end something."""
+        for peer in request.nodes:
+            owed = pb.UndertakeRequest()
+            owed.CopyFrom(request)
+            del owed.nodes[:]
+            owed.nodes.append(peer)
+            self.database.put("owed", owed_key(request, peer), owed)
         self.flush()
 
-    def pay(self, reservation_id: str, address: str) -> None:
-        """A node knows of a release."""
-        self.database.delete("owed", f"{reservation_id}/{address}")
+    def pay(self, key: str) -> None:
+        """A node knows of what it was to be told."""
+        self.database.delete("owed", key)
         self.flush()
+
+    def undertakings(self) -> dict[str, pb.UndertakeRequest]:
+        """Return what clients had begun on several nodes."""
+        return dict(self.database.read("undertaking", pb.UndertakeRequest))
+
+    def save_undertaking(self, key: str, request: pb.UndertakeRequest) -> None:
+        """Write down what a client is about to do on several nodes."""
+        self.database.put("undertaking", key, request)
+        self.flush()
+
+    def end_undertaking(self, key: str) -> None:
+        """It is done."""
+        self.database.delete("undertaking", key)
+        self.flush_soon()
 
     # ---- meshes ----
 
@@ -245,3 +263,8 @@ class Records:
         self.database.close()
         self._accepted.close()
         self._numbers.close()
+
+
+def owed_key(request: pb.UndertakeRequest, peer: Peer) -> str:
+    """Return the key of what a node is to be told."""
+    return f"{request.reservation_id}/{request.mesh_id}/{peer.address}"

@@ -349,6 +349,12 @@ def _release(access: Access, caller: Caller, request: pb.ReleaseRequest) -> None
         access.need(caller, request.reservation_id, Right.OWN, "release it")
 
 
+def _undertake(access: Access, caller: Caller, request: pb.UndertakeRequest) -> None:
+    if caller.role != ADMIN or request.mesh_id:  # who made the pool may release, and nothing else
+        request.owner = caller.name
+        _new_mesh(Right.OWN, "change it")(access, caller, request)
+
+
 def _new_mesh(right: Right, doing: str) -> Check:
     """A mesh, or a store under the id of a run: it does not take the place of another's."""
 
@@ -419,6 +425,7 @@ RULES: dict[str, Rule] = {
     "Wait": Rule(PEOPLE, _wait),
     "Confirm": Rule(PEOPLE, _reservation(Right.OWN, "confirm it")),
     "Release": Rule(PEOPLE, _release),
+    "Undertake": Rule(PEOPLE, _undertake),
     "Extend": Rule(PEOPLE, _reservation(Right.OWN, "extend it")),
     "Share": Rule(PEOPLE, _reservation(Right.OWN, "share it")),
     "Idle": Rule(PEOPLE, _reservation(Right.OWN, "ask for its use")),

@@ -24,6 +24,7 @@ from monarch_nb.allocator.serving.read_lines import LogLines
 from monarch_nb.allocator.serving.read_logs import LogReader
 from monarch_nb.allocator.sessions.sessions import Session as ClientSession
 from monarch_nb.allocator.state.rights import Right
+from monarch_nb.allocator.supervision import processes
 from monarch_nb.errors import MonarchNbError, UsageError, VersionMismatch
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import allocator_pb2_grpc as service
@@ -109,13 +110,20 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:
-        self._node.owed.take(request)
+        owed = pb.UndertakeRequest(reservation_id=request.reservation_id, owner=request.owner, nodes=request.absent)
+        self._node.owed.take(owed)
         ended = await _whole(self._node.leases.release(request.reservation_id, request.why))
         reply = pb.ReleaseReply(ranks_ended=ended)
         if kept := self._node.files.kept.get(request.reservation_id):
             reply.kept.directory, reply.kept.files = str(kept.directory), kept.files
             reply.kept.size_bytes = kept.size_bytes
         return reply
+
+    @_translated
+    async def Undertake(self, request: pb.UndertakeRequest, context: Any) -> pb.UndertakeReply:
+        request.owner = request.owner or self._node.state.owner_of(request.reservation_id)
+        self._node.undertakings.take(request)
+        return pb.UndertakeReply()
 
     @_translated
     async def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.ExtendReply:
@@ -200,6 +208,7 @@ class AllocatorService(service.AllocatorServicer):
             self._node.sessions.discard(session)
             self._node.mail.close_mailbox(session)
             self._node.runs.session_left(session)
+            self._node.undertakings.session_left(session)
             for reservation_id in list(session.attached):
                 self._node.leases.expiry.detach(session, reservation_id)
             session.close()
@@ -228,6 +237,8 @@ class AllocatorService(service.AllocatorServicer):
                 case "open":
                     check_protocol(message.protocol, message.client_id)
                     session.client_id = message.client_id
+                    if caller.local:
+                        session.process = processes.identify_in(message.pid_namespace, message.pid)
                     token = self._node.identity.token
                     opened = pb.Opened(protocol=config.PROTOCOL, version=config.VERSION, token=token)
                     if caller.local and not self._node.identity.isolated:  # who comes there is not asked for rights

@@ -16,6 +16,7 @@ from monarch_nb.config import PROTOCOL
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto.files_pb2 import Peer
+from monarch_nb.proto.state_pb2 import ProcessIdentity
 
 OUTPUT_INTERVAL_S = 0.04
 FLOOD_INTERVAL_S = 0.1
@@ -53,6 +54,8 @@ class Session:
         self.attached: set[str] = set()
         """Reservations that this client uses, by id."""
         self.client_id = ""
+        self.process: ProcessIdentity | None = None
+        """The client's; None when it is not known."""
         self.below: Below | None = None
         """Other nodes for which it is as well."""
         self._has_room = asyncio.Event()

@@ -83,6 +83,8 @@ class NodeState:
         """Reservations that no person released, by id, oldest first."""
         self._given_back: dict[str, None] = {}
         """Reservations that were released before they came: their clients gave up, and a request is still under way."""
+        self._stopped: dict[str, None] = {}
+        """Meshes that were stopped, perhaps before they came."""
 
     # ---- leases ----
 
@@ -239,6 +241,17 @@ class NodeState:
                 raise expired(ended)
         raise MeshNotFound("the mesh does not exist here any more (released?); reserve again")
 
+    def stop(self, mesh_id: str) -> None:
+        """A mesh is to be here no longer, nor to come any more."""
+        self._stopped[mesh_id] = None
+        while len(self._stopped) > MAX_GIVEN_BACK:
+            del self._stopped[next(iter(self._stopped))]
+
+    def check_wanted(self, mesh_id: str) -> None:
+        """Raise MeshNotFound when a mesh was stopped, while it or its store was being started."""
+        if mesh_id in self._stopped:
+            raise MeshNotFound("the mesh was stopped before it was started")
+
     def add_mesh(self, spec: pb.SpawnRequest) -> Mesh:
         """Add a mesh to a lease; its ranks become ready one by one. One beside "main" shares the slots of that: its
         ranks are not counted, and the GPUs go round among them.
@@ -247,8 +260,10 @@ class NodeState:
             ReservationNotFound: no such lease.
             CapacityError: more ranks than slots.
             UsageError: it is there already.
+            MeshNotFound: it was stopped before it came.
         """
         lease = self.lease(spec.reservation_id)
+        self.check_wanted(spec.mesh_id)
         slots = lease.request.gpus or lease.request.procs
         if spec.mesh_id in self.meshes:
             raise UsageError("a mesh of that id is there already")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from monarch_nb.config import RANK_TOKEN_VARIABLE
 from monarch_nb.ground.code_names import CODE_NAME, code_label
+from monarch_nb.ground.namespaces import pid_namespace
 from monarch_nb.proto import run_pb2, state_pb2
 
 _log = logging.getLogger(__name__)
@@ -54,6 +55,15 @@ def identify(pid: int) -> state_pb2.ProcessIdentity:
     if fields is None:
         raise ProcessLookupError(pid)
     return state_pb2.ProcessIdentity(pid=pid, start_ticks=int(fields[19]), boot_id=boot_id())
+
+
+def identify_in(namespace: str, pid: int) -> state_pb2.ProcessIdentity | None:
+    """Return the identity of a process that says of itself where its pid counts; None when that is not here."""
+    if not pid or not namespace or namespace != pid_namespace():
+        return None
+    with contextlib.suppress(ProcessLookupError):
+        return identify(pid)
+    return None
 
 
 def is_alive(process: state_pb2.ProcessIdentity) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import socket
 import time
 import uuid
@@ -18,6 +19,7 @@ import grpc
 from monarch_nb import config
 from monarch_nb.client.connections.mail import ConnectionMail
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, VersionMismatch
+from monarch_nb.ground.namespaces import pid_namespace
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
@@ -446,7 +448,13 @@ class Connection:
         Args:
             mailbox: see `Open.mailbox`.
         """
-        return pb.Open(protocol=config.PROTOCOL, client_id=self.client_id, mailbox=mailbox)
+        return pb.Open(
+            protocol=config.PROTOCOL,
+            client_id=self.client_id,
+            mailbox=mailbox,
+            pid=os.getpid(),
+            pid_namespace=pid_namespace(),
+        )
 
     def _outgoing_mail(self, request: pb.SessionRequest) -> None:
         self._outgoing.put_nowait(request)

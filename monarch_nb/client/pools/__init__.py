@@ -1,10 +1,12 @@
 """The nodes that answer: which of them are taken, what they hold, what their ranks say.
 
-others     which pools there are, and what is said of one that was forgotten or misspelt
-choosing   which nodes a reservation gets, and why it gets none
-pool       asks all nodes, chooses some, leases slots and spawns ranks; releases them
-line       waits for what others hold
-conflicts  whether what is held already is what somebody asks for
-infos      what nodes say of reservations, ranks and runs, put together
-ranks      the ranks of a mesh: asked where they are, told, restarted
+others       which pools there are, and what is said of one that was forgotten or misspelt
+choosing     which nodes a reservation gets, and why it gets none
+pool         asks all nodes, chooses some, leases slots and spawns ranks
+releasing    gives them back
+undertaking  has a node end what this process has half made when it is gone
+line         waits for what others hold
+conflicts    whether what is held already is what somebody asks for
+infos        what nodes say of reservations, ranks and runs, put together
+ranks        the ranks of a mesh: asked where they are, told, restarted
 """

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection
+from monarch_nb.client.pools.undertaking import ending, making
 from monarch_nb.config import MAIN_MESH
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
@@ -45,33 +46,36 @@ async def spawn_beside(
     store_request = pb.HostStoreRequest(
         reservation_id=main.reservation_id, mesh_id=mesh_id, python=main.python, preload=main.preload
     )
+    nodes = [connection for connection, _ in places]
     try:
-        store: pb.HostStoreReply = await first.unary("HostStore", store_request, SPAWN_TIMEOUT_S)
-        hosts = [("hosts", len(places))] if "hosts" not in per_host else []
-        calls = []
-        for number, (connection, like) in enumerate(places):
-            spec = pb.SpawnRequest()
-            spec.CopyFrom(like)
-            spec.mesh_id, spec.name = mesh_id, name
-            spec.first_rank, spec.ranks, spec.world_size = number * ranks, ranks, len(places) * ranks
-            spec.node_rank, spec.master_host, spec.master_port = number, store.host, store.port
-            spec.environment.update(environment)
-            del spec.extent[:]
-            spec.extent.extend(pb.Axis(name=label, size=size) for label, size in [*hosts, *per_host.items()])
-            calls.append(asyncio.ensure_future(connection.unary("Spawn", spec, SPAWN_TIMEOUT_S)))
-        await asyncio.wait(calls)
-        for call in calls:
-            call.result()
+        async with making(nodes, main.reservation_id, mesh_id=mesh_id):
+            store: pb.HostStoreReply = await first.unary("HostStore", store_request, SPAWN_TIMEOUT_S)
+            hosts = [("hosts", len(places))] if "hosts" not in per_host else []
+            calls = []
+            for number, (connection, like) in enumerate(places):
+                spec = pb.SpawnRequest()
+                spec.CopyFrom(like)
+                spec.mesh_id, spec.name = mesh_id, name
+                spec.first_rank, spec.ranks, spec.world_size = number * ranks, ranks, len(places) * ranks
+                spec.node_rank, spec.master_host, spec.master_port = number, store.host, store.port
+                spec.environment.update(environment)
+                del spec.extent[:]
+                spec.extent.extend(pb.Axis(name=label, size=size) for label, size in [*hosts, *per_host.items()])
+                calls.append(asyncio.ensure_future(connection.unary("Spawn", spec, SPAWN_TIMEOUT_S)))
+            await asyncio.wait(calls)
+            for call in calls:
+                call.result()
     except BaseException:
-        await asyncio.shield(stop_beside([connection for connection, _ in places], mesh_id))
+        await asyncio.shield(stop_beside(nodes, main.reservation_id, mesh_id))
         raise
     return mesh_id
 
 
-async def stop_beside(connections: Iterable[Connection], mesh_id: str) -> None:
+async def stop_beside(nodes: Sequence[Connection], reservation_id: str, mesh_id: str) -> None:
     """End a mesh on the nodes that answer; fine when it has ended."""
     request = pb.StopMeshRequest(mesh_id=mesh_id)
-    replies = await asyncio.gather(*(node.unary("StopMesh", request) for node in connections), return_exceptions=True)
-    for reply in replies:
-        if isinstance(reply, BaseException) and not isinstance(reply, MonarchNbError):
-            raise reply
+    async with ending(nodes, reservation_id, mesh_id=mesh_id):
+        replies = await asyncio.gather(*(node.unary("StopMesh", request) for node in nodes), return_exceptions=True)
+        for reply in replies:
+            if isinstance(reply, BaseException) and not isinstance(reply, MonarchNbError):
+                raise reply

@@ -28,7 +28,9 @@ from monarch_nb.client.files.project import holds_home
 from monarch_nb.client.pools.choosing import Shape, choose_nodes
 from monarch_nb.client.pools.others import no_nodes
 from monarch_nb.client.pools.reach import check_ways
+from monarch_nb.client.pools.releasing import release
 from monarch_nb.client.pools.revocations import Messenger
+from monarch_nb.client.pools.undertaking import making, several
 from monarch_nb.errors import (
     CapacityError,
     MonarchNbError,
@@ -40,14 +42,11 @@ from monarch_nb.errors import (
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.provision import Node, provisioner_of
-from monarch_nb.sizes import size
 
 if TYPE_CHECKING:
     from monarch_nb.trust.identity import Identity
 
 STATUS_TIMEOUT_S = 15.0
-MESSENGERS = 2
-"""So many nodes remember a release of which another one does not know yet: one of them may be lost as well."""
 MOST_RACES = 5
 """How often a reservation is tried when others lease first what was just free."""
 FLUSH_AT_EXIT_S = 10.0
@@ -132,55 +131,6 @@ class HeldReservation:
     def missing(self) -> int:
         """How many of its nodes do not answer."""
         return self.facts.nodes - len(self.nodes)
-
-
-@dataclass(frozen=True)
-class KeptFiles:
-    """What ranks wrote into a node's copy of the notebook's files, which was removed; as text a line that says it.
-
-    Attributes:
-        directory: where it is now, on the node.
-    """
-
-    node: str
-    directory: str
-    files: int
-    size_bytes: int
-
-    def __str__(self) -> str:
-        count = f"{self.files:,} file{'' if self.files == 1 else 's'}"
-        return f"kept {count}, {size(self.size_bytes)}, that ranks wrote on {self.node}: {self.directory}"
-
-
-@dataclass
-class ReleasedLater:
-    """A node that did not answer when its reservation was given back.
-
-    Attributes:
-        host: that node. told_by: those that tell it when it does.
-    """
-
-    host: str
-    told_by: tuple[str, ...]
-
-    def __str__(self) -> str:
-        tell = "tells" if len(self.told_by) == 1 else "tell"
-        told_by = " and ".join(self.told_by)
-        return f"{self.host} does not answer: its ranks go on until it does, for then {told_by} {tell} it to end them"
-
-
-@dataclass
-class Released:
-    """What became of a release: why nodes did not answer, and what ranks wrote."""
-
-    failed: list[MonarchNbError] = field(default_factory=list)
-    kept: list[KeptFiles] = field(default_factory=list)
-    later: list[ReleasedLater] = field(default_factory=list)
-
-    @property
-    def leftovers(self) -> list[KeptFiles | ReleasedLater]:
-        """What there is to know of it; each can be printed."""
-        return [*self.kept, *self.later]
 
 
 class Pool:
@@ -351,17 +301,18 @@ class Pool:
         for connection in connections:
             connection.ensure_session()  # when it breaks off, the nodes take what is half-made back
         try:
-            say(f"leasing {shape}")
-            await _lease(dict(zip(connections, requests, strict=True)))
-            await check_ways(connections)
-            seen = await nodes_seeing(connections, options.directory)
-            if not all(seen) and options.root and holds_home(Path(options.root)):
-                options = replace(options, root="")  # never copied whole
-            say(f"starting {shape.nodes * shape.per_node} ranks")
-            await spawn_mesh(connections, reservation_id, "main", shape, options, seen)
-            nodes = [files_pb2.Peer(node_id=each.name, address=each.node_address) for each in connections]
-            confirm = pb.ConfirmRequest(reservation_id=reservation_id, nodes=nodes)
-            await _all(connection.unary("Confirm", confirm) for connection in connections)
+            async with making(several(connections), reservation_id, owner=owner):
+                say(f"leasing {shape}")
+                await _lease(dict(zip(connections, requests, strict=True)))
+                await check_ways(connections)
+                seen = await nodes_seeing(connections, options.directory)
+                if not all(seen) and options.root and holds_home(Path(options.root)):
+                    options = replace(options, root="")  # never copied whole
+                say(f"starting {shape.nodes * shape.per_node} ranks")
+                await spawn_mesh(connections, reservation_id, "main", shape, options, seen)
+                nodes = [files_pb2.Peer(node_id=each.name, address=each.node_address) for each in connections]
+                confirm = pb.ConfirmRequest(reservation_id=reservation_id, nodes=nodes)
+                await _all(connection.unary("Confirm", confirm) for connection in connections)
             return await self.held(reservation_id, name)
         except BaseException:
             await asyncio.shield(release(connections, reservation_id))
@@ -451,43 +402,6 @@ async def spawn_mesh(
     ]
     await _all(c.unary("Spawn", r, SPAWN_TIMEOUT_S) for c, r in zip(connections, requests, strict=True))
     return mesh_id
-
-
-async def release(connections: Iterable[Connection], reservation_id: str, owner: str = "") -> Released:
-    """Give a reservation back on every node that answers; of these, some tell the others when they are back.
-
-    Args:
-        owner: whose it is, when that may be somebody else.
-    """
-    request = pb.ReleaseRequest(reservation_id=reservation_id)
-    nodes = list(connections)
-    released = Released()
-    replies = await asyncio.gather(*(node.unary("Release", request) for node in nodes), return_exceptions=True)
-    for node, reply in zip(nodes, replies, strict=True):
-        if isinstance(reply, MonarchNbError):
-            released.failed.append(reply)
-        elif isinstance(reply, BaseException):
-            raise reply
-        elif reply.HasField("kept"):
-            kept = reply.kept
-            released.kept.append(KeptFiles(node.name, kept.directory, kept.files, kept.size_bytes))
-    silent = [node for node, reply in zip(nodes, replies, strict=True) if isinstance(reply, NodeUnreachable)]
-    there = [node for node, reply in zip(nodes, replies, strict=True) if not isinstance(reply, BaseException)]
-    if silent and there:
-        await _leave_to(there[:MESSENGERS], silent, released, reservation_id, owner)
-    return released
-
-
-async def _leave_to(
-    messengers: list[Connection], silent: list[Connection], released: Released, reservation_id: str, owner: str
-) -> None:
-    """Have some nodes release a reservation on others, when these answer."""
-    absent = [files_pb2.Peer(node_id=each.name, address=each.node_address) for each in silent]
-    request = pb.ReleaseRequest(reservation_id=reservation_id, absent=absent, owner=owner)
-    replies = await answers({each: each.unary("Release", request) for each in messengers})
-    if told_by := tuple(each.name for each, reply in replies.items() if not isinstance(reply, BaseException)):
-        released.later = [ReleasedLater(each.name, told_by) for each in silent]
-        released.failed = [error for error in released.failed if not isinstance(error, NodeUnreachable)]
 
 
 async def _all(calls: Iterable[object]) -> None:

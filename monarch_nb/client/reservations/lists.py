@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.infos import EndedReservation, ReservationInfo, ended_reservation, reservation_info
 from monarch_nb.client.pools.others import how_to_name, known_pools
-from monarch_nb.client.pools.pool import KeptFiles, pool_named, release
+from monarch_nb.client.pools.pool import pool_named
+from monarch_nb.client.pools.releasing import KeptFiles, release
 from monarch_nb.config import default_pool
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, ReservationNotFound
 

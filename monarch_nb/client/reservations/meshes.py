@@ -125,8 +125,8 @@ class Meshes:
         """End the rank processes of a mesh beside the main one; fine when they have ended."""
         mesh = self._known.pop(mesh_id, None)
         self.with_actors.discard(mesh_id)
-        nodes = mesh.core.connections.values() if mesh else [place[0] for place in self._places.values()]
-        await stop_beside(nodes, mesh_id)
+        nodes = list(mesh.core.connections.values()) if mesh else [place[0] for place in self._places.values()]
+        await stop_beside(nodes, self._reservation.id, mesh_id)
         if mesh is not None:
             mesh.core.close()
 

@@ -39,14 +39,13 @@ from monarch_nb.client.pools.infos import (
 )
 from monarch_nb.client.pools.pool import (
     HeldReservation,
-    KeptFiles,
     Pool,
     Progress,
-    ReleasedLater,
     SpawnOptions,
     Terms,
     pool_named,
 )
+from monarch_nb.client.pools.releasing import KeptFiles, ReleasedLater, release
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.reservations import sharing
 from monarch_nb.client.reservations.actors import LiveActors
@@ -343,7 +342,7 @@ class Reservation:
         Raises:
             NodeUnreachable: no node that exists did answer: ranks go on.
         """
-        released = call(pools.release(self._connections.values(), self.id, self.owner))
+        released = call(release(self._connections.values(), self.id, self.owner))
         self.files.close()
         self.meshes.close()
         exist = {node.address for node in provisioner_of(self._pool.name).nodes(pool=self._pool.name)}
@@ -542,7 +541,7 @@ async def _reserve(
                 raise pools.not_whole(held)
         if held.complete or replace:
             say(f"releasing {name}")
-        released = await pools.release([connection for connection, _ in held.nodes.values()], held.reservation_id)
+        released = await release([connection for connection, _ in held.nodes.values()], held.reservation_id)
         for leftover in released.leftovers:
             say(str(leftover))
     return await pool.reserve(name, asked.shape, options, terms, say), True
@@ -552,7 +551,7 @@ async def _give_back(reserved: tuple[HeldReservation, bool]) -> None:
     """Release what was reserved for somebody who has pressed Ctrl-C."""
     held, is_new = reserved
     if is_new:
-        await pools.release([connection for connection, _ in held.nodes.values()], held.reservation_id)
+        await release([connection for connection, _ in held.nodes.values()], held.reservation_id)
 
 
 def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str | None = None) -> Reservation:

@@ -18,7 +18,7 @@ from monarch_nb.client.doctor.environments import NodeEnvironment, PipReport
 from monarch_nb.client.files.sync_report import Differences, Pending, SyncReport
 from monarch_nb.client.logs.records import LogRecord
 from monarch_nb.client.pools.infos import EndedReservation, RankInfo, RunInfo, StackReport
-from monarch_nb.client.pools.pool import KeptFiles
+from monarch_nb.client.pools.releasing import KeptFiles
 from monarch_nb.client.presenting import served_notebook
 from monarch_nb.client.reservations.lists import Holdings
 from monarch_nb.client.runs.interrupt_report import InterruptReport

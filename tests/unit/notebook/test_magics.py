@@ -9,7 +9,7 @@ import pytest
 
 from monarch_nb.client.connections.events import Text
 from monarch_nb.client.pools.infos import EndedReservation
-from monarch_nb.client.pools.pool import KeptFiles
+from monarch_nb.client.pools.releasing import KeptFiles
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.config import RANK_TOKEN_VARIABLE

@@ -134,6 +134,17 @@ class TestOwners:
             access.admit("Release", caller, request)
             assert (request.owner, len(request.absent)) == ("alice", told)
 
+    async def test_what_is_undertaken_is_so_in_the_callers_own_name(self, access: Access) -> None:
+        for reservation_id in ("r", "unknown"):
+            request = pb.UndertakeRequest(reservation_id=reservation_id, owner="bob")
+            access.admit("Undertake", ALICE, request)
+            assert request.owner == "alice"
+        with pytest.raises(AccessDenied):
+            access.admit("Undertake", BOB, pb.UndertakeRequest(reservation_id="r", owner="alice"))
+        request = pb.UndertakeRequest(reservation_id="r", owner="alice")
+        access.admit("Undertake", MADE_THE_POOL, request)
+        assert request.owner == "alice", "who made the pool may release what is others'"
+
     async def test_unknown_reservations_are_for_the_method_to_deny(self, access: Access) -> None:
         access.admit("Extend", BOB, pb.ExtendRequest(reservation_id="unknown"))
 

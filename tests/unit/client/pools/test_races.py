@@ -25,6 +25,7 @@ class FakeConnection:
     def __init__(self, name: str, moments: random.Random) -> None:
         self.name, self.node_address, self.client_id = name, f"unix:/{name}", name
         self.identity = None  # on this machine
+        self.up = True
         self.state = NodeState(4)
         self.asked: list[str] = []
         self.fails_at = ""

@@ -1,0 +1,108 @@
+"""Giving a reservation back on all its nodes, and what is to be known of that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from monarch_nb.client.connections.connection import Connection, answers
+from monarch_nb.client.pools.undertaking import ending, several
+from monarch_nb.errors import MonarchNbError, NodeUnreachable
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import files_pb2
+from monarch_nb.sizes import size
+
+MESSENGERS = 2
+"""So many nodes remember a release of which another one does not know yet: one of them may be lost as well."""
+
+
+@dataclass(frozen=True)
+class KeptFiles:
+    """What ranks wrote into a node's copy of the notebook's files, which was removed; as text a line that says it.
+
+    Attributes:
+        directory: where it is now, on the node.
+    """
+
+    node: str
+    directory: str
+    files: int
+    size_bytes: int
+
+    def __str__(self) -> str:
+        count = f"{self.files:,} file{'' if self.files == 1 else 's'}"
+        return f"kept {count}, {size(self.size_bytes)}, that ranks wrote on {self.node}: {self.directory}"
+
+
+@dataclass
+class ReleasedLater:
+    """A node that did not answer when its reservation was given back.
+
+    Attributes:
+        host: that node. told_by: those that tell it when it does.
+    """
+
+    host: str
+    told_by: tuple[str, ...]
+
+    def __str__(self) -> str:
+        tell = "tells" if len(self.told_by) == 1 else "tell"
+        told_by = " and ".join(self.told_by)
+        return f"{self.host} does not answer: its ranks go on until it does, for then {told_by} {tell} it to end them"
+
+
+@dataclass
+class Released:
+    """What became of a release: why nodes did not answer, and what ranks wrote."""
+
+    failed: list[MonarchNbError] = field(default_factory=list)
+    kept: list[KeptFiles] = field(default_factory=list)
+    later: list[ReleasedLater] = field(default_factory=list)
+
+    @property
+    def leftovers(self) -> list[KeptFiles | ReleasedLater]:
+        """What there is to know of it; each can be printed."""
+        return [*self.kept, *self.later]
+
+
+async def release(connections: Iterable[Connection], reservation_id: str, owner: str = "") -> Released:
+    """Give a reservation back on every node that answers; of these, some tell the others when they are back.
+
+    Args:
+        owner: whose it is, when that may be somebody else.
+    """
+    nodes = list(connections)
+    async with ending(several(nodes), reservation_id, owner=owner):
+        return await _release(nodes, reservation_id, owner)
+
+
+async def _release(nodes: list[Connection], reservation_id: str, owner: str) -> Released:
+    request = pb.ReleaseRequest(reservation_id=reservation_id)
+    released = Released()
+    replies = await asyncio.gather(*(node.unary("Release", request) for node in nodes), return_exceptions=True)
+    for node, reply in zip(nodes, replies, strict=True):
+        if isinstance(reply, MonarchNbError):
+            released.failed.append(reply)
+        elif isinstance(reply, BaseException):
+            raise reply
+        elif reply.HasField("kept"):
+            kept = reply.kept
+            released.kept.append(KeptFiles(node.name, kept.directory, kept.files, kept.size_bytes))
+    silent = [node for node, reply in zip(nodes, replies, strict=True) if isinstance(reply, NodeUnreachable)]
+    there = [node for node, reply in zip(nodes, replies, strict=True) if not isinstance(reply, BaseException)]
+    if silent and there:
+        await _leave_to(there[:MESSENGERS], silent, released, reservation_id, owner)
+    return released
+
+
+async def _leave_to(
+    messengers: list[Connection], silent: list[Connection], released: Released, reservation_id: str, owner: str
+) -> None:
+    """Have some nodes release a reservation on others, when these answer."""
+    absent = [files_pb2.Peer(node_id=each.name, address=each.node_address) for each in silent]
+    request = pb.ReleaseRequest(reservation_id=reservation_id, absent=absent, owner=owner)
+    replies = await answers({each: each.unary("Release", request) for each in messengers})
+    if told_by := tuple(each.name for each, reply in replies.items() if not isinstance(reply, BaseException)):
+        released.later = [ReleasedLater(each.name, told_by) for each in silent]
+        released.failed = [error for error in released.failed if not isinstance(error, NodeUnreachable)]

@@ -1,0 +1,75 @@
+"""What this process does on several nodes, looked after by one of them: should the process be killed half-way, nothing
+of it stays anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+from monarch_nb.client.connections.connection import Connection
+from monarch_nb.errors import MonarchNbError
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto.files_pb2 import Peer
+
+KEEPERS = 2
+"""So many nodes are asked to look after it, one after the other: the first may be lost."""
+KEEPER_TIMEOUT_S = 5.0
+
+
+@contextlib.asynccontextmanager
+async def making(
+    nodes: Sequence[Connection], reservation_id: str, *, mesh_id: str = "", owner: str = ""
+) -> AsyncIterator[None]:
+    """Make a mesh or a reservation in the block. When this process is gone before it is whole, it is ended everywhere;
+    when the block fails, who made it is to be `ending` it.
+
+    Args:
+        mesh_id: a mesh of the reservation; empty: the reservation itself.
+        owner: whose that is, when the nodes may not know it.
+
+    Raises:
+        NodeUnreachable: the node that looks after it can not be told that it is whole, and so will end it.
+    """
+    request = _request(nodes, reservation_id, mesh_id, owner)
+    keeper = await _keeper(nodes, request)
+    yield
+    await _done(keeper, request)
+
+
+@contextlib.asynccontextmanager
+async def ending(
+    nodes: Sequence[Connection], reservation_id: str, *, mesh_id: str = "", owner: str = ""
+) -> AsyncIterator[None]:
+    """End a mesh or a reservation in the block, also when this process is gone half-way. Arguments as of `making`."""
+    request = _request(nodes, reservation_id, mesh_id, owner)
+    keeper = await _keeper(nodes, request)
+    yield
+    with contextlib.suppress(MonarchNbError):  # then it is ended once more, when we are gone
+        await _done(keeper, request)
+
+
+def several(nodes: Sequence[Connection]) -> Sequence[Connection]:
+    """Return nodes if there are several: one does what is asked of it whole, and needs nobody who looks after that."""
+    return nodes if len(nodes) > 1 else ()
+
+
+def _request(nodes: Sequence[Connection], reservation_id: str, mesh_id: str, owner: str) -> pb.UndertakeRequest:
+    peers = [Peer(node_id=node.name, address=node.node_address) for node in nodes]
+    return pb.UndertakeRequest(reservation_id=reservation_id, mesh_id=mesh_id, owner=owner, nodes=peers)
+
+
+async def _keeper(nodes: Sequence[Connection], request: pb.UndertakeRequest) -> Connection | None:
+    """Have a node look after it; None when none does, and then what is to be done on them says why."""
+    for node in sorted(nodes, key=lambda node: not node.up)[:KEEPERS]:
+        node.ensure_session()  # whose end tells it that we are gone
+        request.client_id = node.client_id
+        with contextlib.suppress(MonarchNbError):
+            await node.unary("Undertake", request, KEEPER_TIMEOUT_S)
+            return node
+    return None
+
+
+async def _done(keeper: Connection | None, request: pb.UndertakeRequest) -> None:
+    if keeper is not None:
+        request.done = True
+        await keeper.unary("Undertake", request)

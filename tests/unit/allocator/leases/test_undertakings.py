@@ -1,0 +1,158 @@
+"""What a client has half made or half ended on several nodes is ended on all of them when it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb import config
+from monarch_nb.allocator.sessions.sessions import Session
+from monarch_nb.allocator.supervision.processes import identify, identify_in
+from monarch_nb.errors import MeshNotFound, UsageError
+from monarch_nb.ground.namespaces import pid_namespace
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto.files_pb2 import Peer
+from unit.allocator.idle_node import MESH, NodeWithoutProcesses, make_node, reserve, spawn_request, store_request
+
+NODES = [Peer(node_id="node0", address="unix:/0"), Peer(node_id="node1", address="unix:/1")]
+
+
+class Told:
+    """What nodes are told to end."""
+
+    def __init__(self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: asyncio.Queue[tuple[str, str, str, str]] = asyncio.Queue()
+        monkeypatch.setattr(node.files.relay, "call", self._call)
+
+    async def _call(self, peer: Peer, method: str, request: Any, timeout_s: float, *, owner: str = "") -> None:
+        self.calls.put_nowait((peer.node_id, method, request.ListFields()[0][1], owner))
+
+    async def all(self) -> set[tuple[str, str, str, str]]:
+        return {await asyncio.wait_for(self.calls.get(), 10) for _ in NODES}
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> NodeWithoutProcesses:
+    return make_node(tmp_path)
+
+
+@pytest.fixture
+async def told(node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch) -> Told:
+    return Told(node, monkeypatch)
+
+
+def begun(*, mesh_id: str = "", done: bool = False) -> pb.UndertakeRequest:
+    return pb.UndertakeRequest(
+        reservation_id="r", mesh_id=mesh_id, nodes=NODES, owner="me", client_id="client", done=done
+    )
+
+
+def session_of(node: NodeWithoutProcesses, pid: int = 0) -> Session:
+    session = Session()
+    session.client_id, session.process = "client", identify_in(pid_namespace(), pid)
+    node.sessions.add(session)
+    return session
+
+
+def leave(node: NodeWithoutProcesses, session: Session) -> None:
+    node.sessions.discard(session)
+    node.undertakings.session_left(session)
+
+
+RELEASED = {("node0", "Release", "r", "me"), ("node1", "Release", "r", "me")}
+
+
+async def test_a_client_that_does_not_come_back(
+    node: NodeWithoutProcesses, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "PROVISIONAL_LEASE_S", 0.01)
+    session = session_of(node)
+    node.undertakings.take(begun())
+    leave(node, session)
+    assert await told.all() == RELEASED
+
+
+async def test_a_mesh_is_stopped(node: NodeWithoutProcesses, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "PROVISIONAL_LEASE_S", 0.01)
+    node.undertakings.take(begun(mesh_id="m"))  # its session never came
+    assert await told.all() == {("node0", "StopMesh", "m", "me"), ("node1", "StopMesh", "m", "me")}
+
+
+async def test_the_end_of_its_process_is_waited_for_no_longer(node: NodeWithoutProcesses, told: Told) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as client:  # noqa: ASYNC220
+        node.undertakings.take(begun())
+        session = session_of(node, client.pid)
+        leave(node, session)  # its connection broke
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert told.calls.empty(), "it lives, and may come back"
+        client.kill()
+        assert await told.all() == RELEASED
+
+
+async def test_one_that_is_back_goes_on(
+    node: NodeWithoutProcesses, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "PROVISIONAL_LEASE_S", 0.01)
+    node.undertakings.take(begun())
+    leave(node, session_of(node))
+    again = session_of(node)
+    await asyncio.wait(node.undertakings._waiting.values())
+    assert told.calls.empty()
+    leave(node, again)
+    assert await told.all() == RELEASED
+
+
+async def test_what_is_done_stays(node: NodeWithoutProcesses, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "PROVISIONAL_LEASE_S", 0.01)
+    session = session_of(node)
+    node.undertakings.take(begun())
+    node.undertakings.take(begun(done=True))
+    leave(node, session)
+    assert not node.undertakings._waiting
+    assert told.calls.empty()
+
+
+async def test_the_next_allocator_looks_after_it(
+    node: NodeWithoutProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "PROVISIONAL_LEASE_S", 0.01)
+    session_of(node)
+    node.undertakings.take(begun())
+    again = make_node(tmp_path)
+    told = Told(again, monkeypatch)
+    again.undertakings.resume()
+    assert await told.all() == RELEASED
+    assert not again.records.undertakings()
+
+
+async def test_too_much_is_refused(node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monarch_nb.allocator.leases.undertakings.MOST", 1)
+    node.undertakings.take(begun())
+    with pytest.raises(UsageError, match="try later"):
+        node.undertakings.take(begun(mesh_id="m"))
+
+
+def test_a_pid_of_elsewhere_is_nobodys() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert identify_in(pid_namespace(), process.pid) == identify(process.pid)
+        assert identify_in("pid:[1]", process.pid) is None
+        assert identify_in("", process.pid) is None
+        process.kill()
+    assert identify_in(pid_namespace(), process.pid) is None
+
+
+async def test_a_mesh_that_was_stopped_before_it_came_does_not_come(node: NodeWithoutProcesses) -> None:
+    """The call of a client that was killed may arrive after what ends the mesh."""
+    reserve(node)
+    node.leases.confirm(pb.ConfirmRequest(reservation_id="r"))
+    await node.leases.stop_mesh(MESH)
+    for start in (node.stores.host(store_request()), node.forking.spawn(spawn_request())):
+        with pytest.raises(MeshNotFound, match="stopped before it was started"):
+            await start
+    assert (node.supervisor.stores, node.supervisor.ranks, node.records.meshes) == (set(), {}, {})
