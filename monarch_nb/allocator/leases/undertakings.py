@@ -55,8 +55,10 @@ class Undertakings:
         """A client is about to make or end something on several nodes, or has done so.
 
         Raises:
-            UsageError: too much is under way.
+            UsageError: nobody knows whose it is, or too much is under way.
         """
+        if not request.owner:
+            raise UsageError("whose reservation it is must be said: it is not known here")
         key = f"{request.client_id}/{request.reservation_id}/{request.mesh_id}"
         if request.done:
             if self._begun.pop(key, None):

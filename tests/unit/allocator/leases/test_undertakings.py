@@ -131,6 +131,14 @@ async def test_the_next_allocator_looks_after_it(
     assert not again.records.undertakings()
 
 
+async def test_what_is_nobodys_is_refused(node: NodeWithoutProcesses) -> None:
+    """Nodes would not know in whose name to end it on others."""
+    request = begun()
+    request.owner = ""
+    with pytest.raises(UsageError, match="whose"):
+        node.undertakings.take(request)
+
+
 async def test_too_much_is_refused(node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monarch_nb.allocator.leases.undertakings.MOST", 1)
     node.undertakings.take(begun())
