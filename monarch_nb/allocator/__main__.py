@@ -47,7 +47,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--directory", type=Path, help="state of the node (default: a node of the local pool)")
     parser.add_argument("--node-id", help="unique in the pool (default: node0; with --listen this host's name)")
     network = parser.add_argument_group("nodes of a network", "Always encrypted, for certificates of the pool only.")
-    network.add_argument("--listen", metavar="HOST:PORT", help="serve other machines too, as in host1:7878")
+    network.add_argument(
+        "--listen", metavar="HOST:PORT", help="serve other machines too, as in host1:7878 (this port when none is said)"
+    )
     network.add_argument("--pool", default=None, help="whose certificate to use: monarch-nb pool init made it")
     network.add_argument("--certificate", metavar="FILE", help="the node.pem to use (default: the pool's)")
     network.add_argument(
@@ -286,8 +288,20 @@ def lock(paths: config.NodePaths) -> IO[bytes]:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise PoolError(f"another allocator serves {paths.directory} already") from error
+        where = "on this host" if _serves_here(paths) else "on another host, which has the same name"
+        raise PoolError(
+            f"another allocator serves {paths.directory} already, {where}: a second one needs a name of its own, as in "
+            f"--node-id {paths.directory.name}-b (and --directory, when that was said)"
+        ) from error
     return file
+
+
+def _serves_here(paths: config.NodePaths) -> bool:
+    """Whether the allocator that serves a directory, which hosts may share, is one of this host."""
+    try:
+        return bool(json.loads(paths.facts.read_text())["boot_id"] == processes.boot_id())
+    except (OSError, ValueError, KeyError):  # it has not said yet
+        return True
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from monarch_nb.cli.tables import print_table
 from monarch_nb.config import DEFAULT_PORT
-from monarch_nb.errors import MonarchNbError, TrustError
+from monarch_nb.errors import MonarchNbError, NodeUnreachable, TrustError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Node, provisioner
 from monarch_nb.times import seconds_of, time_of_day
 from monarch_nb.trust import membership
 from monarch_nb.trust.authority import Authority
-from monarch_nb.trust.identity import CertificateFacts, expiry_warning, load_identity
+from monarch_nb.trust.identity import USER, CertificateFacts, expiry_warning, load_identity
 from monarch_nb.trust.pools import Hosts, change_hosts, paths_of, pool_names, read_hosts
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 SUMMARY = "make, join and share pools of other machines"
 ANSWER_S = 5.0
 """A node that has not answered by then is not waited for."""
-_ANSWERS = "answers"
+_ANSWERS, _SILENT = "answers", "no answer"
 _SHOWN_DIGITS = 16
 """Of a fingerprint."""
 _DESCRIPTION = """\
@@ -188,6 +189,14 @@ def _join(options: argparse.Namespace) -> int:
     until = time_of_day(identity.expires_at)
     print(f"you are {identity.name} in the pool {identity.pool} until {until}; {options.file} is needed no longer")
     _print_hosts(identity.pool, read_hosts(paths_of(identity.pool)))
+    answers, trouble = _answers(identity.pool)
+    if refused := [state for *_, state in answers if state != _ANSWERS and not state.startswith(_SILENT)]:
+        print(f"but its nodes refuse you: {refused[0]}")
+        return 1
+    if any(state == _ANSWERS for *_, state in answers):
+        return 0
+    silent = trouble or "; ".join(f"{address}: {state}" for _, address, state in answers) or "it has none yet"
+    print(f"no node of it could be asked whether the invitation still counts ({silent})")
     return 0
 
 
@@ -277,10 +286,12 @@ def _show(pool: str) -> int:
         print_table(("node", "address", "state"), answers)
         print()
     rows = []
+    in_use = membership.in_use(paths)
     for one in membership.standings(pool):
         facts = one.facts
         until = time_of_day(facts.not_after)
-        rows.append((facts.name, facts.role, facts.fingerprint[:_SHOWN_DIGITS], until, one.state))
+        state = one.state or in_use.get(facts.fingerprint, "" if facts.role == USER else "replaced, counts until then")
+        rows.append((facts.name, facts.role, facts.fingerprint[:_SHOWN_DIGITS], until, state))
     print_table(("certificate of", "role", "fingerprint", "until", "state"), rows)
     notes = list(dict.fromkeys(filter(None, [trouble, *warnings])))
     for note in notes:
@@ -303,9 +314,21 @@ def _answer(node: Node) -> tuple[str, str, str]:
 
     try:
         reply = describe(node.address, ANSWER_S, node.identity)
+    except NodeUnreachable as error:
+        return "", node.address, f"{_SILENT} ({_why_silent(node.address) or error})"
     except MonarchNbError as error:
         return "", node.address, str(error)
     return reply.node_id, node.address, _ANSWERS
+
+
+def _why_silent(address: str) -> str:
+    """Return why nobody can connect to an address, as the system has it; empty when one can."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S):
+            return ""
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
 
 
 def _warning(path: Path) -> str:

@@ -203,6 +203,18 @@ def own_facts(paths: TrustPaths) -> CertificateFacts:
     return facts_of(_content(paths.identity))
 
 
+def in_use(paths: TrustPaths) -> dict[str, str]:
+    """Return who uses which certificates that lie here, by fingerprint.
+
+    Raises:
+        TrustError: one is garbled.
+    """
+    used = {own_facts(paths).fingerprint: "in use, yours"}
+    if paths.node.exists():
+        used[facts_of(_content(paths.node)).fingerprint] = "in use, the nodes'"
+    return used
+
+
 def revoke_certificates(pool: str, who: str) -> tuple[list[CertificateFacts], Revocations]:
     """Revoke certificates; return those, and the list that every node must learn of. Again is as once.
 
@@ -215,9 +227,9 @@ def revoke_certificates(pool: str, who: str) -> tuple[list[CertificateFacts], Re
     """
     paths = paths_of(pool)
     authority = Authority.load(pool, paths)
-    in_use = {own_facts(paths).fingerprint, facts_of(_content(paths.node)).fingerprint}
+    used = in_use(paths)
     meant = _meant(authority.issued(), who, pool)
-    chosen = [facts for facts in meant if facts.fingerprint not in in_use]
+    chosen = [facts for facts in meant if facts.fingerprint not in used]
     if not chosen:
         whose = "the nodes'" if meant[0].role == NODE else "your own"
         raise UsageError(

@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import fcntl
 import ipaddress
+import re
 import socket
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from monarch_nb.config import DEFAULT_PORT
 from monarch_nb.errors import UsageError
 from monarch_nb.trust.identity import Identity, load_identity
 from monarch_nb.trust.identity_file import IdentityFile
 from monarch_nb.trust.pools import is_pool, paths_of, read_hosts
 
+_ADDRESS = re.compile(r"(?P<host>\[[^\]]+\]|::(?=:\d)|[^:\[\]]*)(?::(?P<port>\d{1,5}))?")
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 _INET6 = Path("/proc/net/if_inet6")
 
@@ -53,9 +56,9 @@ def network_of(options: argparse.Namespace) -> Network:
     host, port = _split(options.listen, "--listen")
     if port == "0":
         port = str(_free_port(host))
-    is_any = host in ("", "0.0.0.0", "::", "*")
-    advertised = options.advertise or (f"{socket.gethostname() if is_any else host}:{port}")
-    _split(advertised, "--advertise")
+    is_any = host in ("", "0.0.0.0", "::", "[::]", "*")
+    own = f"{socket.gethostname() if is_any else host}:{port}"
+    advertised = ":".join(_split(options.advertise, "--advertise")) if options.advertise else own
     of_pool = read_hosts(paths_of(options.pool)).interface if options.pool and is_pool(options.pool) else ""
     interface = options.interface or of_pool or ("" if is_any else host)
     if not interface:
@@ -130,7 +133,11 @@ def _free_port(host: str) -> int:
 
 
 def _split(address: str, flag: str) -> tuple[str, str]:
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
-        raise UsageError(f"{flag} {address} is no address: HOST:PORT, as in host1:7878")
-    return host, port
+    """Return host and port of an address, 7878 where none is said; the host is empty for every interface."""
+    match = _ADDRESS.fullmatch(address)
+    if not match or int(match["port"] or DEFAULT_PORT) > 65535:
+        raise UsageError(
+            f"{flag} {address} is no address: HOST:PORT, as in host1:{DEFAULT_PORT}, or with IPv6 "
+            f"[2001:db8::1]:{DEFAULT_PORT}; without a port it is {DEFAULT_PORT}"
+        )
+    return match["host"], match["port"] or str(DEFAULT_PORT)

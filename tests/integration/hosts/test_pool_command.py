@@ -1,12 +1,15 @@
 """`monarch-nb pool list` beside real nodes: who answers, and who does not."""
 
+import os
 import re
+from pathlib import Path
 
 import pytest
 
 from lab import Lab
 from monarch_nb.cli import pool as pool_command
 from monarch_nb.cli.main import main
+from monarch_nb.config import CONFIG_VARIABLE
 from monarch_nb.trust.pools import change_hosts, make_paths
 
 
@@ -18,6 +21,23 @@ def test_list_asks_every_node(lab: Lab, capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setattr(pool_command, "ANSWER_S", 1.0)
     change_hosts(make_paths("lab"), lambda hosts: hosts.added("127.0.0.1:1"))
     assert main(["pool", "list", "lab"]) == 1
-    assert re.search(
-        r"127\.0\.0\.1:1 +127\.0\.0\.1:1 does not answer|127\.0\.0\.1:1 +.* in time", capsys.readouterr().out
-    )
+    assert re.search(r"127\.0\.0\.1:1 +no answer \(connection refused\) *\n", capsys.readouterr().out)
+
+
+def test_who_joins_with_an_invitation_that_was_revoked_is_told(
+    lab: Lab, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(pool_command, "ANSWER_S", 60.0)
+    lab.start()
+    invitation = tmp_path / "bob.pem"
+    assert main(["pool", "invite", "lab", "--user", "bob", "-o", str(invitation)]) == 0
+    mine = os.environ[CONFIG_VARIABLE]
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "bob"))
+    assert main(["pool", "join", str(invitation)]) == 0
+    monkeypatch.setenv(CONFIG_VARIABLE, mine)
+    assert main(["pool", "revoke", "lab", "bob"]) == 0
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "bob"))
+    capsys.readouterr()
+    assert main(["pool", "join", str(invitation)]) == 1
+    assert re.search(r"but its nodes refuse you: bob's certificate .* was revoked: ask who", capsys.readouterr().out)
+    monkeypatch.setenv(CONFIG_VARIABLE, mine)

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import json
 import os
 from pathlib import Path
 from typing import NoReturn
@@ -10,6 +11,8 @@ import pytest
 
 from monarch_nb import config
 from monarch_nb.allocator import __main__ as main
+from monarch_nb.allocator.supervision import processes
+from monarch_nb.errors import PoolError
 
 
 @pytest.fixture
@@ -59,3 +62,12 @@ def test_a_storage_that_fails_is_not_one_that_was_removed(
         freshener.cancel()
 
     asyncio.run(fails_for_a_while())
+
+
+@pytest.mark.parametrize(("boot", "where"), [("", "on this host"), ("another", "on another host, which has the same")])
+def test_a_second_allocator_of_a_directory_is_told_where_the_first_is(
+    paths: config.NodePaths, boot: str, where: str
+) -> None:
+    paths.facts.write_text(json.dumps({"boot_id": boot or processes.boot_id()}))
+    with main.lock(paths), pytest.raises(PoolError, match=f"already, {where}.*--node-id {paths.directory.name}-b"):
+        main.lock(paths)

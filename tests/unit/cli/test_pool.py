@@ -87,6 +87,7 @@ def test_somebody_is_invited_joins_and_is_shut_out(
     told = pool("join", "lab-bob.pem")
     assert "you are bob in the pool lab until" in told
     assert "the pool lab: host1:7878" in told
+    assert "no node of it could be asked whether the invitation still counts (host1:7878: no answer (" in told
     pool("remove", "lab", "host1")
     assert "ada" not in pool("list", "lab")
     monkeypatch.setenv(CONFIG_VARIABLE, str(config))
@@ -105,6 +106,14 @@ def test_certificates_are_renewed(pool: Typed) -> None:
     pool("init", "lab")
     before = identity_of("lab").fingerprint
     assert "your certificate and the nodes' count until" in pool("renew", "lab")
+    states = re.findall(r"(admin|node) +[0-9a-f]{16} +\S+ \S+ +(.+?) *\n", pool("list", "lab"))
+    replaced = "replaced, counts until then"
+    assert states == [
+        ("admin", replaced),
+        ("node", replaced),
+        ("admin", "in use, yours"),
+        ("node", "in use, the nodes'"),
+    ]
     assert "monarch-nb pool renew lab --forget-old" in pool("renew", "lab", "--authority")
     assert "needs another invitation" in pool("renew", "lab", "--forget-old")
     assert identity_of("lab").fingerprint != before
