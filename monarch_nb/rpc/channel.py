@@ -28,6 +28,8 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.min_reconnect_backoff_ms", 10_000),  # how long connecting may take: a machine may be busy
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.enable_http_proxy", 0),
+    # A connection on which nothing is under way costs both ends their pings: it is closed, and made anew when needed.
+    ("grpc.client_idle_timeout_ms", 30_000),
 )
 PING_INTERVAL_S, PING_TIMEOUT_S = 2.0, 2.5
 """A network that swallows everything tells nobody: so silence is asked about, and noticed within 5 s."""

@@ -10,15 +10,15 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_nb.rpc.channel import is_local, open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
 from monarch_nb import config
 from monarch_nb.client.connections.mail import ConnectionMail
-from monarch_nb.errors import MonarchNbError, NodeUnreachable, VersionMismatch
+from monarch_nb.errors import MonarchNbError, VersionMismatch
 from monarch_nb.ground.namespaces import pid_namespace
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -41,16 +41,14 @@ LINK_PATIENCE_S = 0.5
 """A session that is not open after this time will not open by itself soon: whoever waits for it is told."""
 GAP_S = 2.0
 """So long a node may be away and nothing is lost or refused: its allocator is being started again."""
-STRAGGLER_S = 5.0
-"""So much later than another node one may answer. It is long: on a busy machine nodes are slow, and not away."""
 ALLOCATOR_DOWN = "does not answer; its ranks are as they were: monarch-nb up starts its allocator again"
 """What is said of a node of this machine that does not answer."""
 HOST_AWAY = "its ranks go on; what they do follows here when its network, or its allocator, is there again"
 """What is said of one of another machine."""
 MAX_FOLLOWED = 64
 """Runs that are done and may print more."""
-
-T = TypeVar("T")
+LINGER_S = 1.0
+"""So long a session stays that nobody needs: somebody may be about to."""
 
 
 class RunListener(Protocol):
@@ -103,30 +101,6 @@ class ReservationListener(Protocol):
     def on_files_changed(self, message: pb.FilesChanged) -> None: ...
 
 
-async def answers(calls: Mapping[Connection, Awaitable[T]]) -> dict[Connection, T | BaseException]:
-    """Wait for what nodes answer, or why they do not. One that is silent long after another has answered is not waited
-    for any more: who asks wants to see the others."""
-    waiting = {asyncio.ensure_future(call): connection for connection, call in calls.items()}
-    try:
-        pending, patience_s = set(waiting), None
-        while pending:
-            done, pending = await asyncio.wait(pending, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
-                break
-            if any(not one.cancelled() and one.exception() is None for one in done):
-                patience_s = STRAGGLER_S
-    finally:
-        for one in waiting:
-            one.cancel()
-    silent = f"does not answer, although others did {STRAGGLER_S:g} s ago"
-    return {
-        connection: NodeUnreachable(f"{connection.name} {silent}", connection.name)
-        if one in pending
-        else one.exception() or one.result()
-        for one, connection in waiting.items()
-    }
-
-
 def _is_deserted(address: str) -> bool:
     """Return whether nobody listens there: an allocator of this machine that is dead and was not started again."""
     kind, _, path = address.partition(":")
@@ -171,6 +145,7 @@ class Connection:
         self.mesh_deaths: dict[str, Callable[[pb.RankDied], None]] = {}
         self._attached: dict[str, list[ReservationListener]] = {}
         self.mail = ConnectionMail(self, self._outgoing_mail)
+        self._holders = 0
 
     def is_known_as(self, name: str, node_address: str) -> None:
         """The node has said what it is called, and where other nodes reach it."""
@@ -398,6 +373,23 @@ class Connection:
         """Open the session stream if there is none."""
         if self._session is None or self._session.done():
             self._session = asyncio.get_running_loop().create_task(self._keep_session())
+
+    def hold_session(self) -> None:
+        """Have a session, until `let_go` is called as often."""
+        self._holders += 1
+        self.ensure_session()
+
+    def let_go(self) -> None:
+        """The session need not be held any more: it ends soon unless it is needed for something else."""
+        self._holders -= 1
+        asyncio.get_running_loop().call_later(LINGER_S, self._end_idle_session)
+
+    def _end_idle_session(self) -> None:
+        is_needed = self._holders or self._attached or self._followed or self.mesh_deaths or self.mail.is_taken
+        if self._session is not None and not is_needed:
+            self._session.cancel()
+            self._session, self.up = None, False
+            self._opened.clear()
 
     async def _keep_session(self) -> None:
         retry_s = FIRST_RETRY_S

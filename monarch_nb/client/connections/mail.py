@@ -108,6 +108,11 @@ class ConnectionMail:
             if self._is_listening:
                 self._open_mailbox()
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether somebody takes mail here."""
+        return self._receiver is not None
+
     # ---- sending ----
 
     def send(

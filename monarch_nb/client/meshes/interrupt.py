@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from monarch_nb.client.connections.asking import answers
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.connections.connection import GAP_S, answers
+from monarch_nb.client.connections.connection import GAP_S
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.interrupt_actors import interrupt_actors
 from monarch_nb.client.runs.interrupt_report import InterruptReport

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 
 from monarch_nb import config
 from monarch_nb.allocator.state.limits import expired
+from monarch_nb.client.connections.asking import answers
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection, answers
+from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.connections.tree import FollowedThrough, TreeConnection
 from monarch_nb.client.files.evidence import check_shared, nodes_seeing
 from monarch_nb.client.files.project import holds_home
@@ -299,7 +300,7 @@ class Pool:
             for node_rank, connection in enumerate(connections)
         ]
         for connection in connections:
-            connection.ensure_session()  # when it breaks off, the nodes take what is half-made back
+            connection.hold_session()  # when it breaks off, the nodes take what is half-made back
         try:
             async with making(several(connections), reservation_id, owner=owner):
                 say(f"leasing {shape}")
@@ -317,6 +318,9 @@ class Pool:
         except BaseException:
             await asyncio.shield(release(connections, reservation_id))
             raise
+        finally:
+            for connection in connections:
+                connection.let_go()
 
     async def described(self) -> list[pb.DescribeReply]:
         """Return the facts of the nodes that answer."""

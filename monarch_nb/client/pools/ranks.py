@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from monarch_nb.allocator.state.limits import expired
-from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection, answers
+from monarch_nb.client.connections.asking import answers
+from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.connections.tree import TreeConnection
 from monarch_nb.client.pools.infos import run_infos, shared_no_longer
 from monarch_nb.client.pools.pool import current_owner

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.connections import connection as connections
-from monarch_nb.client.connections.connection import LINK_PATIENCE_S, Connection, answers
+from monarch_nb.client.connections import asking
+from monarch_nb.client.connections.asking import answers
+from monarch_nb.client.connections.connection import LINK_PATIENCE_S, Connection
 from monarch_nb.client.pools import pool as pools
 from monarch_nb.errors import (
     CapacityError,
@@ -40,6 +41,7 @@ class Scripted(service.AllocatorServicer):
         self.requests: asyncio.Queue[pb.SessionRequest] = asyncio.Queue()
         self.replies: asyncio.Queue[pb.SessionEvent | None] = asyncio.Queue()
         self.sessions = 0
+        self.left = asyncio.Event()
         self.error: MonarchNbError | None = None
         self.blob = b""
 
@@ -51,6 +53,7 @@ class Scripted(service.AllocatorServicer):
                 await context.write(pb.SessionEvents(events=[reply]))
         finally:
             reader.cancel()
+            self.left.set()
 
     async def _read(self, request_iterator: Any) -> None:
         async for request in request_iterator:
@@ -475,6 +478,35 @@ class TestCalls:
             await connection.describe()
         await connection.close()
 
+    async def test_a_session_stays_that_something_else_needs(
+        self, node: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("monarch_nb.client.connections.connection.LINGER_S", 0)
+        connection.hold_session()
+        connection.hold_session()
+        await asyncio.wait_for(connection._opened.wait(), 20)
+        connection.let_go()
+        connection.attach("r", SimpleNamespace())  # type: ignore[arg-type]
+        assert (await node.next("attach")).reservation_id == "r"
+        connection.let_go()
+        connection.attach("s", SimpleNamespace())  # type: ignore[arg-type]
+        assert (await node.next("attach")).reservation_id == "s", "the session goes on: a reservation is attached"
+        assert node.sessions == 1
+
+    async def test_a_session_that_was_let_go_opens_again_for_a_run(
+        self, node: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("monarch_nb.client.connections.connection.LINGER_S", 0)
+        connection.hold_session()
+        await asyncio.wait_for(connection._opened.wait(), 20)
+        connection.let_go()
+        await asyncio.wait_for(node.left.wait(), 20)
+        assert not connection.up
+        assert node.sessions == 1
+        connection.submit(Listener(), pb.Submit(mesh_id="m", run=run_pb2.RunSpec(run_id="a")))
+        assert (await node.next("submit")).run.run_id == "a"
+        assert node.sessions == 2
+
     async def test_a_method_that_the_node_does_not_have(self, node: Scripted, connection: Connection) -> None:
         with pytest.raises(VersionMismatch, match="another version"):
             await connection.unary("Status", pb.StatusRequest())
@@ -489,7 +521,7 @@ class TestCalls:
 
 
 async def test_who_is_silent_long_after_others_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "STRAGGLER_S", 0.01)
+    monkeypatch.setattr(asking, "STRAGGLER_S", 0.01)
     quick, slow, hung, refusing = (Connection(name, f"unix:/nowhere/{name}") for name in ("a", "b", "c", "d"))
     may_answer = asyncio.Event()
 

@@ -29,6 +29,7 @@ class FakeConnection:
         self.state = NodeState(4)
         self.asked: list[str] = []
         self.fails_at = ""
+        self.holders = 0
         self._moments = moments
 
     async def unary(self, method: str, request: Any, timeout_s: float = 0.0) -> Any:
@@ -47,8 +48,11 @@ class FakeConnection:
             await asyncio.sleep(0)
         return pb.ReleaseReply()
 
-    def ensure_session(self) -> None:
-        """None is needed: this client does not die."""
+    def hold_session(self) -> None:
+        self.holders += 1
+
+    def let_go(self) -> None:
+        self.holders -= 1
 
     def status(self) -> pb.StatusReply:
         holders = [pb.Holder(reservation=lease.request.name, procs=4) for lease in self.state.leases.values()]
@@ -133,6 +137,7 @@ async def test_a_node_that_fails_lets_go_of_the_others(method: str, index: int) 
     moments = random.Random(0)
     nodes = [FakeConnection(f"node{index}", moments) for index in range(3)]
     nodes[0 if method == "HostStore" else index].fails_at = method
+    assert not any(node.holders for node in nodes), "sessions end that nobody needs"
     with pytest.raises(NodeUnreachable):
         await reserve(FakePool(nodes, moments), "dev", 3)
     assert not any(node.state.leases for node in nodes)
@@ -152,6 +157,7 @@ async def test_nodes_are_leased_in_the_same_order_by_all() -> None:
     nodes: list[FakeConnection] = [Noting(name, moments) for name in ("c", "a", "d", "b")]
     await reserve(FakePool(nodes, moments), "dev", 4)
     assert order == ["a", "b", "c", "d"]
+    assert not any(node.holders for node in nodes)
     assert [node.state.leases.popitem()[1].request.node_rank for node in nodes] == [0, 1, 2, 3], "as the pool has them"
 
 

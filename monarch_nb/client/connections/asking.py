@@ -1,0 +1,50 @@
+"""Calls to many nodes at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Mapping
+from typing import TypeVar
+
+from monarch_nb.client.connections.connection import Connection
+from monarch_nb.errors import NodeUnreachable
+
+STRAGGLER_S = 5.0
+"""So much later than another node one may answer. It is long: on a busy machine nodes are slow, and not away."""
+
+T = TypeVar("T")
+
+
+async def answers(calls: Mapping[Connection, Awaitable[T]]) -> dict[Connection, T | BaseException]:
+    """Wait for what nodes answer, or why they do not. One that is silent long after another has answered is not waited
+    for any more: who asks wants to see the others."""
+    asked = {connection: asyncio.ensure_future(call) for connection, call in calls.items()}
+    pending, news = set(asked.values()), asyncio.Event()
+    patience_s: float | None = None
+
+    def on_done(one: asyncio.Future[T]) -> None:
+        nonlocal patience_s
+        pending.discard(one)
+        if not one.cancelled() and one.exception() is None:
+            patience_s = STRAGGLER_S
+        news.set()
+
+    for one in asked.values():
+        one.add_done_callback(on_done)
+    try:
+        with contextlib.suppress(TimeoutError):
+            while pending:
+                news.clear()
+                async with asyncio.timeout(patience_s):
+                    await news.wait()
+    finally:
+        for one in asked.values():
+            one.cancel()
+    silent = f"does not answer, although others did {STRAGGLER_S:g} s ago"
+    return {
+        connection: NodeUnreachable(f"{connection.name} {silent}", connection.name)
+        if one in pending
+        else one.exception() or one.result()
+        for connection, one in asked.items()
+    }
