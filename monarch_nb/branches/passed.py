@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from monarch_nb.branches.layout import ranks_by_node
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
@@ -24,7 +25,7 @@ class PassedRun:
         self,
         mesh_id: str,
         run_id: str,
-        ranks: Iterable[int],
+        ranks: Sequence[int],
         ranks_per_node: int,
         *,
         submit: pb.Submit | None = None,
@@ -32,10 +33,8 @@ class PassedRun:
         cursors: Mapping[int, run_pb2.Cursor] | None = None,
     ) -> None:
         self.mesh_id, self.run_id = mesh_id, run_id
-        self.by_node: dict[int, list[int]] = {}
-        for rank in ranks:
-            self.by_node.setdefault(rank // ranks_per_node, []).append(rank)
-        self.left = {rank for on_node in self.by_node.values() for rank in on_node}
+        self.left = set(ranks)
+        self.by_node = ranks_by_node(ranks, ranks_per_node)
         self.cursors = dict(cursors or {})
         self.quiet = submit is not None and submit.quiet
         self._from_shown = from_shown

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_nb.branches.branches import Branches
-from monarch_nb.branches.layout import split
+from monarch_nb.branches.layout import ranks_by_node, split
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto.files_pb2 import Peer
@@ -74,7 +74,8 @@ class Below:
         own.CopyFrom(submit)
         for field in ("ranks", "cursors", "previous", "outputs"):
             own.ClearField(field)
-        own.ranks.extend(self._own(submit.ranks))
+        by_node = ranks_by_node(submit.ranks, self._ranks_per_node)
+        own.ranks.extend(by_node.get(self.node, ()))
         for rank in own.ranks:
             if rank in submit.cursors:
                 own.cursors[rank].CopyFrom(submit.cursors[rank])

@@ -108,13 +108,6 @@ def is_plain(packed: run_pb2.RankResult) -> bool:
 _PLAIN = {"run_id", "rank", "outcome", "duration_s", "end", "untouched"}
 
 
-def plain_results(equal: allocator_pb2.EqualResults, *, of_script: bool = False) -> Iterator[events.Result]:
-    """Yield what listeners are told of ranks whose equal results are plain: at a thousand ranks every step counts."""
-    may_print_later = not (equal.result.untouched or of_script)
-    for rank, duration_s in zip(equal.ranks, equal.durations_s, strict=True):
-        yield events.Result(rank, "ok", duration_s, may_print_later=may_print_later)
-
-
 def _failure(packed: run_pb2.RankResult, outcome: str, host: str, of_script: bool) -> RankFailure:
     if outcome == "died":
         return _death_failure(packed.rank, packed.death, host, of_script)

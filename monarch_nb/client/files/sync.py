@@ -55,6 +55,11 @@ class _Mount:
         self.restless: set[bytes] = set()
         """Files that changed each time that they were sent: `entries` has them as they were sent last."""
 
+    def behind(self, names: Iterable[str]) -> list[str]:
+        """Return those of some nodes that do not have what there is now."""
+        have, version = self.have, self.version
+        return [name for name in names if have.get(name) != version]
+
     def refresh(self, progress: Progress) -> tuple[list[pb.TreeEntry], list[bytes]]:
         """See what is there now; return what changed, and what went, since the last call."""
         version, self.version = self.version, ""  # an interrupt in here costs a whole list, never a change
@@ -303,7 +308,8 @@ class SyncedFiles:
                 self._check_there(mount, mounts)
                 total += self._sync_mount(mount, nodes, overwrite, progress)
             names = [connection.name for connection in self.connections.values()]
-            missed = tuple(name for name in names if any(m.have.get(name) != m.version for m in mounts.values()))
+            behind = {name for mount in mounts.values() for name in mount.behind(names)}
+            missed = tuple(name for name in names if name in behind)
             return replace(
                 total,
                 seconds=time.monotonic() - began,
@@ -386,7 +392,8 @@ class SyncedFiles:
                 changed, removed = difference(before, mount.entries)
             if overwrite:
                 mount.version = uuid.uuid4().hex  # else a node has it already
-            behind = [c for c in self.connections.values() if mount.have.get(c.name) != mount.version]
+            names = {connection.name: connection for connection in self.connections.values()}
+            behind = [names[name] for name in mount.behind(names)]
             if not behind:
                 return SyncReport()
             self._version = uuid.uuid4().hex  # before anything goes: an interrupt does not tell how far it came

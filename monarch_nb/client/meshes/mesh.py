@@ -380,7 +380,7 @@ class Mesh:
 
     def _check_alive(self) -> None:
         self._check_nodes()
-        if not any(rank in self.core.dead for rank in self.ranks):
+        if not self.core.dead or self.core.dead.keys().isdisjoint(self.ranks):
             return
         call(self.core.status())  # somebody else may have restarted it
         dead = [rank for rank in self.ranks if rank in self.core.dead]

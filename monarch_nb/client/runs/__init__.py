@@ -9,5 +9,6 @@ waits_watch       looks where the ranks are while it lasts
 waits             the sentence that says who waits for whom
 lone_training     the line about ranks that train a model each
 interrupt_report  what an interrupt of it did
+results           how each rank ended
 values            what the ranks returned
 """

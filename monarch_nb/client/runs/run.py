@@ -14,7 +14,7 @@ from monarch_nb.branches.folding import results_of
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import GAP_S, Connection
-from monarch_nb.client.connections.decoding import OutputDecoder, is_plain, plain_results, result_event
+from monarch_nb.client.connections.decoding import OutputDecoder, is_plain, result_event
 from monarch_nb.client.connections.tree import FollowedThrough
 from monarch_nb.client.logs.records import LogRecord
 from monarch_nb.client.pools.pool import current_owner
@@ -23,6 +23,7 @@ from monarch_nb.client.runs.interrupt_report import InterruptReport, left_by_ker
 from monarch_nb.client.runs.lone_training import LoneTraining
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.nodes import RunNodes
+from monarch_nb.client.runs.results import RunResults
 from monarch_nb.client.runs.stops import RunStops
 from monarch_nb.client.runs.values import RunValues
 from monarch_nb.client.runs.waits_watch import WaitsWatch
@@ -77,7 +78,7 @@ class Run:
         """Who has submitted it, when that is somebody else."""
         self.finished_before: frozenset[int] = frozenset()
         """Ranks that had finished when this process began to follow it."""
-        self.results: dict[int, events.Result] = {}
+        self.results = RunResults()
         self.submitted_at = time.time()
         self.run_id = run_id
         self._on_ranks = frozenset(self.ranks)
@@ -160,7 +161,8 @@ class Run:
     @property
     def failures(self) -> list[RankFailure]:
         """Why it failed, by rank."""
-        return [result.failure for _, result in sorted(self.results.items()) if result.failure is not None]
+        failures = [result.failure for result in self.results.notable if result.failure is not None]
+        return sorted(failures, key=lambda failure: failure.rank)
 
     @property
     def values(self) -> list[Any]:
@@ -388,17 +390,19 @@ class Run:
 
     def _on_plain_results(self, equal: pb.EqualResults) -> None:
         """Ranks have come to the end, and there is nothing else to say of them."""
-        for result in plain_results(equal, of_script=self.is_script):
-            if result.rank not in self.results and result.rank in self._on_ranks:
-                self.results[result.rank] = result
-                self.stops.forget(result.rank)
-                self.emit(result)
+        wanted = self._on_ranks - self.results.keys()
+        ranks = [rank for rank in equal.ranks if rank in wanted]
+        self.results.add_alike(ranks, equal, may_print_later=not (equal.result.untouched or self.is_script))
+        self.stops.forget(ranks)
+        if self._listeners:
+            for rank in ranks:
+                self.emit(self.results[rank])
 
     def _on_result(self, packed: run_pb2.RankResult) -> None:
         if packed.rank in self.results or packed.rank not in self._on_ranks:
             return
         self._values.add(packed)
-        self.stops.forget(packed.rank)
+        self.stops.forget([packed.rank])
         host = "" if packed.outcome == run_pb2.OUTCOME_OK else self._nodes.name_of(packed.rank)
         result = result_event(packed, host, of_script=self.is_script)
         self.results[packed.rank] = result
@@ -461,7 +465,7 @@ class Run:
         self._completing = True
         blobs = self._values.to_fetch()
         # Only who interrupted it repairs: to others it may be an old run, and the mesh may have a new group since.
-        aborted = self._interrupting and any(result.group_aborted for result in self.results.values())
+        aborted = self._interrupting and any(result.group_aborted for result in self.results.notable)
         if blobs or aborted:
             self._spawn(self._complete_slowly(blobs, aborted))
         else:
@@ -487,7 +491,7 @@ class Run:
             for text in self._decoder.rest():
                 self.emit(text)
             self._lone_training.say()
-            freed = any(result.outcome == "interrupted" for result in self.results.values())
+            freed = any(result.outcome == "interrupted" for result in self.results.notable)
             waited = (self._waited or self._waits_watch.past) if freed else ""
             self.emit(events.Notice(waited, key="waits"))  # what the interrupt was for stays
             for key in (
@@ -572,7 +576,7 @@ class Run:
             ahead=ahead,
             stuck=stuck,
             unreachable=unreachable,
-            aborted=tuple(rank for rank, result in self.results.items() if result.group_aborted),
+            aborted=tuple(result.rank for result in self.results.notable if result.group_aborted),
             restarted=restarted,
             is_script=self.is_script,
         )
@@ -637,7 +641,7 @@ class Run:
             self._interrupting = False
             for connection in self._nodes.connections():
                 connection.withdraw_cancel(self.id)
-        if any(result.group_aborted for result in self.results.values()):
+        if any(result.group_aborted for result in self.results.notable):
             await self._abort_groups()
         self._freed.set()
 

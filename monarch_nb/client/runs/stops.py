@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from monarch_nb.config import OnBreakpoint
 from monarch_nb.ground.flag import Flag
@@ -31,10 +31,10 @@ class RunStops:
         else:
             self._open.discard((rank, stop))
 
-    def forget(self, rank: int) -> None:
-        """A rank has finished."""
+    def forget(self, ranks: Collection[int]) -> None:
+        """Ranks have finished."""
         if self._open:
-            self._open = {each for each in self._open if each[0] != rank}
+            self._open = {each for each in self._open if each[0] not in ranks}
 
     def over(self) -> None:
         """The run is over."""
