@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from monarch_nb.client.connections.connection import Connection, answers
+from monarch_nb.client.connections.asking import answers
+from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.pools.undertaking import ending, several
 from monarch_nb.errors import MonarchNbError, NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb

@@ -31,9 +31,9 @@ async def making(
         NodeUnreachable: the node that looks after it can not be told that it is whole, and so will end it.
     """
     request = _request(nodes, reservation_id, mesh_id, owner)
-    keeper = await _keeper(nodes, request)
-    yield
-    await _done(keeper, request)
+    async with _kept(nodes, request) as keeper:
+        yield
+        await _done(keeper, request)
 
 
 @contextlib.asynccontextmanager
@@ -42,10 +42,10 @@ async def ending(
 ) -> AsyncIterator[None]:
     """End a mesh or a reservation in the block, also when this process is gone half-way. Arguments as of `making`."""
     request = _request(nodes, reservation_id, mesh_id, owner)
-    keeper = await _keeper(nodes, request)
-    yield
-    with contextlib.suppress(MonarchNbError):  # then it is ended once more, when we are gone
-        await _done(keeper, request)
+    async with _kept(nodes, request) as keeper:
+        yield
+        with contextlib.suppress(MonarchNbError):  # then it is ended once more, when we are gone
+            await _done(keeper, request)
 
 
 def several(nodes: Sequence[Connection]) -> Sequence[Connection]:
@@ -58,15 +58,24 @@ def _request(nodes: Sequence[Connection], reservation_id: str, mesh_id: str, own
     return pb.UndertakeRequest(reservation_id=reservation_id, mesh_id=mesh_id, owner=owner, nodes=peers)
 
 
-async def _keeper(nodes: Sequence[Connection], request: pb.UndertakeRequest) -> Connection | None:
+@contextlib.asynccontextmanager
+async def _kept(nodes: Sequence[Connection], request: pb.UndertakeRequest) -> AsyncIterator[Connection | None]:
     """Have a node look after it; None when none does, and then what is to be done on them says why."""
-    for node in sorted(nodes, key=lambda node: not node.up)[:KEEPERS]:
-        node.ensure_session()  # whose end tells it that we are gone
-        request.client_id = node.client_id
-        with contextlib.suppress(MonarchNbError):
-            await node.unary("Undertake", request, KEEPER_TIMEOUT_S)
-            return node
-    return None
+    asked: list[Connection] = []
+    try:
+        keeper = None
+        for node in sorted(nodes, key=lambda node: not node.up)[:KEEPERS]:
+            node.hold_session()  # whose end tells it that we are gone
+            asked.append(node)
+            request.client_id = node.client_id
+            with contextlib.suppress(MonarchNbError):
+                await node.unary("Undertake", request, KEEPER_TIMEOUT_S)
+                keeper = node
+                break
+        yield keeper
+    finally:
+        for node in asked:
+            node.let_go()
 
 
 async def _done(keeper: Connection | None, request: pb.UndertakeRequest) -> None:
