@@ -5,7 +5,7 @@ import { Panel } from '../src/core/components/Panel';
 import { Host } from '../src/core/context';
 import { Store } from '../src/core/store';
 import { RequestError } from '../src/core/transport';
-import { Run, View } from '../src/core/types';
+import { Run, Slot, View } from '../src/core/types';
 import { FakeTransport, job, mesh, node, rank, reservation, slot, view } from './fake';
 
 let transport: FakeTransport;
@@ -186,6 +186,28 @@ test('states have a name and a shape beside their colour', async () => {
   expect(new Set(shapes).size).toBe(4);
   expect(screen.getByText(/waits in all_reduce/)).toBeTruthy();
   expect(screen.getByText(/rank 3: GPU 3 has fallen off the bus/)).toBeTruthy();
+});
+
+test('what others compute on is said below the name of the node, of many only so much', async () => {
+  const busy = (index: number): Slot =>
+    slot(index, { kind: 'gpu', note: `GPU ${index} is busy: pid ${index} (sim, bob)` });
+  const slots = [slot(0, { kind: 'gpu' }), busy(1), slot(2, { kind: 'gpu', note: 'mine', reservation: 'R' })];
+  const nodes = {
+    node0: node('node0', slots),
+    node1: node('node1', [3, 4, 5, 6, 7].map(busy)),
+    node2: node('node2', [], { state: 'silent', message: 'node2 unreachable since 14:02' })
+  };
+  const box = await show(view({ nodes }));
+  const notes = (id: string): string[] =>
+    [...box.querySelectorAll(`[data-node-row='${id}'] .mnb-note`)].map(note => note.textContent ?? '');
+  expect(notes('node0')).toEqual(['GPU 1 is busy: pid 1 (sim, bob)']);
+  expect(notes('node1')).toEqual([
+    'GPU 3 is busy: pid 3 (sim, bob)',
+    'GPU 4 is busy: pid 4 (sim, bob)',
+    'GPU 5 is busy: pid 5 (sim, bob)',
+    '2 more GPUs are not free'
+  ]);
+  expect(notes('node2')).toEqual(['node2 unreachable since 14:02']);
 });
 
 test('a hang says who waits for whom, with the button that frees them', async () => {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,11 @@ from dataclasses import dataclass
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.pools import pool as pools
-from monarch_nb.client.pools.choosing import Shape, choose_nodes
+from monarch_nb.client.pools.choosing import Shape, choose_nodes, who_holds
 from monarch_nb.client.pools.pool import HeldReservation
 from monarch_nb.client.pools.releasing import release
 from monarch_nb.client.reservations.reservation import Reservation, checked_name, reserve
+from monarch_nb.client.reservations.waiting import fits_when_idle
 from monarch_nb.errors import CapacityError, ReservationNotFound, TargetError, UsageError
 from monarch_nb.ground.code_names import run_name
 from monarch_nb.ground.rank_sets import counted, format_ranks, name_ranks
@@ -101,12 +103,13 @@ class Actions:
         replies = self._live.replies()
         nodes = [reply.node for _, reply in replies]
         try:
-            chosen = choose_nodes(shape, nodes)
+            chosen = choose_nodes(shape, nodes, force_busy=_forces(values))
         except CapacityError as error:
             if prospect := self._provisioner.prospect(shape.nodes, shape.procs, nodes, pool=self._pool.name):
                 return f"the {self._provisioner.title} will become {prospect} for it"
-            summary = str(error).partition("\n")[0].rstrip(":")  # a field has little room, and the nodes are in sight
-            raise Refused(409, str(error), {_short_of(view, shape): summary}) from None
+            if values["wait"] and (error.waiting_helps or fits_when_idle(self._pool.name, shape, nodes)):
+                return f"waits in line: {who_holds(shape, nodes)}"
+            raise Refused(409, str(error), {_short_of(view, shape): _in_short(error)}) from None
         left = sum(node.gpus_free if shape.gpus else node.procs_free for node in nodes) - shape.nodes * shape.per_node
         return (
             f"fits: {', '.join(nodes[index].node_id for index in chosen)}; {counted(left, shape.kind)} free after that"
@@ -158,6 +161,8 @@ class Actions:
                 pool=self._pool.name,
                 time=read["time"],
                 idle=read["idle"],
+                wait=read["wait"],
+                force_busy=_forces(read),
                 notebook=place.notebook or None,
                 python=None if is_held else place.python,  # nobody asked for it: the kernel's is the default
                 progress=say,
@@ -344,6 +349,17 @@ def _short_of(view: Json, shape: Shape) -> str:
     """Return the field that asks for too much: more than any node has, or more nodes than can take that."""
     most = max((node[f"{shape.kind}s"]["total"] for node in view["nodes"].values()), default=0)
     return "per_node" if shape.per_node > most else "nodes"
+
+
+def _in_short(error: CapacityError) -> str:
+    """Return what is missing and what helps: a field has little room, and the nodes are in sight."""
+    first, *more = str(error).split("\n")
+    return first.rstrip(":") + (f"; {re.split('[;:]', more[-1])[0]}" if more else "")
+
+
+def _forces(values: Json) -> bool:
+    """Return whether GPUs may be taken on which others compute; a pool without any has no such field."""
+    return values["kind"] == "gpus" and bool(values.get("force_busy"))
 
 
 def _shape(values: Json) -> Shape:

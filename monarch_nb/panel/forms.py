@@ -145,8 +145,19 @@ def reserve_form(view: Json) -> Form:
                 help="released when no cell runs and no notebook is attached for so long",
                 required=False,
             ),
+            Field("wait", "Wait in line", "boolean", False, help="for what others hold: who came first is first"),
+            *([_FORCE_BUSY] if most["gpus"] else []),
         ],
     )
+
+
+_FORCE_BUSY = Field(
+    "force_busy",
+    "Use busy GPUs",
+    "boolean",
+    False,
+    help="also those on which other programs compute, where no others are free: memory and time are shared then",
+)
 
 
 def up_form(provisioner: Provisioner, pool: str) -> Form:

@@ -8,6 +8,8 @@ _HINTS = [
     (r"\(%mesh release NAME\)", "(Release… on its card)"),
     (r"monarch-nb up --nodes (\d+) adds nodes to a local pool", r"Add nodes… (at Nodes) makes a local pool \1 nodes"),
     (r"--procs N asks for CPU ranks", "choose CPU ranks as Kind"),
+    (r"--wait waits for it", "Wait in line waits for it"),
+    (r"--force-busy takes GPUs", "Use busy GPUs takes those"),
     (r": monarch-nb up starts one, and so does %mesh reserve", ": Start a local pool… starts one"),
     (r"; monarch-nb status says more", ""),
     (r"; is its allocator running\?(?: \(monarch-nb status\))?", ""),

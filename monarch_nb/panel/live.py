@@ -261,6 +261,10 @@ class Live:
         for node in self._nodes.values():
             late_s = time.monotonic() - node.asked_at if node.asked and not node.asked.done() else 0.0
             node.answer.silent_s = late_s if late_s >= SILENT_AFTER_S else 0.0
+            if node.answer.answers:
+                node.answer.away_since = 0.0
+            elif not node.answer.away_since and not node.answer.is_starting:
+                node.answer.away_since = time.time() - late_s
 
     async def _ask_one(self, node: _Node) -> None:
         try:

@@ -17,6 +17,7 @@ from monarch_nb.ground.rank_sets import format_ranks
 from monarch_nb.panel.actors import actors_of, work_of
 from monarch_nb.panel.hangs import Hangs
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.times import time_of_day
 
 Json = dict[str, Any]
 
@@ -32,6 +33,7 @@ class NodeAnswer:
         reply: the newest that it said; None when it never answered.
         silent_s: how long it has been asked in vain; 0 when it answers.
         error: why it does not answer, when it said so.
+        away_since: when that was noticed, in seconds since the epoch; 0 when it answers.
     """
 
     node_id: str
@@ -40,6 +42,7 @@ class NodeAnswer:
     reply: pb.StatusReply | None = None
     silent_s: float = 0.0
     error: str = ""
+    away_since: float = 0.0
 
     @property
     def answers(self) -> bool:
@@ -49,6 +52,12 @@ class NodeAnswer:
     def is_starting(self) -> bool:
         """Whether it has not answered yet, and there is no reason to think that it will not."""
         return not self.served or (self.alive and self.reply is None and not self.silent_s and not self.error)
+
+    @property
+    def absence(self) -> str:
+        """That it does not answer, and since when."""
+        since = f" since {time_of_day(self.away_since)}" if self.away_since else ""
+        return f"{self.node_id} unreachable{since}"
 
 
 @dataclass
@@ -189,11 +198,17 @@ def _node_state(answer: NodeAnswer) -> tuple[str, str | None]:
     if not answer.alive:
         return "dead", "its allocator died: starting the pool again adopts its ranks"
     if not answer.answers:
-        return "silent", answer.error or "it does not answer"
+        return "silent", answer.error if _says_more(answer) else answer.absence
     assert answer.reply is not None
     if error := answer.reply.node.template_error:
         return "dead", f"ranks can not be started: {error}"
     return ("ok", None) if answer.reply.node.template_ready else ("starting", "it imports torch")
+
+
+def _says_more(answer: NodeAnswer) -> bool:
+    """Whether a node's error says more than that it does not answer."""
+    silences = ("does not answer", "did not answer in time")
+    return bool(answer.error) and answer.error not in [f"{answer.node_id} {silence}" for silence in silences]
 
 
 def _slot(kind: str, index: int, name: str, reservation: str | None, rank: int | None) -> Json:
@@ -366,13 +381,13 @@ def _mesh(mesh_id: str, nodes: list[tuple[NodeAnswer, pb.ReservationStatus]], ow
     spec = parts[0][1].spec
     work = {rank.rank: work_of(rank.actors) for _, mesh in parts for rank in mesh.ranks}
     ranks = {
-        info.rank: _rank(info, answer.answers, work[info.rank])
+        info.rank: _rank(info, "" if answer.answers else answer.absence, work[info.rank])
         for answer, mesh in parts
         for info in infos_of_node(answer.node_id, mesh)
     }
     for rank in range(spec.world_size):
         if rank not in ranks:
-            ranks[rank] = _rank(RankInfo(rank, "", 0, "unreachable"), answers=False, work=None)
+            ranks[rank] = _rank(RankInfo(rank, "", 0, "unreachable"), "its node has not answered yet", work=None)
     return {
         "id": mesh_id,
         "name": parts[0][1].name,
@@ -404,8 +419,8 @@ def _note_hangs(answers: list[NodeAnswer], reservations: Mapping[str, Json], han
     hangs.keep(runs)
 
 
-def _rank(info: RankInfo, answers: bool, work: tuple[str, str] | None) -> Json:
-    state, detail = _rank_state(info, answers, work)
+def _rank(info: RankInfo, absence: str, work: tuple[str, str] | None) -> Json:
+    state, detail = _rank_state(info, absence, work)
     return {
         "rank": info.rank,
         "node": info.host,
@@ -422,16 +437,17 @@ def _rank(info: RankInfo, answers: bool, work: tuple[str, str] | None) -> Json:
     }
 
 
-def _rank_state(info: RankInfo, answers: bool, work: tuple[str, str] | None) -> tuple[str, str]:
+def _rank_state(info: RankInfo, absence: str, work: tuple[str, str] | None) -> tuple[str, str]:
     """Return a rank's state and more on it.
 
     Args:
+        absence: that its node does not answer; "" when it does.
         work: what its actors do.
     """
     if info.state == "dead":
         return "dead", info.death or ""
-    if not answers:
-        return "unreachable", "its node does not answer"
+    if absence:
+        return "unreachable", absence
     if info.waits_in:
         return "waiting", f"waits in {info.waits_in}"
     if info.state == "idle" and work is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from monarch_nb.client.connections.bridge import call, post
@@ -67,10 +67,13 @@ def _may_come(pool: Pool, shape: Shape, missing: CapacityError) -> bool:
     shape then."""
     if missing.waiting_helps:
         return True
-    if not pool.is_up:
-        return False
+    return pool.is_up and fits_when_idle(pool.name, shape, call(pool.described()))
+
+
+def fits_when_idle(pool: str, shape: Shape, nodes: Sequence[pb.DescribeReply]) -> bool:
+    """Whether a pool can take another shape for this, when nobody holds anything of it any more."""
     idle = [
         pb.DescribeReply(node_id=node.node_id, procs=node.procs, procs_free=node.procs, gpus=node.gpus)
-        for node in call(pool.described())
+        for node in nodes
     ]
-    return bool(provisioner_of(pool.name).prospect(shape.nodes, shape.procs, idle, pool=pool.name))
+    return bool(provisioner_of(pool).prospect(shape.nodes, shape.procs, idle, pool=pool))

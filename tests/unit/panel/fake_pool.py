@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.client.pools.pool import HeldReservation
+from monarch_nb.client.reservations import waiting
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.panel import actions, live, requests
 from monarch_nb.panel.requests import Panel
@@ -27,13 +28,14 @@ class FakeNode:
 
     Attributes:
         reply: what it says. asked: how often.
-        alive: whether its allocator lives. hangs: it does not answer. refuses: it says that it can not be reached.
+        alive: whether its allocator lives. hangs: it does not answer. refuses: it can not be reached, for a reason.
     """
 
     def __init__(self, reply: pb.StatusReply) -> None:
         self.name = self.address = reply.node.node_id
         self.reply, self.asked = reply, 0
         self.alive, self.hangs, self.refuses = True, False, False
+        self.reason = f"{self.name} does not answer"
 
     async def unary(self, method: str, request: Any, timeout_s: float = 0.0) -> Any:
         if method == "Release":
@@ -44,7 +46,7 @@ class FakeNode:
         assert (method, request.readings) == ("Status", True)
         self.asked += 1
         if self.refuses:
-            raise NodeUnreachable(f"{self.name} does not answer", self.name)
+            raise NodeUnreachable(self.reason, self.name)
         if self.hangs:
             await asyncio.sleep(TIMEOUT_S * 10)
         return pb.StatusReply.FromString(self.reply.SerializeToString())
@@ -74,7 +76,7 @@ class FakePool(LocalProvisioner):
 
 def panel_on(pool: FakePool, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Panel:
     """A panel that sees this pool only, and hardly looks by itself."""
-    for module in (live, actions):
+    for module in (live, actions, waiting):
         monkeypatch.setattr(module, "provisioner_of", lambda _: pool)
     monkeypatch.setattr(live, "BETWEEN_DELIVERIES_S", 0.001)
     monkeypatch.setattr(requests, "pool_named", lambda _: pool)

@@ -27,7 +27,7 @@ def errors(**changes: object) -> dict[str, str]:
 
 
 def test_what_is_filled_in_is_read() -> None:
-    assert read(time="2h", idle="  ") == {**VALUES, "time": 7200.0, "idle": None}
+    assert read(time="2h", idle="  ") == {**VALUES, "time": 7200.0, "idle": None, "wait": False}
     assert read(nodes="2")["nodes"] == 2  # as an input's value is
     assert read(nodes=2.0)["nodes"] == 2
 
@@ -68,11 +68,13 @@ def test_the_reserve_form_knows_the_pool() -> None:
     assert (fields["nodes"].minimum, fields["nodes"].maximum) == (1, 64)
     assert [choice["value"] for choice in fields["kind"].choices] == ["gpus", "procs"]
     assert (fields["per_node"].default, fields["per_node"].maximum) == (8, 256)
+    assert fields["force_busy"].default is False
 
 
 def test_a_pool_without_gpus_offers_none() -> None:
     fields = {field.name: field for field in reserve_form(view_of(node())).fields}
     assert [choice["value"] for choice in fields["kind"].choices] == ["procs"]
+    assert "force_busy" not in fields
 
 
 def test_a_name_that_is_held_is_not_suggested() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -250,8 +251,32 @@ class Served:
 
 def test_a_refused_connection_is_told_with_its_reason(live: Live, pool: FakePool) -> None:
     pool.fakes[0].refuses = True
+    pool.fakes[0].reason = "node0 shows no certificate that you believe"
     told = call(live.fresh())["nodes"]["node0"]
-    assert (told["state"], told["message"]) == ("silent", "node0 does not answer")
+    assert (told["state"], told["message"]) == ("silent", "node0 shows no certificate that you believe")
+
+
+def test_since_when_a_node_does_not_answer_is_told(live: Live, pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = datetime(2020, 1, 2, 14, 2).timestamp()
+    monkeypatch.setattr(live_module.time, "time", lambda: now)
+    hold([fake.reply for fake in pool.fakes], procs=2)
+    call(live.fresh())
+    pool.fakes[1].refuses = True
+    call(live.refresh())
+    now += 3600.0
+    call(live.refresh())
+    view = live.view
+    assert view is not None
+    assert view["nodes"]["node1"]["message"].endswith("unreachable since 2020-01-02 14:02")
+    ranks = view["reservations"]["id-dev"]["meshes"][0]["ranks"]
+    assert ranks[3]["detail"].endswith("14:02")
+    pool.fakes[1].refuses = False
+    call(live.refresh())
+    now += 3600.0
+    pool.fakes[1].refuses = True
+    call(live.refresh())
+    assert live.view is not None
+    assert live.view["nodes"]["node1"]["message"].endswith("unreachable since 2020-01-02 16:02")
 
 
 def test_deaths_are_told_to_all_who_are_there(live: Live, pool: FakePool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
@@ -15,7 +16,7 @@ from monarch_nb.panel.requests import Panel
 from monarch_nb.panel.view import Json
 from monarch_nb.proto import allocator_pb2 as pb
 from unit.panel.fake_pool import FakePool, Inbox, panel_on
-from unit.panel.replies import hold, run
+from unit.panel.replies import hold, node, run
 
 VALUES = {"name": "dev", "nodes": 2, "kind": "procs", "per_node": 4}
 
@@ -92,8 +93,33 @@ def test_an_emoji_is_a_name(panel: Panel) -> None:
 def test_a_check_says_who_holds_what_is_missing(panel: Panel, pool: FakePool) -> None:
     hold([pool.fakes[1].reply], "other", procs=3)
     told = ask(panel, "check", action="reserve", values=VALUES)
-    assert "only 1 of 2 nodes can take 4 procs" in told["errors"]["nodes"]
+    assert "only 1 of 2 nodes can take 4 procs; Wait in line waits for it" in told["errors"]["nodes"]
     assert "other" in told["message"]
+
+
+def test_who_waits_in_line_is_told_for_whom(panel: Panel, pool: FakePool) -> None:
+    hold([pool.fakes[1].reply], "other", procs=3)
+    told = ask(panel, "check", action="reserve", values=VALUES | {"wait": True})
+    assert told["ok"]
+    assert re.fullmatch(r"waits in line: other \(.+\) holds 3 procs", told["message"])
+
+
+def test_nobody_waits_in_line_for_what_the_pool_will_never_have(panel: Panel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakePool, "prospect", lambda *_, **__: "")
+    told = ask(panel, "check", action="reserve", values=VALUES | {"nodes": 3, "wait": True})
+    assert "nodes" in told["errors"]
+
+
+def test_gpus_on_which_others_compute_are_taken_when_asked_for(panel: Panel, pool: FakePool) -> None:
+    reply = node("node0", gpus=2)
+    reply.node.gpus[1].used_by.add(pid=4711, name="python", user="bob")
+    reply.node.gpus_free = 1
+    pool.fakes[0].reply = reply
+    values = VALUES | {"nodes": 1, "kind": "gpus", "per_node": 2}
+    told = ask(panel, "check", action="reserve", values=values)
+    assert "Use busy GPUs takes those that others use as well" in told["errors"]["nodes"]
+    told = ask(panel, "check", action="reserve", values=values | {"force_busy": True})
+    assert told["ok"]
 
 
 @pytest.mark.parametrize(
@@ -158,12 +184,13 @@ def test_reserving_passes_on_what_was_filled_in(panel: Panel, monkeypatch: pytes
         return Reserved()
 
     monkeypatch.setattr(actions, "reserve", reserve)
-    values = VALUES | {"time": "8h", "idle": ""}
+    values = VALUES | {"time": "8h", "idle": "", "wait": True}
     job = finished(panel, "reserve", values=values, notebook="/home/me/a.ipynb", python="/usr/bin/python3")
     assert (job["state"], job["result"]) == ("done", {"reservation": "id-dev"})
     ((name, options),) = asked
     assert (name, options["nodes"], options["procs"], options["gpus"]) == ("dev", 2, 4, None)
     assert (options["time"], options["idle"]) == (28800.0, None)
+    assert (options["wait"], options["force_busy"]) == (True, False)
     assert (options["notebook"], options["python"]) == ("/home/me/a.ipynb", "/usr/bin/python3")
     assert Reserved.detached  # else it would never count as idle
 

@@ -76,6 +76,7 @@ export const PoolView = memo(function PoolView(props: {
   );
 });
 
+const MOST_NOTES = 3;
 const ORDER = new Intl.Collator(undefined, { numeric: true });
 
 /** node2 before node10. */
@@ -107,6 +108,11 @@ const NodeRow = memo(function NodeRow(props: {
           {node.startable && props.onStart && <Button onClick={props.onStart}>Start again…</Button>}
         </div>
       )}
+      {notes(node.slots).map(note => (
+        <p key={note} className="mnb-note">
+          {note}
+        </p>
+      ))}
       {slotRows(node.slots).map(({ first, columns, slots }) => (
         <div
           key={first}
@@ -196,6 +202,13 @@ function slotRows(slots: readonly Slot[]): Row[] {
     first = end;
   }
   return rows;
+}
+
+/** Why slots that none of the reservations has are not free: others' programs and allocators. */
+function notes(slots: readonly Slot[]): string[] {
+  const all = slots.flatMap(slot => (slot.reservation === null && slot.note) || []);
+  const more = all.length - MOST_NOTES;
+  return more > 1 ? [...all.slice(0, MOST_NOTES), `${more} more GPUs are not free`] : all;
 }
 
 function share(memory: Memory | null): number | null {
