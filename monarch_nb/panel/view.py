@@ -183,6 +183,7 @@ def _node(
         "hostname": node.hostname,
         "state": state,
         "message": message,
+        "since": time_of_day(answer.away_since) if answer.away_since else None,
         "startable": answer.served and not answer.alive,
         "procs": {"total": node.procs, "free": node.procs_free},
         "gpus": {"total": len(node.gpus), "free": node.gpus_free},
@@ -198,7 +199,7 @@ def _node_state(answer: NodeAnswer) -> tuple[str, str | None]:
     if not answer.alive:
         return "dead", "its allocator died: starting the pool again adopts its ranks"
     if not answer.answers:
-        return "silent", answer.error if _says_more(answer) else answer.absence
+        return "silent", answer.error if _says_more(answer) else None
     assert answer.reply is not None
     if error := answer.reply.node.template_error:
         return "dead", f"ranks can not be started: {error}"

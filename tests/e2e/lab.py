@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import shutil
@@ -44,6 +45,8 @@ _CLOSE_ALL = """() => {
   }
   jupyterapp.shell.activateById('filebrowser');
 }"""
+_COLLABORATION_SERVER = ("jupyter_server_ydoc", "jupyter_server_fileid")
+_COLLABORATION_LAB = ("@jupyter/collaboration-extension", "@jupyter/docprovider-extension")
 _DONE = re.compile(r"\[\d+\]:")
 
 
@@ -59,7 +62,8 @@ def home_variables(folder: Path) -> dict[str, str]:
     }
     for name in names.values():
         (folder / name).mkdir(mode=0o700)
-    return {variable: str(folder / name) for variable, name in names.items()}
+    own_first = {"JUPYTER_PREFER_ENV_PATH": "no"}  # before what the virtual environment has
+    return {variable: str(folder / name) for variable, name in names.items()} | own_first
 
 
 class Lab:
@@ -67,13 +71,21 @@ class Lab:
 
     Args:
         python: of another environment, which has a panel of its own.
+        collaborative: whether notebooks are shared by those who have them open, as by jupyter-collaboration.
 
     Attributes:
         notebooks: the folder that it serves.
     """
 
     def __init__(
-        self, folder: Path, port: int, base_url: str = "/", options: Sequence[str] = (), python: str = ""
+        self,
+        folder: Path,
+        port: int,
+        base_url: str = "/",
+        options: Sequence[str] = (),
+        python: str = "",
+        *,
+        collaborative: bool = False,
     ) -> None:
         self.notebooks = folder / "notebooks"
         self.notebooks.mkdir()
@@ -88,6 +100,8 @@ class Lab:
         self._set("completer-extension", "manager", {"providerTimeout": WAIT_MS})  # else after 1 s it offers nothing
         if not python:
             _install_panel(folder)
+        if not collaborative:
+            _uninstall_collaboration(folder)
 
     def start(self) -> None:
         """Start it, and wait until it serves; again after `stop`, where it was."""
@@ -145,6 +159,17 @@ class Lab:
         for session in self._request("GET", "sessions"):
             self._request("DELETE", f"sessions/{session['id']}")
 
+    @property
+    def memory_bytes(self) -> int:
+        """How much of the server is in memory."""
+        return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    @property
+    def kernel_is_idle(self) -> bool:
+        """Whether the only kernel runs nothing."""
+        (kernel,) = self._request("GET", "kernels")
+        return bool(kernel["execution_state"] == "idle")
+
     def wait_for_kernel(self) -> None:
         """Wait until the only kernel answers, also one that Jupyter is about to start in place of one that died."""
         (kernel,) = self._request("GET", "kernels")
@@ -196,11 +221,30 @@ def _install_panel(folder: Path) -> None:
     (configuration / "notebook.json").write_text(json.dumps(notebook_7))
 
 
+def _uninstall_collaboration(folder: Path) -> None:
+    """Have a JupyterLab that keeps what it has in `folder` without jupyter-collaboration."""
+    configuration = folder / "config"
+    (configuration / "jupyter_server_config.d").mkdir(exist_ok=True)
+    absent = {"ServerApp": {"jpserver_extensions": dict.fromkeys(_COLLABORATION_SERVER, False)}}
+    for name in ("jupyter_collaboration.json", "jupyter_server_fileid.json"):  # as theirs are called
+        (configuration / "jupyter_server_config.d" / name).write_text(json.dumps(absent))
+    (configuration / "labconfig").mkdir()
+    disabled = {"disabledExtensions": dict.fromkeys(_COLLABORATION_LAB, True)}
+    (configuration / "labconfig" / "page_config.json").write_text(json.dumps(disabled))
+
+
 @contextmanager
-def running_lab(folder: Path, base_url: str = "/", options: Sequence[str] = (), python: str = "") -> Iterator[Lab]:
+def running_lab(
+    folder: Path,
+    base_url: str = "/",
+    options: Sequence[str] = (),
+    python: str = "",
+    *,
+    collaborative: bool = False,
+) -> Iterator[Lab]:
     """A JupyterLab that keeps all it has in `folder`, of which `home_variables` are set."""
     with held_port() as port:
-        lab = Lab(folder, port, base_url, options, python)
+        lab = Lab(folder, port, base_url, options, python, collaborative=collaborative)
         try:
             lab.start()
             yield lab

@@ -33,6 +33,12 @@ export const NODE_STATES: Record<NodeState, string> = {
   silent: 'does not answer',
   dead: 'gone'
 };
+
+/** How a node is, in a word or two. */
+export function nodeWord(node: PoolNode): string {
+  return node.state === 'silent' && node.since ? `unreachable since ${node.since}` : NODE_STATES[node.state];
+}
+
 const NODE_KINDS: readonly Kind[] = [
   { state: 'dead', label: NODE_STATES.dead },
   { state: 'silent', label: 'silent' },

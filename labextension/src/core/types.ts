@@ -34,7 +34,10 @@ export interface PoolNode {
   id: string;
   hostname: string;
   state: NodeState;
+  /** What there is to say besides. */
   message: string | null;
+  /** When it began not to answer: "14:02". */
+  since?: string | null;
   /** Its allocator died: starting the pool again starts it. */
   startable?: boolean;
   procs: { total: number; free: number };

@@ -267,16 +267,16 @@ def test_since_when_a_node_does_not_answer_is_told(live: Live, pool: FakePool, m
     call(live.refresh())
     view = live.view
     assert view is not None
-    assert view["nodes"]["node1"]["message"].endswith("unreachable since 2020-01-02 14:02")
+    assert (view["nodes"]["node1"]["since"], view["nodes"]["node1"]["message"]) == ("2020-01-02 14:02", None)
     ranks = view["reservations"]["id-dev"]["meshes"][0]["ranks"]
-    assert ranks[3]["detail"].endswith("14:02")
+    assert ranks[3]["detail"] == "node1 unreachable since 2020-01-02 14:02"
     pool.fakes[1].refuses = False
     call(live.refresh())
     now += 3600.0
     pool.fakes[1].refuses = True
     call(live.refresh())
     assert live.view is not None
-    assert live.view["nodes"]["node1"]["message"].endswith("unreachable since 2020-01-02 16:02")
+    assert live.view["nodes"]["node1"]["since"] == "2020-01-02 16:02"
 
 
 def test_deaths_are_told_to_all_who_are_there(live: Live, pool: FakePool) -> None:

@@ -1,5 +1,5 @@
 import { memo, useMemo, useRef, useState } from 'react';
-import { MOST_NODES_UNFOLDED, NODE_STATES } from '../folds';
+import { MOST_NODES_UNFOLDED, nodeWord } from '../folds';
 import { bytes, bytesOf, percent } from '../format';
 import { Memory, PoolNode, Reservation, Slot } from '../types';
 import { Button, Mark, useArrowKeys } from './basics';
@@ -93,12 +93,12 @@ const NodeRow = memo(function NodeRow(props: {
   return (
     <div className="mnb-node" data-node-row={node.id} data-node-state={node.state}>
       <div className="mnb-node-head">
-        <span className="mnb-node-name" title={`${node.id} on ${node.hostname}: ${NODE_STATES[node.state]}`}>
+        <span className="mnb-node-name" title={`${node.id} on ${node.hostname}: ${nodeWord(node)}`}>
           <span className={`mnb-node-state mnb-node-${node.state}`}>
             <Mark shape={node.state} />
           </span>
           {node.id}
-          {node.state !== 'ok' && <span className="mnb-node-word">{NODE_STATES[node.state]}</span>}
+          {node.state !== 'ok' && <span className="mnb-node-word">{nodeWord(node)}</span>}
         </span>
         <span className="mnb-node-facts mnb-number">{nodeFacts(node)}</span>
       </div>
@@ -108,7 +108,7 @@ const NodeRow = memo(function NodeRow(props: {
           {node.startable && props.onStart && <Button onClick={props.onStart}>Start again…</Button>}
         </div>
       )}
-      {notes(node.slots).map(note => (
+      {(node.state === 'ok' ? notes(node.slots) : []).map(note => (
         <p key={note} className="mnb-note">
           {note}
         </p>
@@ -293,7 +293,7 @@ function memory({ used, total }: Memory): string {
 
 /** How a node is, in one line. */
 function facts(node: PoolNode): string {
-  return node.message ?? [NODE_STATES[node.state], nodeFacts(node)].filter(Boolean).join(' · ');
+  return node.message ?? [nodeWord(node), nodeFacts(node)].filter(Boolean).join(' · ');
 }
 
 function nodeFacts(node: PoolNode): string {
