@@ -82,7 +82,10 @@ class Actions:
         if view["pool"]["state"] == "down" and isinstance(values, Mapping) and values.get("kind") == "gpus":
             text = "the pool is not up any more: start one first, then its GPUs can be reserved"
             raise Refused(409, text, {"kind": text})
-        return reserve_form(view).read(values)
+        form = reserve_form(view)
+        if isinstance(values, Mapping) and "force_busy" not in [field.name for field in form.fields]:
+            values = {name: value for name, value in values.items() if name != "force_busy"}  # there were GPUs
+        return form.read(values)
 
     def _fit(self, view: Json, values: Json) -> str:
         """Return where a reservation would be, or raise Refused."""

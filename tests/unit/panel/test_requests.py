@@ -150,6 +150,11 @@ def test_without_a_pool_a_local_one_would_be_started(panel: Panel, pool: FakePoo
     assert "will be started" in ask(panel, "check", action="reserve", values=VALUES)["message"]
 
 
+def test_a_form_that_was_opened_while_there_were_gpus_still_reserves(panel: Panel) -> None:
+    told = ask(panel, "check", action="reserve", values=VALUES | {"force_busy": True})
+    assert told["ok"]
+
+
 def test_gpus_of_a_pool_that_is_gone_meanwhile(panel: Panel, pool: FakePool) -> None:
     pool.fakes.clear()
     gone = refused(panel, "reserve", values=VALUES | {"kind": "gpus"})
