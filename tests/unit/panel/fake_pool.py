@@ -32,12 +32,18 @@ class FakeNode:
     """
 
     def __init__(self, reply: pb.StatusReply) -> None:
-        self.name = self.address = reply.node.node_id
+        self.name = self.address = self.node_address = reply.node.node_id
         self.reply, self.asked = reply, 0
         self.alive, self.hangs, self.refuses = True, False, False
         self.reason = f"{self.name} does not answer"
+        self.up, self.client_id = True, "client"
+
+    def ensure_session(self) -> None:
+        """It is open."""
 
     async def unary(self, method: str, request: Any, timeout_s: float = 0.0) -> Any:
+        if method == "Undertake":
+            return pb.UndertakeReply()
         if method == "Release":
             kept = [each for each in self.reply.reservations if each.reservation_id != request.reservation_id]
             del self.reply.reservations[:]
