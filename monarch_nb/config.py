@@ -162,6 +162,21 @@ class TrustPaths:
         """JSON: where the pool's nodes are found."""
         return self.directory / "pool.json"
 
+    @property
+    def job(self) -> Path:
+        """JSON: whose nodes these are, of a pool that was made for an engine's job."""
+        return self.directory / "job.json"
+
+    @property
+    def published(self) -> Path:
+        """Where the nodes of a job say where they are."""
+        return self.directory / "nodes"
+
+    @property
+    def log(self) -> Path:
+        """What a job prints."""
+        return self.directory / "job.log"
+
 
 @dataclass(frozen=True)
 class NodePaths:

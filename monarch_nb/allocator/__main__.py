@@ -13,19 +13,22 @@ import resource
 import signal
 import socket
 import sys
+import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from monarch_nb import config
 from monarch_nb.allocator.logs.limit import default_limit_bytes
 from monarch_nb.allocator.readings import facts
-from monarch_nb.allocator.readings.gpus import discover_gpus
+from monarch_nb.allocator.readings.gpus import discover_gpus, visible
 from monarch_nb.allocator.supervision import processes
 from monarch_nb.allocator.supervision.warming import Warming
 from monarch_nb.errors import MonarchNbError, PoolError, UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.sizes import bytes_of
+from monarch_nb.times import seconds_of
 from monarch_nb.trust.published import HEARTBEAT_S, Published, publish, withdraw
 
 if TYPE_CHECKING:
@@ -33,10 +36,13 @@ if TYPE_CHECKING:
 
     from monarch_nb.allocator.node import Node
     from monarch_nb.allocator.serving.network import Network
+    from monarch_nb.proto import allocator_pb2 as pb
 
 _log = logging.getLogger(__name__)
 
 FRESHEN_S = 60.0
+LOOK_EVERY_S = 1.0
+"""How often a temporary node looks whether it holds something."""
 DESCRIPTORS = 1 << 16
 """A rank needs three, and the usual limit is 1024."""
 
@@ -50,6 +56,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     network.add_argument(
         "--listen", metavar="HOST:PORT", help="serve other machines too, as in host1:7878 (this port when none is said)"
     )
+    toward = "the same on the interface whose way leads to the first of these that is on another machine, on any port"
+    network.add_argument("--toward", metavar="HOST", nargs="+", help=toward)
     network.add_argument("--pool", default=None, help="whose certificate to use: monarch-nb pool init made it")
     network.add_argument("--certificate", metavar="FILE", help="the node.pem to use (default: the pool's)")
     network.add_argument(
@@ -64,8 +72,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         type=Path,
         help="tell of this node in a directory that all share",
     )
+    temporary = "for a job: a signal ends everything, as does holding no reservation for this time; no files stay"
+    network.add_argument("--temporary", metavar="TIME", help=temporary)
     parser.add_argument("--procs", type=int, help="CPU ranks that fit (default: the number of CPUs)")
-    parser.add_argument("--gpus", choices=["all", "none"], default="all", help="offer the GPUs (default: %(default)s)")
+    gpus = "offer the GPUs, or those in $CUDA_VISIBLE_DEVICES (default: %(default)s)"
+    parser.add_argument("--gpus", choices=["all", "visible", "none"], default="all", help=gpus)
     parser.add_argument("--isolate", action="store_true", help="behave as a node that shares no files with others")
     parser.add_argument("--python", default=sys.executable, help="the ranks' python (default: this one)")
     parser.add_argument("--preload", action="append", help="module that ranks have imported already (default: torch)")
@@ -76,7 +87,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 async def serve(options: argparse.Namespace, paths: config.NodePaths, network: Network | None) -> None:
-    """Serve until Shutdown (everything ends) or a signal (ranks go on, the next allocator adopts them)."""
+    """Serve until Shutdown (everything ends) or a signal (ranks go on, the next allocator adopts them). A temporary one
+    ends everything whenever it ends."""
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
     from monarch_nb.allocator.node import Node
@@ -95,7 +107,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         paths,
         options.node_id,
         procs=options.procs or facts.cpu_slots(),
-        gpus=discover_gpus() if options.gpus == "all" else [],
+        gpus=_gpus(options.gpus),
         python=options.python,
         preload=preload,
         isolated=options.isolate,
@@ -153,26 +165,51 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     stopped_by_signal = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _on_signal, stopped_by_signal, number)
+        # A scheduler may say it several times, and kills what takes too long.
+        again = stopped_by_signal.set if options.temporary else partial(_on_signal, stopped_by_signal, number)
+        loop.add_signal_handler(number, again)
     loop.add_signal_handler(signal.SIGCHLD, processes.reap_orphans, ProcessWatch.watched)
     freshener = asyncio.create_task(keep_fresh(paths, node.gpu_locks.freshen))
     publisher = asyncio.create_task(_keep_published(node, network))
     watcher = asyncio.create_task(_report_template(node.warming, options.ready_fd))
+    waits: list[asyncio.Task[object]]
     waits = [asyncio.create_task(event.wait()) for event in (stopped_by_signal, node.shutdown)]
+    if options.temporary:
+        waits.append(asyncio.create_task(_unheld(node, seconds_of(options.temporary, "--temporary"))))
     await asyncio.wait([*waits, freshener], return_when=asyncio.FIRST_COMPLETED)
-    unreachable = freshener.done()
+    ends = bool(options.temporary) or freshener.done() or node.shutdown.is_set()
     for task in (*waits, watcher, freshener, publisher):
         task.cancel()
-    if network and network.publish and node.shutdown.is_set():
+    if network and network.publish and ends:
         withdraw(network.publish, node.identity.node_id)
     await server.stop(grace=0.2)
-    await node.close(end_processes=unreachable or node.shutdown.is_set())
+    await node.close(end_processes=ends)
     await log_lines.close()
 
 
+def _gpus(which: str) -> list[pb.Gpu]:
+    """Return the GPUs that the node offers."""
+    found = discover_gpus() if which != "none" else []
+    return found if which == "all" else visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+async def _unheld(node: Node, longest_s: float) -> None:
+    """Return when a node has held no reservation for so long."""
+    unheld_s = 0.0
+    while unheld_s < longest_s:
+        await asyncio.sleep(LOOK_EVERY_S)
+        unheld_s = 0.0 if node.state.leases else unheld_s + LOOK_EVERY_S
+
+
 def _network(options: argparse.Namespace) -> Network | None:
+    if options.toward:
+        from monarch_nb.allocator.serving.network import address_toward
+
+        if options.listen:
+            raise UsageError("say --listen or --toward, not both")
+        options.listen = f"{address_toward(options.toward)}:0"
     if options.listen is None:
-        for flag in ("pool", "certificate", "interface", "advertise", "publish"):
+        for flag in ("pool", "certificate", "interface", "advertise", "publish", "temporary"):
             if getattr(options, flag) is not None:
                 raise UsageError(f"--{flag} is for nodes of a network: say where to listen, as in --listen host1:7878")
         return None
@@ -282,6 +319,11 @@ def _touch(path: Path) -> None:
         os.utime(path)
 
 
+def _directory_name(options: argparse.Namespace) -> str:
+    """Return where a node's state lies in its pool's directory: no job finds what an earlier one has left."""
+    return f"{options.node_id}-{uuid.uuid4().hex[:8]}" if options.temporary else str(options.node_id)
+
+
 def lock(paths: config.NodePaths) -> IO[bytes]:
     """Make sure that this is the node's only allocator; held until the process ends."""
     file = paths.lock.open("ab")
@@ -311,9 +353,9 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
         network = _network(options)
-        node_id = options.node_id = options.node_id or (socket.gethostname() if network else "node0")
+        options.node_id = options.node_id or (socket.gethostname() if network else "node0")
         pool = network.identity.pool if network else config.DEFAULT_POOL
-        directory = options.directory or config.pool_directory(pool) / node_id
+        directory = options.directory or config.pool_directory(pool) / _directory_name(options)
         paths = config.NodePaths(config.private_directory(directory.absolute()))
         for sockets in (paths.sockets.parent, paths.sockets):
             config.private_directory(sockets)
@@ -322,6 +364,9 @@ def main(arguments: list[str] | None = None) -> int:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, DESCRIPTORS), most))
         asyncio.run(serve(options, paths, network))
+        if options.temporary:
+            with contextlib.suppress(OSError):  # other nodes are in it, or what ranks wrote
+                paths.directory.parent.rmdir()
         held.close()
     except MonarchNbError as error:
         sys.stderr.write(f"monarch-nb allocator: {error}\n")

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import contextvars
 import os
+import select
 import signal
 import sys
 import threading
@@ -97,6 +98,14 @@ def interruptible(interrupt: Interrupt) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def pause(seconds: float) -> None:
+    """Wait between two looks at something that tells nobody when it changes; can be interrupted."""
+    interrupt = current()
+    select.select([interrupt] if interrupt else [], [], [], seconds)
+    if interrupt:
+        interrupt.check()
 
 
 F = TypeVar("F", bound=Callable[..., Any])

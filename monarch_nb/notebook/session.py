@@ -24,6 +24,7 @@ from monarch_nb.client.reservations.memory import (
 from monarch_nb.errors import MonarchNbError, ReservationNotFound, RunNotFound, UsageError
 from monarch_nb.ground.code_names import run_name
 from monarch_nb.ground.rank_sets import counted, format_ranks
+from monarch_nb.provision.jobs import job_of_pool, trouble
 from monarch_nb.shape import parse_targets
 
 if TYPE_CHECKING:
@@ -82,7 +83,10 @@ class Session:
         return working_directory(None, self.notebook)
 
     def hold(self, reservation: Reservation, pool: str | None = None) -> None:
-        """Make `reservation` the current one, for later kernels of this notebook too."""
+        """Make `reservation` the current one, for later kernels of this notebook too. One whose nodes came as a job
+        is in a pool that nobody has named."""
+        if job_of_pool(reservation.pool):
+            pool = reservation.pool
         if self.reservation is not None and self.reservation is not reservation:
             self.reservation.detach()
         self.reservation, self.pool = reservation, pool
@@ -216,6 +220,8 @@ class Session:
 
     def _find(self, infos: list[ReservationInfo], memory: Memory | None) -> tuple[Reservation | None, str]:
         found = self._choose(infos, memory)
+        if found is None and memory is not None and memory.reservation_id and (said := trouble(self.pool or "")):
+            return None, f"nothing attached: {said}"
         if found is None:
             if memory is not None and memory.reservation_id:
                 forget(memory.notebook)

@@ -14,7 +14,8 @@ from monarch_nb.client.pools import pool as pools
 from monarch_nb.client.pools.choosing import Shape, choose_nodes, who_holds
 from monarch_nb.client.pools.pool import HeldReservation
 from monarch_nb.client.pools.releasing import release
-from monarch_nb.client.reservations.reservation import Reservation, checked_name, reserve
+from monarch_nb.client.reservations.arguments import checked_name
+from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.client.reservations.waiting import fits_when_idle
 from monarch_nb.errors import CapacityError, ReservationNotFound, TargetError, UsageError
 from monarch_nb.ground.code_names import run_name
@@ -25,7 +26,7 @@ from monarch_nb.panel.jobs import Jobs, Say, Work
 from monarch_nb.panel.live import Live
 from monarch_nb.panel.refusal import Refused
 from monarch_nb.panel.view import Json
-from monarch_nb.provision import Provisioner, provisioner_of
+from monarch_nb.provision import Provisioner, jobs, provisioner_of
 from monarch_nb.shape import Extent, parse_targets
 from monarch_nb.sizes import size
 from monarch_nb.times import duration
@@ -183,6 +184,8 @@ class Actions:
             released = call(release([connection for connection, _ in found.nodes.values()], held["id"]))
             for error in released.failed:
                 raise error
+            if job := jobs.job_of_pool(self._pool.name):
+                jobs.end(job)
             return {"text": "\n".join(map(str, released.kept))}  # where what ranks wrote is now
 
         return self._start("release", f"Releasing {held['name']}", work)

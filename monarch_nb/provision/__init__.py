@@ -1,8 +1,11 @@
 """Ways to obtain nodes: one file each, found by the entry points of the group `monarch_nb.provisioners`.
 
-local    nodes of this machine: started, given another shape, ended
-hosts    allocators that run on other machines: found, never started
-daemons  allocators as daemons: detached, awaited, asked and ended
+jobs       nodes that an engine is asked for: a pool for each job, waited for, found again, ended
+slurm      an engine: jobs of Slurm
+launchers  what every engine can do
+local      nodes of this machine: started, given another shape, ended
+hosts      allocators that run on other machines: found, never started
+daemons    allocators as daemons: detached, awaited, asked and ended
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from monarch_nb.allocator.supervision.processes import is_alive
 from monarch_nb.config import PROTOCOL, RANK_TOKEN_VARIABLE, VERSION, NodePaths
@@ -103,23 +104,34 @@ def start_allocator(
     try:
         with paths.allocator_log.open("ab") as log:
             log_start = log.tell()
-            subprocess.run(
-                [sys.executable, "-I", "-S", "-c", _DETACH, *command],
-                check=True,
-                cwd=paths.directory,
-                env=daemon_environment(),
-                pass_fds=[ready_fd],
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+            detach(command, paths.directory, daemon_environment(), log, [ready_fd])
     except BaseException:
         os.close(pipe)
         raise
     finally:
         os.close(ready_fd)
     return Starting(node_id, paths, pipe, log_start)
+
+
+def detach(
+    command: Sequence[str], directory: Path, environment: dict[str, str], log: IO[bytes], pass_fds: Sequence[int] = ()
+) -> None:
+    """Start a process, its program named by a path, that is neither in this one's process group nor in its tree.
+
+    Args:
+        directory: where it is started. log: takes what it prints.
+    """
+    subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _DETACH, *command],
+        check=True,
+        cwd=directory,
+        env=environment,
+        pass_fds=pass_fds,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+    )
 
 
 def daemon_environment() -> dict[str, str]:

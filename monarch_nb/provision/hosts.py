@@ -114,15 +114,16 @@ class HostsProvisioner:
         paths = paths_of(pool)
         identity = self._identities.setdefault(paths.identity, IdentityFile(paths.identity)).newest()
         known = read_hosts(paths)
-        addresses = list(known.nodes)
+        addresses, names = list(known.nodes), dict[str, str]()
         if known.directory:
-            addresses += [each.address for each in published(Path(known.directory)) if not each.is_stale]
+            names = {each.address: each.node_id for each in published(Path(known.directory)) if not each.is_stale}
+            addresses += names
         if known.dns:
             addresses += self._resolve(known.dns)
         addresses = list(dict.fromkeys(addresses))
         hosts = [address.rpartition(":")[0] for address in addresses]
         return [
-            Node(host if hosts.count(host) == 1 else address, Path(), address, 0, identity)
+            Node(names.get(address) or (host if hosts.count(host) == 1 else address), Path(), address, 0, identity)
             for host, address in zip(hosts, addresses, strict=True)
         ]
 

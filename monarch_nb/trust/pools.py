@@ -119,6 +119,16 @@ def pools_directory() -> Path:
     return config_directory() / "pools"
 
 
+def private_pools_directory() -> Path:
+    """Return the same, made if it is missing.
+
+    Raises:
+        PoolError: it can not be made, or others can enter it.
+    """
+    private_directory(config_directory(), CONFIG_VARIABLE)
+    return private_directory(pools_directory(), CONFIG_VARIABLE)
+
+
 def pool_names() -> list[str]:
     """Return the pools of hosts that this user has made or joined."""
     try:
@@ -159,9 +169,7 @@ def make_paths(name: str) -> TrustPaths:
         UsageError: that is no name for one. PoolError: the directory can not be made, or others can enter it.
     """
     checked_pool_name(name)
-    private_directory(config_directory(), CONFIG_VARIABLE)
-    private_directory(pools_directory(), CONFIG_VARIABLE)
-    return TrustPaths(private_directory(pools_directory() / name, CONFIG_VARIABLE))
+    return TrustPaths(private_directory(private_pools_directory() / name, CONFIG_VARIABLE))
 
 
 def read_hosts(paths: TrustPaths) -> Hosts:

@@ -50,7 +50,7 @@ def publish(directory: Path, node: Published) -> None:
     Raises:
         OSError: it can not be written.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(exist_ok=True)  # and not what it is in: a job's pool may just be removed
     path = directory / f"{node.node_id}{SUFFIX}"
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps({**asdict(node), "heartbeat": time.time()}))

@@ -38,6 +38,23 @@ def discover_gpus() -> list[pb.Gpu]:
         pynvml.nvmlShutdown()
 
 
+def visible(gpus: list[pb.Gpu], devices: str | None) -> list[pb.Gpu]:
+    """Return the GPUs that a scheduler gave us.
+
+    Args:
+        devices: $CUDA_VISIBLE_DEVICES: numbers, or the beginnings of what the driver calls GPUs; None when it is not
+            set. Where only our own can be seen at all, numbers may count these.
+
+    Example:
+        >>> [gpu.index for gpu in visible([pb.Gpu(index=0), pb.Gpu(index=1)], "1")]
+        [1]
+    """
+    if devices is None:
+        return gpus
+    names = [name for name in devices.replace(" ", "").split(",") if name]
+    return [gpu for gpu in gpus if any(str(gpu.index) == name or gpu.uuid.startswith(name) for name in names)]
+
+
 def _discover(index: int) -> pb.Gpu:
     """Return what a GPU tells; one that is lost tells nothing."""
     import pynvml

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import ipaddress
 import re
 import socket
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +87,31 @@ def network_of(options: argparse.Namespace) -> Network:
         publish=options.publish,
         certificate=IdentityFile(path),
     )
+
+
+def address_toward(hosts: Sequence[str]) -> str:
+    """Return the address of this machine from which it reaches the first of some hosts that is another machine, as
+    far as that can be known here; that of loopback when all are this one.
+
+    Raises:
+        UsageError: none of them has an address to which there is a way.
+    """
+    own = [address for host in hosts if (address := _own_address(host))]
+    if not own:
+        raise UsageError(f"--toward {' '.join(hosts)}: this machine knows no way there")
+    elsewhere = (address for address in own if not ipaddress.ip_address(address.partition("%")[0]).is_loopback)
+    address = next(elsewhere, own[0])
+    return f"[{address}]" if ":" in address else address
+
+
+def _own_address(host: str) -> str:
+    """Return from where packets to a host would be sent; empty when there is no way. Nothing is sent."""
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, to in socket.getaddrinfo(host, DEFAULT_PORT, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as asking:
+                asking.connect(to)
+                return str(asking.getsockname()[0])
+    return ""
 
 
 def interface_of(name_or_address: str) -> tuple[str, str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from monarch_nb.config import DEFAULT_POOL, POOL_VARIABLE
+from monarch_nb.config import DEFAULT_POOL, POOL_VARIABLE, TrustPaths
 from monarch_nb.errors import PoolError
 from monarch_nb.provision.local import local_pools
-from monarch_nb.trust.pools import is_pool, pool_names
+from monarch_nb.trust.pools import is_pool, pool_names, pools_directory
 
 
 def known_pools() -> list[str]:
@@ -26,7 +26,7 @@ def other_pools(name: str) -> str:
         >>> other_pools("local")  # doctest: +SKIP
         'you have the pool lab: --pool lab, or MONARCH_NB_POOL=lab'
     """
-    others = [other for other in pool_names() if other != name]
+    others = [other for other in pool_names() if other != name and not TrustPaths(pools_directory() / other).job.exists()]
     if not others:
         return ""
     what = "the pool" if len(others) == 1 else "the pools"

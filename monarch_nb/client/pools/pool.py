@@ -43,6 +43,7 @@ from monarch_nb.errors import (
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.provision import Node, provisioner_of
+from monarch_nb.provision.jobs import trouble
 
 if TYPE_CHECKING:
     from monarch_nb.trust.identity import Identity
@@ -194,7 +195,7 @@ class Pool:
         """
         connections = await self.discover()
         if not connections:
-            raise PoolError(no_nodes(self.name))
+            raise PoolError(await asyncio.to_thread(trouble, self.name) or no_nodes(self.name))
         request = pb.StatusRequest(memory=memory, readings=readings)
         calls = {connection: connection.unary("Status", request, STATUS_TIMEOUT_S) for connection in connections}
         answered, self.silent = [], []
@@ -211,7 +212,8 @@ class Pool:
         if not answered:
             names = ", ".join(connection.name for connection in connections)
             status = "monarch-nb status" + (f" --pool {self.name}" if self.name != config.DEFAULT_POOL else "")
-            raise NodeUnreachable(f"no node of the pool {self.name!r} answers ({names}); {status} says more")
+            said = await asyncio.to_thread(trouble, self.name) or f"{status} says more"
+            raise NodeUnreachable(f"no node of the pool {self.name!r} answers ({names}); {said}")
         return answered
 
     async def reservations(self, *, memory: bool = False, readings: bool = False) -> list[HeldReservation]:
@@ -483,7 +485,10 @@ def not_whole(held: HeldReservation) -> MonarchNbError:
     """Return the error that says why a reservation can not be used."""
     name, facts = held.facts.name, held.facts
     if held.missing:
-        return NodeUnreachable(f"{name!r} is held, but {held.missing} of its {facts.nodes} nodes do not answer")
+        identity = next(iter(held.nodes.values()))[0].identity
+        said = trouble(identity.pool) if identity else ""
+        missing = f"{name!r} is held, but {held.missing} of its {facts.nodes} nodes do not answer"
+        return NodeUnreachable(f"{missing}: {said}" if said else missing)
     return ReservationNotFound(
         f"{name!r} is not ready: another process is just reserving it, or died half-way (then it is given back within "
         f"{config.PROVISIONAL_LEASE_S:g} s)"

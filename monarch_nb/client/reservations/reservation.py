@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,6 @@ from monarch_nb.client.doctor.doctor import examine
 from monarch_nb.client.doctor.environments import PipReport
 from monarch_nb.client.files.fetch import FetchReport, FileInfo, fetch_matching, file_info, list_files
 from monarch_nb.client.files.fetch import Progress as FetchProgress
-from monarch_nb.client.files.project import find_root, read_settings
 from monarch_nb.client.files.sync import Progress as SyncProgress
 from monarch_nb.client.files.sync import SyncedFiles
 from monarch_nb.client.files.sync_report import SyncReport
@@ -49,13 +49,15 @@ from monarch_nb.client.pools.releasing import KeptFiles, ReleasedLater, release
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.reservations import sharing
 from monarch_nb.client.reservations.actors import LiveActors
+from monarch_nb.client.reservations.arguments import checked_name, checked_shape, limit_of, project_of
 from monarch_nb.client.reservations.attachment import Attachment, TimeListener
+from monarch_nb.client.reservations.extending import extend
 from monarch_nb.client.reservations.finding import find
+from monarch_nb.client.reservations.jobs import JobRequest, nodes_of_job
 from monarch_nb.client.reservations.meshes import Meshes
 from monarch_nb.client.reservations.waiting import in_line, with_room
 from monarch_nb.errors import NodeUnreachable, UsageError
-from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.provision import provisioner_of
+from monarch_nb.provision import jobs, provisioner_of
 from monarch_nb.shape import Extent
 from monarch_nb.times import Duration, seconds_of
 from monarch_nb.trust.identity import expiry_warning
@@ -190,11 +192,11 @@ class Reservation:
             time: "2h", "1h30m", a timedelta or seconds.
 
         Raises:
-            UsageError: it has no time limit.
+            UsageError: it has no time limit, or is in a job that you can not extend.
             NodeUnreachable: a node does not answer: nothing is changed, for all must agree.
             ReservationNotFound: it was released.
         """
-        return call(_extend(self._pool, self.id, self.name, seconds_of(time, "time")))
+        return extend(self._pool, self.id, self.name, seconds_of(time, "time"))
 
     def share(self, to: str, right: str = "read") -> str:
         """Let somebody else see its output, logs and panel ("read"), or run cells on it too ("run"), until it ends.
@@ -335,16 +337,22 @@ class Reservation:
 
     def release(self) -> list[KeptFiles | ReleasedLater]:
         """End its ranks and give its slots back; return what these wrote into copies of files, and where it is kept;
-        and which nodes did not answer. When such a node answers again, the other nodes have it end its ranks.
+        and which nodes did not answer. When such a node answers again, the other nodes have it end its ranks. A job of
+        these nodes is ended.
 
         Nothing is asked; releasing twice is fine.
 
         Raises:
             NodeUnreachable: no node that exists did answer: ranks go on.
+            PoolError: the job could not be ended.
         """
+        job = jobs.job_of_pool(self._pool.name)
         released = call(release(self._connections.values(), self.id, self.owner))
         self.files.close()
         self.meshes.close()
+        if job is not None and job.reservation == self.name:
+            jobs.end(job)
+            return [*released.kept]
         exist = {node.address for node in provisioner_of(self._pool.name).nodes(pool=self._pool.name)}
         exist_names = {connection.name for connection in self._connections.values() if connection.address in exist}
         for error in released.failed:
@@ -380,19 +388,6 @@ def _synced_files(held: HeldReservation) -> SyncedFiles:
     return SyncedFiles.get(held.reservation_id, copies, seeing, root=spec.root, reload=spec.reload, said=said)
 
 
-async def _extend(pool: Pool, reservation_id: str, name: str, by_s: float) -> float:
-    held = await pool.held(reservation_id, name)
-    statuses = [status for _, status in held.nodes.values()]
-    limit_s = max(status.time_s for status in statuses)
-    if not limit_s:
-        raise UsageError(f"{name} has no time limit: it is held until it is released")
-    if held.missing:
-        raise pools.not_whole(held)
-    request = pb.ExtendRequest(reservation_id=reservation_id, time_s=limit_s + by_s)
-    await asyncio.gather(*(connection.unary("Extend", request) for connection, _ in held.nodes.values()))
-    return min(status.time_left_s + limit_s - status.time_s for status in statuses) + by_s
-
-
 def reserve(
     name: str | None = None,
     /,
@@ -401,6 +396,8 @@ def reserve(
     procs: int | None = None,
     gpus: int | None = None,
     pool: str | None = None,
+    on: str | None = None,
+    on_arguments: Sequence[str] = (),
     python: str | None = None,
     env: Mapping[str, str | None] | None = None,
     preload: Sequence[str] | None = None,
@@ -427,6 +424,9 @@ def reserve(
         nodes: number of nodes.
         procs: CPU ranks per node. gpus: GPUs per node, one rank each. Exactly one of them.
         pool: name of the pool.
+        on: what is asked for nodes instead, "slurm": they come as a job of its own, which release() ends. Where this
+            process is in an allocation that has so much, its nodes are taken.
+        on_arguments: for that alone, as in `["--partition=a100"]`.
         python: the ranks' python; by default this one.
         env: variables to add to the ranks' environment; None takes this process's value.
         preload: modules that ranks have imported already; by default torch.
@@ -457,13 +457,13 @@ def reserve(
         NodeUnreachable: it is held, and a node of it does not answer.
     """
     name = checked_name(name or DEFAULT_NAME)
-    shape = _checked_shape(nodes, procs, gpus)
-    terms = Terms(notebook or "", _limit(time, "time"), _limit(idle, "idle"), force_busy)
+    shape = checked_shape(nodes, procs, gpus)
+    time_s, idle_s = limit_of(time, "time"), limit_of(idle, "idle")
     say = progress or _silent
     grants = {to: sharing.checked_grant(right) for to, right in (share or {}).items()}
-    chosen = pool_named(pool)
+    longest_s = None if isinstance(wait, bool) else seconds_of(wait, "wait")
     start = pools.working_directory(directory, notebook)
-    root, reloads = _project(start, files, reload)
+    root, reloads = project_of(start, files, reload)
     if root and not Path(start).is_relative_to(root):
         if directory is not None:
             raise UsageError(f"ranks are to start in {start}, which is not below {root}")
@@ -472,7 +472,7 @@ def reserve(
         directory=start,
         root=root,
         reload=reloads,
-        python=python or chosen.default_python,
+        python=python or "",
         preload=config.DEFAULT_PRELOAD if preload is None else tuple(preload),
         environment=pools.environment_option(env) | pools.shared_option(shared),
     )
@@ -485,6 +485,38 @@ def reserve(
         files=None if files is True else root,
         shared=options.shared if shared is not None else None,
     )
+    request = JobRequest(on, tuple(on_arguments), name, shape, time_s, longest_s, replace)
+    with nodes_of_job(request, pool, say) as (in_pool, most_s):
+        chosen = pool_named(in_pool)
+        options = dataclasses.replace(options, python=python or chosen.default_python)
+        terms = Terms(notebook or "", most_s, idle_s, force_busy)
+        held, is_new = _taken(chosen, name, asked, options, terms, replace, wait is not False, longest_s, say)
+        try:
+            reservation = Reservation(chosen, held)
+            if reload is not None:
+                reservation.files.record.set_reload(reload)
+            if grants:
+                call(sharing.share(chosen, reservation.id, name, grants))
+                for doubtful in filter(None, (doubt(chosen.name, to) for to in grants)):
+                    say(doubtful)
+        except BaseException:
+            call(_give_back((held, is_new)))
+            raise
+    return reservation
+
+
+def _taken(
+    chosen: Pool,
+    name: str,
+    asked: Asked,
+    options: SpawnOptions,
+    terms: Terms,
+    replace: bool,
+    waits: bool,
+    longest_s: float | None,
+    say: Progress,
+) -> tuple[HeldReservation, bool]:
+    """Return the reservation of that name, and whether it is a new one; `waits` for what others hold."""
     chosen.revive(say)
     if chosen.identity and (warning := expiry_warning(chosen.identity)):
         say(warning)
@@ -492,33 +524,9 @@ def reserve(
     def take() -> tuple[HeldReservation, bool]:
         return call(_reserve(chosen, name, asked, options, terms, replace, say), undo=_give_back)
 
-    if wait is False:
-        held, is_new = with_room(chosen, shape, say, take)
-    else:
-        longest_s = None if wait is True else seconds_of(wait, "wait")
-        held, is_new = in_line(chosen, name, shape, longest_s, say, take)
-    try:
-        reservation = Reservation(chosen, held)
-        if reload is not None:
-            reservation.files.record.set_reload(reload)
-        if grants:
-            call(sharing.share(chosen, reservation.id, name, grants))
-            for doubtful in filter(None, (doubt(chosen.name, to) for to in grants)):
-                say(doubtful)
-    except BaseException:
-        call(_give_back((held, is_new)))
-        raise
-    return reservation
-
-
-def _project(start: str, files: str | os.PathLike[str] | bool, reload: bool | None) -> tuple[str, bool]:
-    """Return the directory whose files ranks work with ("" for none), and whether they reload what changed."""
-    if not os.path.isdir(start):
-        raise UsageError(f"there is no directory {start} for ranks to start in")
-    settings = read_settings(find_root(Path(start)) if isinstance(files, bool) else Path(files).expanduser().absolute())
-    if not settings.root.is_dir():
-        raise UsageError(f"--files {settings.root}: there is no such directory")
-    return str(settings.root) if files is not False else "", settings.reload if reload is None else reload
+    if not waits:
+        return with_room(chosen, asked.shape, say, take)
+    return in_line(chosen, name, asked.shape, longest_s, say, take)
 
 
 async def _reserve(
@@ -566,31 +574,10 @@ def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str
         NodeUnreachable: a node of it does not answer.
         PoolError: no pool is up.
     """
-    chosen = pool_named(pool)
+    job = jobs.job_of(name) if name and pool is None else None
+    chosen = pool_named(job.pool if job else pool)
     chosen.revive(_silent)
     return Reservation(chosen, find(chosen, name, notebook))
-
-
-def _limit(given: Duration | None, what: str) -> float:
-    return 0.0 if given is None else seconds_of(given, what)
-
-
-def checked_name(name: str) -> str:
-    """Return the name, or raise UsageError when it is none for a reservation."""
-    if name.startswith("-"):
-        raise UsageError(f"{name!r} is no name for a reservation: what begins with a - is a flag")
-    if not name or len(name) > 64 or any(each in "/\\\0" or each.isspace() for each in name):
-        raise UsageError(f"{name!r} is no name for a reservation: at most 64 characters, no spaces or slashes")
-    return name
-
-
-def _checked_shape(nodes: int, procs: int | None, gpus: int | None) -> Shape:
-    for option, value in (("nodes", nodes), ("procs", procs), ("gpus", gpus)):
-        if value is not None and (type(value) is not int or value < 1):
-            raise UsageError(f"{option} must be a whole number of at least 1, not {value!r}")
-    if (procs is None) == (gpus is None):
-        raise UsageError("ask for procs=N (CPU ranks) or gpus=N, per node: exactly one of them")
-    return Shape(nodes, procs or 0, gpus or 0)
 
 
 def _silent(_: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from monarch_nb.client.reservations.jobs import end_job_of
 from monarch_nb.errors import MonarchNbError, PickleError, RunFailed, UsageError
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.notebook.cells.cell import CellRunner, others_kept
@@ -147,6 +148,8 @@ class Subcommands:
             procs=procs,
             gpus=gpus,
             pool=parsed.text("pool"),
+            on=parsed.text("on"),
+            on_arguments=parsed.passed_on,
             python=parsed.text("python"),
             env=read_environment(parsed.many("env")) or None,
             preload=parsed.many("preload") or None,
@@ -212,15 +215,24 @@ class Subcommands:
         current = self._session.reservation
         mine = current is not None and current.name == name and pool in (None, current.pool)
         pool = pool or self._session.pool
-        reservation = current if mine and current else self._session.client.attach(name, pool=pool)
         with Progress(is_notebook(self._shell)) as progress:
             progress(f"releasing {name}")
-            kept = reservation.release()
-            line = f"{name}: released {shape(reservation)} in {duration(progress.elapsed_s)}"
-            progress.done("\n".join([line, *map(str, kept)]))
+            progress.done(self._end(current if mine else None, name, pool, progress))
         if mine:
             self._session.released()
             self._mode.stop()
+
+    def _end(self, current: Reservation | None, name: str, pool: str | None, progress: Progress) -> str:
+        """Release a reservation, or end the job of one whose nodes are gone or were never there; return what to say."""
+        try:
+            reservation = current or self._session.client.attach(name, pool=pool)
+        except MonarchNbError:
+            if not end_job_of(name, pool, progress):
+                raise
+            return f"{name}: none of its nodes answered; its job has ended"
+        kept = reservation.release()
+        line = f"{name}: released {shape(reservation)} in {duration(progress.elapsed_s)}"
+        return "\n".join([line, *map(str, kept)])
 
     def _extend(self, parsed: Parsed) -> None:
         reservation = self._session.current()

@@ -101,7 +101,8 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A magic, or a subcommand of one. `magic` is what stands before `name`: "%mesh " or ""."""
+    """A magic, or a subcommand of one. `magic` is what stands before `name`: "%mesh " or "". What stands after a -- is
+    another program's when `passes_on` says what that is."""
 
     name: str
     summary: str
@@ -112,6 +113,7 @@ class Command:
     notes: str = ""
     examples: tuple[tuple[str, str], ...] = ()
     section: str = ""
+    passes_on: str = ""
 
     @property
     def title(self) -> str:
@@ -149,6 +151,7 @@ class Parsed:
     command: Command
     words: tuple[str, ...] = ()
     values: Mapping[str, Value] = field(default_factory=dict)
+    passed_on: tuple[str, ...] = ()
 
     @property
     def word(self) -> str | None:
@@ -197,7 +200,8 @@ def parse(command: Command, line: str) -> Parsed:
     """
     if command.words is not None and command.words.verbatim:
         return Parsed(command, _read_words(command, split_words(line)))
-    pending = split_words(line)[::-1]
+    own, passed_on = _divided(command, split_words(line))
+    pending = own[::-1]
     words: list[str] = []
     values: dict[str, Value] = {}
     while pending:
@@ -222,7 +226,15 @@ def parse(command: Command, line: str) -> Parsed:
                 raise UsageError(f"{spelling} needs a value: {spelling} {flag.value}")
             attached = pending.pop()
         _store(values, flag, spelling, _read_value(flag, unquote(attached)))
-    return Parsed(command, _read_words(command, words), values)
+    return Parsed(command, _read_words(command, words), values, tuple(map(unquote, passed_on)))
+
+
+def _divided(command: Command, words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words of a command, and those after -- that it passes on."""
+    if not command.passes_on or "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
 
 
 def split_words(line: str) -> list[str]:
@@ -255,6 +267,7 @@ def wants_help(command: Command, line: str) -> bool:
         words = words[:1]
     if command.words is not None and command.words.rest:
         words = words[: _first_plain(command, words)]
+    words, _ = _divided(command, words)
     return any(word in ("--help", "-h") for word in words)
 
 
@@ -318,6 +331,7 @@ def help_text(command: Command) -> str:
     if command.words is not None:
         rows.append((command.words.name, command.words.help))
     rows += [(_spell(flag), flag.help) for flag in command.flags if not flag.hidden]
+    rows += [("-- ...", command.passes_on)] if command.passes_on else []
     if rows:
         lines += ["", *_columns(rows)]
     if command.examples:
@@ -460,6 +474,8 @@ def _read_words(command: Command, words: list[str]) -> tuple[str, ...]:
 def _complete_word(command: Command, words: list[str], fragment: str, sources: Sources) -> tuple[str, list[str] | None]:
     if command.words is not None and command.words.rest and _first_plain(command, words) < len(words):
         return fragment, None  # the program's
+    if command.passes_on and "--" in words:
+        return fragment, None
     if fragment.startswith("--") and "=" in fragment:
         spelling, _, value = fragment.partition("=")
         return value, _values(command, spelling, value, sources)

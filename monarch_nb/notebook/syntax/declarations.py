@@ -15,6 +15,7 @@ RESERVE = Command(
     "reserve",
     "hold nodes and start ranks on them, or return to those already held",
     usage="[NAME] [--nodes N] --gpus N | --procs N",
+    passes_on="flags for the engine of --on alone, as it takes them: -- --partition=a100",
     magic="%mesh ",
     section="Hold",
     words=Words(
@@ -25,6 +26,7 @@ RESERVE = Command(
         Flag("--gpus", "GPUs per node, one rank each", value="N", kind="count"),
         Flag("--procs", "CPU ranks per node", value="N", kind="count"),
         Flag("--pool", "the pool to take them from (the local one, started when it is not up)", value="POOL"),
+        Flag("--on", "what to ask for nodes instead, as a job that ends with the release: slurm", value="ENGINE"),
         Flag("--python", "the python of the ranks (this kernel's on the local pool)", value="PATH", completes="file"),
         Flag(
             "--env",
@@ -81,6 +83,7 @@ RESERVE = Command(
         ("%mesh reserve dev --nodes 2 --gpus 8", "16 ranks with a GPU each"),
         ("%mesh reserve dev --nodes 2 --procs 4", "8 CPU ranks"),
         ("%mesh reserve dev --gpus 8 --time 8h --idle 2h", "given back in the evening, or when it is forgotten"),
+        ("%mesh reserve dev --nodes 2 --gpus 8 --on slurm --time 8h -- --partition=a100", "a job of Slurm"),
         ("%mesh reserve dev --procs {n} --env WANDB_MODE=offline", "{x} and $x are this kernel's variables"),
     ),
 )

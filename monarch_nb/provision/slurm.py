@@ -1,0 +1,363 @@
+"""Jobs of Slurm: one allocator per node, in a batch job of their own or in the allocation that this process is in.
+
+Slurm is asked by its commands with fixed formats, which have been the same in all its versions; its JSON has not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from monarch_nb.errors import CapacityError, PoolError, UsageError
+from monarch_nb.ground.interrupting import pause
+from monarch_nb.provision.daemons import daemon_environment, detach
+from monarch_nb.provision.launchers import Ask, Job, Look
+from monarch_nb.times import time_of_day
+
+COMMAND_S = 60.0
+"""A controller that is busy may take this long."""
+STEP_S = 30.0
+"""So long a step may take to begin in an allocation that is there."""
+STEP_EVERY_S = 0.1
+_FIELDS = "%i|%T|%r|%S|%e|%N"
+
+_RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
+_WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+_ENDED = {
+    "BOOT_FAIL": "ended: its nodes did not boot",
+    "CANCELLED": "was cancelled",
+    "COMPLETED": "has ended",
+    "DEADLINE": "ended at its deadline",
+    "FAILED": "failed",
+    "NODE_FAIL": "ended: a node failed",
+    "OUT_OF_MEMORY": "ended: out of memory",
+    "PREEMPTED": "was preempted",
+    "TIMEOUT": "ended: its time was up",
+}
+_REASONS = {
+    "None": "Slurm has not looked at it yet",
+    "Priority": "Priority: others are before it",
+    "Resources": "Resources: what it needs is in use",
+    "JobHeldUser": "JobHeldUser: scontrol release lets it go on",
+    "PartitionNodeLimit": "PartitionNodeLimit: the partition has not so many nodes, or they are down",
+    "PartitionTimeLimit": "PartitionTimeLimit: the partition does not give so much time",
+}
+_HOPELESS = re.compile(
+    r"Partition(Node|Time)Limit|BadConstraints|(Invalid|Bad)(Account|QOS)|(Account|QOS)NotAllowed"
+    r"|DependencyNeverSatisfied|(Assoc|QOS)Max\w*PerJob\w*"
+)
+_TASK_FAILED = re.compile(rb"^srun: error: (\S+): tasks?[^:]*: (?!Terminated)(.+)$", re.MULTILINE)
+_OUR_FLAGS = {
+    "--array": "a reservation is one job",
+    "-a": "a reservation is one job",
+    "--wrap": "the job runs allocators",
+    "--nodes": "say --nodes to %mesh, before the --",
+    "-N": "say --nodes to %mesh, before the --",
+    "--time": "say --time to %mesh, before the --",
+    "-t": "say --time to %mesh, before the --",
+    "--gpus-per-node": "say --gpus to %mesh, before the --",
+}
+_OVERRIDING = ("SBATCH_ARRAY_INX", "SBATCH_JOB_NAME", "SBATCH_NO_REQUEUE", "SBATCH_REQUEUE", "SBATCH_OPEN_MODE")
+# What Slurm says of its own tasks is not true of ranks: libraries that read it would take a rank for task 0 of 2.
+_NOT_OF_RANKS = "NTASKS NTASKS_PER_NODE NPROCS PROCID LOCALID NODEID TASKS_PER_NODE STEP_NUM_TASKS STEP_TASKS_PER_NODE"
+_ON_NODE = (
+    'node=$SLURMD_NODENAME from="$SLURM_SUBMIT_HOST $SLURM_LAUNCH_NODE_IPADDR"; '
+    f"unset {' '.join(f'SLURM_{name}' for name in _NOT_OF_RANKS.split())} ${{!PMI*}}; "
+    'exec "$@" --node-id "$node" --toward $from'
+)
+
+
+class SlurmLauncher:
+    """Nodes of a Slurm cluster.
+
+    A job is known by its number, as in "12"; a step of an allocation that was there by its own, as in "12.3".
+    """
+
+    title = "Slurm job"
+
+    def ask(self, ask: Ask) -> str:
+        """Submit a job; or start a step, where this process is in an allocation that has what is asked for."""
+        _check_arguments(ask.arguments)
+        if allocation := _allocation_with(ask, os.environ):
+            return _start_step(ask, allocation)
+        words = ["sbatch", "--parsable", *ask.arguments]
+        done = _run(words, script(ask))
+        if done.returncode:
+            raise _refusal(done.stderr)
+        return done.stdout.strip().partition(";")[0]
+
+    def look(self, job: Job) -> Look:
+        """Return what the queue says; of a job that is no longer in it, what accounting says, where there is any."""
+        number, _, step = job.id.partition(".")
+        row = _row(number)
+        if row is None:
+            return _forgotten(job.id)
+        if step and row.state in _RUNNING and not _has_step(job.id):
+            return Look("ended", f"Slurm's step {job.id} has ended", "it has ended")
+        look = _look_of(row)
+        if look.state == "running" and not look.trouble:
+            return Look("running", look.text, _failed_task(job) or _failed_nodes(row.nodes), (), look.ends_at)
+        return look
+
+    def extend(self, job: Job, by_s: float) -> None:
+        """Add to the job's time limit, where the site lets its users."""
+        number = job.id.partition(".")[0]
+        done = _run(["scontrol", "update", f"JobId={number}", f"TimeLimit=+{_minutes(by_s)}"])
+        if done.returncode:
+            raise UsageError(
+                f"Slurm does not let you extend job {number} ({_said(done.stderr)}): ask who runs the cluster for "
+                f"scontrol update JobId={number} TimeLimit=+{_minutes(by_s)}, or save your work and reserve again with "
+                "a longer --time"
+            )
+
+    def end(self, job: Job) -> None:
+        """Cancel the job, or the step."""
+        done = _run(["scancel", job.id])
+        if done.returncode and "Invalid job id" not in done.stderr:
+            raise PoolError(f"Slurm did not cancel job {job.id}: {_said(done.stderr)}; later: scancel {job.id}")
+
+
+def script(ask: Ask) -> str:
+    """Return the batch script: an allocator on each node, and nothing stays when all have ended as they should."""
+    options = [f"--job-name=monarch-nb-{ask.reservation}", f"--nodes={ask.nodes}", "--ntasks-per-node=1"]
+    options += [f"--gpus-per-node={ask.gpus}"] if ask.gpus else [f"--cpus-per-task={ask.procs}"]
+    options += [f"--time={_minutes(ask.time_s)}"] if ask.time_s else []
+    options += ["--no-kill", "--no-requeue", f"--output={ask.paths.log}", "--open-mode=append"]
+    lines = ["#!/bin/bash", *(f"#SBATCH {shlex.quote(option)}" for option in options), ""]
+    lines += ["# An allocator per node. One that fails leaves the others alone."]
+    lines += [shlex.join(_step(ask)) + " &&"]
+    lines += [f"rm -rf {shlex.quote(str(ask.paths.directory))}"]
+    return "\n".join(lines) + "\n"
+
+
+def _step(ask: Ask, *flags: str) -> list[str]:
+    """Return the command that runs an allocator on every node, each with all that the job has there."""
+    words = ["srun", *flags, f"--nodes={ask.nodes}", f"--ntasks={ask.nodes}", "--ntasks-per-node=1", "--export=ALL"]
+    words += ["--no-kill", "--kill-on-bad-exit=0", "--cpu-bind=none"]
+    words += [f"--gpus-per-node={ask.gpus}", "--gpu-bind=none"] if ask.gpus else []
+    return [*words, "bash", "-c", _ON_NODE, "allocator", *ask.allocator()]
+
+
+def _check_arguments(arguments: Sequence[str]) -> None:
+    for before, word in zip(("", *arguments), arguments, strict=False):
+        flag = word.partition("=")[0]
+        if flag in _OUR_FLAGS:
+            raise UsageError(f"{flag} is not for sbatch here: {_OUR_FLAGS[flag]}")
+        if not word.startswith("-") and (not before.startswith("-") or "=" in before):
+            raise UsageError(f"after the -- stand flags of sbatch, as in -- --partition=a100; {word!r} is none")
+
+
+def _minutes(seconds: float) -> int:
+    return max(1, -int(-seconds // 60))
+
+
+# ---- an allocation that is there ----
+
+
+def _allocation_with(ask: Ask, environment: Mapping[str, str]) -> str:
+    """Return the number of the allocation that this process is in, when it has what is asked for and nothing is said
+    to sbatch; else an empty text: a notebook in a small job asks for a large one."""
+    number = environment.get("SLURM_JOB_ID", "")
+    if not number.isdecimal() or ask.arguments:
+        return ""
+    nodes, gpus = (environment.get(f"SLURM_{name}", "") for name in ("JOB_NUM_NODES", "GPUS_ON_NODE"))
+    has_nodes = not nodes.isdecimal() or int(nodes) >= ask.nodes
+    return number if has_nodes and (not gpus.isdecimal() or int(gpus) >= ask.gpus) else ""
+
+
+def _start_step(ask: Ask, number: str) -> str:
+    """Start a step beside the others of an allocation; return what Slurm calls it."""
+    name = f"monarch-nb-{ask.pool}"
+    _check_installed("srun")
+    with ask.paths.log.open("ab") as log:
+        srun = _step(ask, f"--jobid={number}", "--overlap", f"--job-name={name}")
+        detach([shutil.which("srun") or "srun", *srun[1:]], ask.paths.directory, _environment(number), log)
+    deadline_s = time.monotonic() + STEP_S
+    while time.monotonic() < deadline_s:
+        said = _run(["squeue", "--noheader", "--steps", f"--jobs={number}", "--format=%i|%j"]).stdout
+        for line in said.splitlines():
+            step, _, called = line.strip().partition("|")
+            if called == name:
+                return step
+        if b"srun: error" in (printed := ask.paths.log.read_bytes()):
+            raise PoolError(
+                f"no step can be started in your allocation {number}: {_said(printed.decode(errors='replace'))}"
+            )
+        pause(STEP_EVERY_S)
+    raise PoolError(f"no step began in your allocation {number} within {STEP_S:g} s; scancel --name={name} ends it")
+
+
+def _has_step(step: str) -> bool:
+    return bool(_run(["squeue", "--noheader", f"--steps={step}", "--format=%i"]).stdout.strip())
+
+
+# ---- what Slurm says ----
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the queue says of a job, in Slurm's words. Times are seconds since the epoch, 0 when there is none."""
+
+    number: str
+    state: str
+    reason: str
+    starts_at: float
+    ends_at: float
+    nodes: str
+
+
+def parse_row(line: str) -> Row:
+    """Read a line of the queue.
+
+    Example:
+        >>> parse_row("12|PENDING|Priority|N/A|N/A|").reason
+        'Priority'
+    """
+    number, state, reason, starts, ends, nodes = line.strip().split("|")
+    return Row(number, state, reason, _seconds(starts), _seconds(ends), nodes)
+
+
+def _seconds(text: str) -> float:
+    return float(text) if text.isdecimal() else 0.0
+
+
+def _row(number: str) -> Row | None:
+    done = _run(["squeue", "--noheader", "--states=all", f"--jobs={number}", f"--format={_FIELDS}"])
+    if done.returncode and "Invalid job id" not in done.stderr:
+        raise PoolError(f"Slurm does not answer: {_said(done.stderr)}")
+    lines = done.stdout.splitlines()
+    return parse_row(lines[0]) if lines else None
+
+
+def _look_of(row: Row) -> Look:
+    """Return what a line of the queue means."""
+    name = f"Slurm job {row.number}"
+    reason = _REASONS.get(row.reason, row.reason)
+    if row.state in _WAITING:
+        trouble = reason if _HOPELESS.fullmatch(row.reason) else ""
+        what = "has its nodes, which boot" if row.state == "CONFIGURING" else f"waits ({reason})"
+        starts = f", starts at about {time_of_day(row.starts_at)}" if row.starts_at else ""
+        return Look("waiting", f"{name} {what}{starts}", trouble)
+    if row.state in _RUNNING:
+        trouble = f"is suspended ({reason})" if row.state in ("SUSPENDED", "STOPPED") else ""
+        return Look("running", f"{name} runs on {row.nodes}", trouble, ends_at=row.ends_at)
+    return _end(row.number, row.state, row.reason, row.nodes)
+
+
+def _end(number: str, state: str, reason: str, nodes: str) -> Look:
+    what = _ENDED.get(state, "has ended")
+    words = [state] if state != "COMPLETED" else []
+    words += [reason] if reason not in ("None", "") else []
+    words += [failed] if nodes and (failed := _failed_nodes(nodes)) else []
+    why = f"{what} ({', '.join(words)})" if words else what
+    return Look("ended", f"Slurm job {number} {why}", why)
+
+
+def _forgotten(number: str) -> Look:
+    """Return what accounting says of a job that the queue has forgotten."""
+    done = _run(["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={number}", "--format=State,NodeList"])
+    state, _, nodes = done.stdout.partition("\n")[0].partition("|")
+    if done.returncode or not state:
+        return Look("ended", f"Slurm job {number} has ended, and Slurm does not know why any more", "it has ended")
+    return _end(number, state.split()[0], "", nodes)
+
+
+def _failed_task(job: Job) -> str:
+    """Return which allocator has ended, as srun says in the log."""
+    try:
+        found = _TASK_FAILED.search(job.paths.log.read_bytes())
+    except OSError:
+        return ""
+    return f"the allocator of {found[1].decode()} has ended ({found[2].decode(errors='replace')})" if found else ""
+
+
+def _failed_nodes(nodes: str) -> str:
+    """Return which of some nodes do not work, and why."""
+    if not nodes:
+        return ""
+    said = _run(["sinfo", "--noheader", "--Node", "--all", f"--nodes={nodes}", "--format=%N|%T|%E"]).stdout
+    return parse_failed(said)
+
+
+def parse_failed(said: str) -> str:
+    """Read what sinfo says of nodes; a node is named once, also when it is in several partitions.
+
+    Example:
+        >>> parse_failed("n1|mixed|none\\nn2|down*|Not responding\\n")
+        'n2 is down (Not responding)'
+    """
+    failed = {}
+    for line in said.splitlines():
+        node, state, reason = (f"{line}||".split("|"))[:3]
+        word = state.rstrip("*~#!%$@^-+")
+        if word.startswith(("down", "fail", "error", "unknown")) or "*" in state:
+            failed[node] = f"{node} is {word if '*' not in state or word == 'down' else 'not responding'} ({reason})"
+    return "; ".join(failed.values())
+
+
+# ---- commands ----
+
+
+def _run(words: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    _check_installed(words[0])
+    environment = _environment() | ({} if words[0] == "sbatch" else {"SLURM_TIME_FORMAT": "%s"})
+    try:
+        return subprocess.run(
+            words, input=text, capture_output=True, text=True, check=False, timeout=COMMAND_S, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        raise PoolError(f"Slurm does not answer: {words[0]} took longer than {COMMAND_S:g} s") from None
+
+
+def _check_installed(command: str) -> None:
+    if shutil.which(command) is None:
+        raise PoolError(
+            f"Slurm is not installed on this machine: there is no {command} in the PATH. Run the notebook where you "
+            "would run sbatch: on a login node, or in a job"
+        )
+
+
+def _environment(allocation: str = "") -> dict[str, str]:
+    """Return the environment of Slurm's commands and of jobs: without what is true of this process's own job, or would
+    change what they say and do."""
+    kept = {
+        name: value
+        for name, value in daemon_environment().items()
+        if not name.startswith(("SLURM", "SQUEUE_", "SINFO_", "SACCT_", "SRUN_", "PMI"))
+        and name not in (*_OVERRIDING, "CUDA_VISIBLE_DEVICES")
+    }
+    own = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+    own |= {"SLURM_JOB_ID": allocation} if allocation else {}
+    return kept | own
+
+
+def _refusal(said: str) -> UsageError | CapacityError | PoolError:
+    """Return the error for what sbatch said when it refused."""
+    text = f"Slurm refused the job: {_said(said)}"
+    if "Requested node configuration" in said or "time limit" in said.lower() or "More processors" in said:
+        return CapacityError(
+            f"{text}. Ask for less, or name a partition that has it: ... -- --partition=NAME{_partitions()}"
+        )
+    if "partition" in said:
+        return UsageError(f"{text}{_partitions()}")
+    if "Unable to contact" in said or "Zero Bytes" in said or "Connection" in said:
+        return PoolError(f"Slurm does not answer: {_said(said)}")
+    return UsageError(text)
+
+
+def _partitions() -> str:
+    names = sorted(set(_run(["sinfo", "--noheader", "--format=%R"]).stdout.split()))
+    return f"; there are {', '.join(names)}" if names else ""
+
+
+def _said(text: str) -> str:
+    """Return the last thing that a command said, without who said it."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    last = next((line for line in reversed(lines) if "error" in line), lines[-1] if lines else "it says nothing")
+    return re.sub(r"^(\w+: )*error: ", "", last.strip())
