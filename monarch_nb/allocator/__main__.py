@@ -180,10 +180,10 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     ends = bool(options.temporary) or freshener.done() or node.shutdown.is_set()
     for task in (*waits, watcher, freshener, publisher):
         task.cancel()
-    if network and network.publish and ends:
-        withdraw(network.publish, node.identity.node_id)
     await server.stop(grace=0.2)
     await node.close(end_processes=ends)
+    if network and network.publish and ends:
+        withdraw(network.publish, node.identity.node_id)
     await log_lines.close()
 
 

@@ -290,11 +290,17 @@ def end(job: Job, say: Progress | None = None) -> None:
     with locked(private_pools_directory()):
         if (known := job_of_pool(job.pool)) is None or known.id != job.id:
             return
-        way.end(job)
-        deadline_s = time.monotonic() + END_S
-        while way.look(job).state != "ended" and time.monotonic() < deadline_s:
-            pause(PUBLISHED_EVERY_S)
+        if way.look(job).state != "ended":
+            way.end(job)
+            _wait_for_end(way, job)
         _remove(job.paths)
+
+
+def _wait_for_end(way: Launcher, job: Job) -> None:
+    """Wait until a job is gone, and every allocator has removed its files and said so."""
+    deadline_s = time.monotonic() + END_S
+    while (nodes_of(job) or way.look(job).state != "ended") and time.monotonic() < deadline_s:
+        pause(PUBLISHED_EVERY_S)
 
 
 def sweep() -> None:

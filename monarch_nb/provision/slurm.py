@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from monarch_nb.errors import CapacityError, PoolError, UsageError
 from monarch_nb.ground.interrupting import pause
@@ -52,7 +53,8 @@ _HOPELESS = re.compile(
     r"Partition(Node|Time)Limit|BadConstraints|(Invalid|Bad)(Account|QOS)|(Account|QOS)NotAllowed"
     r"|DependencyNeverSatisfied|(Assoc|QOS)Max\w*PerJob\w*"
 )
-_TASK_FAILED = re.compile(rb"^srun: error: (\S+): tasks?[^:]*: (?!Terminated)(.+)$", re.MULTILINE)
+_TASK_FAILED = re.compile(r"^srun: error: (\S+): tasks?[^:]*: (?!Terminated)(.+)$", re.MULTILINE)
+_NODE_FAILED = re.compile(r"^srun: error: Node failure on (\S+)$", re.MULTILINE)
 _OUR_FLAGS = {
     "--array": "a reservation is one job",
     "-a": "a reservation is one job",
@@ -102,7 +104,7 @@ class SlurmLauncher:
             return Look("ended", f"Slurm's step {job.id} has ended", "it has ended")
         look = _look_of(row)
         if look.state == "running" and not look.trouble:
-            return Look("running", look.text, _failed_task(job) or _failed_nodes(row.nodes), (), look.ends_at)
+            return Look("running", look.text, _failed_in(job) or _failed_nodes(row.nodes), (), look.ends_at)
         return look
 
     def extend(self, job: Job, by_s: float) -> None:
@@ -131,17 +133,17 @@ def script(ask: Ask) -> str:
     options += ["--no-kill", "--no-requeue", f"--output={ask.paths.log}", "--open-mode=append"]
     lines = ["#!/bin/bash", *(f"#SBATCH {shlex.quote(option)}" for option in options), ""]
     lines += ["# An allocator per node. One that fails leaves the others alone."]
-    lines += [shlex.join(_step(ask)) + " &&"]
+    lines += [" \\\n    ".join(map(shlex.join, _step(ask))) + " &&"]
     lines += [f"rm -rf {shlex.quote(str(ask.paths.directory))}"]
     return "\n".join(lines) + "\n"
 
 
-def _step(ask: Ask, *flags: str) -> list[str]:
-    """Return the command that runs an allocator on every node, each with all that the job has there."""
+def _step(ask: Ask, *flags: str) -> list[list[str]]:
+    """Return the command, in parts, that runs an allocator on every node, each with all that the job has there."""
     words = ["srun", *flags, f"--nodes={ask.nodes}", f"--ntasks={ask.nodes}", "--ntasks-per-node=1", "--export=ALL"]
     words += ["--no-kill", "--kill-on-bad-exit=0", "--cpu-bind=none"]
     words += [f"--gpus-per-node={ask.gpus}", "--gpu-bind=none"] if ask.gpus else []
-    return [*words, "bash", "-c", _ON_NODE, "allocator", *ask.allocator()]
+    return [words, ["bash", "-c", _ON_NODE, "allocator"], ask.allocator()]
 
 
 def _check_arguments(arguments: Sequence[str]) -> None:
@@ -176,8 +178,8 @@ def _start_step(ask: Ask, number: str) -> str:
     name = f"monarch-nb-{ask.pool}"
     _check_installed("srun")
     with ask.paths.log.open("ab") as log:
-        srun = _step(ask, f"--jobid={number}", "--overlap", f"--job-name={name}")
-        detach([shutil.which("srun") or "srun", *srun[1:]], ask.paths.directory, _environment(number), log)
+        _, *srun = chain.from_iterable(_step(ask, f"--jobid={number}", "--overlap", f"--job-name={name}"))
+        detach([shutil.which("srun") or "srun", *srun], ask.paths.directory, _environment(number), log)
     deadline_s = time.monotonic() + STEP_S
     while time.monotonic() < deadline_s:
         said = _run(["squeue", "--noheader", "--steps", f"--jobs={number}", "--format=%i|%j"]).stdout
@@ -268,13 +270,18 @@ def _forgotten(number: str) -> Look:
     return _end(number, state.split()[0], "", nodes)
 
 
-def _failed_task(job: Job) -> str:
-    """Return which allocator has ended, as srun says in the log."""
+def _failed_in(job: Job) -> str:
+    """Return which nodes have failed, and which allocators have ended, as srun says in the log: the queue forgets a
+    node that a job has lost."""
     try:
-        found = _TASK_FAILED.search(job.paths.log.read_bytes())
+        log = job.paths.log.read_text(errors="replace")
     except OSError:
         return ""
-    return f"the allocator of {found[1].decode()} has ended ({found[2].decode(errors='replace')})" if found else ""
+    lost = dict.fromkeys(_NODE_FAILED.findall(log))
+    if lost:
+        return _failed_nodes(",".join(lost)) or f"{', '.join(lost)} failed, as Slurm says, and left the job"
+    found = _TASK_FAILED.search(log)
+    return f"the allocator of {found[1]} has ended ({found[2]})" if found else ""
 
 
 def _failed_nodes(nodes: str) -> str:
@@ -360,4 +367,4 @@ def _said(text: str) -> str:
     """Return the last thing that a command said, without who said it."""
     lines = [line for line in text.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if "error" in line), lines[-1] if lines else "it says nothing")
-    return re.sub(r"^(\w+: )*error: ", "", last.strip())
+    return re.sub(r"^.*?error: ", "", last.strip())

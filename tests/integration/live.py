@@ -21,10 +21,10 @@ import pytest
 from leaks import wait_for_end
 from monarch_nb.allocator.supervision.processes import identify, is_alive
 from monarch_nb.client.connections import events
-from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.pools.pool import pool_named
-from monarch_nb.client.reservations.reservation import Reservation, _extend
+from monarch_nb.client.reservations.extending import extend
+from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.runs.run import Run
 
 TIMEOUT_S = 60.0
@@ -152,7 +152,7 @@ def leave(dev: Reservation, left_s: float) -> None:
     """Set how much time is left, of more: what a test does before that may take as long as it likes."""
     now_left_s = dev.status().time_left_s
     assert now_left_s is not None
-    call(_extend(pool_named(None), dev.id, dev.name, left_s - now_left_s))
+    extend(pool_named(None), dev.id, dev.name, left_s - now_left_s)
 
 
 class Client:

@@ -26,7 +26,9 @@ def other_pools(name: str) -> str:
         >>> other_pools("local")  # doctest: +SKIP
         'you have the pool lab: --pool lab, or MONARCH_NB_POOL=lab'
     """
-    others = [other for other in pool_names() if other != name and not TrustPaths(pools_directory() / other).job.exists()]
+    others = [
+        other for other in pool_names() if other != name and not TrustPaths(pools_directory() / other).job.exists()
+    ]
     if not others:
         return ""
     what = "the pool" if len(others) == 1 else "the pools"

@@ -1,0 +1,285 @@
+"""Slurm's launcher without a Slurm: the script, what the commands say, what is refused."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.config import TrustPaths
+from monarch_nb.errors import CapacityError, PoolError, UsageError
+from monarch_nb.provision.launchers import Ask, Job, Look, launcher
+from monarch_nb.provision.slurm import (
+    SlurmLauncher,
+    _allocation_with,
+    _check_arguments,
+    _environment,
+    _look_of,
+    _refusal,
+    parse_failed,
+    parse_row,
+    script,
+)
+
+HERE = Path(__file__).parent
+
+
+def asked(**changes: object) -> Ask:
+    facts: dict[str, object] = {
+        "reservation": "dev",
+        "pool": "slurm-dev",
+        "nodes": 2,
+        "procs": 0,
+        "gpus": 8,
+        "time_s": 8 * 3600.0,
+        "arguments": (),
+        "paths": TrustPaths(Path("/home/me/.config/monarch-nb/pools/slurm-dev")),
+    }
+    return Ask(**{**facts, **changes})  # type: ignore[arg-type]
+
+
+def job(identifier: str = "12") -> Job:
+    return Job("slurm", identifier, "dev", "slurm-dev", 2, 0, 8, TrustPaths(Path("/nowhere")), served=True)
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Put a stand-in for a command of Slurm's first in the PATH."""
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    def make(name: str, shell: str) -> None:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{shell}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    return make
+
+
+class TestScript:
+    def test_is_as_it_was(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "executable", "/home/me/env/bin/python")
+        assert script(asked()) == (HERE / "slurm_job.sh").read_text()
+
+    def test_of_cpu_ranks_without_a_limit(self) -> None:
+        text = script(asked(gpus=0, procs=4, time_s=0.0))
+        assert "#SBATCH --cpus-per-task=4\n" in text
+        assert "--gpus none --procs 4" in text
+        assert not {"--time", "--gpus-per-node"} & {word.partition("=")[0] for word in text.split()}
+
+    @pytest.mark.parametrize(("seconds", "minutes"), [(1.0, 1), (60.0, 1), (61.0, 2), (5400.0, 90)])
+    def test_time_is_in_whole_minutes(self, seconds: float, minutes: int) -> None:
+        assert f"#SBATCH --time={minutes}\n" in script(asked(time_s=seconds))
+
+    def test_a_name_is_quoted(self) -> None:
+        assert "#SBATCH '--job-name=monarch-nb-it'\"'\"'s'\n" in script(asked(reservation="it's"))
+
+
+class TestArguments:
+    @pytest.mark.parametrize("words", [(), ("--partition=a100",), ("-p", "a100", "--account", "lab"), ("--exclusive",)])
+    def test_flags_of_sbatch_pass(self, words: tuple[str, ...]) -> None:
+        _check_arguments(words)
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (("--nodes=3",), "say --nodes to %mesh"),
+            (("-N", "3"), "say --nodes to %mesh"),
+            (("--array=0-3",), "a reservation is one job"),
+            (("--time", "8:00"), "say --time to %mesh"),
+            (("a100",), "'a100' is none"),
+            (("--partition=a100", "lab"), "'lab' is none"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused(self, words: tuple[str, ...], said: str) -> None:
+        with pytest.raises(UsageError, match=said):
+            _check_arguments(words)
+
+
+INSIDE = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8"}
+
+
+class TestAllocation:
+    def test_that_has_what_is_asked_for_is_used(self) -> None:
+        assert _allocation_with(asked(), INSIDE) == "7"
+        assert _allocation_with(asked(gpus=0, procs=4), {"SLURM_JOB_ID": "7"}) == "7"
+
+    def test_that_is_too_small_is_left_alone(self) -> None:
+        assert _allocation_with(asked(nodes=3), INSIDE) == ""
+        assert _allocation_with(asked(gpus=9), INSIDE) == ""
+
+    def test_another_job_is_asked_for_when_sbatch_is_told_something(self) -> None:
+        assert _allocation_with(asked(arguments=("--partition=a100",)), INSIDE) == ""
+
+    def test_without_one(self) -> None:
+        assert _allocation_with(asked(), {}) == ""
+
+
+def test_what_is_true_of_this_process_s_own_job_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "SLURM_NTASKS",
+        "SLURM_JOB_ID",
+        "SQUEUE_STATES",
+        "PMIX_RANK",
+        "CUDA_VISIBLE_DEVICES",
+        "SBATCH_ARRAY_INX",
+    ):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    monkeypatch.setenv("SBATCH_ACCOUNT", "lab")
+    kept = {name: value for name, value in _environment().items() if name.startswith(("S", "PMI", "CUDA"))}
+    assert (kept.pop("SLURM_CONF"), kept.pop("SBATCH_ACCOUNT")) == ("/etc/slurm.conf", "lab")
+    assert not [name for name in kept if name.startswith(("SLURM", "SQUEUE", "SBATCH", "PMI", "CUDA"))]
+    assert _environment("12")["SLURM_JOB_ID"] == "12"
+
+
+class TestLooks:
+    def look(self, line: str) -> Look:
+        return _look_of(parse_row(line))
+
+    def test_waiting(self) -> None:
+        look = self.look("12|PENDING|Priority|N/A|N/A|")
+        assert look == Look("waiting", "Slurm job 12 waits (Priority: others are before it)")
+
+    def test_waiting_with_an_estimate(self) -> None:
+        assert ", starts at about " in self.look("12|PENDING|Resources|1800000000|1800003600|").text
+
+    @pytest.mark.parametrize(
+        "reason",
+        [
+            "PartitionNodeLimit",
+            "PartitionTimeLimit",
+            "BadConstraints",
+            "QOSMaxWallDurationPerJobLimit",
+            "InvalidAccount",
+        ],
+    )
+    def test_waiting_for_ever(self, reason: str) -> None:
+        assert self.look(f"12|PENDING|{reason}|N/A|N/A|").trouble.startswith(reason)
+
+    @pytest.mark.parametrize("reason", ["Resources", "AssocGrpGRES", "QOSMaxJobsPerUserLimit", "JobHeldUser", "None"])
+    def test_waiting_may_help(self, reason: str) -> None:
+        assert self.look(f"12|PENDING|{reason}|N/A|N/A|").trouble == ""
+
+    def test_running(self) -> None:
+        look = self.look("12|RUNNING|None|1800000000|1800003600|n[1-2]")
+        assert (look.state, look.text, look.ends_at) == ("running", "Slurm job 12 runs on n[1-2]", 1800003600.0)
+
+    def test_running_without_end(self) -> None:
+        assert self.look("12|RUNNING|None|1800000000|NONE|n1").ends_at == 0.0
+
+    @pytest.mark.parametrize(
+        ("state", "reason", "text"),
+        [
+            ("PREEMPTED", "None", "Slurm job 12 was preempted (PREEMPTED)"),
+            ("FAILED", "NonZeroExitCode", "Slurm job 12 failed (FAILED, NonZeroExitCode)"),
+            ("TIMEOUT", "TimeLimit", "Slurm job 12 ended: its time was up (TIMEOUT, TimeLimit)"),
+            ("COMPLETED", "None", "Slurm job 12 has ended"),
+            ("OF_A_NEWER_SLURM", "None", "Slurm job 12 has ended (OF_A_NEWER_SLURM)"),
+        ],
+    )
+    def test_ended(self, state: str, reason: str, text: str) -> None:
+        look = self.look(f"12|{state}|{reason}|1800000000|1800003600|")
+        assert (look.state, look.text) == ("ended", text)
+
+    def test_requeued_waits_again(self) -> None:
+        assert self.look("12|REQUEUED|None|N/A|N/A|").state == "waiting"
+
+
+def test_nodes_that_failed_are_named_once() -> None:
+    said = "n1|mixed|none\nn2|down*|Not responding\nn2|down*|Not responding\nn3|allocated*|none\nn4|drained|disk\n"
+    assert parse_failed(said) == "n2 is down (Not responding); n3 is not responding (none)"
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (
+            "srun: error: n2: task 1: Exited with exit code 1\n",
+            "the allocator of n2 has ended (Exited with exit code 1)",
+        ),
+        ("srun: error: n[1-2]: tasks 0-1: Killed\n", "the allocator of n[1-2] has ended (Killed)"),
+        ("srun: error: n1: task 0: Terminated\n", ""),
+        ("srun: error: Node failure on n2\nsrun: error: n2: task 1: Killed\n", "n2 is down (fire)"),
+        ("n1 serves on 10.0.0.1:7878\n", ""),
+    ],
+)
+def test_what_srun_says_in_the_log(log: str, said: str, command: Callable[[str, str], None], tmp_path: Path) -> None:
+    command("squeue", 'echo "12|RUNNING|None|1800000000|1800003600|n1"')
+    command("sinfo", 'case "$*" in *--nodes=n2*) echo "n2|down|fire";; *) echo "n1|mixed|none";; esac')
+    (tmp_path / "job.log").write_text(log)
+    assert SlurmLauncher().look(replace(job(), paths=TrustPaths(tmp_path))).trouble == said
+
+
+class TestCommands:
+    def test_no_slurm(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises(PoolError, match="Slurm is not installed on this machine: there is no sbatch in the PATH"):
+            SlurmLauncher().ask(asked())
+
+    def test_the_number_is_returned(self, command: Callable[[str, str], None]) -> None:
+        command("sbatch", 'echo "12;cluster"')
+        assert SlurmLauncher().ask(asked()) == "12"
+
+    def test_one_that_the_queue_has_forgotten_is_in_accounting(self, command: Callable[[str, str], None]) -> None:
+        command("squeue", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
+        command("sacct", 'echo "CANCELLED by 0|"')
+        assert SlurmLauncher().look(job()).text == "Slurm job 12 was cancelled (CANCELLED)"
+
+    def test_one_that_nobody_knows_has_ended(self, command: Callable[[str, str], None]) -> None:
+        command("squeue", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
+        command("sacct", "echo Slurm accounting storage is disabled >&2; exit 1")
+        assert SlurmLauncher().look(job()).state == "ended"
+
+    def test_a_controller_that_is_away_is_no_end(self, command: Callable[[str, str], None]) -> None:
+        command(
+            "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
+        )
+        with pytest.raises(PoolError, match="Slurm does not answer: Unable to contact slurm controller"):
+            SlurmLauncher().look(job())
+
+    def test_a_site_that_lets_nobody_extend(self, command: Callable[[str, str], None]) -> None:
+        command("scontrol", "echo 'slurm_update error: Access/permission denied' >&2; exit 1")
+        with pytest.raises(UsageError, match=r"does not let you extend job 12 \(Access/permission denied\).*=\+90"):
+            SlurmLauncher().extend(job(), 5400.0)
+
+    def test_a_job_that_is_gone_can_be_ended(self, command: Callable[[str, str], None]) -> None:
+        command("scancel", "echo 'scancel: error: Kill job error on job id 12: Invalid job id specified' >&2; exit 1")
+        SlurmLauncher().end(job())
+
+    def test_a_job_that_can_not_be_ended_is_named(self, command: Callable[[str, str], None]) -> None:
+        command("scancel", "echo 'scancel: error: Kill job error on job id 12: Access/permission denied' >&2; exit 1")
+        with pytest.raises(PoolError, match=r"did not cancel job 12: .*Access/permission denied; later: scancel 12"):
+            SlurmLauncher().end(job())
+
+    @pytest.mark.parametrize(
+        ("said", "error"),
+        [
+            (
+                "sbatch: error: Batch job submission failed: Requested node configuration is not available",
+                CapacityError,
+            ),
+            (
+                "sbatch: error: Batch job submission failed: Invalid account or account/partition combination",
+                UsageError,
+            ),
+            ("sbatch: unrecognized option '--partitoin=a100'", UsageError),
+            ("sbatch: error: Batch job submission failed: Unable to contact slurm controller", PoolError),
+        ],
+    )
+    def test_refusals(self, said: str, error: type[Exception], command: Callable[[str, str], None]) -> None:
+        command("sinfo", "echo main")
+        assert type(_refusal(said)) is error
+
+
+def test_it_is_found_by_its_entry_point() -> None:
+    assert isinstance(launcher("slurm"), SlurmLauncher)
+
+
+def test_another_engine_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match=r"--on slrum: there is no such launcher; installed: .*slurm"):
+        launcher("slrum")
