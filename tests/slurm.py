@@ -86,7 +86,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SlurmdParameters=config_overrides
-ReturnToService=0
+ReturnToService=2
 SchedulerParameters=bf_interval=1,sched_min_interval=0
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/spool/%n

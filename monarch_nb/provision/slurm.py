@@ -25,6 +25,8 @@ COMMAND_S = 60.0
 """A controller that is busy may take this long."""
 STEP_S = 30.0
 """So long a step may take to begin in an allocation that is there."""
+STEP_END_S = 10.0
+"""So long its allocators may take to end."""
 STEP_EVERY_S = 0.1
 _FIELDS = "%i|%T|%r|%S|%e|%N"
 
@@ -119,7 +121,12 @@ class SlurmLauncher:
             )
 
     def end(self, job: Job) -> None:
-        """Cancel the job, or the step."""
+        """Cancel the job, or the step: Slurm gives a job time to end, but not a step."""
+        if "." in job.id:
+            _run(["scancel", "--signal=TERM", job.id])
+            deadline_s = time.monotonic() + STEP_END_S
+            while _has_step(job.id) and time.monotonic() < deadline_s:
+                pause(STEP_EVERY_S)
         done = _run(["scancel", job.id])
         if done.returncode and "Invalid job id" not in done.stderr:
             raise PoolError(f"Slurm did not cancel job {job.id}: {_said(done.stderr)}; later: scancel {job.id}")

@@ -70,11 +70,10 @@ def test_a_node_that_fails_is_named_and_the_other_goes_on(slurm: Path) -> None:
     lost = names[1]
     dev.mesh.run("kept = 42")
     run("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=fire")
-    eventually(lambda: _refusal(dev).endswith(f"1 of its 2 nodes do not answer: {lost} is down (fire)"))
+    eventually(lambda: f"1 of its 2 nodes do not answer: {lost} " in _refusal(dev))
     assert dev.mesh.select([0]).run("kept").values == [42]
     dev.release()
     has_gone()
-    run("scontrol", "update", f"NodeName={lost}", "State=RESUME")
     for directory in Path(os.environ[HOME_VARIABLE]).glob(f"*/{lost}-*"):
         shutil.rmtree(directory.parent)  # Slurm gave the node no time to clean up
 

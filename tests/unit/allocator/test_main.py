@@ -5,12 +5,14 @@ import errno
 import json
 import os
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import NoReturn, cast
 
 import pytest
 
 from monarch_nb import config
 from monarch_nb.allocator import __main__ as main
+from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.supervision import processes
 from monarch_nb.errors import PoolError
 
@@ -38,6 +40,19 @@ def test_files_are_fresh_until_the_socket_is_gone(paths: config.NodePaths) -> No
         await asyncio.wait_for(freshener, 10)
 
     asyncio.run(remove_once_fresh())
+
+
+def test_a_temporary_node_ends_when_it_has_held_nothing_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    node = SimpleNamespace(state=SimpleNamespace(leases={}))
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        node.state.leases = {"dev": object()} if 2 < len(slept) < 5 else {}
+
+    monkeypatch.setattr(main.asyncio, "sleep", sleep)
+    asyncio.run(main._unheld(cast(Node, node), 3.0))
+    assert len(slept) == 7, "two looks, two at which something was held, three more"
 
 
 @pytest.mark.parametrize("call", ["utime", "stat", "listdir"])

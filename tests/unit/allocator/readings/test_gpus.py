@@ -11,7 +11,7 @@ import pytest
 
 from gpus import FAKE_NVML, FakeGpus
 from monarch_nb.allocator.readings import gpus as readers
-from monarch_nb.allocator.readings.gpus import GpuReader, discover_gpus
+from monarch_nb.allocator.readings.gpus import GpuReader, discover_gpus, visible
 from monarch_nb.proto import allocator_pb2 as pb
 
 
@@ -23,6 +23,24 @@ def nvml(monkeypatch: pytest.MonkeyPatch, fake_gpus: FakeGpus) -> FakeGpus:
     monkeypatch.setattr(readers, "STALE_S", 0.3)
     monkeypatch.setattr(readers, "_AGAIN_S", 0.0)
     return fake_gpus
+
+
+@pytest.mark.parametrize(
+    ("devices", "indices"),
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("1", [1]),
+        ("0, 2", [0, 2]),
+        ("GPU-b", [1]),
+        ("GPU-a,GPU-c", [0, 2]),
+        ("7", []),
+        ("MIG-a", []),
+    ],
+)
+def test_a_scheduler_s_gpus_are_those_that_are_visible(devices: str | None, indices: list[int]) -> None:
+    gpus = [pb.Gpu(index=index, uuid=f"GPU-{letter}") for index, letter in enumerate("abc")]
+    assert [gpu.index for gpu in visible(gpus, devices)] == indices
 
 
 async def eventually(reader: GpuReader, condition: Any) -> list[pb.GpuReading]:

@@ -243,6 +243,23 @@ def test_completion_of_the_cell_line() -> None:
     assert complete(declarations.CELL, "-o l", {"kernel_name": lambda _: ["losses"]}) == ("l", ["losses"])
 
 
+class TestPassedOn:
+    def test_what_stands_after_two_dashes_is_for_another_program(self) -> None:
+        parsed = parse(declarations.RESERVE, "dev --procs 2 --on slurm -- --nodes=3 -p 'a 100'  # later")
+        assert (parsed.word, parsed.count("nodes"), parsed.text("on")) == ("dev", None, "slurm")
+        assert parsed.passed_on == ("--nodes=3", "-p", "a 100")
+
+    def test_nothing_is_passed_on_without_them(self) -> None:
+        assert parse(declarations.RESERVE, "dev --procs 2").passed_on == ()
+
+    def test_its_help_is_its_own(self) -> None:
+        assert not wants_help(declarations.RESERVE, "dev -- --help")
+        assert wants_help(declarations.RESERVE, "--help -- --partition=a100")
+
+    def test_it_is_not_completed(self) -> None:
+        assert complete(declarations.MESH, "reserve dev -- --par", {}) == ("--par", None)
+
+
 class TestRest:
     """A program's name, and what is for that."""
 
