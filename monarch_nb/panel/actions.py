@@ -322,7 +322,7 @@ class Actions:
         """Use a reservation for a moment."""
         found = self._find(held)
         if not found.complete:
-            raise pools.not_whole(found)
+            raise pools.not_whole(found, self._pool.name)
         reservation = Reservation(self._pool, found)
         try:
             yield reservation

@@ -211,8 +211,7 @@ class Pool:
             answered.append((connection, reply))
         if not answered:
             names = ", ".join(connection.name for connection in connections)
-            status = "monarch-nb status" + (f" --pool {self.name}" if self.name != config.DEFAULT_POOL else "")
-            said = await asyncio.to_thread(trouble, self.name) or f"{status} says more"
+            said = await asyncio.to_thread(trouble, self.name) or f"monarch-nb status --pool {self.name} says more"
             raise NodeUnreachable(f"no node of the pool {self.name!r} answers ({names}); {said}")
         return answered
 
@@ -481,14 +480,12 @@ def not_found(
     return ReservationNotFound(f"{what}; {there}")
 
 
-def not_whole(held: HeldReservation) -> MonarchNbError:
-    """Return the error that says why a reservation can not be used."""
+def not_whole(held: HeldReservation, pool: str = "") -> MonarchNbError:
+    """Return the error that says why a reservation can not be used; given its pool, also why a job lost nodes."""
     name, facts = held.facts.name, held.facts
     if held.missing:
-        identity = next(iter(held.nodes.values()))[0].identity
-        said = trouble(identity.pool) if identity else ""
-        missing = f"{name!r} is held, but {held.missing} of its {facts.nodes} nodes do not answer"
-        return NodeUnreachable(f"{missing}: {said}" if said else missing)
+        said = f": {why}" if (why := trouble(pool)) else ""
+        return NodeUnreachable(f"{name!r} is held, but {held.missing} of its {facts.nodes} nodes do not answer{said}")
     return ReservationNotFound(
         f"{name!r} is not ready: another process is just reserving it, or died half-way (then it is given back within "
         f"{config.PROVISIONAL_LEASE_S:g} s)"

@@ -34,7 +34,7 @@ async def _limit_and_left_s(pool: Pool, reservation_id: str, name: str) -> tuple
     if not limit_s:
         raise UsageError(f"{name} has no time limit: it is held until it is released")
     if held.missing:
-        raise await asyncio.to_thread(not_whole, held)
+        raise await asyncio.to_thread(not_whole, held, pool.name)
     return limit_s, min(status.time_left_s + limit_s - status.time_s for status in statuses)
 
 

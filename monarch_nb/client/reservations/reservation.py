@@ -546,7 +546,7 @@ async def _reserve(
             if held.complete:
                 return held, False
             if held.missing:
-                raise pools.not_whole(held)
+                raise await asyncio.to_thread(pools.not_whole, held, pool.name)
         if held.complete or replace:
             say(f"releasing {name}")
         released = await release([connection for connection, _ in held.nodes.values()], held.reservation_id)

@@ -83,7 +83,7 @@ RESERVE = Command(
         ("%mesh reserve dev --nodes 2 --gpus 8", "16 ranks with a GPU each"),
         ("%mesh reserve dev --nodes 2 --procs 4", "8 CPU ranks"),
         ("%mesh reserve dev --gpus 8 --time 8h --idle 2h", "given back in the evening, or when it is forgotten"),
-        ("%mesh reserve dev --gpus 8 --on slurm --time 8h -- --partition=a100", "a job of Slurm"),
+        ("%mesh reserve dev --gpus 8 --on slurm -- -p a100", "a job of Slurm"),
         ("%mesh reserve dev --procs {n} --env WANDB_MODE=offline", "{x} and $x are this kernel's variables"),
     ),
 )
