@@ -1601,6 +1601,7 @@ class ReservationStatus(_message.Message):
     FILES_FIELD_NUMBER: _builtins.int
     RIGHT_FIELD_NUMBER: _builtins.int
     SHARES_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     name: _builtins.str
     owner: _builtins.str
@@ -1629,6 +1630,10 @@ class ReservationStatus(_message.Message):
     def shares(self) -> _containers.ScalarMap[_builtins.str, Global___Right.ValueType]:
         """What its owner has granted, by name; only the owner and those named learn it. Nothing: it was granted, and ended."""
 
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitRequest]:
+        """who waits for slots of its kind on this node, the first first"""
+
     def __init__(
         self,
         *,
@@ -1650,10 +1655,11 @@ class ReservationStatus(_message.Message):
         files: _files_pb2.ReservationFiles | None = ...,
         right: Global___Right.ValueType = ...,
         shares: _abc.Mapping[_builtins.str, Global___Right.ValueType] | None = ...,
+        waiting: _abc.Iterable[Global___WaitRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "created_at", b"created_at", "files", b"files", "gpus", b"gpus", "idle_left_s", b"idle_left_s", "idle_s", b"idle_s", "meshes", b"meshes", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "right", b"right", "shares", b"shares", "time_left_s", b"time_left_s", "time_s", b"time_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "created_at", b"created_at", "files", b"files", "gpus", b"gpus", "idle_left_s", b"idle_left_s", "idle_s", b"idle_s", "meshes", b"meshes", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "right", b"right", "shares", b"shares", "time_left_s", b"time_left_s", "time_s", b"time_s", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -71,6 +71,10 @@ class Line:
             self._waiting.remove(one)
             self._wake()
 
+    def waiting(self, *, gpus: bool) -> list[pb.WaitRequest]:
+        """Return who waits for GPUs, or for CPU slots, the first first."""
+        return [one.request for one in self._waiting if bool(one.request.gpus) == gpus]
+
     def slots_are_free(self) -> None:
         """Slots were given back."""
         for one in self._waiting:

@@ -184,6 +184,8 @@ class AllocatorService(service.AllocatorServicer):
             memory=request.memory, readings=request.readings, past_runs=request.past_runs
         )
         status.node.revocations = self._access.revocations
+        for reservation in status.reservations:
+            reservation.waiting.extend(self._node.leases.line.waiting(gpus=bool(reservation.gpus)))
         return self._access.shown(caller_of(context), status)
 
     @_translated

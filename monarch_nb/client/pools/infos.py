@@ -146,6 +146,7 @@ class ReservationInfo:
         right: what we may do with it: "own", "run" cells, "read", or nothing but know of it: "".
         shares: to whom its owner has granted what, "read" or "run", by name.
         pool: that it is in.
+        waiting: who waits for such nodes, the first first: "bob (2 nodes × 4 procs)".
     """
 
     name: str
@@ -166,6 +167,7 @@ class ReservationInfo:
     right: str = "own"
     shares: Mapping[str, str] = field(default_factory=dict)
     pool: str = ""
+    waiting: tuple[str, ...] = ()
 
     @property
     def held_by_me(self) -> bool:
@@ -254,7 +256,14 @@ def reservation_info(held: HeldReservation, pool: str = "") -> ReservationInfo:
         right="own" if held.is_mine else RIGHTS.get(facts.right, ""),
         shares=shares_of(facts),
         pool=pool,
+        waiting=_waiting(statuses),
     )
+
+
+def _waiting(statuses: Iterable[pb.ReservationStatus]) -> tuple[str, ...]:
+    """Return who waits, each once: a client stands in the lines of all nodes."""
+    known = {one.wait_id: one for status in statuses for one in status.waiting}
+    return tuple(f"{one.owner} ({Shape(one.nodes, one.procs, one.gpus)})" for one in known.values())
 
 
 def shares_of(facts: pb.ReservationStatus) -> dict[str, str]:

@@ -273,10 +273,10 @@ class Subcommands:
 
     def _status(self, _: Parsed) -> None:
         reservation = self._session.current()
-        left = reservation.status(memory=False).left
+        info = reservation.status(memory=False)
         mesh = reservation.mesh
         actors = [info for info in reservation.actor_infos() if info.mesh == mesh.name]
-        show(status_table(reservation, mesh.status(), self._session.open_runs(), left, actors))
+        show(status_table(reservation, mesh.status(), self._session.open_runs(), info.left, actors, info.waiting))
 
     def _stacks(self, parsed: Parsed) -> None:
         show(stacks_view(self._session.mesh(parsed.text("targets")).stacks().groups))

@@ -93,6 +93,7 @@ def status_table(
     runs: Sequence[RunInfo],
     left: str = "",
     actors: Sequence[ActorInfo] = (),
+    waiting: Sequence[str] = (),
 ) -> Shown:
     """Return what the ranks do, and why any of them died: equal ranks once.
 
@@ -100,6 +101,7 @@ def status_table(
         runs: those that go on or that nobody has seen.
         left: how much time is left, if it is limited.
         actors: those that live on these ranks.
+        waiting: who waits for such nodes, as `ReservationInfo.waiting` has it.
     """
     titles = run_names(runs)
     at_work = {info.rank: info for info in sorted(actors, key=lambda info: info.running_s) if info.running}
@@ -126,6 +128,9 @@ def status_table(
     notes += [_queued_note(run, titles[run.run_id]) for run in runs if run.queued]
     notes += [unseen_line(unseen)] if (unseen := [run for run in runs if run.done]) else []
     notes += sorted({rank.absence for rank in ranks if rank.state == "unreachable"})
+    if waiting:
+        waits = "waits" if len(waiting) == 1 else "wait"
+        notes.append(f"{', '.join(waiting)} {waits} in line for nodes like yours: %mesh release gives them back")
     alive = sum(rank.is_alive for rank in ranks)
     title = f"{reservation.name} · {shape(reservation)} · {alive} of {len(ranks)} ranks alive"
     if left:

@@ -295,7 +295,7 @@ class FakeReservation:
         return PipReport((NodeEnvironment((0,), ("node0",), True),), changes=True)
 
     def status(self, *, memory: bool) -> Any:
-        return SimpleNamespace(left=self.left)
+        return SimpleNamespace(left=self.left, waiting=())
 
     def actor_infos(self) -> list[Any]:
         return []

@@ -326,6 +326,16 @@ class TestShares:
         assert not node.state.meshes[MESH].runs["his"].finished, "it runs: its owner may interrupt it"
         assert any("his" in session.run_ids for session in node.sessions)
 
+    async def test_who_holds_slots_learns_who_waits_for_them_and_others_do_not(self, connect: Connect) -> None:
+        alice, bob = connect("alice", "user"), connect("bob", "user")
+        places = aiter(bob.Wait(pb.WaitRequest(nodes=1, procs=2, wait_id="w", owner="eve")))
+        async with asyncio.timeout(TIMEOUT_S):
+            assert (await anext(places)).place == 1
+        (held,) = (await alice.Status(pb.StatusRequest())).reservations
+        assert [(one.owner, one.procs) for one in held.waiting] == [("bob", 2)]
+        (seen,) = (await bob.Status(pb.StatusRequest())).reservations
+        assert not seen.waiting
+
     async def test_who_had_a_grant_is_told_that_it_ended(self, connect: Connect, node: NodeWithoutProcesses) -> None:
         alice, bob, eve = connect("alice", "user"), connect("bob", "user"), connect("eve", "user")
         await alice.Share(share(pb.RIGHT_RUN))

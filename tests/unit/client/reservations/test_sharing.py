@@ -124,6 +124,11 @@ class TestShowing:
         assert reservation_info(held_by("alice")).alive_of_all == ""
         assert reservation_info(held_by("alice", pb.RIGHT_READ)).alive_of_all == "0 of 1"
 
+    def test_who_waits_is_told_once_although_he_stands_in_every_nodes_line(self) -> None:
+        waiting = [pb.WaitRequest(owner=name, wait_id=name, nodes=1, procs=2) for name in ("zoe", "bob")]
+        held = held_by("me", pb.RIGHT_OWN, nodes=[FakeNode(), FakeNode()], waiting=waiting)
+        assert reservation_info(held).waiting == ("zoe (1 node × 2 procs)", "bob (1 node × 2 procs)")
+
     def test_grants_are_told_by_name(self) -> None:
         held = held_by("me", pb.RIGHT_OWN, shares={"bob": pb.RIGHT_RUN, "al": pb.RIGHT_READ})
         assert shares_of(held.facts) == {"al": "read", "bob": "run"}

@@ -69,6 +69,13 @@ def test_a_rank_whose_actor_computes_is_not_idle() -> None:
     assert [row.split(maxsplit=2)[2] for row in rows] == ["running e.sleep  12 s", "idle"]
 
 
+def test_who_waits_for_such_nodes_is_named() -> None:
+    shown = status_table(Held(), [rank_info(0)], [], waiting=["bob (1 node × 2 procs)"])  # type: ignore[arg-type]
+    assert shown.plain.splitlines()[-1] == (
+        "bob (1 node × 2 procs) waits in line for nodes like yours: %mesh release gives them back"
+    )
+
+
 def test_a_long_death_stands_below_the_table() -> None:
     death = "killed by signal 9 (SIGKILL): killed by another process or, with a memory limit, by its OOM killer"
     odd = "could not be restarted because of something that nobody could have thought of before"
