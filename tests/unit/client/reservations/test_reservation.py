@@ -44,7 +44,7 @@ def test_a_ctrl_c_just_after_it_was_made_gives_it_back(
     monkeypatch.setattr(module, "provisioner_of", lambda _: steady)
     monkeypatch.setattr(module, "pool_named", lambda name: pool)
     monkeypatch.setattr(module, "_reserve", made)
-    monkeypatch.setattr(module.pools, "release", release)
+    monkeypatch.setattr(module, "release", release)
     monkeypatch.setattr(module, "Reservation", interrupted)
     with pytest.raises(KeyboardInterrupt):
         reserve("dev", procs=1)
