@@ -38,8 +38,11 @@ class FakeNode:
         self.reason = f"{self.name} does not answer"
         self.up, self.client_id = True, "client"
 
-    def ensure_session(self) -> None:
-        """It is open."""
+    def hold_session(self) -> None:
+        """It is open, also when nobody holds it."""
+
+    def let_go(self) -> None:
+        """As `hold_session`."""
 
     async def unary(self, method: str, request: Any, timeout_s: float = 0.0) -> Any:
         if method == "Undertake":
