@@ -11,10 +11,10 @@ import signal
 import socket
 import subprocess
 import uuid
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from monarch_nb.allocator.supervision import processes
 from monarch_nb.allocator.supervision.links import RankLink, TemplateLink
@@ -25,6 +25,8 @@ from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 EXIT_STATUS_WAIT_S = 1.0
 GRACEFUL_EXIT_S = 2.0
@@ -160,6 +162,8 @@ class Supervisor:
         self.ranks: dict[tuple[str, int], RankProcess] = {}
         self.leaving: set[RankProcess] = set()
         """Those that are to end, or are ending: their successors may be in `ranks` already."""
+        self._forks: set[asyncio.Future[Any]] = set()
+        self._is_ending = False
         self.stores: dict[str, ProcessWatch] = {}
 
     # ---- templates ----
@@ -277,6 +281,21 @@ class Supervisor:
         Raises:
             SpawnError: some did not get ready; none of them is left.
         """
+        return await self._forked(self._fork_ranks(template, planned))
+
+    async def _forked(self, forking: Coroutine[Any, Any, T]) -> T:
+        """Have a template fork, unless all is to end: what is forked is known before that."""
+        if self._is_ending:
+            forking.close()
+            raise SpawnError("the node is just being shut down")
+        fork = asyncio.ensure_future(forking)
+        self._forks.add(fork)
+        fork.add_done_callback(self._forks.discard)
+        return await fork
+
+    async def _fork_ranks(
+        self, template: TemplateLink, planned: list[tuple[state_pb2.RankRecord, wire.RankSpec]]
+    ) -> list[RankProcess]:
         oom_kills_before = processes.oom_kills()
         pids = await template.fork_ranks([spec for _, spec in planned])
         ranks: list[RankProcess] = []
@@ -459,6 +478,9 @@ class Supervisor:
 
     async def fork_store(self, mesh_id: str, template: TemplateLink, host: str, port: int = 0) -> tuple[int, int]:
         """Fork a mesh's store; return its pid and port."""
+        return await self._forked(self._fork_store(mesh_id, template, host, port))
+
+    async def _fork_store(self, mesh_id: str, template: TemplateLink, host: str, port: int) -> tuple[int, int]:
         pid, port = await template.fork_store(host, port, dict(os.environ))
         self.watch_store(mesh_id, pid)
         return pid, port
@@ -489,7 +511,10 @@ class Supervisor:
 
     async def close(self, *, end_processes: bool) -> None:
         """Let go of everything; with `end_processes` end it as well."""
+        self._is_ending = end_processes
         if end_processes:
+            if self._forks:
+                await asyncio.wait(self._forks, timeout=GRACEFUL_EXIT_S)
             await self.end([*self.ranks.values(), *self.leaving], patience_s=1.0)
             for mesh_id in list(self.stores):
                 await self.end_store(mesh_id)

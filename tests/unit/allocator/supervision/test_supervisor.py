@@ -6,11 +6,15 @@ import asyncio
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from leaks import wait_for_end
 from monarch_nb.allocator.supervision import processes
 from monarch_nb.allocator.supervision.supervisor import ProcessWatch, Supervisor
 from monarch_nb.config import NodePaths
+from monarch_nb.errors import SpawnError
 from monarch_nb.ground.frames import encode_frame
 from monarch_nb.proto import state_pb2
 from monarch_nb.proto import worker_pb2 as wire
@@ -62,3 +66,36 @@ async def test_a_store_that_ended_at_the_moment_of_the_release_does_not_fail_it(
     await supervisor.end_store("mesh")
     assert store.pid not in ProcessWatch.watched
     await supervisor.close(end_processes=False)
+
+
+class SlowTemplate:
+    """Forks a store when it is allowed to."""
+
+    def __init__(self) -> None:
+        self.asked, self.may_fork, self.process = asyncio.Event(), asyncio.Event(), sleeper()
+
+    async def fork_store(self, *_: object) -> tuple[int, int]:
+        self.asked.set()
+        await self.may_fork.wait()
+        return self.process.pid, 1
+
+
+async def test_what_is_just_being_forked_ends_with_the_rest_and_nothing_is_forked_later(tmp_path: Path) -> None:
+    supervisor = supervisor_of(NodePaths(tmp_path))
+    template: Any = SlowTemplate()
+    try:
+        fork = asyncio.create_task(supervisor.fork_store("m", template, "127.0.0.1"))
+        await template.asked.wait()
+        closing = asyncio.create_task(supervisor.close(end_processes=True))
+        while not supervisor._is_ending:
+            await asyncio.sleep(0)
+        with pytest.raises(SpawnError, match="shut down"):
+            await supervisor.fork_store("later", template, "127.0.0.1")
+        template.may_fork.set()
+        await closing
+        await fork
+        with pytest.raises(ProcessLookupError):  # and it was reaped
+            os.kill(template.process.pid, 0)
+    finally:
+        template.process.kill()
+        template.process.wait()
