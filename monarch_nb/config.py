@@ -45,6 +45,8 @@ MAIN_MESH = "main"
 LOG_LINES = 50
 """How many of the last lines of each rank are shown when nobody says."""
 MAX_SOCKET_PATH_BYTES = 107
+NUMBERS_TO_SPARE = 1000
+"""Numbers of runs that are left out when nobody knows which was the newest."""
 CHUNK_BYTES = 1 << 20
 """Largest piece of a blob in one message."""
 INLINE_VALUE_BYTES = 128 << 10

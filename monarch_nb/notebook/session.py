@@ -283,6 +283,8 @@ def attached_line(reservation: Reservation, runs: Sequence[RunInfo] = (), others
     alive = sum(rank.is_alive for rank in ranks)
     count = counted(alive, "rank") if alive == len(ranks) else f"{alive} of {len(ranks)} ranks"
     line = f"attached to {reservation.name}: {shape(reservation)}, {count} alive"
+    if away := sorted({rank.absence for rank in ranks if rank.state == "unreachable"}):
+        line = "; ".join([line, *away])
     if going := [run for run in runs if not run.done]:
         return f"{line}, {_names(going)} still running: %mesh attach follows {'it' if len(going) == 1 else 'them'}"
     if runs:

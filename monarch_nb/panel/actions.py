@@ -321,7 +321,7 @@ class Actions:
     def _attached(self, held: Json) -> Iterator[Reservation]:
         """Use a reservation for a moment."""
         found = self._find(held)
-        if not found.complete:
+        if not found.usable:
             raise pools.not_whole(found, self._pool.name)
         reservation = Reservation(self._pool, found)
         try:

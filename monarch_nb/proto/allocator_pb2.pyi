@@ -1602,6 +1602,7 @@ class ReservationStatus(_message.Message):
     RIGHT_FIELD_NUMBER: _builtins.int
     SHARES_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     name: _builtins.str
     owner: _builtins.str
@@ -1634,6 +1635,10 @@ class ReservationStatus(_message.Message):
     def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitRequest]:
         """who waits for slots of its kind on this node, the first first"""
 
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[_files_pb2.Peer]:
+        """all its nodes, by node rank"""
+
     def __init__(
         self,
         *,
@@ -1656,10 +1661,11 @@ class ReservationStatus(_message.Message):
         right: Global___Right.ValueType = ...,
         shares: _abc.Mapping[_builtins.str, Global___Right.ValueType] | None = ...,
         waiting: _abc.Iterable[Global___WaitRequest] | None = ...,
+        members: _abc.Iterable[_files_pb2.Peer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "created_at", b"created_at", "files", b"files", "gpus", b"gpus", "idle_left_s", b"idle_left_s", "idle_s", b"idle_s", "meshes", b"meshes", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "right", b"right", "shares", b"shares", "time_left_s", b"time_left_s", "time_s", b"time_s", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "created_at", b"created_at", "files", b"files", "gpus", b"gpus", "idle_left_s", b"idle_left_s", "idle_s", b"idle_s", "members", b"members", "meshes", b"meshes", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "right", b"right", "shares", b"shares", "time_left_s", b"time_left_s", "time_s", b"time_s", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2327,6 +2333,7 @@ class Submit(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     PREVIOUS_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
+    NEWEST_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     give_number: _builtins.bool
     """true on the mesh's first node"""
@@ -2339,6 +2346,8 @@ class Submit(_message.Message):
     """path of the notebook that it comes from; may be empty"""
     owner: _builtins.str
     """who submits it; a certificate's name takes its place"""
+    newest: _builtins.int
+    """with give_number: the client knows of runs up to this number, or numbers that may be taken"""
     @_builtins.property
     def run(self) -> _run_pb2.RunSpec: ...
     @_builtins.property
@@ -2375,10 +2384,11 @@ class Submit(_message.Message):
         owner: _builtins.str = ...,
         previous: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         outputs: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        newest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "all_ranks", b"all_ranks", "cursors", b"cursors", "give_number", b"give_number", "mesh_id", b"mesh_id", "notebook", b"notebook", "outputs", b"outputs", "owner", b"owner", "previous", b"previous", "quiet", b"quiet", "ranks", b"ranks", "run", b"run", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "all_ranks", b"all_ranks", "cursors", b"cursors", "give_number", b"give_number", "mesh_id", b"mesh_id", "newest", b"newest", "notebook", b"notebook", "outputs", b"outputs", "owner", b"owner", "previous", b"previous", "quiet", b"quiet", "ranks", b"ranks", "run", b"run", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,10 +7,7 @@ import os
 
 from monarch_nb.allocator.logs.stored import stored_outputs
 from monarch_nb.allocator.state.runs import Mesh
-from monarch_nb.config import NodePaths
-
-NUMBERS_TO_SPARE = 1000
-"""Left out when nobody knows which number was the newest."""
+from monarch_nb.config import NUMBERS_TO_SPARE, NodePaths
 
 
 class RunNumbers:

@@ -120,6 +120,7 @@ class Description:
                 idle_left_s=limits.idle_left_s(now_s, busy=busy) or 0.0,
                 files=lease.files,
                 shares={name: right for name, right in lease.shares.items() if right},
+                members=lease.nodes,
             )
             for mesh_id, mesh in self._state.meshes.items():
                 if mesh.spec.reservation_id == reservation_id:

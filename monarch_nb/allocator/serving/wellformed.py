@@ -26,6 +26,7 @@ LIMITS = {
     "name": 256,
     "owner": 256,
     "blob": 128,
+    "newest": 1 << 53,
 }
 """The most that a number may be, and how long a text."""
 _ID = re.compile(r"[A-Za-z0-9_-]{0,64}")

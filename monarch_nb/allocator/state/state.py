@@ -307,7 +307,7 @@ class NodeState:
             raise UsageError(f"{name_ranks(unknown)} not on this node")
         previous: dict[int, int] = {}
         if submit.give_number and not submit.run.number:
-            submit.run.number = mesh.last_number + 1
+            submit.run.number = max(mesh.last_number, submit.newest) + 1
             if not submit.run.HasField("calls"):  # which neither wait nor are waited for
                 previous = dict(mesh.previous)
                 per_node = max(1, mesh.spec.ranks)

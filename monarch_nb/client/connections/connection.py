@@ -10,7 +10,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_nb.rpc.channel import is_local, open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
@@ -20,6 +20,7 @@ from monarch_nb import config
 from monarch_nb.client.connections.mail import ConnectionMail
 from monarch_nb.errors import MonarchNbError, VersionMismatch
 from monarch_nb.ground.namespaces import pid_namespace
+from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
@@ -43,7 +44,7 @@ GAP_S = 2.0
 """So long a node may be away and nothing is lost or refused: its allocator is being started again."""
 ALLOCATOR_DOWN = "does not answer; its ranks are as they were: monarch-nb up starts its allocator again"
 """What is said of a node of this machine that does not answer."""
-HOST_AWAY = "its ranks go on; what they do follows here when its network, or its allocator, is there again"
+HOST_AWAY = "what its ranks do follows here when it answers again; until then -t leaves them out"
 """What is said of one of another machine."""
 MAX_FOLLOWED = 64
 """Runs that are done and may print more."""
@@ -156,10 +157,24 @@ class Connection:
         """What there is to say of a node that does not answer."""
         if is_local(self.address):
             return f"{self.name} {ALLOCATOR_DOWN}"
-        since = (
-            f" since {time.strftime('%H:%M:%S', self._away_at)}" if self._session is not None or self._was_lost else ""
-        )
-        return f"{self.name} unreachable{since}: {HOST_AWAY}"
+        return f"{self.name} unreachable{self._since}: {HOST_AWAY}"
+
+    def absence_of(self, ranks: Sequence[int], others: Sequence[int]) -> str:
+        """What there is to say when it does not answer and what is to run needs it.
+
+        Args:
+            ranks: its ranks of those that are to run. others: those of them that could run without it.
+        """
+        leave_out = f"-t {format_ranks(others)} leaves {name_ranks(ranks)} out" if others else ""
+        if is_local(self.address):
+            return f"{self.absence}{leave_out and f'; {leave_out}'}"
+        ways = "; ".join(filter(None, [leave_out, "%mesh release works without it"]))
+        return f"{self.name} unreachable{self._since}, with {name_ranks(ranks)}: {ways}"
+
+    @property
+    def _since(self) -> str:
+        has_looked = self._session is not None or self._was_lost
+        return f" since {time.strftime('%H:%M:%S', self._away_at)}" if has_looked else ""
 
     def lost(self) -> None:
         """Another node, which looks after this one, has found that it does not answer any more."""

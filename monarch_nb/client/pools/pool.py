@@ -105,10 +105,12 @@ class HeldReservation:
 
     Attributes:
         nodes: (connection, what it said) by node rank; nodes that do not answer are missing.
+        absent: those, by node rank, when the reservation is confirmed: then its nodes know each other.
     """
 
     reservation_id: str
     nodes: dict[int, tuple[Connection, pb.ReservationStatus]]
+    absent: dict[int, Connection] = field(default_factory=dict)
 
     @property
     def facts(self) -> pb.ReservationStatus:
@@ -121,7 +123,24 @@ class HeldReservation:
     @property
     def complete(self) -> bool:
         """Every node answers and has spawned its part of the main mesh."""
-        return not self.missing and all(status.meshes for _, status in self.nodes.values())
+        return not self.missing and self.usable
+
+    @property
+    def usable(self) -> bool:
+        """Every node that answers has spawned its part of the main mesh, and it is known which others there are."""
+        spawned = all(status.meshes for _, status in self.nodes.values())
+        return spawned and len(self.nodes) + len(self.absent) == self.facts.nodes
+
+    @property
+    def connections(self) -> dict[int, Connection]:
+        """To all its nodes, by node rank, whether they answer or not."""
+        answering = {rank: connection for rank, (connection, _) in self.nodes.items()}
+        return dict(sorted({**answering, **self.absent}.items()))
+
+    @property
+    def absence(self) -> str:
+        """The names of the nodes that do not answer."""
+        return ", ".join(connection.name for _, connection in sorted(self.absent.items()))
 
     @property
     def is_mine(self) -> bool:
@@ -222,7 +241,23 @@ class Pool:
             for status in reply.reservations:
                 one = held.setdefault(status.reservation_id, HeldReservation(status.reservation_id, {}))
                 one.nodes[status.node_rank] = (connection, status)
+        for one in held.values():
+            members = dict(enumerate(one.facts.members))
+            identity = next(iter(one.nodes.values()))[0].identity
+            away = {rank: peer for rank, peer in members.items() if rank not in one.nodes}
+            one.absent = {rank: self.connection_with(peer, identity) for rank, peer in away.items()}
         return sorted(held.values(), key=lambda one: one.facts.created_at)
+
+    def connection_with(self, peer: files_pb2.Peer, identity: Identity | None) -> Connection:
+        """Return the connection to a node by what other nodes know of it: that may be how it is reached from here too,
+        where it has not been asked yet."""
+        known = self.connections.values()
+        for connection in known:
+            if peer.address in (connection.node_address, connection.address):
+                connection.is_known_as(peer.node_id, peer.address)
+                return connection
+        made = self.connections[peer.node_id] = Connection(peer.node_id, peer.address, identity)
+        return made
 
     async def find(self, name: str) -> HeldReservation | None:
         """Return our reservation of that name."""
@@ -485,7 +520,10 @@ def not_whole(held: HeldReservation, pool: str = "") -> MonarchNbError:
     name, facts = held.facts.name, held.facts
     if held.missing:
         said = f": {why}" if (why := trouble(pool)) else ""
-        return NodeUnreachable(f"{name!r} is held, but {held.missing} of its {facts.nodes} nodes do not answer{said}")
+        who = held.absence or f"{held.missing} of its {facts.nodes} nodes"
+        do = "does" if len(held.absent) == 1 else "do"
+        uses = f"; %mesh attach {name} uses the others" if held.absent else ""
+        return NodeUnreachable(f"{name!r} is held, but {who} {do} not answer{said}{uses}")
     return ReservationNotFound(
         f"{name!r} is not ready: another process is just reserving it, or died half-way (then it is given back within "
         f"{config.PROVISIONAL_LEASE_S:g} s)"

@@ -13,6 +13,7 @@ from monarch_nb.client.connections.tree import TreeConnection
 from monarch_nb.client.pools.infos import run_infos, shared_no_longer
 from monarch_nb.client.pools.pool import current_owner
 from monarch_nb.client.presenting import name_here
+from monarch_nb.config import NUMBERS_TO_SPARE
 from monarch_nb.deaths import describe_death
 from monarch_nb.errors import MonarchNbError, NodeUnreachable
 from monarch_nb.ground.rank_sets import name_ranks
@@ -27,6 +28,9 @@ class MeshRanks:
 
     Attributes:
         reservation_id: whose mesh it is.
+        first_node: the node that gives runs their numbers: the mesh's first one or, while that is lost, the next one
+            that answers.
+        newest_number: the highest number of a run that this process knows of.
         dead: ranks that have died, and why.
         has_told_lone_training: once in the life of the ranks it is said that they train apart.
     """
@@ -37,6 +41,7 @@ class MeshRanks:
         self._split_last: tuple[tuple[int, ...], dict[int, list[int]]] = ((), {})  # a mesh is split at every run
         self.tree: TreeConnection | None = None
         """What runs are followed through when there are many nodes; None: the connection of each."""
+        self.first_node, self.newest_number = 0, 0
         self.dead: dict[int, str] = {}
         self.has_told_lone_training = False
 
@@ -44,11 +49,6 @@ class MeshRanks:
     def me(self) -> str:
         """Who we are to its nodes."""
         return current_owner(next((connection.identity for connection in self.connections.values()), None))
-
-    @property
-    def first_node(self) -> int:
-        """The node that gives runs their numbers."""
-        return 0
 
     def by_node(self, ranks: Iterable[int]) -> dict[int, list[int]]:
         """Return the ranks of each node that has some; not to be changed."""
@@ -72,8 +72,9 @@ class MeshRanks:
         """Whether all nodes that a run on these ranks needs are known to answer. From any thread."""
         if self.tree is not None:
             return self.tree.is_up({self.first_node}) and self.tree.is_up(self.by_node(ranks).keys())
-        connections = (self.connections.get(node) for node in self.nodes_for(ranks))
-        return all(connection is not None and connection.up for connection in connections)
+        nodes = {self.first_node, *self.by_node(ranks)}
+        is_first = not any(self.is_node_up(node) for node in range(self.first_node))
+        return is_first and all(self.is_node_up(node) for node in nodes)
 
     def is_node_up(self, node: int) -> bool:
         """Whether a node is known to answer."""
@@ -82,26 +83,46 @@ class MeshRanks:
         return node in self.connections and self.connections[node].up
 
     async def check_nodes(self, ranks: Iterable[int]) -> None:
-        """Raise NodeUnreachable unless all nodes that a run on these ranks needs answer."""
-
-        async def check(node: int) -> None:
-            connection = self.connection_of(node * self.ranks_per_node)
-            try:
-                await connection.check()
-            except NodeUnreachable:
-                raise NodeUnreachable(connection.absence, connection.name) from None
-
-        nodes: Iterable[int] = self.nodes_for(ranks)
+        """Raise NodeUnreachable unless all nodes of these ranks answer. When the node that gave runs their numbers does
+        not, another one does from now on, but in a tree: all goes through its first node."""
+        by_node = self.by_node(ranks)
+        nodes = set(by_node)
         if self.tree is not None:
-            nodes = await self.tree.wait_up(set(nodes))
-        checks = await asyncio.gather(*map(check, nodes), return_exceptions=True)
-        for error in checks:
-            if error is not None:
-                raise error
+            nodes = await self.tree.wait_up({self.first_node, *nodes})
+        checked = dict(zip(nodes, await asyncio.gather(*map(self._answers, nodes)), strict=True))
+        away = {node for node, answers in checked.items() if not answers}
+        others = [rank for node, on_node in by_node.items() if node not in away for rank in on_node]
+        for node in sorted(away):
+            first_rank = node * self.ranks_per_node
+            connection = self.connection_of(first_rank)
+            on_node = by_node.get(node)
+            absence = connection.absence_of(on_node, others) if on_node else connection.absence
+            raise NodeUnreachable(absence, connection.name)
+        if self.tree is None:
+            await self.choose_first()
 
-    def nodes_for(self, ranks: Iterable[int]) -> list[int]:
-        """Return the nodes that a run on these ranks needs: theirs, and the one that gives it its number."""
-        return sorted({self.first_node, *self.by_node(ranks)})
+    async def _answers(self, node: int) -> bool:
+        try:
+            await self.connection_of(node * self.ranks_per_node).check()
+        except NodeUnreachable:
+            return False
+        return True
+
+    async def choose_first(self) -> None:
+        """The first node that answers gives runs their numbers from now on. The one before may be the only one to know
+        which was the newest, and another client may still ask it: some numbers are left out."""
+        for node in sorted(self.connections):
+            if await self._answers(node):
+                break
+        if node == self.first_node:
+            return
+        there = [connection for connection in self.connections.values() if connection.up]
+        told = (await answers({each: each.unary("Status", pb.StatusRequest()) for each in there})).values()
+        replies = [reply for reply in told if not isinstance(reply, BaseException)]
+        meshes = [mesh for reply in replies for held in reply.reservations for mesh in held.meshes]
+        numbers = [mesh.last_number for mesh in meshes if mesh.mesh_id == self.mesh_id]
+        self.newest_number = max([self.newest_number, *numbers]) + NUMBERS_TO_SPARE
+        self.first_node = node
 
     async def control(
         self, ranks: Iterable[int], *, timeout_s: float = CONTROL_TIMEOUT_S, **message: Any

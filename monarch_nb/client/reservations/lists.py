@@ -123,8 +123,7 @@ def release_of(owner: str, name: str, pool: str | None = None) -> list[KeptFiles
     """
     for held in call(pool_named(pool).reservations()):
         if (held.facts.owner, held.facts.name) == (owner, name):
-            nodes = [connection for connection, _ in held.nodes.values()]
-            released = call(release(nodes, held.reservation_id))
+            released = call(release(held.connections.values(), held.reservation_id))
             if released.failed:
                 raise released.failed[0]
             return released.kept

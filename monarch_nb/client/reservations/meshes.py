@@ -39,6 +39,8 @@ class Meshes:
             for mesh in status.meshes
             if mesh.name == MAIN_MESH
         }
+        like = next(iter(self._places.values()))[1]
+        self._places |= {rank: (connection, like) for rank, connection in held.absent.items()}
         self._known: dict[str, Mesh] = {}
         self.with_actors: set[str] = set()
 

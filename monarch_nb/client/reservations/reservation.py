@@ -57,6 +57,7 @@ from monarch_nb.client.reservations.jobs import JobRequest, nodes_of_job
 from monarch_nb.client.reservations.meshes import Meshes
 from monarch_nb.client.reservations.waiting import in_line, with_room
 from monarch_nb.errors import NodeUnreachable, UsageError
+from monarch_nb.proto import files_pb2
 from monarch_nb.provision import jobs, provisioner_of
 from monarch_nb.shape import Extent
 from monarch_nb.times import Duration, seconds_of
@@ -85,7 +86,7 @@ class Reservation:
         self._pool, self.pool = pool, pool.name
         self.id, self.name, self.owner, self.notebook = facts.reservation_id, facts.name, facts.owner, facts.notebook
         self.nodes, self.procs, self.gpus = facts.nodes, facts.procs, facts.gpus
-        self._connections = {rank: connection for rank, (connection, _) in held.nodes.items()}
+        self._connections = held.connections
         status = next(mesh for mesh in facts.meshes if mesh.name == "main")
         self.shared = shared_storage(held)
         extent = Extent({axis.name: axis.size for axis in status.spec.extent})
@@ -371,9 +372,9 @@ def in_use() -> list[Reservation]:
 
 
 def _synced_files(held: HeldReservation) -> SyncedFiles:
+    said = held.nodes[0][1].files if 0 in held.nodes else files_pb2.ReservationFiles()
     if held.facts.right in RIGHTS:
-        nodes = {node: connection for node, (connection, _) in held.nodes.items()}
-        said = held.nodes[0][1].files
+        nodes = held.connections
         return SyncedFiles.get(held.reservation_id, {}, nodes, root="", reload=False, said=said, others=True)
     meshes = {
         node: (connection, mesh.spec)
@@ -383,8 +384,8 @@ def _synced_files(held: HeldReservation) -> SyncedFiles:
     }
     _, spec = next(iter(meshes.values()))
     copies = {node: connection for node, (connection, one) in meshes.items() if one.in_workspace}
-    seeing = {node: connection for node, (connection, _) in meshes.items() if node not in copies}
-    said = held.nodes[0][1].files
+    copies |= held.absent if copies else {}
+    seeing = {node: connection for node, connection in held.connections.items() if node not in copies}
     return SyncedFiles.get(held.reservation_id, copies, seeing, root=spec.root, reload=spec.reload, said=said)
 
 
@@ -549,7 +550,7 @@ async def _reserve(
                 raise await asyncio.to_thread(pools.not_whole, held, pool.name)
         if held.complete or replace:
             say(f"releasing {name}")
-        released = await release([connection for connection, _ in held.nodes.values()], held.reservation_id)
+        released = await release(held.connections.values(), held.reservation_id)
         for leftover in released.leftovers:
             say(str(leftover))
     return await pool.reserve(name, asked.shape, options, terms, say), True
@@ -559,19 +560,20 @@ async def _give_back(reserved: tuple[HeldReservation, bool]) -> None:
     """Release what was reserved for somebody who has pressed Ctrl-C."""
     held, is_new = reserved
     if is_new:
-        await release([connection for connection, _ in held.nodes.values()], held.reservation_id)
+        await release(held.connections.values(), held.reservation_id)
 
 
 def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str | None = None) -> Reservation:
     """Return a living reservation: by name, else the notebook's, else the only one. One that somebody shares with you
     is found by its name too, or, to tell it from others', by OWNER/NAME.
 
-    Allocators of the pool that died are started again: they adopt their ranks.
+    Allocators of the pool that died are started again: they adopt their ranks. A node that does not answer is in the
+    mesh's `status()`: its ranks are unreachable, the others can be used, and `release` works.
 
     Raises:
         ReservationNotFound: there is none, or several; the message lists them.
         AccessDenied: it is another's, who does not share it with you.
-        NodeUnreachable: a node of it does not answer.
+        NodeUnreachable: no node of it answers.
         PoolError: no pool is up.
     """
     job = jobs.job_of(name) if name and pool is None else None

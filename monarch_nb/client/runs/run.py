@@ -93,6 +93,7 @@ class Run:
         self._decoder = OutputDecoder(self._lone_training.add)
         self.stops = RunStops()
         self._submits: dict[int, pb.Submit] = {}
+        self._numbered_by = 0  # the node that was asked for its number
         self._tasks: set[asyncio.Task[None]] = set()
         self._started_on_first = self._is_aborting = self._spans_nodes = False
         self._waits_watch = WaitsWatch(self.results, self._look, self.emit)
@@ -275,7 +276,7 @@ class Run:
         for submit in self._submits.values():
             submit.quiet = False  # also of those that wait for the run's number
         for node, ranks in self._nodes.parts():
-            if self.number or not self._submits or node == self.mesh.core.first_node:
+            if self.number or not self._submits or node == self._numbered_by:
                 connection = self._nodes.connection(node)
                 connection.replay(self, self.mesh.id)
                 if self.done:
@@ -291,6 +292,7 @@ class Run:
         """Send it: to the first node, which gives it its number, and when it has one to the others."""
         core = self.mesh.core
         by_node, first = dict(self._nodes.parts()), core.first_node
+        self._numbered_by = first
         self._spans_nodes = core.tree is not None or len({first, *by_node}) > 1
         for node in {first, *by_node}:
             self._submits[node] = pb.Submit(
@@ -303,6 +305,7 @@ class Run:
                 notebook=self.notebook,
                 quiet=not self._listeners,
                 owner=current_owner(core.connections[first].identity),
+                newest=core.newest_number if node == first else 0,
             )
         (core.tree or core.connections[first]).submit(self, self._submits[first])
         self._watch_waits()
@@ -320,6 +323,7 @@ class Run:
     def on_queued(self, connection: FollowedThrough, queued: pb.Queued) -> None:
         if not self.number:
             self.number = queued.number
+            self.mesh.core.newest_number = max(self.mesh.core.newest_number, queued.number)
             self._submit_to_others(queued)
         if queued.ahead:
             self._waits_on.update(queued.nodes or [connection])
@@ -330,12 +334,27 @@ class Run:
     def _submit_to_others(self, queued: pb.Queued) -> None:
         core = self.mesh.core
         for node, submit in self._submits.items():
-            if node != core.first_node:
+            if node != self._numbered_by:
                 submit.run.number = queued.number
                 submit.after = queued.previous.get(node, 0)
                 core.connections[node].submit(self, submit)
                 if self._interrupting:
                     core.connections[node].cancel(self.id)
+
+    async def _number_elsewhere(self) -> None:
+        """The node that is to give it its number does not answer. If it runs nothing of it, nothing has begun: another
+        one gives the number."""
+        core, lost = self.mesh.core, self._numbered_by
+        await core.choose_first()
+        if self.number or self.done or core.first_node == lost:
+            return
+        core.connections[lost].forget(self.id)
+        unused, self._numbered_by = self._submits.pop(lost), core.first_node
+        submit = self._submits.setdefault(self._numbered_by, unused)
+        submit.give_number, submit.newest = True, core.newest_number
+        core.connections[self._numbered_by].submit(self, submit)
+        if self._interrupting:
+            core.connections[self._numbered_by].cancel(self.id)
 
     def on_started(self, connection: FollowedThrough, nodes: Iterable[int] = ()) -> None:
         if self._waits_on:
@@ -454,6 +473,9 @@ class Run:
             self.emit(events.Notice(text, key=f"link {connection.name}"))
             if not up and self.is_stuck:
                 asyncio.get_running_loop().call_later(GAP_S, self._check_stuck)
+            asked = self.mesh.core.connections.get(self._numbered_by) if self._submits and not self.number else None
+            if not up and asked is connection and not self._submits[self._numbered_by].ranks:
+                self._spawn(self._number_elsewhere())
         if up and self._spans_nodes and not self.done:
             # The allocator may have died before it wrote the run before this one down.
             self._spawn(self._proceed_later())

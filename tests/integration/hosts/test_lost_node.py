@@ -1,14 +1,18 @@
-"""A node is lost: the others are of use, and the reservation is released without it."""
+"""A node is lost: the others are of use, also to a new client, and the reservation is released without it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from integration.live import eventually, lives, pids_of
+import pytest
+
+from integration.live import TIMEOUT_S, client, eventually, lives, pids_of, started
 from lab import Lab
 from monarch_nb import list_reservations, reserve
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.pool import pool_named
+from monarch_nb.errors import NodeUnreachable
+from monarch_nb.ground.rank_sets import format_ranks
 from network import Network
 
 
@@ -33,3 +37,58 @@ def test_a_reservation_is_released_without_a_lost_node(lab: Lab, network: Callab
     eventually(lambda: not lives(pids[2]))
     eventually(lambda: [node.procs_free for node in call(pool_named(None).described())] == [1, 1, 1])
     assert reserve("again", nodes=3, procs=1).mesh.run("rank").values == [0, 1, 2], "it is as if new"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_cells_run_on_the_others_whichever_node_is_lost(
+    lab: Lab, network: Callable[[int], Network], number: int
+) -> None:
+    hosts = network(3).hosts
+    for host in hosts:
+        lab.start(host, procs=1)
+    mesh = reserve("dev", nodes=3, procs=1).mesh
+    before = mesh.run("kept = rank")
+    lost, others = hosts[number], [rank for rank in range(3) if rank != number]
+    lost.swallow()
+    run = mesh.select(others).run("kept")
+    assert run.values == others
+    assert run.number > before.number
+    eventually(lambda: not mesh.core.is_node_up(number))
+    ways = f"-t {format_ranks(others)} leaves rank {number} out; %mesh release works without it"
+    with pytest.raises(NodeUnreachable, match=f"{lost.name} unreachable since .*, with rank {number}: {ways}"):
+        mesh.run("rank")
+    other_run, _ = started(mesh.select(others[1]), "import time\nwhile True: time.sleep(0.01)")
+    other_run.cancel()
+    assert other_run.wait(TIMEOUT_S)
+    lost.pass_on()
+    eventually(lambda: mesh.status()[number].state == "idle")
+    last = mesh.run("kept")
+    assert last.values == [0, 1, 2]
+    assert last.number > other_run.number
+
+
+def test_a_new_client_attaches_without_a_lost_node_and_releases(lab: Lab, network: Callable[[int], Network]) -> None:
+    hosts = network(3).hosts
+    for host in hosts:
+        lab.start(host, procs=1)
+    dev = reserve("dev", nodes=3, procs=1)
+    dev.mesh.run("kept = rank")
+    pids = pids_of(dev.mesh)
+    hosts[0].swallow()
+    code = """
+from monarch_nb import attach
+dev = attach("dev")
+states = {info.rank: info for info in dev.mesh.status()}
+print([states[rank].state for rank in range(3)], states[0].absence)
+print(dev.mesh.select([1, 2]).run("kept").values)
+print(*dev.release(), sep="; ")
+"""
+    with client(code) as other:
+        told = [other.line() for _ in range(3)]
+        other.finish()
+    assert told[0].startswith(f"['unreachable', 'idle', 'idle'] {hosts[0].name} unreachable since ")
+    assert told[1] == "[1, 2]"
+    assert told[2].startswith(f"{hosts[0].name} does not answer: its ranks go on until it does")
+    assert not list_reservations()
+    hosts[0].pass_on()
+    eventually(lambda: not lives(pids[0]))

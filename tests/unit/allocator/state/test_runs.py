@@ -180,6 +180,14 @@ class TestGaps:
         queued, _ = submit(state, "d", [0], all_ranks=[0])
         assert dict(queued.previous) == {0: 3, 1: 3}
 
+    def test_a_number_that_the_client_knows_of_is_not_given_again(self) -> None:
+        state = node()
+        known = pb.Submit(mesh_id="m", run=run_pb2.RunSpec(run_id="a"), ranks=[0], give_number=True, newest=1046)
+        queued, _ = state.submit(known, now=1.0)
+        assert queued.number == 1047
+        queued, _ = submit(state, "b", [0])
+        assert queued.number == 1048
+
     def test_a_run_on_no_rank_of_this_node_is_done_at_once(self) -> None:
         state = node()
         queued, effects = submit(state, "elsewhere", [], all_ranks=[4])

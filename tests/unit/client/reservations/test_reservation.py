@@ -31,7 +31,7 @@ def test_a_ctrl_c_just_after_it_was_made_gives_it_back(
     released: list[str] = []
 
     async def made(*_: object) -> tuple[Any, bool]:
-        return SimpleNamespace(nodes={}, reservation_id="r"), is_new
+        return SimpleNamespace(connections={}, reservation_id="r"), is_new
 
     async def release(connections: object, reservation_id: str) -> None:
         released.append(reservation_id)

@@ -31,6 +31,10 @@ class FakeConnection:
         self.absence = f"{name} {ALLOCATOR_DOWN}"
         self.sent: list[tuple[str, Any]] = []
         self.collected: list[str] = []
+        self.forgotten: list[str] = []
+
+    def forget(self, run_id: str) -> None:
+        self.forgotten.append(run_id)
 
     def submit(self, _: Run, submit: pb.Submit) -> None:
         self.sent.append(("submit", pb.Submit.FromString(submit.SerializeToString())))
@@ -62,8 +66,9 @@ class FakeConnection:
 class FakeCore:
     """Two nodes of four ranks."""
 
-    first_node = 0
+    first_node = newest_number = 0
     tree = None
+    lost: int | None = None
 
     def __init__(self) -> None:
         self.connections: dict[int, Any] = {0: FakeConnection("node0"), 1: FakeConnection("node1")}
@@ -80,6 +85,9 @@ class FakeCore:
 
     def connection_of(self, rank: int) -> Any:
         return self.connections[rank // 4]
+
+    async def choose_first(self) -> None:
+        self.first_node = min(node for node in self.connections if node != self.lost)
 
     async def abort_groups(self, reason: str, *, last_run: int) -> None:
         self.aborted.append((reason, last_run))
@@ -169,6 +177,27 @@ class TestSubmit:
         [(_, second)] = harness.nodes[1].sent
         assert (second.give_number, second.run.number, second.after, list(second.ranks)) == (False, 5, 3, [4, 5, 6, 7])
         assert (harness.run.number, second.title) == (5, "title")
+
+    async def test_another_gives_it_when_the_first_is_lost_and_runs_nothing_of_it(self) -> None:
+        harness = Harness([5])
+        harness.core.newest_number = 1004
+        harness.start()
+        harness.core.lost = 0
+        harness.run.on_link(harness.nodes[0], up=False)
+        await several_turns()
+        [(_, second)] = harness.nodes[1].sent
+        assert (second.give_number, second.newest, list(second.ranks)) == (True, 1004, [5])
+        assert harness.nodes[0].forgotten == ["run-id"], "or it would get it again when it is back"
+        harness.queued(node=1, number=1005)
+        assert harness.run.number == harness.core.newest_number == 1005
+        assert len(harness.nodes[1].sent) == 1
+
+    async def test_what_may_have_begun_there_waits_for_the_first(self, harness: Harness) -> None:
+        harness.start()
+        harness.core.lost = 0
+        harness.run.on_link(harness.nodes[0], up=False)
+        await several_turns()
+        assert harness.nodes[1].sent == []
 
     async def test_also_when_it_has_no_ranks_there(self) -> None:
         harness = Harness([5])
