@@ -93,6 +93,16 @@ class RunNodes:
         there = self._core.connections.keys() - self._away
         return [rank for node, on_node in self._core.by_node(ranks).items() if node in there for rank in on_node]
 
+    def left_out(self, ranks: Iterable[int]) -> dict[int, str]:
+        """Return those of the ranks on which the run is not, and what there is to say of each."""
+        of_run = frozenset(self._ranks)
+        return {
+            rank: "not in this run" if self._core.is_node_up(node) else f"out of reach with {self.name_of(rank)}"
+            for node, on_node in self._core.by_node(ranks).items()
+            for rank in on_node
+            if rank not in of_run
+        }
+
     def name_of(self, rank: int) -> str:
         """Return what the node of a rank is called."""
         [node] = self._core.by_node([rank])

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from monarch_nb.branches.folding import results_of
@@ -96,7 +96,7 @@ class Run:
         self._numbered_by = 0  # the node that was asked for its number
         self._tasks: set[asyncio.Task[None]] = set()
         self._started_on_first = self._is_aborting = self._spans_nodes = False
-        self._waits_watch = WaitsWatch(self.results, self._look, self.emit)
+        self._waits_watch = WaitsWatch(self.results, self._look, self._left_out, self.emit)
         self._watching_waits: asyncio.Task[None] | None = None
         self._waited = ""  # who waited for whom when it was interrupted from here
         self._completing = self._interrupting = self._is_collected = False
@@ -543,6 +543,11 @@ class Run:
         if not self._listeners or self._waits_on:
             return None
         return await self.mesh.core.where(self._left(), self.id)
+
+    def _left_out(self) -> Mapping[int, str]:
+        if self.is_script or self.is_calls:
+            return {}  # a world of its own; called one by one
+        return self._nodes.left_out(range(self.mesh.extent.size))
 
     def _failed_ranks(self) -> list[int]:
         return [failure.rank for failure in self.failures if failure.kind in ("error", "died")]

@@ -11,6 +11,7 @@ from monarch_nb.proto import run_pb2
 APART_AFTER_S = 6.0
 """So long ranks wait in the same places, while others are elsewhere, before it is said that they do."""
 _MAX_PLACES = 4
+NOBODY: Mapping[int, str] = {}
 
 
 @dataclass
@@ -42,24 +43,34 @@ def are_apart(waiting: Mapping[int, str], ranks: int) -> bool:
     return bool(waiting) and (len(waiting) < ranks or len(set(waiting.values())) > 1)
 
 
-def explain_waits(results: Mapping[int, Result], where: Mapping[int, run_pb2.Where]) -> str:
+def explain_waits(
+    results: Mapping[int, Result], where: Mapping[int, run_pb2.Where], left_out: Mapping[int, str] = NOBODY
+) -> str:
     """Return the sentence and what to do, or an empty text when no rank waits in a collective.
+
+    Args:
+        results: of the ranks that have ended the run. where: the others are.
+        left_out: ranks that it is not on, and why: "not in this run".
 
     Example: `ranks 0-6 wait in all_reduce (train.py:41); rank 7 raised KeyError: interrupt to free them`.
     """
-    sentence = _sentence(results, where, "waits", "wait", "is", "are")
+    sentence = _sentence(results, where, left_out, "waits", "wait", "is", "are")
     return sentence and f"{sentence}: interrupt (■, or %mesh interrupt) to free them; nothing in memory is lost"
 
 
-def explain_past_waits(results: Mapping[int, Result], where: Mapping[int, run_pb2.Where]) -> str:
+def explain_past_waits(
+    results: Mapping[int, Result], where: Mapping[int, run_pb2.Where], left_out: Mapping[int, str] = NOBODY
+) -> str:
     """Return the sentence for those who read it when it is over."""
-    return _sentence(results, where, "waited", "waited", "was", "were")
+    return _sentence(results, where, left_out, "waited", "waited", "was", "were")
 
 
-def _sentence(results: Mapping[int, Result], where: Mapping[int, run_pb2.Where], *verbs: str) -> str:
+def _sentence(
+    results: Mapping[int, Result], where: Mapping[int, run_pb2.Where], left_out: Mapping[int, str], *verbs: str
+) -> str:
     waits, wait, is_at, are_at = verbs
     waiting = waiting_in(where)
-    gone = {rank: _what_happened(result) for rank, result in sorted(results.items())}
+    gone = {rank: _what_happened(result) for rank, result in sorted(results.items())} | dict(left_out)
     elsewhere = {rank: at.line for rank, at in sorted(where.items()) if rank not in waiting and at.line}
     places = _grouped(elsewhere)
     if len(places) > _MAX_PLACES:

@@ -23,11 +23,12 @@ _MAX_INTERVAL_S = 24.0
 
 class WaitsWatch:
     """Who waits is named at every look once a rank has ended the run. Before that only a standstill counts: for a few
-    seconds ranks wait in the same places, others are elsewhere, and nobody prints.
+    seconds ranks wait in the same places, others are elsewhere or were left out, and nobody prints.
 
     Args:
         results: by rank, of those that have ended the run; looked at, not copied.
         look: returns where the other ranks are; None when it is not worth while.
+        left_out: returns the mesh's ranks on which it is not, and why: they come to no collective.
         emit: is told, with the key "waits".
 
     Attributes:
@@ -39,10 +40,11 @@ class WaitsWatch:
         self,
         results: Mapping[int, events.Result],
         look: Callable[[], Awaitable[Mapping[int, run_pb2.Where] | None]],
+        left_out: Callable[[], Mapping[int, str]],
         emit: Callable[[events.Event], None],
     ) -> None:
         self.past, self.printed = "", False
-        self._results, self._look, self._emit = results, look, emit
+        self._results, self._look, self._left_out, self._emit = results, look, left_out, emit
         self._standstill, self._told = Standstill(), ""
 
     async def go_on(self) -> None:
@@ -58,14 +60,14 @@ class WaitsWatch:
 
     def _is_calm(self, where: Mapping[int, run_pb2.Where], now_s: float) -> bool:
         """Say who waits for whom; return whether nobody seems to."""
-        waiting = waiting_in(where)
-        if self.printed or not (self._results or are_apart(waiting, len(where))):
+        waiting, left_out = waiting_in(where), self._left_out()
+        if self.printed or not (self._results or left_out or are_apart(waiting, len(where))):
             waiting = {}
         self.printed = False
         lasts_s = self._standstill.lasts_s(waiting, now_s)
         is_hang = bool(waiting) and (bool(self._results) or lasts_s >= APART_AFTER_S)
-        self.past = explain_past_waits(self._results, where) if is_hang else ""
-        text = explain_waits(self._results, where) if is_hang else ""
+        self.past = explain_past_waits(self._results, where, left_out) if is_hang else ""
+        text = explain_waits(self._results, where, left_out) if is_hang else ""
         if text != self._told:
             self._told = text
             self._emit(events.Notice(text, key="waits"))

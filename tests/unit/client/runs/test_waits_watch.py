@@ -1,6 +1,6 @@
 """What is said of a run whose ranks are looked at again and again."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pytest
 
@@ -28,9 +28,9 @@ APART, TOGETHER = at("recv", "recv", ""), at("recv", "recv", "recv")
 class Looks:
     """Looks of a run on which no rank has ended, one every three seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, left_out: Mapping[int, str] | None = None) -> None:
         self.told: list[str] = []
-        self.watch = WaitsWatch({}, self._never, self._note)
+        self.watch = WaitsWatch({}, self._never, lambda: left_out or {}, self._note)
         self.now_s = 100.0
 
     async def _never(self) -> None:
@@ -76,3 +76,14 @@ def test_ranks_that_make_progress_are_left_in_peace(looks: tuple[dict[int, run_p
 
 def test_ranks_that_print_make_progress() -> None:
     assert Looks().add(APART, APART, APART, APART, printed=[2]) == []
+
+
+def test_ranks_that_all_wait_for_those_that_were_left_out() -> None:
+    """As `init_process_group()` does in a cell on some ranks."""
+    assert Looks({3: "not in this run"}).add(TOGETHER, TOGETHER) == []
+    [text] = Looks({3: "not in this run"}).add(TOGETHER, TOGETHER, TOGETHER)
+    assert text.startswith("ranks 0-2 wait in recv (a.py:4); rank 3 not in this run: interrupt")
+
+
+def test_ranks_that_compute_on_their_own_wait_for_nobody() -> None:
+    assert Looks({3: "not in this run"}).add(*[at("", "", "")] * 4) == []
