@@ -21,6 +21,8 @@ from integration.live import TIMEOUT_S, eventually
 from told import view_after
 
 TOKEN = "a-token"
+EXTENSIONS = {"monarch_nb.server": True, "jupyter_server_ydoc": False, "jupyter_server_fileid": False}
+"""Not jupyter-collaboration, which some tests in a browser need: it logs errors of its own when a server ends."""
 
 
 class Server:
@@ -42,7 +44,7 @@ class Server:
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "jupyter", "server", *" ".join(options).split()),
-                "--ServerApp.jpserver_extensions={'monarch_nb.server': True}",
+                f"--ServerApp.jpserver_extensions={EXTENSIONS}",
             ],
             env={**os.environ, **environment},
             stderr=subprocess.PIPE,

@@ -49,7 +49,7 @@ def test_no_two_pools_of_a_machine_lease_the_same_gpu(pools: list[Node], capsys:
     second = reserve("second", gpus=4, pool="two")
     assert (gpus_of(first), gpus_of(second)) == ([0, 1, 2], [3, 4, 5, 6])
     with pytest.raises(
-        CapacityError, match=rf"1 of 8 gpus free; .*GPU 0 is held by {ME} \(first\) until \d\d:\d\d; GPU 1"
+        CapacityError, match=rf"1 of 8 gpus free; .*GPU 0 is held by {ME} \(first\) until (\S+ )?\d\d:\d\d; GPU 1"
     ):
         reserve("third", gpus=2, pool="two")
     assert main(["status", "--pool", "one"]) == 0

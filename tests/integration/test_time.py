@@ -25,7 +25,7 @@ from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 
 local = LocalProvisioner()
-WHY_TIME = r"was released at \d\d:\d\d: its time of [\d.]+ s was up; %mesh reserve makes a new one$"
+WHY_TIME = r"was released at (\S+ )?\d\d:\d\d: its time of [\d.]+ s was up; %mesh reserve makes a new one$"
 
 
 @pytest.fixture(scope="module")

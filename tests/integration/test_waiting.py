@@ -113,7 +113,7 @@ def test_those_who_wait_are_served_in_order() -> None:
 def test_the_place_says_who_holds_what_until_when() -> None:
     dev = reserve("dev", nodes=2, procs=4, time="1h")
     with client(waiting("next")) as waiter:
-        read_until(waiter, rf"1st in line: dev \({dev.status().owner}\) holds 8 procs until \d\d:\d\d")
+        read_until(waiter, rf"1st in line: dev \({dev.status().owner}\) holds 8 procs until (\S+ )?\d\d:\d\d")
 
 
 def test_a_waiter_that_is_interrupted_or_killed_leaves_the_line() -> None:

@@ -40,6 +40,7 @@ from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
+from monarch_nb.provision.jobs import trouble
 from monarch_nb.shape import Extent
 
 TITLE_CHARACTERS = 60
@@ -536,14 +537,15 @@ class Mesh:
         call(self.core.restart(chosen))
 
     def status(self) -> list[RankInfo]:
-        """Return what the allocators know of the ranks."""
+        """Return what the allocators know of the ranks, and what an engine says of a job whose nodes do not answer."""
         told = call(self.core.status(memory=True))
         infos = {info.rank: info for connection, mesh in told for info in infos_of_node(connection.name, mesh)}
-        return [infos.get(rank) or self._unreachable(rank) for rank in self.ranks]
+        said = "" if infos.keys() >= set(self.ranks) else trouble(self.reservation.pool)
+        return [infos.get(rank) or self._unreachable(rank, said) for rank in self.ranks]
 
-    def _unreachable(self, rank: int) -> RankInfo:
+    def _unreachable(self, rank: int, said: str) -> RankInfo:
         node = self.core.connection_of(rank)
-        return RankInfo(rank, node.name, 0, "unreachable", absence=node.absence)
+        return RankInfo(rank, node.name, 0, "unreachable", absence="; ".join(filter(None, (node.absence, said))))
 
     def where(self) -> dict[int, run_pb2.Where]:
         """Return where each rank's main thread is; ranks that do not answer are missing."""
