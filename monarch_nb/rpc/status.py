@@ -3,7 +3,10 @@
 An error travels as JSON facts in trailing metadata, so the client raises the very class that the allocator raised.
 """
 
+import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -24,6 +27,9 @@ from monarch_nb.errors import (
 
 METADATA_KEY = "monarch-nb-error-bin"
 DETAILS_CHARACTERS = 500
+HEARD_OUT_S = 5.0
+PAUSE_S = 0.2
+"""Who has sent nothing for so long is not writing."""
 """What is left of an error for clients that do not know the metadata."""
 
 _NOT_BELIEVED = "CERTIFICATE_VERIFY_FAILED"
@@ -56,6 +62,17 @@ async def refuse(context: Any, error: MonarchNbError) -> None:
     """End a call with `error`; never returns normally."""
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.UNKNOWN)
     await context.abort(code, str(error)[:DETAILS_CHARACTERS], ((METADATA_KEY, error_to_json(error).encode()),))
+
+
+async def hear_out(requests: Any) -> None:
+    """Before a call is refused: read what its client is just sending. A client whose call ends while it writes is told
+    "Internal error from Core" by gRPC, and not why."""
+    if isinstance(requests, AsyncIterator):
+        with contextlib.suppress(TimeoutError, StopAsyncIteration, MonarchNbError):
+            async with asyncio.timeout(HEARD_OUT_S):
+                while True:
+                    async with asyncio.timeout(PAUSE_S):
+                        await anext(requests)
 
 
 def translate(error: grpc.aio.AioRpcError, node: str) -> MonarchNbError:

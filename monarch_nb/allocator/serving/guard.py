@@ -21,7 +21,7 @@ from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import allocator_pb2_grpc as grpc_stubs
 from monarch_nb.rpc.callers import Caller, caller_of
-from monarch_nb.rpc.status import refuse
+from monarch_nb.rpc.status import hear_out, refuse
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Allocator"]
 _log = logging.getLogger(__name__)
@@ -91,10 +91,14 @@ class Guard:
     async def _checked(self, name: str, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         is_first = True
         async for request in requests:
-            wellformed.check(request)
-            if is_first:
-                is_first = False
-                self._admit(name, request, context)
+            try:
+                wellformed.check(request)
+                if is_first:
+                    is_first = False
+                    self._admit(name, request, context)
+            except MonarchNbError:
+                await hear_out(requests)
+                raise
             yield request
 
     def _admit(self, name: str, request: Any, context: Any) -> Caller:

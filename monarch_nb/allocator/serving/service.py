@@ -31,7 +31,7 @@ from monarch_nb.proto import allocator_pb2_grpc as service
 from monarch_nb.proto import files_pb2
 from monarch_nb.proto.mail_pb2 import Envelope
 from monarch_nb.rpc.callers import Caller, caller_of
-from monarch_nb.rpc.status import error_to_json, refuse
+from monarch_nb.rpc.status import error_to_json, hear_out, refuse
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +49,10 @@ def _translated(method: _Method) -> _Method:
         try:
             return await method(self, request, context)
         except MonarchNbError as error:
+            await hear_out(request)
             await refuse(context, error)
         except OSError as error:  # a full disk, no more processes, …
+            await hear_out(request)
             await refuse(context, MonarchNbError(f"{self._node.identity.node_id}: {error}"))
 
     return translated

@@ -356,3 +356,22 @@ class TestShares:
         state = NodeState(procs=4)
         read_state(node.records.database, [], state, {})
         assert state.leases["r"].shares == {"bob": pb.RIGHT_RUN}
+
+
+@pytest.mark.parametrize(("mesh", "why"), [(MESH, "No such file or directory"), ("f" * 32, "does not exist")])
+async def test_who_is_still_sending_learns_why_it_is_refused(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, mesh: str, why: str
+) -> None:
+    """gRPC says "Internal error from Core" to clients whose call ends while they write: so all is read before."""
+    sent: list[int] = []
+
+    async def chunks() -> AsyncIterator[pb.BlobChunk]:
+        yield pb.BlobChunk(mesh_id=mesh, blob="0" * 32)
+        for number in range(50):
+            yield pb.BlobChunk(data=bytes(1 << 16))
+            sent.append(number)
+
+    monkeypatch.setattr(AllocatorService, "_blob_path", lambda *_: Path("/nowhere/at/all"))
+    alice = connect("alice", "user")
+    assert why in str(await outcome(alice.PutBlob(chunks())))
+    assert sent == list(range(50))
