@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from integration.kernels import Kernel
-from integration.live import TIMEOUT_S
+from integration.live import TIMEOUT_S, eventually
 from monarch_nb.client.debug.commands import parse_ranks
 from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.meshes.mesh import Mesh
@@ -140,10 +140,7 @@ def test_from_python(mesh: Mesh) -> None:
     debugger = Debugger(mesh)
     assert debugger.stops() == []
     run = mesh.submit("x = rank\nbreakpoint()\nx * 2", on_breakpoint="stop")
-    run.wait_news(TIMEOUT_S)
-    while len(stops := debugger.stops()) < 8:
-        pass
-    assert [stop.rank for stop in stops] == list(range(8))
+    eventually(lambda: [stop.rank for stop in debugger.stops()] == list(range(8)))
     assert debugger.cast("cell", parse_ranks("1:8:3"), "p x") == {1: "1\n", 4: "4\n", 7: "7\n"}
     with pytest.raises(UsageError, match="no stopped rank of trainers"):
         debugger.cast("trainers", parse_ranks(":"), "p x")

@@ -124,7 +124,8 @@ class Run:
         return self._done.is_set()
 
     def wait_news(self, timeout_s: float | None = None) -> bool:
-        """Wait until every rank has finished, or one has stopped at a breakpoint; return whether that is so."""
+        """Wait until every rank has finished, or one has stopped at a breakpoint, which is only learnt while somebody
+        listens to its output; return whether that is so."""
         return self.stops.news.wait(timeout_s)
 
     def wait(self, timeout_s: float | None = None) -> bool:
