@@ -283,13 +283,19 @@ def test_a_cell_and_an_endpoint_that_make_the_group_at_once(template: TemplatePr
         values(ranks, "dist.destroy_process_group()")
 
 
+def hangs(rank: RankProcess) -> bool:
+    """Whether `thread` waits in torch's code: one that is still on its way there can be interrupted like any other."""
+    at = "frame = sys._current_frames()[thread.ident]; linecache.getline(frame.f_code.co_filename, frame.f_lineno)"
+    return "work.wait()" in rank.ok(f"import linecache, sys; {at}")
+
+
 @pytest.mark.parametrize("made", ["cell", "endpoint"])
 def test_an_endpoint_that_hangs_in_a_collective_is_freed(template: TemplateProcess, made: str) -> None:
     ranks = mesh_of_drivers(template)
     values(ranks, INIT if made == "cell" else f"start('init', lambda: {INIT}).join()")
     ranks[0].ok("thread = start('hang', lambda: dist.all_reduce(torch.ones(1)))")
-    wait_until(lambda: where(ranks[0]).collective == "all_reduce")
-    assert where(ranks[0]).state == Where.STATE_COLLECTIVE
+    wait_until(lambda: hangs(ranks[0]))
+    assert (where(ranks[0]).state, where(ranks[0]).collective) == (Where.STATE_COLLECTIVE, "all_reduce")
     assert interrupt(ranks[0])
     outcome = ranks[0].ok("thread.join(); outcomes['hang']")
     assert outcome.startswith("KeyboardInterrupt: interrupted in all_reduce"), outcome
@@ -317,7 +323,7 @@ def test_an_endpoint_that_hangs_is_freed_when_a_peer_breaks_the_group(template: 
     ranks = mesh_of_drivers(template)
     values(ranks, INIT)
     ranks[0].ok("thread = start('hang', lambda: dist.all_reduce(torch.ones(1)))")
-    wait_until(lambda: where(ranks[0]).collective == "all_reduce")
+    wait_until(lambda: hangs(ranks[0]))
     ranks[0].abort_groups("rank 1 was restarted")
     outcome = ranks[0].ok("thread.join(); outcomes['hang']")
     assert outcome.startswith("ProcessGroupAborted: interrupted in all_reduce (rank 1 was restarted)")
