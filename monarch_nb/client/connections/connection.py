@@ -405,6 +405,7 @@ class Connection:
             self._session.cancel()
             self._session, self.up = None, False
             self._opened.clear()
+            self.mail.close()  # the next session opens the mailbox anew: mail from none is not delivered
 
     async def _keep_session(self) -> None:
         retry_s = FIRST_RETRY_S
