@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 DEMO := $(VENV)/.demo
 LAB := $(VENV)/.lab
 INSTALLED := $(VENV)/.installed
+# SkyPilot pins much: like users, we have it in an environment of its own.
+SKY := $(VENV)/sky/.installed
 PYTEST := $(BIN)/python -m pytest
 NOTEBOOKS := tests/integration/test_notebooks.py
 # Compiled when first imported: most modules never are, and that is a third of an installation's work.
@@ -26,7 +28,7 @@ say = printf '\n\033[1m==> %s\033[0m\n'
 help:  ## Show this list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## */\1\t/' | expand -t 12
 
-install: $(INSTALLED)  ## Make the virtual environment with the package (editable) and all its tools
+install: $(INSTALLED) $(SKY)  ## Make the virtual environment with the package (editable) and all its tools
 	@:
 
 $(DEMO): EXTRAS := demo
@@ -44,6 +46,12 @@ $(DEMO) $(LAB) $(INSTALLED): pyproject.toml
 	@rm -rf $(VENV)/share/jupyter/labextensions/monarch-nb # a link to what was built, over which pip stumbles
 	@SKIP_JUPYTER_BUILDER=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $(LESS) $@
+
+$(SKY): $(INSTALLED)
+	@$(say) 'Installing SkyPilot, whose client the tests ask'
+	@$(BIN)/python -m venv $(VENV)/sky
+	@$(VENV)/sky/bin/python -m pip install --quiet --disable-pip-version-check 'skypilot==0.14.1'
+	@touch $@
 
 panel: $(PANEL)  ## Build the panel of JupyterLab and the widget and show them to this environment
 	@:
@@ -87,7 +95,7 @@ check: install $(NODE_MODULES)  ## Lint, types, layers, protos, stubs
 	@$(say) 'TypeScript'
 	@$(JLPM) check
 
-test: check unit ui itest e2e notebooks  ## Everything (about 25 minutes on 2 idle cores)
+test: check unit ui itest e2e notebooks  ## Everything (30 to 45 minutes on 2 cores)
 	@$(say) 'All passed'
 
 quick: check unit ui panel  ## Lint, types, unit tests and one test of each other kind (under 3 minutes)

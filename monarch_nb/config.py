@@ -19,11 +19,13 @@ OnBreakpoint = Literal["stop", "go-on", "error"]
 """What `breakpoint()` does on ranks: waits until somebody answers, says so and goes on, or raises."""
 
 VERSION = "0.1.0"
-PROTOCOL = 3
+PROTOCOL = 5
 HOME_VARIABLE = "MONARCH_NB_HOME"
 CONFIG_VARIABLE = "MONARCH_NB_CONFIG"
 POOL_VARIABLE = "MONARCH_NB_POOL"
 """The pool that is meant when nobody names one."""
+SSH_VARIABLE = "MONARCH_NB_SSH"
+"""The command of ssh's client, as in `ssh -F ~/lab.config`."""
 RANK_TOKEN_VARIABLE = "MONARCH_NB_RANK_TOKEN"
 SHARED_VARIABLE = "MONARCH_NB_SHARED"
 """In the ranks' environment: the storage that all nodes of the reservation see, when there is one."""
@@ -165,8 +167,13 @@ class TrustPaths:
         return self.directory / "pool.json"
 
     @property
+    def jobs(self) -> Path:
+        """Of a pool that was made for jobs of an engine: a directory for each, with these paths of its own."""
+        return self.directory / "jobs"
+
+    @property
     def job(self) -> Path:
-        """JSON: whose nodes these are, of a pool that was made for an engine's job."""
+        """JSON: what is remembered of a job, in its directory."""
         return self.directory / "job.json"
 
     @property

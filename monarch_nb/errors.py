@@ -12,7 +12,7 @@ from textwrap import indent
 from typing import Any, ClassVar
 
 from monarch_nb.ground import escapes
-from monarch_nb.ground.rank_sets import format_ranks, name_ranks
+from monarch_nb.ground.rank_sets import format_ranks, name_nodes, name_ranks
 
 
 class MonarchNbError(Exception):
@@ -50,6 +50,12 @@ class UsageError(MonarchNbError, ValueError):
 
 class TargetError(UsageError):
     """Targets that can not be read, or that name ranks which the mesh does not have."""
+
+
+class NoSuchMesh(TargetError, KeyError):
+    """A reservation has no mesh of that name. The text names those that it has."""
+
+    __str__ = Exception.__str__  # a KeyError's would be in quotes
 
 
 class DimensionError(UsageError, KeyError):
@@ -233,6 +239,7 @@ class RankFailure:
         where: "train.py:41", the innermost line of user code; empty when unknown.
         exit_code, signal: for deaths; both None when unknown.
         stderr_tail: for deaths: the last lines of stderr or, after a crash, where the cell was.
+        of_node: what failed was the node's, which its first rank ran.
     """
 
     rank: int
@@ -245,6 +252,7 @@ class RankFailure:
     exit_code: int | None = None
     signal: int | None = None
     stderr_tail: tuple[str, ...] = field(default_factory=tuple)
+    of_node: bool = False
 
     @property
     def is_consequence(self) -> bool:
@@ -268,6 +276,14 @@ class RankFailure:
         """Where user code raised, to be said behind the message: " (train.py:41)"; "" when that is said or unknown."""
         place = where_besides(self.message, self.where) if self.kind == "error" else ""
         return f" ({place})" if place else ""
+
+
+def name_failed(failures: Iterable[RankFailure]) -> str:
+    """Return on what a run failed: "ranks 0,4"; of a command of nodes "nodes host1, host2"."""
+    failures = list(failures)
+    if all(failure.of_node for failure in failures):
+        return name_nodes(failure.host for failure in failures)
+    return name_ranks(failure.rank for failure in failures)
 
 
 def where_besides(message: str, where: str) -> str:
@@ -321,12 +337,17 @@ class RunFailed(MonarchNbError):
         return sorted(groups.values(), key=lambda group: group[1].is_consequence)
 
     def _summary(self) -> str:
-        return "; ".join(f"{name_ranks(ranks)}: {f.name}: {f.message}".rstrip(": ") for ranks, f in self.groups())
+        return "; ".join(f"{self._named(ranks)}: {f.name}: {f.message}".rstrip(": ") for ranks, f in self.groups())
+
+    def _named(self, ranks: Iterable[int]) -> str:
+        return name_failed(self.failures[rank] for rank in ranks)
 
     def _describe(self, group: tuple[list[int], RankFailure]) -> str:
         ranks, failure = group
         hosts = dict.fromkeys(self.failures[rank].host for rank in ranks)
-        head = f"\x1b[1m{name_ranks(ranks)}\x1b[0m ({', '.join(hosts)})"  # red is hard to read on dark red
+        head = f"\x1b[1m{self._named(ranks)}\x1b[0m"  # red is hard to read on dark red
+        if not failure.of_node:
+            head += f" ({', '.join(hosts)})"
         cause = (failure.rendered or f"{failure.name}: {failure.message}{failure.place}").rstrip("\n")
         return "\n".join([head, cause, *(f"    {line}" for line in failure.stderr_tail)])
 
@@ -334,11 +355,13 @@ class RunFailed(MonarchNbError):
         lines = "\n\n".join(map(self._describe, self.groups())).splitlines()
         if dead := [rank for rank, failure in self.failures.items() if failure.name == "RankDied"]:
             them = "it" if len(dead) == 1 else "them"
-            lines.append(f"%mesh restart -t {format_ranks(sorted(dead))} starts {them} again")
+            flag = self.run.mesh.flag if self.run is not None else ""
+            lines.append(f"%mesh restart{flag} -t {format_ranks(sorted(dead))} starts {them} again")
         total = len(self.run.ranks) if self.run is not None else None
         if total and total > len(self.failures):
+            noun = "nodes" if all(failure.of_node for failure in self.failures.values()) else "ranks"
             kept = f"are in {self.kept_in}" if self.kept_in else "are kept (-o NAME, or run.values)"
-            lines.append(f"{len(self.failures)} of {total} ranks failed; results of the others {kept}")
+            lines.append(f"{len(self.failures)} of {total} {noun} failed; results of the others {kept}")
         return lines
 
 

@@ -72,7 +72,8 @@ class Lab:
         directory: Path | None = None,
         number: int = 0,
     ) -> Allocator:
-        """Start an allocator and wait until it serves; the pool knows it then.
+        """Start an allocator and wait until it serves; the pool knows it then. It imports no torch before ranks ask for
+        it: that takes a processor 1.5 s, and most of these tests need none.
 
         Args:
             host: where; None for this machine, on loopback.
@@ -90,7 +91,7 @@ class Lab:
         ready, ready_end = os.pipe()
         log = self.config / f"{node_id}.log"
         words = [sys.executable, "-m", "monarch_nb.allocator", "--directory", str(state), "--node-id", node_id]
-        words += ["--pool", "lab", "--listen", listen, "--procs", str(procs), "--gpus", "none"]
+        words += ["--pool", "lab", "--listen", listen, "--procs", str(procs), "--gpus", "none", "--preload", ""]
         words += ["--ready-fd", str(ready_end), *flags]
         command = host.command(words, hidden) if host else words
         try:

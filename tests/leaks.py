@@ -11,6 +11,7 @@ from pathlib import Path
 from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.provision.local import KEPT
 
+LOOK_EVERY_S = 0.05
 GRACE_S = 60.0
 """How long what is ending may take: it is killed already, but the machine may be busy with other things."""
 
@@ -48,11 +49,16 @@ def leaks_of(home: Path) -> list[str]:
     deadline = time.monotonic() + GRACE_S
     for process in processes_of(home):
         wait_for_end(process.pid, deadline - time.monotonic())
+    while (leaks := _left(home)) and time.monotonic() < deadline:
+        time.sleep(LOOK_EVERY_S)  # one that has no command line any more, and is no child of ours, holds sockets still
+    return leaks
+
+
+def _left(home: Path) -> list[str]:
     leaks = [f"process {process}" for process in processes_of(home)]
     leaks += [f"socket {path}" for path in _listening_sockets() if path.startswith(str(home))]
     kept = home / KEPT  # what ranks wrote outlives its pool
-    leaks += [f"file {path}" for path in sorted(home.rglob("*")) if not path.is_relative_to(kept)]
-    return leaks
+    return [*leaks, *(f"file {path}" for path in sorted(home.rglob("*")) if not path.is_relative_to(kept))]
 
 
 def _read_process(pid: int, home: Path) -> Process | None:

@@ -73,6 +73,15 @@ export const FORMS = {
     title: 'Extend dev',
     submit: 'Extend',
     fields: [{ name: 'by', label: 'By', type: 'duration', default: '2h' }]
+  },
+  resize: {
+    action: 'resize',
+    title: 'Resize',
+    submit: 'Resize',
+    fields: [
+      { name: 'nodes', label: 'Nodes', type: 'integer', default: 1, minimum: 1 },
+      { name: 'mesh', label: 'Mesh', type: 'text', default: 'grown' }
+    ]
   }
 };
 
@@ -183,6 +192,7 @@ export function reservation(more: Partial<Reservation> = {}): Reservation {
     idle_left_s: null,
     nearly_up: false,
     confirmed: true,
+    price_per_hour: null,
     meshes: [mesh([0, 1, 2, 3].map(each => rank(each)))],
     actors: { shown: [], more: 0 },
     ...more
@@ -192,6 +202,7 @@ export function reservation(more: Partial<Reservation> = {}): Reservation {
 export function view(more: Partial<View> = {}): View {
   return {
     pool: { name: 'local', state: 'up', message: null, nodes: 1 },
+    pools: [{ name: 'local', what: 'this machine' }],
     owner: 'root',
     now: 1000,
     nodes: { node0: node('node0') },

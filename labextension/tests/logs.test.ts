@@ -3,7 +3,7 @@ import { Geometry, LogSource, runName } from '../src/core/logs';
 import { Store } from '../src/core/store';
 import { RequestError } from '../src/core/transport';
 import { LogExtent } from '../src/core/types';
-import { FakeTransport } from './fake';
+import { FakeTransport, reservation, view } from './fake';
 
 const QUERY = {
   mesh: 'M',
@@ -243,4 +243,19 @@ test('a run has its notebook in its name where runs come from several', () => {
   expect(runName({ ...RUN, cell_number: 0, notebook: '', title: 'x'.repeat(50) }, [])).toBe(
     `run 1 (${'x'.repeat(47)}…)`
   );
+});
+
+test('a log is opened again when its reservation has other nodes, and only then', async () => {
+  transport.say({ type: 'view', view: view() });
+  await source.open(QUERY);
+  transport.say({ type: 'view', view: view({ reservations: { R: reservation({ nearly_up: true }) } }) });
+  await settle();
+  expect(opened).toBe(1);
+  const grown = reservation({ nodes: 3, node_ids: ['node0', 'node1', 'node2'] });
+  transport.say({ type: 'change', now: 1001, reservations: { R: grown } });
+  await settle();
+  expect(opened).toBe(2);
+  transport.say({ type: 'change', now: 1002, reservations: { R: null } });
+  await settle();
+  expect([opened, source.isOpen]).toEqual([2, true]);
 });

@@ -162,6 +162,86 @@ test('chosen ranks are restarted, by keyboard alone', async () => {
   expect(transport.asked('restart')).toEqual([{ reservation: 'R', mesh: 'M', ranks: '1-2' }]);
 });
 
+test('free nodes take the places of those that do not answer, when that is what one wants', async () => {
+  transport.replies.lost = () => ({ text: 'the variables of 2 ranks' });
+  transport.replies.replace = () => ({ job: job({ action: 'replace' }) });
+  await show(view({ reservations: { R: reservation({ nodes: 2, nodes_answering: 1 }) } }));
+  await userEvent.click(button('Replace nodes…'));
+  const question = within(await screen.findByRole('alertdialog'));
+  expect(await question.findByText('the variables of 2 ranks')).toBeTruthy();
+  await userEvent.click(question.getByRole('button', { name: 'Replace' }));
+  expect(transport.asked('lost')).toEqual([{ action: 'replace', reservation: 'R', mesh: 'M', ranks: null }]);
+  expect(transport.asked('replace')).toEqual([{ reservation: 'R', mesh: 'M', ranks: null }]);
+});
+
+const ON_TWO = [rank(0), rank(1), rank(2, { node: 'node1' }), rank(3, { node: 'node1' })];
+
+test('more nodes for a mesh that starts anew are asked before they are had', async () => {
+  transport.replies.check = () => ({ ok: true, message: 'node2 besides; main has 6 ranks then, all new' });
+  transport.replies.lost = () => ({ text: 'the variables of 4 ranks' });
+  transport.replies.resize = () => ({ job: job({ action: 'resize', title: 'Growing dev to 3 nodes' }) });
+  await show(view({ reservations: { R: reservation({ meshes: [mesh(ON_TWO)] }) } }));
+  await userEvent.click(button('Resize…'));
+  const form = within(screen.getByRole('form', { name: 'Resize' }));
+  expect((form.getByRole('spinbutton', { name: 'Nodes' }) as HTMLInputElement).value).toBe('3');
+  const choice = form.getByRole('combobox', { name: 'Mesh' });
+  expect([...choice.children].map(each => each.textContent)).toEqual(['grown (new)', 'main (starts anew)']);
+  await userEvent.selectOptions(choice, 'main');
+  await form.findByText('node2 besides; main has 6 ranks then, all new');
+  const values = { nodes: 3, mesh: 'main' };
+  expect(transport.asked('check').at(-1)).toEqual({ action: 'resize', reservation: 'R', values });
+  await userEvent.click(form.getByRole('spinbutton', { name: 'Nodes' }));
+  await userEvent.keyboard('{Enter}');
+  const question = await screen.findByRole('alertdialog', { name: 'Have dev on 3 nodes instead of 2?' });
+  await within(question).findByText('the variables of 4 ranks');
+  expect(document.activeElement?.textContent).toBe('Keep');
+  expect(transport.asked('resize')).toEqual([]);
+  await userEvent.click(within(question).getByRole('button', { name: 'Grow' }));
+  const about = { reservation: 'R', mesh: 'M', ranks: null, values };
+  expect(transport.asked('lost')).toEqual([{ action: 'resize', ...about }]);
+  expect(transport.asked('resize')).toEqual([about]);
+  await say({ type: 'job', job: job({ state: 'failed', action: 'resize', error: 'no free node for dev' }) });
+  screen.getByText('no free node for dev');
+});
+
+test('more nodes with a mesh of their own cost nothing: they are had at once; fewer are asked before', async () => {
+  transport.replies.resize = () => ({ job: job({ action: 'resize' }) });
+  transport.replies.lost = () => ({ text: 'all' });
+  const grown = { ...mesh(ON_TWO), id: 'G', name: 'grown' };
+  await show(view({ reservations: { R: reservation({ meshes: [mesh([rank(0), rank(1)]), grown] }) } }));
+  await userEvent.click(button('Resize…'));
+  const choice = screen.getByRole('combobox', { name: 'Mesh' });
+  expect([...choice.children].map(each => each.textContent)).toEqual([
+    'grown-2 (new)',
+    'grown (starts anew)'
+  ]);
+  await userEvent.click(button('Resize'));
+  const about = { reservation: 'R', mesh: 'M', ranks: null };
+  expect(transport.asked('resize')).toEqual([{ ...about, values: { nodes: 3, mesh: 'grown-2' } }]);
+  await say({
+    type: 'job',
+    job: job({ state: 'done', action: 'resize', result: { text: 'dev has 3 nodes' } })
+  });
+  screen.getByText('dev has 3 nodes');
+  await userEvent.click(button('Resize…'));
+  const nodes = screen.getByRole('spinbutton', { name: 'Nodes' });
+  await userEvent.clear(nodes);
+  await userEvent.type(nodes, '1');
+  await userEvent.click(button('Resize'));
+  await screen.findByRole('alertdialog', { name: 'Have dev on 1 node instead of 2?' });
+  expect(transport.asked('resize')).toHaveLength(1);
+});
+
+test('ranks that are no more are not chosen any more', async () => {
+  transport.replies.interrupt = () => ({ job: job({ action: 'interrupt' }) });
+  await show();
+  await userEvent.click(screen.getByRole('option', { name: /rank 3/ }));
+  const fewer = reservation({ nodes: 1, node_ids: ['node0'], meshes: [mesh([rank(0), rank(1)])] });
+  await say({ type: 'change', now: 1001, reservations: { R: fewer } });
+  await userEvent.click(button('Interrupt'));
+  expect(transport.asked('interrupt')).toEqual([{ reservation: 'R', mesh: 'M', ranks: null }]);
+});
+
 test('one rank at a time is reached by Tab; Enter opens its log', async () => {
   const openLog = vi.fn();
   const box = await show(view(), { openLog });
@@ -285,6 +365,18 @@ test('work elsewhere shows with its progress and can be cancelled; a failure sta
   });
   await userEvent.click(button('Close: Restarting dev'));
   expect(screen.queryByText('rank 3 did not end')).toBeNull();
+});
+
+test('a place in line that was taken before the page was loaded anew is shown, and can be given up', async () => {
+  transport.replies.cancel = () => ({});
+  await show();
+  await say({
+    type: 'job',
+    job: job({ action: 'reserve', title: 'Reserving big', message: '2nd in line: dev (bob) holds 8 gpus' })
+  });
+  await screen.findByText('2nd in line: dev (bob) holds 8 gpus');
+  await userEvent.click(button('Cancel'));
+  expect(transport.asked('cancel')).toEqual([{ job: 'J' }]);
 });
 
 test('stacks are shown in the card', async () => {

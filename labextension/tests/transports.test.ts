@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { ServerTransport } from '../src/lab/transport';
-import { WidgetTransport } from '../src/widget/transport';
+import { Model, WidgetTransport } from '../src/widget/transport';
 
 class FakeSocket {
   static all: FakeSocket[] = [];
@@ -115,10 +115,10 @@ test('the socket connects again, ever more patiently, and says whether anybody l
   expect(FakeSocket.all).toHaveLength(3);
 });
 
-function widget() {
+function widget(pool?: string) {
   const sent: any[] = [];
   const listeners: [string, (content: never) => void][] = [];
-  const transport = new WidgetTransport({
+  const model: Model = {
     get: () => '',
     send: content => void sent.push(content),
     on: (event, callback) => void listeners.push([event, callback]),
@@ -127,7 +127,8 @@ function widget() {
         listeners.findIndex(([, other]) => other === callback),
         1
       )
-  });
+  };
+  const transport = new WidgetTransport(model, pool);
   const trigger = (event: string, content: object = {}): void =>
     listeners.filter(([name]) => name === event).forEach(([, listener]) => listener(content as never));
   const states: string[] = [];
@@ -222,4 +223,25 @@ test('a widget says when it is seen, now and then that it still is, and that it 
     { type: 'look', view, looking: false },
     { type: 'leave', view }
   ]);
+});
+
+test('what is said of another pool is not for this one, and what is asked names it', async () => {
+  const { transport, sent, heard, say, listen } = widget('lab');
+  const stop = listen();
+  const asked = transport.request('view');
+  transport.look(true);
+  say({ event: { type: 'change', now: 1 } });
+  say({ event: { type: 'change', now: 2 }, pool: 'slurm-dev' });
+  say({ event: { type: 'change', now: 3 }, pool: 'lab' });
+  say({ id: sent[0].id, result: 7, pool: 'lab' });
+  expect(await asked).toBe(7);
+  stop();
+  expect(heard).toEqual([{ type: 'change', now: 3 }]);
+  expect(sent.map(message => message.pool)).toEqual(['lab', 'lab', 'lab']);
+});
+
+test('a pool that nobody has looked at is not left either: its kernel need not know of it', () => {
+  const { sent, listen } = widget('lab');
+  listen()();
+  expect(sent).toEqual([]);
 });

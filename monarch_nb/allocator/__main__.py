@@ -29,7 +29,7 @@ from monarch_nb.errors import MonarchNbError, PoolError, UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.sizes import bytes_of
 from monarch_nb.times import seconds_of
-from monarch_nb.trust.published import HEARTBEAT_S, Published, publish, withdraw
+from monarch_nb.trust.published import HEARTBEAT_S, Published, overwritten_by, publish, withdraw
 
 if TYPE_CHECKING:
     import grpc
@@ -43,6 +43,8 @@ _log = logging.getLogger(__name__)
 FRESHEN_S = 60.0
 LOOK_EVERY_S = 1.0
 """How often a temporary node looks whether it holds something."""
+LAST_S = 5.0
+"""So long what is cancelled may take to end."""
 DESCRIPTORS = 1 << 16
 """A rank needs three, and the usual limit is 1024."""
 
@@ -58,6 +60,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     toward = "the same on the interface whose way leads to the first of these that is on another machine, on any port"
     network.add_argument("--toward", metavar="HOST", nargs="+", help=toward)
+    network.add_argument("--port", type=int, help="of --toward, when it is to be the same each time")
     network.add_argument("--pool", default=None, help="whose certificate to use: monarch-nb pool init made it")
     network.add_argument("--certificate", metavar="FILE", help="the node.pem to use (default: the pool's)")
     network.add_argument(
@@ -74,6 +77,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     temporary = "for a job: a signal ends everything, as does holding no reservation for this time; no files stay"
     network.add_argument("--temporary", metavar="TIME", help=temporary)
+    first = "how long a temporary one waits for its first reservation (default: as long as for others)"
+    network.add_argument("--first", metavar="TIME", help=first)
     parser.add_argument("--procs", type=int, help="CPU ranks that fit (default: the number of CPUs)")
     gpus = "offer the GPUs, or those in $CUDA_VISIBLE_DEVICES (default: %(default)s)"
     parser.add_argument("--gpus", choices=["all", "visible", "none"], default="all", help=gpus)
@@ -83,12 +88,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     log_limit = f"of what ranks print, as in 20GB; 0: all (default: ${config.LOG_LIMIT_VARIABLE}, else 20GB at most)"
     parser.add_argument("--log-limit", metavar="SIZE", help=f"how much to keep {log_limit}")
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--keeper-fd", type=int, help=argparse.SUPPRESS)  # end when nobody has its other end any more
     return parser.parse_args(arguments)
 
 
-async def serve(options: argparse.Namespace, paths: config.NodePaths, network: Network | None) -> None:
+async def serve(options: argparse.Namespace, paths: config.NodePaths, network: Network | None) -> bool:
     """Serve until Shutdown (everything ends) or a signal (ranks go on, the next allocator adopts them). A temporary one
-    ends everything whenever it ends."""
+    ends everything whenever it ends. Return whether everything has ended."""
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
     from monarch_nb.allocator.node import Node
@@ -129,6 +135,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         node.actors,
         node.leases.expiry,
         node.scripts,
+        node.resizing,
     )
     log_lines = LogLines(node.paths, node.state, node.watch, node.archives)
     log_reader = LogReader(node.paths, node.state, node.watch, node.sessions, node.archives)
@@ -175,7 +182,10 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     waits: list[asyncio.Task[object]]
     waits = [asyncio.create_task(event.wait()) for event in (stopped_by_signal, node.shutdown)]
     if options.temporary:
-        waits.append(asyncio.create_task(_unheld(node, seconds_of(options.temporary, "--temporary"))))
+        first_s = seconds_of(options.first, "--first") if options.first else None
+        waits.append(asyncio.create_task(_unheld(node, seconds_of(options.temporary, "--temporary"), first_s)))
+    if options.keeper_fd is not None:
+        waits.append(asyncio.create_task(_left_alone(options.keeper_fd)))
     await asyncio.wait([*waits, freshener], return_when=asyncio.FIRST_COMPLETED)
     ends = bool(options.temporary) or freshener.done() or node.shutdown.is_set()
     for task in (*waits, watcher, freshener, publisher):
@@ -183,8 +193,11 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     await server.stop(grace=0.2)
     await node.close(end_processes=ends)
     if network and network.publish and ends:
-        withdraw(network.publish, node.identity.node_id)
+        withdraw(network.publish, _told(node, network))
     await log_lines.close()
+    if rest := asyncio.all_tasks() - {asyncio.current_task()}:  # all are cancelled, also what clients had open
+        await asyncio.wait(rest, timeout=LAST_S)
+    return ends
 
 
 def _gpus(which: str) -> list[pb.Gpu]:
@@ -193,12 +206,23 @@ def _gpus(which: str) -> list[pb.Gpu]:
     return found if which == "all" else visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-async def _unheld(node: Node, longest_s: float) -> None:
-    """Return when a node has held no reservation for so long."""
-    unheld_s = 0.0
-    while unheld_s < longest_s:
+async def _unheld(node: Node, longest_s: float, first_s: float | None = None) -> None:
+    """Return when a node has held no reservation for so long: for `first_s`, if it has never held one."""
+    unheld_s, most_s = 0.0, longest_s if first_s is None else first_s
+    while unheld_s < most_s:
         await asyncio.sleep(LOOK_EVERY_S)
-        unheld_s = 0.0 if node.state.leases else unheld_s + LOOK_EVERY_S
+        if node.state.leases:
+            unheld_s, most_s = 0.0, longest_s
+        else:
+            unheld_s += LOOK_EVERY_S
+
+
+async def _left_alone(keeper_fd: int) -> None:
+    """Return when the process that holds the other end has closed it, or is dead."""
+    closed = asyncio.Event()
+    asyncio.get_running_loop().add_reader(keeper_fd, closed.set)
+    await closed.wait()
+    asyncio.get_running_loop().remove_reader(keeper_fd)
 
 
 def _network(options: argparse.Namespace) -> Network | None:
@@ -207,17 +231,19 @@ def _network(options: argparse.Namespace) -> Network | None:
 
         if options.listen:
             raise UsageError("say --listen or --toward, not both")
-        options.listen = f"{address_toward(options.toward)}:0"
+        options.listen = f"{address_toward(options.toward)}:{options.port or 0}"
     if options.listen is None:
-        for flag in ("pool", "certificate", "interface", "advertise", "publish", "temporary"):
+        for flag in ("port", "pool", "certificate", "interface", "advertise", "publish", "temporary", "first"):
             if getattr(options, flag) is not None:
                 raise UsageError(f"--{flag} is for nodes of a network: say where to listen, as in --listen host1:7878")
         return None
-    from monarch_nb.allocator.serving.network import network_of
+    from monarch_nb.allocator.serving.network import check_free, network_of
 
     if options.pool is None and options.certificate is None:
         raise UsageError("whose node is this? --pool NAME, or --certificate node.pem (monarch-nb pool init NAME)")
-    return network_of(options)
+    network = network_of(options)
+    check_free(network.listen)
+    return network
 
 
 def _listen(server: grpc.aio.Server, network: Network) -> None:
@@ -252,21 +278,27 @@ async def _keep_published(node: Node, network: Network | None) -> None:
     """Tell of the node where all look, as long as it serves."""
     if network is None or network.publish is None:
         return
-    identity = node.identity
-    told = Published(
-        identity.node_id,
-        network.advertised,
-        config.VERSION,
-        [gpu.name for gpu in identity.gpus],
-        node.state.procs,
-        heartbeat=0.0,
-    )
+    told, other = _told(node, network), ""
     while True:
         try:
-            await asyncio.to_thread(publish, network.publish, told)
+            await asyncio.to_thread(publish, network.publish, told, beside=bool(other))
         except OSError as error:  # a file system that is away comes back
             _log.warning("can not publish in %s: %s", network.publish, error)
         await asyncio.sleep(HEARTBEAT_S)
+        if not other and (other := await asyncio.to_thread(overwritten_by, network.publish, told)):
+            _log.warning("the node at %s is called %s as well: start one with another --node-id", other, told.node_id)
+
+
+def _told(node: Node, network: Network) -> Published:
+    """Return what the node tells of itself."""
+    return Published(
+        node.identity.node_id,
+        network.advertised,
+        config.VERSION,
+        [gpu.name for gpu in node.identity.gpus],
+        node.state.procs,
+        heartbeat=0.0,
+    )
 
 
 def write_facts(paths: config.NodePaths, content: dict[str, object]) -> None:
@@ -351,6 +383,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    if os.getpid() == 1:  # the first process of a container is not ended by a signal that it does not handle
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         network = _network(options)
         options.node_id = options.node_id or (socket.gethostname() if network else "node0")
@@ -363,8 +397,8 @@ def main(arguments: list[str] | None = None) -> int:
         processes.become_subreaper()
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, DESCRIPTORS), most))
-        asyncio.run(serve(options, paths, network))
-        if options.temporary:
+        has_ended = asyncio.run(serve(options, paths, network))
+        if has_ended and network:
             with contextlib.suppress(OSError):  # other nodes are in it, or what ranks wrote
                 paths.directory.parent.rmdir()
         held.close()

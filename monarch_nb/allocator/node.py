@@ -11,6 +11,7 @@ from monarch_nb import config
 from monarch_nb.allocator.files.node_files import NodeFiles
 from monarch_nb.allocator.leases.gpu_locks import GpuLocks
 from monarch_nb.allocator.leases.leases import Leases
+from monarch_nb.allocator.leases.members import Members
 from monarch_nb.allocator.leases.meshes import Meshes
 from monarch_nb.allocator.leases.owed import Owed
 from monarch_nb.allocator.leases.undertakings import Undertakings
@@ -20,6 +21,7 @@ from monarch_nb.allocator.logs.limit import LogLimit
 from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.mail.mail import Mail
 from monarch_nb.allocator.ranks.forking import Forking
+from monarch_nb.allocator.ranks.resizing import Resizing
 from monarch_nb.allocator.ranks.restarts import Restarts
 from monarch_nb.allocator.ranks.scripts import Scripts
 from monarch_nb.allocator.ranks.stores import Stores
@@ -116,6 +118,7 @@ class Node:
         self.meshes = meshes = Meshes(paths, state, records, supervisor, audience, mail, files.removal, archives)
         self.leases = leases = Leases(state, records, supervisor, meshes, files, self.sessions, gpu_locks)
         self.owed = owed = Owed(records, files.relay)
+        self.members = Members(self.identity.address, state, records, leases, owed, mail, self.sessions, self._end_runs)
         self.undertakings = Undertakings(records, self.sessions, leases.expiry, owed)
         self.values = Values(paths, state, records)
         self.runs = runs = Runs(
@@ -133,6 +136,7 @@ class Node:
             paths, self.identity, state, records, supervisor, files, leases, meshes, runs, gpu_locks
         )
         self.restarts = Restarts(state, records, supervisor, runs, forking)
+        self.resizing = Resizing(state, records, leases, runs, forking, self.restarts)
         self.scripts = Scripts(paths, self.identity, state, records, supervisor, audience, self.readings, runs, forking)
         self.stores = Stores(
             paths, self.identity, state, records, supervisor, leases, meshes, files.relay, self.shutdown
@@ -153,6 +157,7 @@ class Node:
         self.undertakings.resume()
         self.runs.resume()
         self.stores.resume()
+        self.resizing.resume()
         self.log_limit.start()
         self.archiving.start()
         self.warming.start()
@@ -166,6 +171,7 @@ class Node:
         self.undertakings.close()
         self.log_limit.close()
         self.archiving.close()
+        self.resizing.close()
         self.runs.close()
         self.scripts.close()
         if end_processes:  # before anything that takes long: whoever kills this allocator meanwhile leaves none behind
@@ -219,6 +225,9 @@ class Node:
     def _on_stored(self, mesh_id: str, rank: int, run_ids: list[str]) -> None:
         if process := self.supervisor.ranks.get((mesh_id, rank)):
             process.link.forget_results(run_ids)
+
+    def _end_runs(self, mesh_id: str, why: str) -> None:
+        self.runs.end_all(mesh_id, why)
 
     def _start_scripts(self, mesh_id: str, run_id: str, ranks: list[int]) -> None:
         self.scripts.start(mesh_id, run_id, ranks)

@@ -7,15 +7,18 @@ among branches of their own, which follow every run from where it had come. When
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
+from operator import or_
 from typing import Any
 
 import monarch_nb.rpc.channel  # isort: skip  # noqa: F401  (sets gRPC's environment before grpc is imported)
 import grpc
 
-from monarch_nb.branches.layout import Part, split
+from monarch_nb.branches.layout import Part, ranks_of_run, ranks_on, split
 from monarch_nb.branches.passed import PassedRun
+from monarch_nb.ground.ranges import Ranges
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.files_pb2 import Peer
 
@@ -25,11 +28,12 @@ FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 1.0
 OPEN_PATIENCE_S = 5.0
 """A head that has not answered by then is lost, as one whose session broke is at once. A busy machine is slow."""
-COLLECT_DELAY_S = 0.1
+COLLECT_DELAY_S = 0.5
+"""Cells follow each other so closely that what was collected goes with the next one, on all nodes of a tree."""
 MAX_FOLLOWED = 64
 """Runs that are done and may print more."""
 
-RequestOf = Callable[[Sequence[int]], pb.SessionRequest | None]
+RequestOf = Callable[[Ranges], pb.SessionRequest | None]
 
 
 class Branches:
@@ -45,6 +49,7 @@ class Branches:
         room: waits until more of that can be taken.
 
     Attributes:
+        ranks: all that are below.
         runs: those that were passed on, by id.
     """
 
@@ -63,6 +68,8 @@ class Branches:
         self.open_session, self.opening, self.on_event, self.room = open_session, opening, on_event, room
         self.runs: dict[str, PassedRun] = {}
         self._branches = [Branch(self, head, rest) for head, rest in parts]
+        nodes = functools.reduce(or_, (branch.nodes for branch in self._branches), Ranges())
+        self.ranks = ranks_on(nodes, ranks_per_node)
 
     def close(self) -> None:
         """End all sessions."""
@@ -71,16 +78,21 @@ class Branches:
 
     # ---- down ----
 
-    def submit(self, submit: pb.Submit) -> None:
-        """Pass a run on, to be followed; sent again after a break, executed once."""
+    def submit(self, submit: pb.Submit, numbered_by: int = 0) -> None:
+        """Pass a run on, to be followed; sent again after a break, executed once.
+
+        Args:
+            numbered_by: the node directly below that gives it its number, when it has none.
+        """
         run_id = submit.run.run_id
         self._pass(
             PassedRun(
                 submit.mesh_id,
                 run_id,
-                submit.ranks,
+                ranks_of_run(submit.all_ranks, self.ranks),
                 self.ranks_per_node,
                 submit=submit,
+                numbered_by=numbered_by,
                 cursors=dict(submit.cursors),
             )
         )
@@ -93,7 +105,7 @@ class Branches:
             run = PassedRun(
                 follow.mesh_id,
                 follow.run_id,
-                follow.ranks,
+                Ranges.of(follow.ranks) & self.ranks,
                 self.ranks_per_node,
                 from_shown=follow.from_shown,
                 cursors=cursors,
@@ -109,10 +121,27 @@ class Branches:
         for run_id in done[:-MAX_FOLLOWED]:
             del self.runs[run_id]
         self.runs[run.run_id] = run
-        self.again(run)
+        self.send(run.request)
 
-    def again(self, run: PassedRun) -> None:
-        """Send what a run asks of those below."""
+    def numbered(self, run: PassedRun, number: int) -> set[int]:
+        """A run has its number. Who gave it has passed it on to those below it: the others get it now. Return which."""
+        assert run.submit is not None
+        run.submit.run.number = number
+        others: set[int] = set()
+
+        def request(nodes: Ranges) -> pb.SessionRequest | None:
+            if nodes.first == run.numbered_by:
+                return None
+            others.update(nodes)
+            return run.request(nodes)
+
+        self.send(request)
+        return others
+
+    def number_by(self, run: PassedRun, node: int, newest: int) -> None:
+        """Another node directly below is to give a run its number, one above `newest`."""
+        assert run.submit is not None
+        run.numbered_by, run.submit.newest = node, newest
         self.send(run.request)
 
     def tell(self, request: pb.SessionRequest, only: Iterable[int] = ()) -> None:
@@ -121,18 +150,28 @@ class Branches:
         Args:
             only: for these nodes; none: all.
         """
-        chosen = frozenset(only)
-        self.send(lambda nodes: None if chosen and chosen.isdisjoint(nodes) else request)
+        chosen = Ranges.of(only)
+        self.send(lambda nodes: None if chosen and not chosen & nodes else request)
+
+    def look(self, look: pb.Look) -> None:
+        """Ask where ranks are."""
+        asked = Ranges.of(look.ranks)
+
+        def request(nodes: Ranges) -> pb.SessionRequest | None:
+            ranks = asked & ranks_on(nodes, self.ranks_per_node)
+            part = pb.Look(mesh_id=look.mesh_id, look_id=look.look_id, ranks=ranks, of_run=look.of_run)
+            return pb.SessionRequest(look=part) if ranks else None
+
+        self.send(request)
 
     def shown(self, shown: pb.Shown) -> None:
         """The client has shown output of a run up to here."""
         cursors = dict(shown.cursors)
         if run := self.runs.get(shown.run_id):
-            by_node = run.by_node
 
-            def request(nodes: Sequence[int]) -> pb.SessionRequest | None:
-                there = (rank for node in nodes for rank in by_node.get(node, ()))
-                part = {rank: cursors[rank] for rank in there if rank in cursors}
+            def request(nodes: Ranges) -> pb.SessionRequest | None:
+                there = run.ranks_on(nodes)
+                part = {rank: cursor for rank, cursor in cursors.items() if rank in there}
                 return pb.SessionRequest(shown=pb.Shown(run_id=shown.run_id, cursors=part)) if part else None
 
             self.send(request)
@@ -145,6 +184,11 @@ class Branches:
                 branch.collected(run_id, run)
             if run is not None and run.quiet and run.done:
                 del self.runs[run_id]
+
+    def send_collected(self) -> None:
+        """Say now what was collected."""
+        for branch in self._branches:
+            branch.send_collected()
 
     def forget(self, run_id: str) -> None:
         """Follow a run no longer."""
@@ -187,11 +231,15 @@ class Branches:
 
 
 class Branch:
-    """The session with one node, for those below it as well."""
+    """The session with one node, for those below it as well.
+
+    Attributes:
+        nodes: it and these. It is the first of them.
+    """
 
     def __init__(self, tree: Branches, head: pb.BranchNode, rest: list[pb.BranchNode]) -> None:
         self._tree, self._head, self._rest = tree, head, rest
-        self._nodes = [head.node_rank, *(node.node_rank for node in rest)]
+        self.nodes = Ranges.of(node.node_rank for node in (head, *rest))
         self._outgoing: asyncio.Queue[pb.SessionRequest] | None = None  # None while it does not answer
         self._adopted: list[Branch] = []
         self._is_lost = False
@@ -214,7 +262,7 @@ class Branch:
         if self._outgoing is None:
             for branch in self._adopted:
                 branch.send(request_of)
-        elif (request := request_of(self._nodes)) is not None:
+        elif (request := request_of(self.nodes)) is not None:
             self._outgoing.put_nowait(request)
 
     @property
@@ -225,15 +273,16 @@ class Branch:
 
     def collected(self, run_id: str, run: PassedRun | None) -> None:
         """The client has the results of a run: said with the next message, or soon. None: nobody knows where it was."""
-        if run is not None and run.by_node.keys().isdisjoint(self._nodes):
+        if run is not None and not run.nodes & self.nodes:
             return
         self._collected.append(run_id)
         for branch in self._adopted:
             branch.collected(run_id, run)
         if self._collect_timer is None:
-            self._collect_timer = self._loop.call_later(COLLECT_DELAY_S, self._send_collected)
+            self._collect_timer = self._loop.call_later(COLLECT_DELAY_S, self.send_collected)
 
-    def _send_collected(self) -> None:
+    def send_collected(self) -> None:
+        """Say now what was collected."""
         self._collect_timer = None
         if self._collected and self._outgoing is not None:  # else when it answers again
             self._outgoing.put_nowait(pb.SessionRequest())

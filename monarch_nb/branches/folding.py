@@ -6,18 +6,26 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from monarch_nb.branches.counting import Counts
+from monarch_nb.ground.ranges import Ranges
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
 FLOOD_BYTES = 192 << 10
 """More text than this in one message is a flood: as much as 8 ranks may send of one (allocator/logs/output.py)."""
+FLOOD_RANKS = 8
+"""Of so many ranks that flood the last lines are forwarded, of all others only how much they wrote."""
+MANY_COST = 32
+COUNTED_COST = 1 / 8
+"""What a message of more ranks costs those above, and each that is only counted, in ranks whose last lines are
+forwarded. While nodes are busy each message is of a part of the ranks, so the first is what counts."""
 
 
-def fold(events: Sequence[pb.SessionEvent]) -> tuple[list[pb.SessionEvent], bool]:
+def fold(events: Sequence[pb.SessionEvent]) -> tuple[list[pb.SessionEvent], float]:
     """Join the messages that say the same of a run. Of each rank, everything stays in its order.
 
     Returns:
-        The events, and whether there was a flood.
+        The events, and what a flood in them costs those above, in ranks of which a part is forwarded; 0 without one.
     """
     place: dict[tuple[str, str], int] = {}
     joined: dict[tuple[str, str], list[Any]] = {}
@@ -29,7 +37,7 @@ def fold(events: Sequence[pb.SessionEvent]) -> tuple[list[pb.SessionEvent], bool
                 place[key] = index
             joined.setdefault(key, []).append(getattr(event, key[0]))
     folded: list[pb.SessionEvent] = []
-    is_flood = False
+    flooding = 0.0
     for index, event in enumerate(events):
         key = _key(event)
         if key is None:
@@ -37,23 +45,25 @@ def fold(events: Sequence[pb.SessionEvent]) -> tuple[list[pb.SessionEvent], bool
         elif place[key] == index:
             kind, of = key
             if kind == "output":
-                output, is_large = _join_output(of, joined[key])
-                is_flood = is_flood or is_large
+                output = _join_output(of, joined[key])
+                flooding += _cost(output)
                 folded.append(pb.SessionEvent(output=output))
             elif kind == "finished":
                 folded.append(pb.SessionEvent(finished=_join_finished(of, joined[key])))
             elif kind == "links":
                 folded.append(pb.SessionEvent(links=_join_links(of, joined[key])))
-            elif kind == "queued":
-                folded += [pb.SessionEvent(queued=each) for each in _join_told(joined[key])]
+            elif kind == "seen":
+                folded.append(pb.SessionEvent(seen=_join_seen(of, joined[key])))
             else:
-                folded += [pb.SessionEvent(started=each) for each in _join_told(joined[key])]
-    return folded, is_flood
+                folded += [pb.SessionEvent(**{kind: each}) for each in _join_told(joined[key])]
+    return folded, flooding
 
 
 _AT_FIRST = {"queued", "output"}
 """Joined where the first one stands: before what follows of any rank. The others where the last one stands."""
-_JOINED = {"queued", "started", "output", "finished", "links"}
+_JOINED = {"queued", "started", "output", "finished", "links", "seen"}
+_ABOUT = {"links": "mesh_id", "seen": "look_id"}
+"""Which field says what an event is about; of most it is a run."""
 
 
 def _key(event: pb.SessionEvent) -> tuple[str, str] | None:
@@ -62,7 +72,7 @@ def _key(event: pb.SessionEvent) -> tuple[str, str] | None:
     if kind not in _JOINED:
         return None
     message = getattr(event, kind)
-    return kind, message.mesh_id if kind == "links" else message.run_id
+    return kind, getattr(message, _ABOUT.get(kind, "run_id"))
 
 
 def _join_told(messages: Iterable[Any]) -> list[Any]:
@@ -73,8 +83,19 @@ def _join_told(messages: Iterable[Any]) -> list[Any]:
         said.CopyFrom(message)
         said.ClearField("nodes")
         known = joined.setdefault(said.SerializeToString(deterministic=True), said)
-        known.nodes.extend(message.nodes)
+        known.nodes.MergeFrom(message.nodes)
+    for known in joined.values():
+        known.nodes.bounds[:] = ranges_of(known.nodes).bounds
     return list(joined.values())
+
+
+def ranges_of(message: pb.NumberRanges) -> Ranges:
+    """Return the set that a message says."""
+    return Ranges.joined(_pairs(message))
+
+
+def _pairs(message: pb.NumberRanges) -> Iterator[tuple[int, int]]:
+    return zip(message.bounds[::2], message.bounds[1::2], strict=True)
 
 
 def _join_links(mesh_id: str, messages: Iterable[pb.Links]) -> pb.Links:
@@ -85,30 +106,68 @@ def _join_links(mesh_id: str, messages: Iterable[pb.Links]) -> pb.Links:
     return pb.Links(mesh_id=mesh_id, down=down, up=up)
 
 
+def _join_seen(look_id: str, messages: Iterable[pb.Seen]) -> pb.Seen:
+    joined: dict[bytes | None, pb.SeenRanks] = {}
+    for seen in messages:
+        for place in seen.places:
+            key = place.where.SerializeToString() if place.HasField("where") else None
+            if key in joined:
+                joined[key].ranks.extend(place.ranks)
+            else:
+                joined[key] = place
+    return pb.Seen(look_id=look_id, places=joined.values())
+
+
 # ---- results ----
 
 
 def _join_finished(run_id: str, messages: Iterable[pb.Finished]) -> pb.Finished:
-    joined: dict[bytes, pb.EqualResults] = {}
+    alike: dict[bytes, list[pb.EqualResults]] = {}
     for finished in messages:
-        for result in finished.results:
-            said = run_pb2.RankResult()
-            said.CopyFrom(result)
-            for field in ("rank", "duration_s", "end"):
-                said.ClearField(field)
-            equal = joined.setdefault(said.SerializeToString(), pb.EqualResults(result=said))
-            equal.ranks.append(result.rank)
-            equal.durations_s.append(result.duration_s)
-        for each in finished.equal:
-            equal = joined.setdefault(each.result.SerializeToString(), pb.EqualResults(result=each.result))
-            equal.ranks.extend(each.ranks)
-            equal.durations_s.extend(each.durations_s)
-    return pb.Finished(run_id=run_id, equal=joined.values())
+        for each in (*map(_as_equal, finished.results), *finished.equal):
+            alike.setdefault(each.result.SerializeToString(), []).append(each)
+    return pb.Finished(run_id=run_id, equal=map(_join_equal, alike.values()))
+
+
+def _as_equal(result: run_pb2.RankResult) -> pb.EqualResults:
+    ranks = pb.NumberRanges(bounds=(result.rank, result.rank + 1))
+    equal = pb.EqualResults(result=result, ranks=ranks, durations_s=[result.duration_s])
+    for field in ("rank", "duration_s", "end"):
+        equal.result.ClearField(field)
+    return equal
+
+
+def _join_equal(alike: list[pb.EqualResults]) -> pb.EqualResults:
+    joined = pb.EqualResults()
+    for each in sorted(alike, key=lambda equal: tuple(equal.ranks.bounds[:1])):  # so that ranges follow each other
+        joined.MergeFrom(each)  # not thousands of numbers one by one
+    joined.result.CopyFrom(alike[0].result)
+    bounds: list[int] = []
+    for first, end in _pairs(joined.ranks):
+        if bounds and first == bounds[-1]:
+            bounds[-1] = end
+        else:
+            bounds += (first, end)
+    joined.ranks.bounds[:] = bounds
+    return joined
+
+
+def ranks_finished(finished: pb.Finished) -> Ranges:
+    """Return the ranks whose results these are."""
+    pairs = [(result.rank, result.rank + 1) for result in finished.results]
+    for equal in finished.equal:
+        pairs += _pairs(equal.ranks)
+    return Ranges.joined(pairs)
+
+
+def ranks_of_equal(equal: pb.EqualResults) -> Iterator[int]:
+    """Yield the ranks of equal results, in the order of what is listed of each."""
+    return itertools.chain.from_iterable(itertools.starmap(range, _pairs(equal.ranks)))
 
 
 def results_of(equal: pb.EqualResults) -> Iterator[run_pb2.RankResult]:
     """Yield what each rank said."""
-    for rank, duration_s in zip(equal.ranks, equal.durations_s, strict=True):
+    for rank, duration_s in zip(ranks_of_equal(equal), equal.durations_s, strict=True):
         result = run_pb2.RankResult()
         result.CopyFrom(equal.result)
         result.rank, result.duration_s = rank, duration_s
@@ -118,10 +177,14 @@ def results_of(equal: pb.EqualResults) -> Iterator[run_pb2.RankResult]:
 # ---- output ----
 
 
-def _join_output(run_id: str, messages: Iterable[pb.Output]) -> tuple[pb.Output, bool]:
+def _join_output(run_id: str, messages: Iterable[pb.Output]) -> pb.Output:
     said: dict[int, list[pb.OutputItem]] = {}
     cursors: dict[int, run_pb2.Cursor] = {}
+    counts = Counts()
     for output in messages:
+        for rank in counts.add(output.counted, cursors):
+            if rank in said:  # it comes before
+                said[rank] = counts.take(rank, said[rank])
         for each in output.ranks:
             for rank, cursor in ranks_of(each):
                 said.setdefault(rank, []).extend(each.items)
@@ -129,21 +192,58 @@ def _join_output(run_id: str, messages: Iterable[pb.Output]) -> tuple[pb.Output,
     same: dict[bytes, pb.RankOutput] = {}
     encoded: dict[int, bytes] = {}
     for rank, parts in said.items():
-        items = _joined_text(parts)
+        if not parts and rank in counts:
+            continue
+        items = said[rank] = _joined_text(parts)  # kept: `encoded` knows them by their ids
         key = b"".join(_encoded(item, encoded) for item in items)
         if (known := same.get(key)) is None:
             same[key] = pb.RankOutput(rank=rank, items=items, cursor=cursors[rank])
         else:
             _add_rank(known, rank, cursors[rank])
-    is_flood = sum(map(_text_bytes, same.values())) > FLOOD_BYTES
-    if is_flood:
-        share_bytes = FLOOD_BYTES // len(same)
-        for each in same.values():
-            if _text_bytes(each) > share_bytes:
-                shortened = _shortened(list(each.items), share_bytes)
-                del each.items[:]
-                each.items.extend(shortened)
-    return pb.Output(run_id=run_id, ranks=same.values()), is_flood
+    told = _limited(list(same.values()), counts)
+    return pb.Output(run_id=run_id, ranks=told, counted=counts.message(cursors))
+
+
+def _limited(told: list[pb.RankOutput], counts: Counts) -> list[pb.RankOutput]:
+    """Return what is forwarded of a message that may be a flood: of the first few ranks that print much, the end; the
+    others are counted. Who prints little is heard."""
+    if sum(map(_text_bytes, told)) <= FLOOD_BYTES and sum(map(_floods, told)) <= FLOOD_RANKS:
+        return told
+    share_bytes = FLOOD_BYTES // len(told)
+    loud = sorted(each.rank for each in told if _floods(each) or _text_bytes(each) > share_bytes)
+    heard, room_bytes = loud[:FLOOD_RANKS], max(share_bytes, FLOOD_BYTES // (2 * FLOOD_RANKS))
+    counted = frozenset(loud[FLOOD_RANKS:])
+    limited = []
+    for each in told:
+        if each.rank in counted:
+            items = list(each.items)
+            for rank, _ in ranks_of(each):
+                left = counts.take(rank, items)
+            if not left:
+                continue
+            _replace_items(each, left)
+        elif each.rank in heard and _text_bytes(each) > room_bytes:
+            _replace_items(each, _shortened(list(each.items), room_bytes))
+        limited.append(each)
+    return limited
+
+
+def _cost(output: pb.Output) -> float:
+    """Return what a flood costs those above, in ranks of which a part is forwarded."""
+    if output.HasField("counted"):
+        return MANY_COST + COUNTED_COST * len(output.counted.ranks)
+    return sum(map(_floods, output.ranks))
+
+
+def _replace_items(output: pb.RankOutput, items: Iterable[pb.OutputItem]) -> None:
+    kept = list(items)
+    del output.items[:]
+    output.items.extend(kept)
+
+
+def _floods(output: pb.RankOutput) -> bool:
+    """Whether a part of it is only counted."""
+    return any(item.HasField("elided") for item in output.items)
 
 
 def _text_bytes(output: pb.RankOutput) -> int:

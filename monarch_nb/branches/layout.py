@@ -1,28 +1,37 @@
-"""Which nodes are below which. Pure."""
+"""Which nodes are below which, and which ranks are on which. Pure."""
 
-import functools
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+import itertools
+from collections.abc import Iterable, Sequence
 
+from monarch_nb.ground.ranges import Ranges
 from monarch_nb.proto import allocator_pb2 as pb
 
 Part = tuple[pb.BranchNode, list[pb.BranchNode]]
 
 
-def ranks_by_node(ranks: Iterable[int], ranks_per_node: int) -> Mapping[int, tuple[int, ...]]:
-    """Return which of these ranks each node has, by node rank; nodes that have none are left out."""
-    return _ranks_by_node(tuple(ranks), ranks_per_node)
+def nodes_of(ranks: Ranges, ranks_per_node: int) -> Ranges:
+    """Return the nodes that some of these ranks are on."""
+    return Ranges.joined((first // ranks_per_node, -(-end // ranks_per_node)) for first, end in ranks.pairs())
 
 
-@functools.lru_cache(maxsize=16)  # run after run is on the same ranks, thousands perhaps
-def _ranks_by_node(ranks: tuple[int, ...], ranks_per_node: int) -> Mapping[int, tuple[int, ...]]:
-    by_node: dict[int, list[int]] = {}
-    for rank in ranks:
-        by_node.setdefault(rank // ranks_per_node, []).append(rank)
-    return MappingProxyType({node: tuple(on_node) for node, on_node in by_node.items()})
+def ranks_on(nodes: Ranges, ranks_per_node: int) -> Ranges:
+    """Return all ranks of these nodes."""
+    return Ranges(bound * ranks_per_node for bound in nodes.bounds)
+
+
+def ranks_of_run(ranks: Iterable[int], there: Ranges) -> Ranges:
+    """Return which of the ranks `there` a run is on that names its ranks, or none when it is on all of its mesh."""
+    return (Ranges.of(ranks) & there) if ranks else there
+
+
+def earlier_run(earlier: pb.EarlierRuns, node: int) -> int:
+    """Return the number of the newest earlier run on a node; 0 when there is none."""
+    return earlier.by_node.get(node, earlier.of_others)
 
 
 def split(nodes: Sequence[pb.BranchNode], fan_out: int) -> list[Part]:
-    """Cut the nodes below one into `fan_out` parts of the same size: (head, those that are below the head)."""
-    parts = [list(nodes[start::fan_out]) for start in range(fan_out)]
+    """Cut the nodes below one, in their order, into `fan_out` parts of the same size: (head, those that are below the
+    head). What is said of all nodes of a part is said of one range then."""
+    cuts = [len(nodes) * part // fan_out for part in range(fan_out + 1)]
+    parts = [list(nodes[start:end]) for start, end in itertools.pairwise(cuts)]
     return [(part[0], part[1:]) for part in parts if part]

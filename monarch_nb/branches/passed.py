@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Mapping
+from operator import or_
 
-from monarch_nb.branches.layout import ranks_by_node
+from monarch_nb.branches.folding import ranges_of, ranks_finished
+from monarch_nb.branches.layout import nodes_of, ranks_on
+from monarch_nb.ground.ranges import Ranges
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
@@ -14,8 +18,9 @@ class PassedRun:
 
     Attributes:
         run_id, mesh_id: of the run.
-        by_node: its ranks below, by node rank.
-        submit: None when it is only followed. Its `ranks` are not looked at any more.
+        ranks, nodes: those that it is on below.
+        submit: None when it is only followed.
+        numbered_by: the node that gives it its number, when it has none. It is one directly below.
         quiet: output is not wanted.
         cursors: up to where each rank's output has come.
         left: the ranks whose results have not come.
@@ -25,27 +30,28 @@ class PassedRun:
         self,
         mesh_id: str,
         run_id: str,
-        ranks: Sequence[int],
+        ranks: Ranges,
         ranks_per_node: int,
         *,
         submit: pb.Submit | None = None,
+        numbered_by: int = 0,
         from_shown: bool = False,
         cursors: Mapping[int, run_pb2.Cursor] | None = None,
     ) -> None:
-        self.mesh_id, self.run_id = mesh_id, run_id
-        self.left = set(ranks)
-        self.by_node = ranks_by_node(ranks, ranks_per_node)
+        self.mesh_id, self.run_id, self.numbered_by = mesh_id, run_id, numbered_by
+        self.ranks = self.left = ranks
+        self.nodes, self._ranks_per_node = nodes_of(ranks, ranks_per_node), ranks_per_node
         self.cursors = dict(cursors or {})
         self.quiet = submit is not None and submit.quiet
         self._from_shown = from_shown
-        self._outputs: dict[int, int] = {}
-        self._previous: dict[int, int] = {}
+        self._outputs: dict[int, Ranges] = {}  # by RunSpec.output, the nodes that have said so
         self.submit: pb.Submit | None = None
         if submit is not None:
             self.submit = pb.Submit()
             self.submit.CopyFrom(submit)
-            self._outputs, self._previous = dict(submit.outputs), dict(submit.previous)
-            for field in ("ranks", "cursors", "previous", "outputs"):
+            for node, output in submit.outputs.items():
+                self._note_output(Ranges.of([node]), output)
+            for field in ("cursors", "outputs"):
                 self.submit.ClearField(field)
 
     @property
@@ -56,53 +62,52 @@ class PassedRun:
     @property
     def is_taken_in(self) -> bool:
         """Whether every node below knows it."""
-        return self.done or (not self.is_new and len(self._outputs) >= len(self.by_node))
+        return self.done or (not self.is_new and self.nodes <= functools.reduce(or_, self._outputs.values(), Ranges()))
 
     def restart(self) -> None:
         """All output is wanted, from its beginning."""
         self.quiet = self._from_shown = False
         self.cursors.clear()
 
-    def numbered(self, queued: pb.Queued) -> None:
-        """The first node has given it its number."""
-        assert self.submit is not None
-        self.submit.run.number = queued.number
-        self._previous = dict(queued.previous)
-
-    def request(self, nodes: Sequence[int]) -> pb.SessionRequest | None:
+    def request(self, nodes: Ranges) -> pb.SessionRequest | None:
         """Return what makes these nodes execute their part of the run and say how it goes from here on, however much
         they know; None when they have none, or it has no number to be sent with."""
-        known = self.by_node
-        there = [node for node in nodes if node in known]
-        gives_number = self.submit is not None and self.submit.give_number and 0 in nodes
-        if not (there or gives_number) or (self.submit is not None and not (self.submit.run.number or gives_number)):
+        ranks = self.ranks_on(nodes)
+        gives_number = self.submit is not None and self.submit.give_number and self.numbered_by in nodes
+        if not (ranks or gives_number) or (self.is_new and nodes.first != self.numbered_by):
             return None
-        ranks = [rank for node in there for rank in known[node]]
-        cursors = {rank: self.cursors[rank] for rank in ranks if rank in self.cursors} if self.cursors else {}
-        if self.submit is None or (self.left.isdisjoint(ranks) and not self.is_new):
-            return self._follow(ranks, cursors)
+        if self.submit is None or not (self.left & ranks or self.is_new):
+            return self._follow(ranks)
         request = pb.SessionRequest(submit=self.submit)
         submit = request.submit
-        submit.ranks.extend(ranks)
         submit.give_number, submit.quiet = gives_number, self.quiet
-        for fields, values in ((submit.previous, self._previous), (submit.outputs, self._outputs)):
-            if values:
-                fields.update({node: values[node] for node in there if node in values})
-        for rank, cursor in cursors.items():
+        for output, there in self._outputs.items():
+            submit.outputs.update(dict.fromkeys(there & nodes, output))
+        for rank, cursor in self.cursors_of(ranks).items():
             submit.cursors[rank].CopyFrom(cursor)
         return request
 
-    def replay(self, nodes: Sequence[int]) -> pb.SessionRequest | None:
+    def replay(self, nodes: Ranges) -> pb.SessionRequest | None:
         """Return what makes these nodes send output from the cursors on, although they follow the run already."""
-        there = [node for node in nodes if node in self.by_node and not (self.is_new and node)]  # others do not know it
-        ranks = [rank for node in there for rank in self.by_node[node]]
-        return (
-            self._follow(ranks, {rank: self.cursors[rank] for rank in ranks if rank in self.cursors}) if ranks else None
-        )
+        is_known = not self.is_new or nodes.first == self.numbered_by
+        ranks = self.ranks_on(nodes)
+        return self._follow(ranks) if ranks and is_known else None
 
-    def _follow(self, ranks: list[int], cursors: dict[int, run_pb2.Cursor]) -> pb.SessionRequest:
+    def ranks_on(self, nodes: Ranges) -> Ranges:
+        """Return the ranks on some nodes that it is on."""
+        return self.ranks & ranks_on(nodes, self._ranks_per_node)
+
+    def cursors_of(self, ranks: Ranges) -> dict[int, run_pb2.Cursor]:
+        """Return up to where the output of some ranks has come."""
+        return {rank: cursor for rank, cursor in self.cursors.items() if rank in ranks}
+
+    def _follow(self, ranks: Ranges) -> pb.SessionRequest:
         follow = pb.Follow(
-            mesh_id=self.mesh_id, run_id=self.run_id, ranks=ranks, from_shown=self._from_shown, cursors=cursors
+            mesh_id=self.mesh_id,
+            run_id=self.run_id,
+            ranks=ranks,
+            from_shown=self._from_shown,
+            cursors=self.cursors_of(ranks),
         )
         return pb.SessionRequest(follow=follow)
 
@@ -115,10 +120,17 @@ class PassedRun:
 
     def on_queued(self, queued: pb.Queued) -> None:
         """Nodes have taken it in: were it submitted again, its output would go on where it is."""
-        self._outputs.update(dict.fromkeys(queued.nodes, queued.output))
+        if self.submit is not None and queued.HasField("earlier"):
+            self.submit.earlier.CopyFrom(queued.earlier)
+        self._note_output(ranges_of(queued.nodes), queued.output)
+
+    def _note_output(self, nodes: Ranges, output: int) -> None:
+        others = {known: left for known, there in self._outputs.items() if (left := there - nodes)}
+        self._outputs = {**others, output: others.get(output, Ranges()) | nodes}
 
     def on_output(self, output: pb.Output) -> None:
         """Output is passed on."""
+        self.cursors.update(zip(output.counted.ranks, output.counted.cursors, strict=True))
         for each in output.ranks:
             self.cursors[each.rank] = each.cursor
             if each.also:
@@ -127,6 +139,4 @@ class PassedRun:
 
     def on_finished(self, finished: pb.Finished) -> None:
         """Results are passed on."""
-        self.left.difference_update(result.rank for result in finished.results)
-        for equal in finished.equal:
-            self.left.difference_update(equal.ranks)
+        self.left -= ranks_finished(finished)

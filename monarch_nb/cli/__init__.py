@@ -3,6 +3,7 @@
 main    all commands: what they take, what they do
 run     monarch-nb run: a script on ranks
 debug   monarch-nb debug: the debugger's prompt
+nodes   monarch-nb replace, grow, shrink: the nodes of a reservation
 pool    monarch-nb pool: pools of hosts, and who may use them
 tables  columns
 """

@@ -7,6 +7,7 @@ import difflib
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +15,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch_nb.cli import debug as debug_command
+from monarch_nb.cli import manifest as manifest_command
+from monarch_nb.cli import nodes as nodes_command
 from monarch_nb.cli import pool as pool_command
 from monarch_nb.cli import run as run_command
 from monarch_nb.cli.tables import print_table
-from monarch_nb.config import DEFAULT_POOL, LOG_LINES, PROTOCOL, VERSION, default_pool
+from monarch_nb.config import DEFAULT_POOL, LOG_LINES, POOL_VARIABLE, PROTOCOL, VERSION, default_pool
 from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, UsageError
 from monarch_nb.times import duration, seconds_of
 
@@ -68,14 +71,20 @@ def _nearest(word: str, known: Sequence[str], shown: Sequence[str] = ()) -> str:
 _HINTS = (
     (r" starts one, and so does %mesh reserve", " starts one"),
     (r": %mesh reserve NAME (--nodes \d+ --procs \d+)", r": monarch-nb run \1 SCRIPT reserves ranks for a script"),
-    (r"%mesh (release|doctor|logs|debug)\b", r"monarch-nb \1"),
+    (r"%mesh (release|replace|grow|shrink|doctor|logs|debug)\b", r"monarch-nb \1"),
 )
 
 
-def _typed_here(text: str) -> str:
-    """Return a message of the client's with what to type in a terminal."""
-    for pattern, words in _HINTS:
-        text = re.sub(pattern, words, text)
+_NAMED_POOL = re.compile(rf"--pool (\S+), or {POOL_VARIABLE}=\1")
+
+
+def _typed_here(text: str, words: Sequence[str] = ()) -> str:
+    """Return a message of the client's with what to type in a terminal, where `words` were typed."""
+    for pattern, advice in _HINTS:
+        text = re.sub(pattern, advice, text)
+    if words and not any(word.partition("=")[0] == "--pool" for word in words):
+        before, after = words[0], shlex.join(words[1:])
+        text = _NAMED_POOL.sub(lambda match: f"monarch-nb {before} --pool {match[1]} {after}".rstrip(), text)
     return text
 
 
@@ -100,9 +109,9 @@ def make_parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         added.set_defaults(run=run, parser=added)
-        if name not in ("pool", "allocator", "version"):
-            default, said = (None, "all") if name == "list" else (default_pool(), "%(default)s")
-            added.add_argument("--pool", default=default, help=f"name of the pool (default: {said})")
+        if name not in ("pool", "manifest", "allocator", "version"):
+            said = "all" if name == "list" else default_pool()
+            added.add_argument("--pool", default=None, help=f"name of the pool (default: {said})")
         return added
 
     up = command("up", _up, "start the local pool", "up --nodes 2 --procs 4", "up --nodes 4")
@@ -159,6 +168,13 @@ def make_parser() -> argparse.ArgumentParser:
     which.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
     which.add_argument("--all", action="store_true", help="everything that you hold")
 
+    replace = command("replace", nodes_command.replace, *nodes_command.REPLACE)
+    nodes_command.add_replace_arguments(replace)
+    grow = command("grow", nodes_command.grow, *nodes_command.GROW)
+    nodes_command.add_grow_arguments(grow)
+    shrink = command("shrink", nodes_command.shrink, *nodes_command.SHRINK)
+    nodes_command.add_shrink_arguments(shrink)
+
     extend = command("extend", _extend, "hold a reservation for longer: add to its time limit", "extend dev 2h")
     extend.add_argument("name", metavar="NAME", help="the reservation")
     extend.add_argument(
@@ -185,6 +201,9 @@ def make_parser() -> argparse.ArgumentParser:
     pool = command("pool", pool_command.run, pool_command.SUMMARY)
     pool_command.add_commands(pool)
 
+    manifest = command("manifest", manifest_command.run, manifest_command.SUMMARY, *manifest_command.EXAMPLES)
+    manifest_command.add_arguments(manifest)
+
     command("allocator", _allocator, "run one node in the foreground")
     command("version", _version, "print the version")
     return parser
@@ -200,13 +219,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, unknown = make_parser().parse_known_args(words)
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options.words = words if "pool" in options else []
     try:
+        _find_pool(options)
         status: int = options.run(options)
         sys.stdout.flush()
     except UsageError as error:
-        options.parser.error(_typed_here(str(error)))
+        options.parser.error(_typed_here(str(error), options.words))
     except MonarchNbError as error:
-        print(f"monarch-nb: {_typed_here(str(error))}", file=sys.stderr)
+        print(f"monarch-nb: {_typed_here(str(error), options.words)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nmonarch-nb: interrupted", file=sys.stderr)
@@ -216,6 +237,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return status
+
+
+def _find_pool(options: argparse.Namespace) -> None:
+    """Choose the pool when none is named: that in which the reservation is which the command names."""
+    if "pool" not in options or options.pool or options.run in (_list, _status, run_command.run):
+        return
+    options.pool = default_pool()
+    if name := getattr(options, "name", None):
+        from monarch_nb.client.reservations.lists import pool_of
+
+        options.pool = pool_of(name, options.pool)
 
 
 def _say(line: str) -> None:
@@ -247,36 +279,57 @@ def _down(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
+    """Show the pool that is meant; when none is named and there is none of the default name, all that there are."""
+    from monarch_nb.client.pools.others import known_pools
+
+    chosen = options.pool or default_pool()
+    pools = [] if options.pool or options.json else known_pools()
+    if not pools or chosen in pools:
+        return _status_of(chosen, as_json=options.json)
+    status = 0
+    for number, pool in enumerate(pools):
+        print(f"{chr(10) if number else ''}pool {pool}")
+        try:
+            status |= _status_of(pool, are_others_shown=True)
+        except MonarchNbError as error:
+            _say(f"monarch-nb: {error}")
+            status = 1
+    return status
+
+
+def _status_of(pool: str, *, as_json: bool = False, are_others_shown: bool = False) -> int:
     from monarch_nb import list_reservations
+    from monarch_nb.client.pools.namesakes import warning as namesakes
     from monarch_nb.client.pools.others import no_nodes, other_pools
     from monarch_nb.provision import provisioner_of
 
-    nodes = provisioner_of(options.pool).nodes(pool=options.pool)
-    _check_named_pool(options.pool)
+    nodes = provisioner_of(pool).nodes(pool=pool)
+    _check_named_pool(pool)
     with ThreadPoolExecutor(max_workers=16) as threads:
         described = list(threads.map(_describe, nodes))
     answers = any(node["hostname"] for node in described)
-    reservations = list_reservations(options.pool, memory=options.json) if answers else []
-    if options.json:
+    reservations = list_reservations(pool, memory=as_json) if answers else []
+    if as_json:
         held = [asdict(reservation) for reservation in reservations]
-        _print_json({"pool": options.pool, "nodes": described, "reservations": held})
+        _print_json({"pool": pool, "nodes": described, "reservations": held})
         return 0
     if not nodes:
-        print(_typed_here(no_nodes(options.pool)))
+        print(_typed_here(no_nodes(pool)))
         return 0
     rows = [
         (node["node"], node["state"], node["pid"], _used(node["procs_free"], node["procs"]), _gpus(node))
         for node in described
     ]
     print_table(("node", "state", "pid", "procs used", "GPUs used"), rows)
-    for note in _gpu_notes(described):
+    alike = namesakes((node["node"], node["address"]) for node in described if node["hostname"])
+    for note in [*_gpu_notes(described), *filter(None, [alike])]:
         print(note)
     if not answers:
         return 1
     print()
     free = max((node["procs_free"] or 0 for node in described), default=0)
-    _print_reservations(reservations, options.pool, str(min(free, 4)) if free else "N")
-    if others := other_pools(options.pool):
+    _print_reservations(reservations, pool, str(min(free, 4)) if free else "N")
+    if not are_others_shown and (others := other_pools(pool)):
         print(f"\n{others}")
     return 0
 
@@ -309,20 +362,23 @@ def _describe(node: Node) -> dict[str, Any]:
 
 def _list(options: argparse.Namespace) -> int:
     from monarch_nb import list_everywhere, list_reservations
+    from monarch_nb.client.reservations.lists import Holdings
 
     _check_named_pool(options.pool or default_pool())
     if options.pool:
-        reservations, several, notes = list_reservations(options.pool, memory=options.json), False, []
+        held = Holdings((options.pool,), list_reservations(options.pool, memory=options.json), {})
     else:
         held = list_everywhere(memory=options.json)
-        reservations, several, notes = held.reservations, len(held.pools) > 1, held.notes
     if options.json:
-        _print_json([asdict(reservation) for reservation in reservations])
+        _print_json([asdict(reservation) for reservation in held.reservations])
     else:
-        _print_reservations(reservations, options.pool or default_pool(), with_pool=several)
-    for note in notes:
+        with_pool = not options.pool and any(pool != default_pool() for pool in held.pools)
+        _print_reservations(held.reservations, options.pool or default_pool(), with_pool=with_pool)
+        for line in held.unheld:
+            print(line)
+    for note in held.notes:
         _say(f"monarch-nb: {note}")
-    return 1 if notes else 0
+    return 1 if held.notes else 0
 
 
 def _check_named_pool(pool: str) -> None:
@@ -410,6 +466,7 @@ def _release(options: argparse.Namespace) -> int:
             print("\n".join([f"released {name} ({mine[name].shape})", *map(str, kept)]))
     if not chosen:
         there = elsewhere(None, options.pool)
+        there = _typed_here(there, options.words)
         print(f"nothing is held in the pool {options.pool}; {there}" if there else "nothing is held")
     return failed
 
@@ -506,6 +563,8 @@ def _print_reservations(
 def _running(info: ReservationInfo) -> str:
     from monarch_nb.ground.rank_sets import format_ranks
 
+    if not info.right:
+        return ""  # that is not ours to see
     running = [rank.rank for rank in info.ranks if rank.run_id]
     return f"ranks {format_ranks(running)}" if running else "idle"
 

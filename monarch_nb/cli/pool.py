@@ -5,26 +5,40 @@ from __future__ import annotations
 import argparse
 import getpass
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_nb.cli.tables import print_table
+from monarch_nb.client.pools.namesakes import warning as namesakes_warning
 from monarch_nb.config import DEFAULT_PORT
-from monarch_nb.errors import MonarchNbError, NodeUnreachable, TrustError
+from monarch_nb.errors import MonarchNbError, NodeUnreachable, PoolError, TrustError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Node, provisioner
+from monarch_nb.provision.jobs import title_of_pool
 from monarch_nb.times import seconds_of, time_of_day
 from monarch_nb.trust import membership
 from monarch_nb.trust.authority import Authority
 from monarch_nb.trust.identity import USER, CertificateFacts, expiry_warning, load_identity
-from monarch_nb.trust.pools import Hosts, change_hosts, paths_of, pool_names, read_hosts
+from monarch_nb.trust.pools import (
+    DNS,
+    Hosts,
+    SshHost,
+    change_hosts,
+    checked_address,
+    paths_of,
+    pool_names,
+    read_all_hosts,
+    read_hosts,
+)
 
 if TYPE_CHECKING:
     from monarch_nb.config import TrustPaths
 
 SUMMARY = "make, join and share pools of other machines"
+DEFAULT_SSH_NAME = "lab"
 ANSWER_S = 5.0
 """A node that has not answered by then is not waited for."""
 _ANSWERS, _SILENT = "answers", "no answer"
@@ -58,13 +72,22 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
             allow_abbrev=False,
         )
         added.set_defaults(run=run, parser=added)
-        if name not in ("list", "join"):
+        if name not in ("list", "join", "init"):
             added.add_argument("name", metavar="NAME", help="the pool")
         return added
 
     where = f"host:port (the port is {DEFAULT_PORT} when not said), dns:NAME:PORT, or a directory where nodes publish"
 
-    init = command("init", _init, "make a pool, whose hosts only you and those you invite can use", "init lab")
+    init = command(
+        "init",
+        _init,
+        "make a pool, whose hosts only you and those you invite can use",
+        "init lab",
+        "init lab --ssh host1 host2",
+    )
+    named = f"the pool (default: {DEFAULT_SSH_NAME}, with --ssh)"
+    init.add_argument("name", nargs="?", metavar="NAME", help=named)
+    _add_ssh_options(init)
     init.add_argument("--user", metavar="ME", help="what you are called there (default: your name on this machine)")
     interface = "network interface of the hosts for stores, Gloo and NCCL (default: the one they listen to)"
     init.add_argument("--interface", metavar="NAME", default="", help=interface)
@@ -110,16 +133,36 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     authority.add_argument("--forget-old", action="store_true", help=forget)
 
 
+def _add_ssh_options(init: argparse.ArgumentParser) -> None:
+    """Declare what `pool init` can be told of hosts that ssh reaches."""
+    hosts = init.add_argument_group("hosts that ssh reaches", "Nothing is done there as root.")
+    ssh = "make nodes of these; without a host: of those of the pool, again"
+    hosts.add_argument("--ssh", nargs="*", metavar="HOST", help=ssh)
+    port = f"where their allocators listen (default: {DEFAULT_PORT})"
+    hosts.add_argument("--port", type=int, default=DEFAULT_PORT, help=port)
+    directory = "where monarch_nb lies on the hosts (default: ~/.local/share/monarch-nb)"
+    hosts.add_argument("--directory", metavar="DIR", default="", help=directory)
+    tunnel = "reach allocators through ssh (default: those that are not reached otherwise)"
+    hosts.add_argument("--tunnel", action=argparse.BooleanOptionalAction, default=None, help=tunnel)
+
+
 def run(options: argparse.Namespace) -> int:
     raise AssertionError("a command below is required")
 
 
 def _init(options: argparse.Namespace) -> int:
+    if options.name is None and options.ssh is None:
+        options.parser.error("the following arguments are required: NAME")
+    options.name = options.name or DEFAULT_SSH_NAME
     is_new = membership.make_pool(options.name, options.user or getpass.getuser(), options.interface)
     paths = paths_of(options.name)
     me = membership.own_facts(paths)
     made = "made the pool" if is_new else "there is the pool"
     print(f"{made} {options.name}, in which you are {me.name}; its certificates lie in {paths.directory}")
+    if options.ssh is not None:
+        from monarch_nb.cli import ssh_hosts
+
+        return ssh_hosts.set_up(options.name, options)
     _print_what_to_run(options.name, paths, read_hosts(paths).interface)
     return 0
 
@@ -146,18 +189,41 @@ def _add(options: argparse.Namespace) -> int:
         return hosts
 
     _print_hosts(options.name, change_hosts(paths, add))
+    for doubtful in filter(None, map(_doubt, options.where)):
+        print(doubtful, file=sys.stderr)
     return 0
+
+
+def _doubt(where: str) -> str:
+    """Return why there may be no node where somebody says, in a line; empty when there is no reason to think so."""
+    if "/" in where or where.startswith("~"):
+        directory = Path(where).expanduser()
+        if directory.is_dir():
+            return ""
+        return f"there is no directory {directory} yet: monarch-nb allocator --publish makes it"
+    host = checked_address(where.removeprefix(DNS)).rpartition(":")[0].strip("[]")
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        return f"{host} has no address here ({error.strerror}): is the name right?"
+    return ""
 
 
 def _remove(options: argparse.Namespace) -> int:
     paths = paths_of(options.name)
+    started = [host for host in read_hosts(paths).ssh if not options.where or host.destination in options.where]
+    if started and (options.where or options.force):
+        from monarch_nb.cli import ssh_hosts
+
+        ssh_hosts.take_down(options.name, started, force=options.force)
     if not options.where:
         membership.remove_pool(options.name, force=options.force)
-        print(f"forgot the pool {options.name}; allocators that run there go on")
+        others = "" if started else "; allocators that run there go on"
+        print(f"forgot the pool {options.name}{others}")
         return 0
 
     def remove(hosts: Hosts) -> Hosts:
-        for word in options.where:
+        for word in set(options.where) - {host.destination for host in started}:
             hosts = hosts.removed(word)
         return hosts
 
@@ -166,7 +232,8 @@ def _remove(options: argparse.Namespace) -> int:
 
 
 def _print_hosts(pool: str, hosts: Hosts) -> None:
-    print(f"the pool {pool}: {', '.join(hosts.words) or f'no nodes yet (monarch-nb pool add {pool} HOST)'}")
+    nodes = ", ".join(hosts.words) or title_of_pool(pool) or f"no nodes yet (monarch-nb pool add {pool} HOST)"
+    print(f"the pool {pool}: {nodes}")
 
 
 def _invite(options: argparse.Namespace) -> int:
@@ -201,24 +268,31 @@ def _join(options: argparse.Namespace) -> int:
 
 
 def _revoke(options: argparse.Namespace) -> int:
-    from monarch_nb.provision.daemons import tell_revoked
+    from monarch_nb.provision.daemons import describe, tell_revoked
 
     chosen, newest = membership.revoke_certificates(options.name, options.who)
     for facts in chosen:
         print(f"revoked {_described(facts)}")
     nodes = provisioner("hosts").nodes(pool=options.name)
 
+    people = {facts.name for facts in chosen}
+    held: set[str] = set()
+
     def tell(node: Node) -> str:
         try:
             tell_revoked(node.address, newest.pem, node.identity)
+            holders = describe(node.address, ANSWER_S, node.identity).holders
         except MonarchNbError as error:
             return f"{node.node_id} ({error})"
+        held.update(f"{holder.owner}/{holder.reservation}" for holder in holders if holder.owner in people)
         return ""
 
     with ThreadPoolExecutor(max_workers=16) as threads:
         silent = list(filter(None, threads.map(tell, nodes)))
     if nodes:
         print(f"{len(nodes) - len(silent)} of {counted(len(nodes), 'node')} know it")
+    for name in sorted(held):
+        print(f"still held: {name}, whose ranks go on; monarch-nb release {name} --pool {options.name} ends them")
     for node in silent:
         print(f"not told: {node}; it learns it from whoever of the pool comes next, or when you run this again")
     return 1 if silent else 0
@@ -234,6 +308,8 @@ def _renew(options: argparse.Namespace) -> int:
         f"allocators that read this directory take the new one at once; for hosts with another home directory:\n"
         f"  scp -p {paths.node} HOST:{options.name}-node.pem"
     )
+    if read_hosts(paths).ssh:
+        print(f"to those that were made with --ssh it is brought by: monarch-nb pool init {options.name} --ssh")
     if options.authority:
         print(
             f"what was issued before counts as well, until all hosts and people have something new, and you run:\n"
@@ -261,13 +337,13 @@ def _list(options: argparse.Namespace) -> int:
 def _row(pool: str) -> Sequence[str]:
     try:
         paths = paths_of(pool)
-        hosts, me = read_hosts(paths), membership.own_facts(paths)
+        hosts, me = read_all_hosts(paths), membership.own_facts(paths)
     except MonarchNbError as error:
         return pool, "", "", "", str(error)
     return (
         pool,
         f"{me.name} ({me.role})",
-        ", ".join(hosts.words) or "none yet",
+        ", ".join(hosts.words) or title_of_pool(pool) or "none yet",
         time_of_day(me.not_after),
         _warning(paths.identity),
     )
@@ -278,7 +354,7 @@ def _show(pool: str) -> int:
     paths = paths_of(pool)
     me = membership.own_facts(paths)
     print(f"you are {me.name} ({me.role}) in the pool {pool}; its certificates lie in {paths.directory}")
-    _print_hosts(pool, read_hosts(paths))
+    _print_hosts(pool, read_all_hosts(paths))
     print()
     warnings = [_warning(path) for path in (paths.identity, paths.node) if path.exists()]
     answers, trouble = _answers(pool)
@@ -293,7 +369,8 @@ def _show(pool: str) -> int:
         state = one.state or in_use.get(facts.fingerprint, "" if facts.role == USER else "replaced, counts until then")
         rows.append((facts.name, facts.role, facts.fingerprint[:_SHOWN_DIGITS], until, state))
     print_table(("certificate of", "role", "fingerprint", "until", "state"), rows)
-    notes = list(dict.fromkeys(filter(None, [trouble, *warnings])))
+    alike = namesakes_warning((name, address) for name, address, _ in answers if name)
+    notes = list(dict.fromkeys(filter(None, [trouble, alike, *warnings])))
     for note in notes:
         print(f"\n{note}")
     return 1 if notes or any(state != _ANSWERS for *_, state in answers) else 0
@@ -305,20 +382,35 @@ def _answers(pool: str) -> tuple[list[tuple[str, str, str]], str]:
         nodes = provisioner("hosts").nodes(pool=pool)
     except MonarchNbError as error:
         return [], str(error)
+    by_ssh = {host.name: host for host in read_all_hosts(paths_of(pool)).ssh}
     with ThreadPoolExecutor(max_workers=16) as threads:
-        return list(threads.map(_answer, nodes)), ""
+        return list(threads.map(lambda node: _answer(node, pool, by_ssh.get(node.node_id)), nodes)), ""
 
 
-def _answer(node: Node) -> tuple[str, str, str]:
+def _answer(node: Node, pool: str, host: SshHost | None) -> tuple[str, str, str]:
     from monarch_nb.provision.daemons import describe
 
+    address = f"{host.address}{' (through ssh)' if host.tunnel else ''}" if host else node.address
     try:
         reply = describe(node.address, ANSWER_S, node.identity)
     except NodeUnreachable as error:
-        return "", node.address, f"{_SILENT} ({_why_silent(node.address) or error})"
+        why = _why_ended(host, pool) if host else _why_silent(node.address)
+        return node.node_id if host else "", address, f"{_SILENT} ({why or error})"
     except MonarchNbError as error:
-        return "", node.address, str(error)
-    return reply.node_id, node.address, _ANSWERS
+        return "", address, str(error)
+    return reply.node_id, address, _ANSWERS
+
+
+def _why_ended(host: SshHost, pool: str) -> str:
+    """Return what ssh or the host says of an allocator that does not answer; empty when it runs."""
+    from monarch_nb.provision.remote.command import waited_for
+    from monarch_nb.provision.remote.preparing import look
+
+    try:
+        said = waited_for(look(host, pool))
+    except PoolError as error:
+        return str(error)
+    return said and f"its allocator has ended: monarch-nb pool init {pool} --ssh starts another"
 
 
 def _why_silent(address: str) -> str:

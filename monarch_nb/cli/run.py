@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 from monarch_nb.client.scripts.torchrun_flags import FLAGS, Launch, held_by, held_in, read
-from monarch_nb.config import OnBreakpoint
+from monarch_nb.config import OnBreakpoint, default_pool
 from monarch_nb.errors import RunFailed, UsageError
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.shape import Extent, parse_targets
@@ -73,7 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the script; return its exit status."""
+    from monarch_nb.client.reservations.lists import pool_of
+
     name = take_name(options)
+    if options.pool is None:
+        options.pool = pool_of(name, default_pool()) if name else default_pool()
     with _signals_as_ctrl_c() as signals, _held(options, name) as reservation:
         mesh = reservation.mesh.select(parse_targets(options.targets, reservation.mesh.extent))
         launch = read(vars(options), os.environ, held_by(mesh, _RESERVE))
@@ -106,7 +110,7 @@ def take_name(options: argparse.Namespace) -> str | None:
     return name
 
 
-def _held_by_me(pool: str) -> list[str]:
+def _held_by_me(pool: str | None) -> list[str]:
     from monarch_nb import list_reservations
 
     return [info.name for info in list_reservations(pool) if info.held_by_me]

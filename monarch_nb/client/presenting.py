@@ -12,7 +12,7 @@ from monarch_nb.ground.code_names import run_name
 
 
 class CallingCell(Protocol):
-    """A cell of the notebook, in which what it calls of actors is shown.
+    """A cell of the notebook, in which what it calls of actors is shown, and what runs print that it waits for.
 
     Attributes:
         number: its execution count.
@@ -22,6 +22,9 @@ class CallingCell(Protocol):
 
     def listener(self, ranks: Iterable[int], mesh: str) -> Callable[[Event], None]:
         """Return what is told the events of a run of calls on a mesh."""
+
+    def run_listener(self, ranks: Iterable[int]) -> Callable[[Event], None]:
+        """Return what is told the events of a run that the cell waits for."""
 
     def tell(self, text: str) -> None:
         """Show a line."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import zlib
 from collections.abc import Iterable
 from typing import Literal, Protocol
@@ -51,11 +52,14 @@ def code_label(name: str) -> tuple[str, str] | None:
     return ("Run", match[2]) if match[1] == _PREFIXES["run"] else ("Pulled", "expression")
 
 
-def run_name(number: int, cell_number: int = 0, title: str = "", notebook: str = "", owner: str = "") -> str:
+def run_name(
+    number: int, cell_number: int = 0, title: str = "", notebook: str = "", owner: str = "", mesh: str = ""
+) -> str:
     """Return what a run is called: by its number, as logs and `--run` have it, and by its cell's, as the notebook does.
 
     Args:
         notebook: that it is of, when it is another one. owner: who has submitted it, when that is somebody else.
+        mesh: on which it runs, when that is one beside the main mesh: each numbers its runs.
 
     Example:
         >>> run_name(46, 12, "train()")
@@ -64,12 +68,20 @@ def run_name(number: int, cell_number: int = 0, title: str = "", notebook: str =
         'run 46, cell [12] of eval.ipynb (train())'
         >>> run_name(46, 12, "train()", owner="bob")
         "bob's run 46, cell [12] (train())"
+        >>> run_name(3, 12, "judge()", mesh="judges")
+        'run 3 on judges, cell [12] (judge())'
     """
-    name = f"run {number}, cell [{cell_number}]" if cell_number else f"run {number}"
+    name = f"run {number} on {mesh}" if mesh else f"run {number}"
+    name = f"{name}, cell [{cell_number}]" if cell_number else name
     name = f"{owner}'s {name}" if owner else name
     name += f" of {notebook}" if notebook else ""
     title = title if len(title) <= MAX_TITLE_CHARACTERS else f"{title[: MAX_TITLE_CHARACTERS - 1]}…"
     return f"{name} ({title})" if title else name
+
+
+def mesh_flag(mesh: str) -> str:
+    """Return what chooses a mesh on a line of `%mesh`, after a blank: " --mesh judges"; empty for the main mesh, ""."""
+    return f" --mesh {shlex.quote(mesh)}" if mesh else ""
 
 
 class NamedRun(Protocol):
@@ -87,6 +99,8 @@ class NamedRun(Protocol):
     def notebook(self) -> str: ...
     @property
     def owner(self) -> str: ...
+    @property
+    def mesh(self) -> str: ...
 
 
 def run_names(infos: Iterable[NamedRun]) -> dict[str, str]:
@@ -103,6 +117,7 @@ def run_names(infos: Iterable[NamedRun]) -> dict[str, str]:
             info.title,
             notebooks.get(info.notebook, "") if len(paths) > 1 else "",
             info.owner,
+            info.mesh,
         )
         for info in infos
     }

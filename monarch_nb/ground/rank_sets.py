@@ -3,6 +3,9 @@
 import itertools
 from collections.abc import Iterable
 
+MOST_NAMED = 8
+"""So many nodes are named in a sentence."""
+
 
 def format_ranks(ranks: Iterable[int]) -> str:
     """Return the shortest text for a set of ranks.
@@ -27,3 +30,10 @@ def name_ranks(ranks: Iterable[int]) -> str:
     """Return `rank 3` or `ranks 0-2,5`, for sentences."""
     chosen = sorted(set(ranks))
     return f"rank{'' if len(chosen) == 1 else 's'} {format_ranks(chosen)}"
+
+
+def name_nodes(names: Iterable[str]) -> str:
+    """Return `node host1` or `nodes host1, host2`, for sentences; of many the first and how many more there are."""
+    chosen = list(dict.fromkeys(names))
+    more = f" and {len(chosen) - MOST_NAMED:,} more" if len(chosen) > MOST_NAMED else ""
+    return f"node{'' if len(chosen) == 1 else 's'} {', '.join(chosen[:MOST_NAMED])}{more}"

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from monarch_nb.ground.code_names import mesh_flag
+
 _OURS = re.compile(r"\s*(%mesh\b|%(re|un)?load_ext\s+monarch_nb\b|\w[\w\s,.\[\]]*=\s*%mesh\b)")
 _OURS_AT_THE_END = re.compile(r"%mesh(\s|$)|\w[\w\s,.\[\]]*=\s*%mesh\s")
 _EMPTY = re.compile(r"%%mesh(?!\w)")
@@ -24,6 +26,7 @@ class MeshMode:
     Attributes:
         on: whether cells run on the mesh.
         targets: the ranks on which they run, as `-t` takes them; None for all.
+        mesh: the name of the one on which they run; None for the main mesh.
         visible: whether the cell that executes now is one of the user's: front ends also execute code of their own,
             without history, and that belongs to the kernel.
     """
@@ -33,16 +36,17 @@ class MeshMode:
     def __init__(self) -> None:
         self.on = False
         self.targets: str | None = None
+        self.mesh: str | None = None
         self.visible = False
         self._depth = 0
 
-    def start(self, targets: str | None) -> None:
+    def start(self, targets: str | None, mesh: str | None = None) -> None:
         """Run every following cell on the mesh."""
-        self.on, self.targets = True, targets.replace(" ", "") if targets else None
+        self.on, self.targets, self.mesh = True, targets.replace(" ", "") if targets else None, mesh
 
     def stop(self) -> None:
         """Run cells in the kernel again."""
-        self.on, self.targets = False, None
+        self.on, self.targets, self.mesh = False, None, None
 
     def __call__(self, lines: list[str]) -> list[str]:
         """Transform a cell, as IPython's input transformers do."""
@@ -56,7 +60,8 @@ class MeshMode:
         # Inside a cell that executes, IPython transforms pieces of code too (%timeit does): those are not cells.
         if not self.on or self._depth > 0 or is_ours(lines):
             return lines
-        arguments = f"{ANNOUNCE} --targets={self.targets}" if self.targets else ANNOUNCE
+        arguments = f"{ANNOUNCE}{mesh_flag(self.mesh or '')}"
+        arguments += f" --targets={self.targets}" if self.targets else ""
         end = _our_end(lines)
         if end == len(lines):
             return [f"%%mesh {arguments}\n", *lines]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from monarch_nb.client.reservations.memory import (
@@ -21,13 +21,15 @@ from monarch_nb.client.reservations.memory import (
     recall,
     remember,
 )
+from monarch_nb.config import MAIN_MESH
 from monarch_nb.errors import MonarchNbError, ReservationNotFound, RunNotFound, UsageError
-from monarch_nb.ground.code_names import run_name
+from monarch_nb.ground.code_names import mesh_flag, run_name
 from monarch_nb.ground.rank_sets import counted, format_ranks
 from monarch_nb.provision.jobs import job_of_pool, trouble
 from monarch_nb.shape import parse_targets
 
 if TYPE_CHECKING:
+    from monarch_nb.client.meshes.holder import MeshHolder
     from monarch_nb.client.meshes.mesh import Mesh
     from monarch_nb.client.pools.infos import EndedReservation, ReservationInfo, RunInfo
     from monarch_nb.client.reservations.lists import Holdings
@@ -73,7 +75,7 @@ class Session:
         self.show_time: Callable[[str], bool] = lambda _: False
         self.reattached_in: int | None = None
         """The execution count of the cell whose `%load_ext` said what it is attached to."""
-        self._unsaid = ""
+        self._unsaid, self._is_job = "", False
 
     @property
     def directory(self) -> str:
@@ -85,7 +87,8 @@ class Session:
     def hold(self, reservation: Reservation, pool: str | None = None) -> None:
         """Make `reservation` the current one, for later kernels of this notebook too. One whose nodes came as a job
         is in a pool that nobody has named."""
-        if job_of_pool(reservation.pool):
+        self._is_job = job_of_pool(reservation.pool) is not None
+        if self._is_job:
             pool = reservation.pool
         if self.reservation is not None and self.reservation is not reservation:
             self.reservation.detach()
@@ -101,8 +104,10 @@ class Session:
             remember(memory_of_this_kernel(self.notebook, ""))
 
     def released(self) -> None:
-        """The current reservation is gone."""
+        """The current reservation is gone; so is the pool of one whose nodes came as a job."""
         self._let_go()
+        if self._is_job:
+            self.pool, self._is_job = None, False
         if self.notebook:
             forget(self.notebook)
 
@@ -134,37 +139,40 @@ class Session:
             )
         return self.reservation
 
-    def mesh(self, targets: str | None = None) -> Mesh:
-        """Return the current reservation's mesh, or its part that `targets` names.
+    def mesh(self, targets: str | None = None, name: str | None = None) -> Mesh:
+        """Return a mesh of the current reservation, the main one if none is named, or its part that `targets` names.
 
         Raises:
             UsageError: nothing is held.
+            NoSuchMesh: it has no mesh of that name.
             TargetError: the targets can not be read, or name ranks that it does not have.
         """
-        mesh = self.current().mesh
+        held = self.current()
+        mesh = held.mesh if name in (None, MAIN_MESH) else held.meshes[name]
         return mesh if targets is None else mesh.select(parse_targets(targets, mesh.extent))
 
-    def open_runs(self) -> list[RunInfo]:
-        """Return the current mesh's runs that go on or that nobody has seen, oldest first."""
-        return _open_runs(self.current(), self.seen)
+    def open_runs(self, mesh: Mesh | None = None) -> list[RunInfo]:
+        """Return the runs of a mesh, or of all, that go on or that nobody has seen, of each mesh oldest first."""
+        return _open_runs([mesh] if mesh else self.current().meshes.now(), self.seen)
 
-    def run_numbered(self, number: int) -> RunInfo:
-        """Return a run of the current mesh, also one that was shown to the end.
+    def run_numbered(self, number: int, mesh_name: str | None = None) -> RunInfo:
+        """Return a run of a mesh, also one that was shown to the end.
 
         Raises:
             RunNotFound: no such run is remembered.
         """
-        for info in self.mesh().past_runs():
+        mesh = self.mesh(name=mesh_name)
+        for info in mesh.past_runs():
             if info.number == number:
                 return info
-        raise RunNotFound(
-            f"run {number} can not be shown here: %mesh logs --run {number} has what it printed, if it ran"
-        )
+        logs = f"%mesh logs{mesh.flag} --run {number}"
+        raise RunNotFound(f"run {number} can not be shown here: {logs} has what it printed, if it ran")
 
-    def last_cell(self) -> RunInfo | None:
-        """Return the newest run of a cell of this notebook, also one that was shown to the end."""
-        runs = [info for info in self.mesh().past_runs() if info.cell_number and _is_own(info, self.notebook)]
-        return runs[-1] if runs else None
+    def last_cell(self, mesh: Mesh | None = None) -> RunInfo | None:
+        """Return the newest run of a cell of this notebook, on a mesh or any, also one that was shown to the end."""
+        past = [info for one in ([mesh] if mesh else self.current().meshes.now()) for info in one.past_runs()]
+        runs = [info for info in past if info.cell_number and _is_own(info, self.notebook)]
+        return max(runs, key=lambda info: info.submitted_at, default=None)
 
     def finished(self, run: Run) -> None:
         """A run was shown to the end."""
@@ -230,7 +238,7 @@ class Session:
                         return None, f"{ended}: %mesh reserve takes nodes again"
             return None, _held_line(sorted(info.name for info in infos if info.held_by_me))
         reservation = self.client.attach(found.name, pool=self.pool)
-        followed, others = divided(_open_runs(reservation, self.seen), self.notebook)
+        followed, others = divided(_open_runs(reservation.meshes.now(), self.seen), self.notebook)
         return reservation, attached_line(reservation, followed, others)
 
     def _choose(self, infos: Sequence[ReservationInfo], memory: Memory | None) -> ReservationInfo | None:
@@ -258,15 +266,23 @@ def _is_own(info: RunInfo, notebook: str | None) -> bool:
 
 
 def unseen_line(runs: Sequence[RunInfo]) -> str:
-    """Return what to say of finished runs that nobody has seen.
+    """Return what to say of finished runs that nobody has seen, a line for each mesh.
 
     Example:
         runs 18-33 finished and nobody has seen them: %mesh attach --run N shows one
     """
+    by_mesh: dict[str, list[RunInfo]] = {}
+    for info in runs:
+        by_mesh.setdefault(info.mesh, []).append(info)
+    return "\n".join(_unseen_on(mesh, of_mesh) for mesh, of_mesh in by_mesh.items())
+
+
+def _unseen_on(mesh: str, runs: Sequence[RunInfo]) -> str:
+    shows = f"%mesh attach{mesh_flag(mesh)} --run"
     if len(runs) == 1:
-        return f"{runs[0]} finished and nobody has seen it: %mesh attach --run {runs[0].number} shows it"
-    numbers = format_ranks(info.number for info in runs)
-    return f"runs {numbers} finished and nobody has seen them: %mesh attach --run N shows one"
+        return f"{runs[0]} finished and nobody has seen it: {shows} {runs[0].number} shows it"
+    numbers = format_ranks(info.number for info in runs) + (f" on {mesh}" if mesh else "")
+    return f"runs {numbers} finished and nobody has seen them: {shows} N shows one"
 
 
 def attached_line(reservation: Reservation, runs: Sequence[RunInfo] = (), others: Sequence[RunInfo] = ()) -> str:
@@ -279,10 +295,14 @@ def attached_line(reservation: Reservation, runs: Sequence[RunInfo] = (), others
     Example:
         attached to dev: 2 nodes × 4 procs, 8 ranks alive, run 46, cell [7] still running: %mesh attach follows it
     """
-    ranks = reservation.mesh.status()
+    main, *beside = reservation.meshes.now()
+    ranks = main.status()
     alive = sum(rank.is_alive for rank in ranks)
     count = counted(alive, "rank") if alive == len(ranks) else f"{alive} of {len(ranks)} ranks"
-    line = f"attached to {reservation.name}: {shape(reservation)}, {count} alive"
+    line = f"attached to {called(reservation)}: {shape(reservation)}, {count} alive"
+    if beside:
+        line += f", and beside {main.name} {', '.join(mesh.name for mesh in beside)}"
+        ranks = [*ranks, *(rank for mesh in beside for rank in mesh.status())]
     if away := sorted({rank.absence for rank in ranks if rank.state == "unreachable"}):
         line = "; ".join([line, *away])
     if going := [run for run in runs if not run.done]:
@@ -292,7 +312,17 @@ def attached_line(reservation: Reservation, runs: Sequence[RunInfo] = (), others
     return f"{line}; {unseen_line(others)}" if others else line
 
 
-def shape(held: Reservation | ReservationInfo) -> str:
+def called(reservation: Reservation) -> str:
+    """Return "dev", or "dev of alice" when she shares it with us."""
+    return reservation.name if reservation.is_mine else f"{reservation.name} of {reservation.owner}"
+
+
+def mesh_called(mesh: Mesh) -> str:
+    """Return "dev", or "dev/judges" of a mesh beside the main one."""
+    return f"{mesh.reservation.name}/{mesh.name}" if mesh.flag else mesh.reservation.name
+
+
+def shape(held: MeshHolder[Mesh] | ReservationInfo) -> str:
     """Return "2 nodes × 4 procs"."""
     per_node = counted(held.gpus or held.procs, "gpu" if held.gpus else "proc")
     return f"{counted(held.nodes, 'node')} × {per_node}"
@@ -323,15 +353,15 @@ def bounded(call: Callable[[], T], timeout_s: float) -> T:
     return results[0]
 
 
-def _open_runs(reservation: Reservation, seen: Container[str]) -> list[RunInfo]:
-    runs = reservation.mesh.runs()
+def _open_runs(meshes: Iterable[Mesh], seen: Container[str]) -> list[RunInfo]:
+    runs = [info for mesh in meshes for info in mesh.runs()]
     return [info for info in runs if not info.done or not (info.collected or info.run_id in seen)]
 
 
 def _names(runs: Sequence[RunInfo]) -> str:
-    if len(runs) > _MAX_NAMES:
+    if len(runs) > _MAX_NAMES and not any(run.mesh for run in runs):
         return f"runs {format_ranks(run.number for run in runs)}"
-    return "; ".join(run_name(run.number, run.cell_number, owner=run.owner) for run in runs)
+    return "; ".join(run_name(run.number, run.cell_number, owner=run.owner, mesh=run.mesh) for run in runs)
 
 
 def _held_line(names: Sequence[str]) -> str:

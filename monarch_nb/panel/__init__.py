@@ -1,7 +1,9 @@
 """What the panel and the widget show and do, as plain JSON values: no Jupyter, no HTTP.
 
-requests  the one entry: requests by name
-actions   what is done: reserve, release, restart, interrupt, stacks
+panels    one for each pool that somebody looks at
+requests  the one entry of each: requests by name
+actions   what is done: reserve, release, resize, restart, interrupt, stacks
+resizing  what would become of a reservation with more nodes, or fewer
 jobs      what takes long, in threads, with progress and cancel
 live      asks the nodes while somebody looks, and tells subscribers what changed
 view      what nodes said becomes the one value that is shown
@@ -12,6 +14,8 @@ hangs     ranks that wait for others that will not come
 logs      windows over the logs of a mesh: filtered, searched, followed
 folding   their lines fold: equal lines of several ranks are one row
 forms     what is asked of people, and the messages for each field
+ways      engines that can be asked for nodes, as a part of the form
+pools     which pools can be shown
 refusal   why a request is not done
 hints     advice of the client's, in terms of what to click
 """

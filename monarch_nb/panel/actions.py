@@ -1,9 +1,10 @@
-"""What the panel does: reserve, start a pool, release, extend, restart, interrupt, stacks; and what it would do."""
+"""What the panel does: reserve, start a pool, release, extend, resize, replace, restart, interrupt; and what it would
+do."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,20 +13,22 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.pools import pool as pools
 from monarch_nb.client.pools.choosing import Shape, choose_nodes, who_holds
-from monarch_nb.client.pools.pool import HeldReservation
+from monarch_nb.client.pools.held import HeldReservation
 from monarch_nb.client.pools.releasing import release
 from monarch_nb.client.reservations.arguments import checked_name
 from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.client.reservations.waiting import fits_when_idle
-from monarch_nb.errors import CapacityError, ReservationNotFound, TargetError, UsageError
+from monarch_nb.errors import CapacityError, MonarchNbError, ReservationNotFound, TargetError, UsageError
 from monarch_nb.ground.code_names import run_name
 from monarch_nb.ground.rank_sets import counted, format_ranks, name_ranks
-from monarch_nb.panel.forms import Form, extend_form, reserve_form, up_form
+from monarch_nb.panel.forms import HERE, Form, extend_form, reserve_form, resize_form, shape_of, up_form
 from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.jobs import Jobs, Say, Work
 from monarch_nb.panel.live import Live
-from monarch_nb.panel.refusal import Refused
+from monarch_nb.panel.refusal import Refused, in_short
+from monarch_nb.panel.resizing import Resize
 from monarch_nb.panel.view import Json
+from monarch_nb.panel.ways import Request, Way, names_in_use, recall, remember, ways
 from monarch_nb.provision import Provisioner, jobs, provisioner_of
 from monarch_nb.shape import Extent, parse_targets
 from monarch_nb.sizes import size
@@ -33,8 +36,8 @@ from monarch_nb.times import duration
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where something is to be reserved from.
+class Origin:
+    """Where something is reserved from.
 
     Attributes:
         notebook: path of the notebook that is to hold it; empty for none.
@@ -50,6 +53,7 @@ class Actions:
 
     def __init__(self, live: Live, jobs: Jobs) -> None:
         self._live, self._jobs, self._pool = live, jobs, live.pool
+        self._ways: dict[str, Way] | None = None
 
     @property
     def _provisioner(self) -> Provisioner:
@@ -57,44 +61,79 @@ class Actions:
 
     # ---- forms ----
 
-    def forms(self, view: Json) -> dict[str, Form]:
-        """Return the forms by action."""
-        return {
-            "reserve": reserve_form(view),
-            "up": up_form(self._provisioner, self._pool.name),
-            "extend": extend_form(),
-        }
+    async def forms(self, view: Json) -> dict[str, Form]:
+        """Return the forms by action, as what can be asked for is now: without one that starts a pool where people
+        start its nodes."""
+        self._ways = {way.name: way for way in await ways()}
+        forms = {"reserve": self._reserve_form(view), "extend": extend_form(), "resize": resize_form()}
+        if self._provisioner.options(pool=self._pool.name):
+            forms["up"] = self._up_form()
+        return forms
 
-    def check(self, view: Json, action: str, values: object) -> Json:
-        """Return whether an action can be done as things are, and why not."""
-        forms = self.forms(view)
-        if action not in forms:
+    def _reserve_form(self, view: Json) -> Form:
+        last = recall()
+        places = [way.place(last) for way in (self._ways or {}).values()]
+        return reserve_form(view, places, last.where, names_in_use())
+
+    def _up_form(self) -> Form:
+        return up_form(self._provisioner, self._pool.name)
+
+    async def check(self, view: Json, action: str, values: object, held: Json | None) -> Json:
+        """Return whether an action can be done as things are, and why not.
+
+        Args:
+            held: the reservation that it is about, if it is about one.
+        """
+        forms = {"up": self._up_form, "extend": extend_form}
+        if action not in ("reserve", "resize", *forms):
             raise Refused(404, f"there is no form {action!r}")
         try:
             if action == "reserve":
-                return {"ok": True, "message": self._fit(view, self._read_reserve(view, values))}
-            forms[action].read(values)
+                return {"ok": True, "message": await self._check_reserve(view, values)}
+            if action == "resize":
+                return {"ok": True, "message": self._check_resize(view, held, values)}
+            forms[action]().read(values)
             return {"ok": True, "message": ""}
-        except Refused as refused:
-            return {"ok": False, "message": refused.message, "errors": refused.errors}
+        except MonarchNbError as error:
+            refused = Refused.of(error)
+        except Refused as error:
+            refused = error
+        return {"ok": False, "message": refused.message, "errors": refused.errors}
 
-    def _read_reserve(self, view: Json, values: object) -> Json:
+    async def _check_reserve(self, view: Json, values: object) -> str:
+        read = await self._read_reserve(view, values)
+        if request := self._request(read):
+            return await asyncio.to_thread(request.prospect)
+        return self._fit(view, read)
+
+    async def _read_reserve(self, view: Json, values: object) -> Json:
         """Return what a form says, or raise Refused; it may have been opened while there was a pool."""
-        if view["pool"]["state"] == "down" and isinstance(values, Mapping) and values.get("kind") == "gpus":
+        if self._ways is None:
+            await self.forms(view)  # the server was restarted meanwhile
+        where, kind = (values.get("where", HERE), values.get("kind")) if isinstance(values, Mapping) else (HERE, None)
+        if view["pool"]["state"] == "down" and (where, kind) == (HERE, "gpus"):
             text = "the pool is not up any more: start one first, then its GPUs can be reserved"
             raise Refused(409, text, {"kind": text})
-        form = reserve_form(view)
+        form = self._reserve_form(view)
         if isinstance(values, Mapping) and "force_busy" not in [field.name for field in form.fields]:
             values = {name: value for name, value in values.items() if name != "force_busy"}  # there were GPUs
         return form.read(values)
 
+    def _check_resize(self, view: Json, held: Json | None, values: object) -> str:
+        if held is None:
+            raise Refused(400, "reservation is missing", {"reservation": "a text"})
+        replies = [reply for _, reply in self._live.replies()]
+        return _resize(view, held, values).prospect(replies, self._provisioner, self._pool.name)
+
+    def _request(self, read: Json) -> Request | None:
+        """Return what is asked of an engine; None when the pool is meant."""
+        _checked_name(read)
+        where = read.get("where", HERE)
+        return None if where == HERE else (self._ways or {})[where].request(read)
+
     def _fit(self, view: Json, values: Json) -> str:
         """Return where a reservation would be, or raise Refused."""
-        shape = _shape(values)
-        try:
-            name = checked_name(values["name"])
-        except UsageError as error:
-            raise Refused(400, str(error), {"name": str(error)}) from None
+        shape, name = shape_of(values), values["name"]
         for held in view["reservations"].values():
             if held["mine"] and held["name"] == name:
                 has = Shape(held["nodes"], held["procs"], held["gpus"])
@@ -113,7 +152,7 @@ class Actions:
                 return f"the {self._provisioner.title} will become {prospect} for it"
             if values["wait"] and (error.waiting_helps or fits_when_idle(self._pool.name, shape, nodes)):
                 return f"waits in line: {who_holds(shape, nodes)}"
-            raise Refused(409, str(error), {_short_of(view, shape): _in_short(error)}) from None
+            raise Refused(409, str(error), {_short_of(view, shape): in_short(error)}) from None
         left = sum(node.gpus_free if shape.gpus else node.procs_free for node in nodes) - shape.nodes * shape.per_node
         return (
             f"fits: {', '.join(nodes[index].node_id for index in chosen)}; {counted(left, shape.kind)} free after that"
@@ -123,7 +162,7 @@ class Actions:
 
     def up(self, view: Json, values: object) -> Json:
         """Start a pool."""
-        options = self.forms(view)["up"].read(values)
+        options = self._up_form().read(values)
         was_down = view["pool"]["state"] == "down" and not view["nodes"]
 
         def work(say: Say) -> Json:
@@ -149,12 +188,21 @@ class Actions:
 
     # ---- reservations ----
 
-    def reserve(self, view: Json, values: object, place: Place) -> Json:
+    async def reserve(self, view: Json, values: object, origin: Origin) -> Json:
         """Reserve."""
-        read = self._read_reserve(view, values)
-        self._fit(view, read)
-        shape = _shape(read)
-        is_held = any(held["mine"] and held["name"] == read["name"] for held in view["reservations"].values())
+        read = await self._read_reserve(view, values)
+        request = self._request(read)
+        if request is None:
+            self._fit(view, read)
+        title = f"Reserving {read['name']}"
+        if any(job["title"] == title for job in self._jobs.running()):
+            text = f"{read['name']} is being reserved, or waits in line, already: wait for it, or cancel that first"
+            raise Refused(409, text, {"name": text})
+        if isinstance(values, Mapping):
+            remember(recall().after(values))
+        mine = (held["name"] for held in view["reservations"].values() if held["mine"])
+        is_held = read["name"] in (names_in_use() if request else mine)
+        shape = shape_of(read)
 
         def work(say: Say) -> Json:
             reservation = reserve(
@@ -162,19 +210,21 @@ class Actions:
                 nodes=shape.nodes,
                 procs=shape.procs or None,
                 gpus=shape.gpus or None,
-                pool=self._pool.name,
+                pool=None if request else self._pool.name,
+                on=request.on if request else None,
+                on_arguments=request.arguments if request else (),
                 time=read["time"],
                 idle=read["idle"],
-                wait=read["wait"],
+                wait=read.get("wait", False),
                 force_busy=_forces(read),
-                notebook=place.notebook or None,
-                python=None if is_held else place.python,  # nobody asked for it: the kernel's is the default
+                notebook=origin.notebook or None,
+                python=None if is_held else origin.python,  # nobody asked for it: the kernel's is the default
                 progress=say,
             )
             reservation.detach()  # else it would never be idle
-            return {"reservation": reservation.id}
+            return {"reservation": reservation.id, "pool": reservation.pool}
 
-        return self._start("reserve", f"Reserving {read['name']}", work)
+        return self._start("reserve", title, work)
 
     def release(self, held: Json) -> Json:
         """Release a reservation, also when some of its nodes do not answer."""
@@ -184,8 +234,8 @@ class Actions:
             released = call(release([connection for connection, _ in found.nodes.values()], held["id"]))
             for error in released.failed:
                 raise error
-            if job := jobs.job_of_pool(self._pool.name):
-                jobs.end(job)
+            if (job := jobs.job_of_pool(self._pool.name)) and job.reservation == held["name"]:
+                jobs.end_all(job.pool)
             return {"text": "\n".join(map(str, released.kept))}  # where what ranks wrote is now
 
         return self._start("release", f"Releasing {held['name']}", work)
@@ -203,6 +253,21 @@ class Actions:
 
         return self._start("extend", f"Extending {held['name']}", work)
 
+    def resize(self, view: Json, held: Json, values: object) -> Json:
+        """Have more nodes, or give some back; ranks of one mesh at most start anew."""
+        resize = _resize(view, held, values)
+        into = resize.into["name"] if resize.into else ""
+
+        def work(say: Say) -> Json:
+            with self._attached(held) as reservation:
+                if not resize.is_growing:
+                    return {"text": str(reservation.shrink(resize.nodes, into=into, progress=say))}
+                mesh = "" if into else resize.mesh
+                return {"text": str(reservation.grow(resize.nodes, into=into, mesh=mesh, progress=say))}
+
+        doing = "Growing" if resize.is_growing else "Shrinking"
+        return self._start("resize", f"{doing} {held['name']} to {counted(resize.nodes, 'node')}", work)
+
     def restart(self, held: Json, mesh: Json, ranks: tuple[int, ...]) -> Json:
         """Replace ranks by fresh ones."""
 
@@ -212,6 +277,15 @@ class Actions:
                 _mesh(reservation, mesh, ranks).restart()
 
         return self._start("restart", f"Restarting {name_ranks(ranks)} of {held['name']}", work)
+
+    def replace(self, held: Json) -> Json:
+        """Put free nodes in the places of those that do not answer."""
+
+        def work(say: Say) -> Json:
+            with self._attached(held) as reservation:
+                return {"text": "\n".join(map(str, reservation.replace(progress=say)))}
+
+        return self._start("replace", f"Replacing nodes of {held['name']}", work)
 
     def interrupt(self, held: Json, mesh: Json, ranks: tuple[int, ...]) -> Json:
         """Interrupt what runs on ranks; nothing in memory is lost."""
@@ -232,11 +306,12 @@ class Actions:
 
         return self._start("stacks", f"Stacks of {held['name']}", work)
 
-    def lost(self, held: Json, mesh: Json | None, ranks: tuple[int, ...]) -> str:
+    def lost(self, held: Json, mesh: Json | None, ranks: tuple[int, ...], *, kept: str = "Logs and files stay.") -> str:
         """Return what would be lost, a line each, and what stays.
 
         Args:
-            mesh: of which `ranks` would be restarted; None: everything would be released.
+            mesh: of which `ranks` would be started anew; None: everything would be released.
+            kept: what stays of these ranks.
         """
         meshes = held["meshes"] if mesh is None else [mesh]
         alive = [
@@ -256,15 +331,27 @@ class Actions:
             lines.append("what was printed: the logs go with it")
             return _losing(lines, "Files that ranks wrote stay on their nodes; it will be said where.")
         others = [rank for rank in mesh["ranks"] if rank["state"] != "dead" and rank["rank"] not in ranks]
-        kept = "Logs and files stay."
         if others and alive:
             keep = "The other rank keeps its" if len(others) == 1 else f"The other {len(others)} ranks keep their"
             kept += f" {keep} variables; process groups have to be made again."
         return _losing(lines, kept) if lines else f"Nothing is lost: none of these ranks lives. {kept}"
 
-    def attach_lines(self, held: Json) -> str:
+    def lost_by_resize(self, view: Json, held: Json, values: object) -> str:
+        """Return what becomes of the ranks, and what would be lost."""
+        resize, kept = _resize(view, held, values), "Logs and files stay."
+        if gone := ", ".join(resize.leaving):
+            kept = f"Logs of ranks on {gone} go; files that they wrote there are kept, and it will be said where."
+        if resize.into is None:
+            return f"Nothing is lost: all ranks stay as they are. {kept}"
+        lost = self.lost(held, resize.into, self.ranks(resize.into, None), kept=kept)
+        on = f"{resize.ranks}, on {counted(resize.nodes, 'node')}"
+        return f"All ranks of {resize.into['name']} start anew: {on}.\n{lost}"
+
+    def attach_lines(self, view: Json, held: Json) -> str:
         """Return the code that attaches a notebook."""
-        return f"%load_ext monarch_nb\n%mesh attach {shlex.quote(held['name'])}"
+        words = ["%mesh", "attach", shlex.quote(held["name"])]
+        words += ["--pool", self._pool.name] if len(view["pools"]) > 1 else []  # the kernel may look elsewhere
+        return f"%load_ext monarch_nb\n{' '.join(words)}"
 
     # ---- helpers ----
 
@@ -330,6 +417,11 @@ class Actions:
             reservation.detach()
 
 
+def _resize(view: Json, held: Json, values: object) -> Resize:
+    read = resize_form().read(values)
+    return Resize.of(view, held, read["nodes"], read["mesh"])
+
+
 def _variables(alive: Sequence[Json]) -> Iterator[str]:
     """Yield what ranks have in their memory."""
     if alive:
@@ -357,22 +449,22 @@ def _short_of(view: Json, shape: Shape) -> str:
     return "per_node" if shape.per_node > most else "nodes"
 
 
-def _in_short(error: CapacityError) -> str:
-    """Return what is missing and what helps: a field has little room, and the nodes are in sight."""
-    first, *more = str(error).split("\n")
-    return first.rstrip(":") + (f"; {re.split('[;:]', more[-1])[0]}" if more else "")
-
-
 def _forces(values: Json) -> bool:
     """Return whether GPUs may be taken on which others compute; a pool without any has no such field."""
     return values["kind"] == "gpus" and bool(values.get("force_busy"))
 
 
-def _shape(values: Json) -> Shape:
-    procs = values["per_node"] if values["kind"] == "procs" else 0
-    return Shape(values["nodes"], procs, 0 if procs else values["per_node"])
+def _checked_name(values: Json) -> None:
+    """Raise Refused when the name that was entered is none."""
+    try:
+        checked_name(values["name"])
+    except UsageError as error:
+        raise Refused(400, str(error), {"name": str(error)}) from None
 
 
 def _mesh(reservation: Reservation, mesh: Json, ranks: tuple[int, ...]) -> Mesh:
-    connections = reservation.mesh.core.connections
-    return Mesh(mesh["id"], mesh["name"], Extent(mesh["extent"]), reservation, connections).select(ranks)
+    """Return a part of a mesh, which may be on other nodes than the main one, or raise Refused."""
+    for there in reservation.meshes.now():
+        if there.id == mesh["id"]:
+            return there.select(ranks)
+    raise Refused(404, f"{reservation.name} has no {mesh['name']} any more")

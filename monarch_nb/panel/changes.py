@@ -14,7 +14,7 @@ SAME = "~"
 _COUNTED = {"running_s": 1.0, "time_left_s": -1.0, "idle_left_s": -1.0}
 """What browsers count on by themselves, and which way."""
 _ENTITIES = ("nodes", "reservations")
-_PARTS = ("pool", "ended")
+_PARTS = ("pool", "pools", "ended")
 
 
 def told(before: Any, value: Any, now_s: float) -> Any:

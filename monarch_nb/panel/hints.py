@@ -12,14 +12,17 @@ _HINTS = [
     (r"--force-busy takes GPUs", "Use busy GPUs takes those"),
     (r": monarch-nb up starts one, and so does %mesh reserve", ": Start a local pool… starts one"),
     (r"; monarch-nb status says more", ""),
-    (r"; is its allocator running\?(?: \(monarch-nb status\))?", ""),
+    (r"; is its (?:host up, and its )?allocator running\?(?: \(monarch-nb status\))?", ""),
+    (r": --pool \S+, or \S+=\S+", ": JupyterLab's panel shows it when it is chosen at its top"),
     (r": %mesh attach looks again", "; it is asked again as long as you look"),
     (r": %mesh reserve makes a new one", ": Reserve… makes a new one"),
     (r"%mesh reserve NAME (?:--\S+ \d+ ?)+", "Reserve… makes one"),
     (r"monarch-nb up starts (?:the node's|its) allocator again", "Start again… (at Nodes) starts its allocator again"),
+    (r"%mesh replace (?:\S+ )?(puts|asks)", r"Replace nodes… (on the card) \1"),
+    (r"%mesh shrink \S+ --node \S+ --into main goes", "Resize… to fewer nodes goes"),
     (r" follows here \(or with %mesh attach\)", " follows in its notebook"),
     (r"interrupt again to kill and restart (it|them)", r"Restart… kills \1 and starts anew"),
-    (r"%mesh restart -t (\S+) starts (it|them) again", r"choose \1 and Restart… to start \2 again"),
+    (r"%mesh restart(?: --mesh \S+)? -t (\S+) starts (it|them) again", r"choose \1 and Restart… to start \2 again"),
 ]
 
 

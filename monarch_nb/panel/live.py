@@ -12,16 +12,21 @@ from dataclasses import dataclass
 
 from monarch_nb.client.connections.bridge import background_loop, post
 from monarch_nb.client.connections.connection import Connection
-from monarch_nb.client.pools.pool import STATUS_TIMEOUT_S, HeldReservation, Pool, current_owner
+from monarch_nb.client.pools.held import HeldReservation, current_owner
+from monarch_nb.client.pools.namesakes import told_apart
+from monarch_nb.client.pools.others import no_nodes, other_pools
+from monarch_nb.client.pools.pool import STATUS_TIMEOUT_S, Pool
 from monarch_nb.client.reservations.memory import Memories
 from monarch_nb.config import NodePaths
-from monarch_nb.errors import MonarchNbError
+from monarch_nb.errors import MonarchNbError, PoolError
 from monarch_nb.panel.changes import change, told
 from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.notices import notices
+from monarch_nb.panel.pools import note_pools
 from monarch_nb.panel.view import Before, Json, NodeAnswer, Notebooks, build_view, no_view
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import provisioner_of
+from monarch_nb.trust.pools import is_pool
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +50,8 @@ class _Node:
     answer: NodeAnswer
     asked: asyncio.Task[None] | None = None
     asked_at: float = 0.0
+    called: str = ""
+    """As it has said."""
 
 
 class Subscription:
@@ -198,8 +205,11 @@ class Live:
                 answers = [node.answer for node in self._nodes.values()]
                 notebooks = Notebooks(self._root, self._memories.read() if self._root else ())
                 view = build_view(self.pool.name, answers, self._owner, time.time(), self._before, notebooks)
+                if not answers and (others := other_pools(self.pool.name)):
+                    view["pool"]["message"] += f"; {clickable(others)}"
             except MonarchNbError as error:
                 view = no_view(self.pool.name, self._owner, time.time(), clickable(str(error)))
+            await asyncio.to_thread(note_pools, view)
             before, self.view, self._viewed_at = self.view, view, time.monotonic()
             self.told = told(self.told, view, view["now"])
             for subscription in self._subscriptions:
@@ -241,6 +251,8 @@ class Live:
     async def _ask(self) -> None:
         # In a thread: a name server may take its time.
         there = await asyncio.to_thread(lambda: provisioner_of(self.pool.name).nodes(pool=self.pool.name))
+        if not there and is_pool(self.pool.name):
+            raise PoolError(no_nodes(self.pool.name))
         now = time.monotonic()
         known, self._nodes = self._nodes, {}
         for found in there:
@@ -268,7 +280,17 @@ class Live:
 
     async def _ask_one(self, node: _Node) -> None:
         try:
-            node.answer.reply = await node.connection.unary("Status", _REQUEST, STATUS_TIMEOUT_S)
+            reply = node.answer.reply = await node.connection.unary("Status", _REQUEST, STATUS_TIMEOUT_S)
+            self._name(node, reply.node.node_id, reply.node.address)
             node.answer.error = ""
         except MonarchNbError as error:
             node.answer.error = clickable(str(error))
+
+    def _name(self, node: _Node, name: str, address: str) -> None:
+        """Call a node as it calls itself, and not by where it is; of two of one name each with its address."""
+        if any(other is not node and other.called == name for other in self._nodes.values()):
+            node.answer.node_id = told_apart(name, address)
+        else:
+            node.answer.node_id = name
+        node.called = name
+        node.connection.is_known_as(node.answer.node_id, address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from monarch_nb.errors import (
@@ -44,3 +45,9 @@ class Refused(Exception):
         """Return it for an error of the client's."""
         status = next((status for status, kinds in _STATUS if isinstance(error, kinds)), 500)
         return cls(status, str(error))
+
+
+def in_short(error: CapacityError) -> str:
+    """Return what is missing and what helps: a field has little room, and the nodes are in sight."""
+    first, *more = str(error).split("\n")
+    return first.rstrip(":") + (f"; {re.split('[;:]', more[-1])[0]}" if more else "")

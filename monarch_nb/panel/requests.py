@@ -14,7 +14,7 @@ from monarch_nb.client.connections.bridge import background_loop
 from monarch_nb.client.logs.lines import LogLines
 from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.errors import MonarchNbError
-from monarch_nb.panel.actions import Actions, Place
+from monarch_nb.panel.actions import Actions, Origin
 from monarch_nb.panel.jobs import Jobs
 from monarch_nb.panel.live import Deliver, Live, Subscription
 from monarch_nb.panel.logs import MAX_ROWS, Log, LogRequest, Logs
@@ -59,6 +59,8 @@ class Panel:
             "down": self._down,
             "release": self._release,
             "extend": self._extend,
+            "resize": self._resize,
+            "replace": self._replace,
             "restart": self._ranks_action(self._actions.restart),
             "interrupt": self._ranks_action(self._actions.interrupt),
             "stacks": self._ranks_action(self._actions.stacks, to_look=True),
@@ -112,18 +114,20 @@ class Panel:
         return await self.live.fresh()
 
     async def _forms(self, _: Json) -> Json:
-        forms = self._actions.forms(await self.live.fresh())
+        forms = await self._actions.forms(await self.live.fresh())
         return {action: form.to_json() for action, form in forms.items()}
 
     async def _check(self, body: Json) -> Json:
-        return self._actions.check(await self.live.fresh(), _text(body, "action"), body.get("values"))
+        action = _text(body, "action")
+        held = await self._held(body) if action == "resize" else None
+        return await self._actions.check(await self.live.fresh(), action, body.get("values"), held)
 
     async def _reserve(self, body: Json) -> Json:
         notebook = _text(body, "notebook", "")
         if notebook and self._root:
             notebook = os.path.join(self._root, notebook)
-        place = Place(notebook, _text(body, "python", "") or None)
-        return {"job": self._actions.reserve(await self.live.fresh(), body.get("values"), place)}
+        origin = Origin(notebook, _text(body, "python", "") or None)
+        return {"job": await self._actions.reserve(await self.live.fresh(), body.get("values"), origin)}
 
     async def _up(self, body: Json) -> Json:
         return {"job": self._actions.up(await self.live.fresh(), body.get("values"))}
@@ -140,6 +144,13 @@ class Panel:
     async def _extend(self, body: Json) -> Json:
         return {"job": self._actions.extend(await self._held(body), body.get("values"))}
 
+    async def _resize(self, body: Json) -> Json:
+        held = await self._held(body)
+        return {"job": self._actions.resize(await self.live.fresh(), held, body.get("values"))}
+
+    async def _replace(self, body: Json) -> Json:
+        return {"job": self._actions.replace(await self._held(body))}
+
     def _ranks_action(
         self, action: Callable[[Json, Json, tuple[int, ...]], Json], *, to_look: bool = False
     ) -> Callable[[Json], Awaitable[Json]]:
@@ -152,13 +163,21 @@ class Panel:
 
     async def _lost(self, body: Json) -> Json:
         held = await self._held(body)
-        if _choice(body, "action", ("release", "restart")) == "release":
+        action = _choice(body, "action", ("release", "restart", "replace", "resize"))
+        if action == "release":
             return {"text": self._actions.lost(held, None, ())}
+        if action == "resize":
+            return {"text": self._actions.lost_by_resize(await self.live.fresh(), held, body.get("values"))}
         mesh = self._actions.mesh(held, body.get("mesh"))
+        if action == "replace":
+            away = tuple(rank["rank"] for rank in mesh["ranks"] if rank["state"] == "unreachable")
+            kept = "What these ranks printed and wrote is on their nodes."
+            return {"text": self._actions.lost(held, mesh, away, kept=kept)}
         return {"text": self._actions.lost(held, mesh, self._actions.ranks(mesh, body.get("ranks")))}
 
     async def _attach_lines(self, body: Json) -> Json:
-        return {"code": self._actions.attach_lines(await self._held(body, to_look=True))}
+        held = await self._held(body, to_look=True)
+        return {"code": self._actions.attach_lines(await self.live.fresh(), held)}
 
     async def _cancel(self, body: Json) -> Json:
         if not self._jobs.cancel(_text(body, "job")):
@@ -170,7 +189,7 @@ class Panel:
     async def _log_open(self, body: Json) -> Json:
         view, mesh_id = await self.live.fresh(), _text(body, "mesh")
         holder = _holder(view, mesh_id)
-        if holder is None or len(holder["node_ids"]) < holder["nodes"]:
+        if holder is None or holder["nodes_answering"] < holder["nodes"]:
             await self.live.refresh()  # it may be new, and not all of its nodes have told of it yet
             view = self.live.view or view
             holder = _holder(view, mesh_id)

@@ -128,6 +128,7 @@ def build_view(
     _note_hangs(answers, reservations, before.hangs, now)
     return {
         "pool": _pool(pool, answers),
+        "pools": [],
         "owner": owner,
         "now": now,
         "nodes": _nodes(answers, reservations, before.slots),
@@ -139,7 +140,7 @@ def build_view(
 def no_view(pool: str, owner: str, now: float, message: str) -> Json:
     """Return the View when nothing can be known of the pool."""
     told = {"name": pool, "state": "silent", "message": message, "nodes": 0}
-    return {"pool": told, "owner": owner, "now": now, "nodes": {}, "reservations": {}, "ended": []}
+    return {"pool": told, "owner": owner, "now": now, "nodes": {}, "reservations": {}, "ended": [], "pools": []}
 
 
 def _pool(name: str, answers: list[NodeAnswer]) -> Json:
@@ -232,7 +233,13 @@ def _slot(kind: str, index: int, name: str, reservation: str | None, rank: int |
 def _gpu_slots(answer: NodeAnswer, readings: pb.NodeReadings) -> Iterator[Json]:
     if answer.reply is None:
         return
-    holders = {
+    ids = {(status.name, status.owner): status.reservation_id for status in answer.reply.reservations}
+    holders: dict[int, tuple[str | None, int | None]] = {
+        index: (ids.get((holder.reservation, holder.owner)), None)  # also others', whose ranks are not told
+        for holder in answer.reply.node.holders
+        for index in holder.gpu_indices
+    }
+    holders |= {
         index: (status.reservation_id, rank.rank)
         for status in answer.reply.reservations
         for mesh in status.meshes
@@ -283,22 +290,38 @@ def _cpu_slots(answer: NodeAnswer, placed: Mapping[tuple[str, str], list[Json]],
 # ---- reservations ----
 
 
+_Part = tuple[NodeAnswer, pb.ReservationStatus]
+"""What a node says of a reservation."""
+
+
 def _reservations(answers: Iterable[NodeAnswer], owner: str, root: str) -> dict[str, Json]:
-    parts: dict[str, list[tuple[NodeAnswer, pb.ReservationStatus]]] = {}
+    parts: dict[str, list[_Part]] = {}
     for answer in answers:
         for status in answer.reply.reservations if answer.reply else ():
             parts.setdefault(status.reservation_id, []).append((answer, status))
-    told = {}
-    for reservation_id, nodes in parts.items():
-        nodes.sort(key=lambda part: part[1].node_rank)
-        told[reservation_id] = _reservation(reservation_id, nodes, owner, root)
+    told = {reservation_id: _reservation(reservation_id, found, owner, root) for reservation_id, found in parts.items()}
     return dict(sorted(told.items(), key=lambda item: item[1]["created_at"]))
 
 
-def _reservation(
-    reservation_id: str, nodes: list[tuple[NodeAnswer, pb.ReservationStatus]], owner: str, root: str
-) -> Json:
-    facts = nodes[0][1]
+def _places(parts: list[_Part]) -> dict[int, tuple[str, _Part | None]]:
+    """Return the nodes that a reservation has now, by number: what each is called and, if it has told, what. One that
+    lost its place while it was away says what was."""
+    newest = max((status for _, status in parts), key=lambda status: (status.revision, len(status.members)))
+    if not newest.members:
+        return {
+            part[1].node_rank: (part[0].node_id, part) for part in sorted(parts, key=lambda part: part[1].node_rank)
+        }
+    told = {part[0].reply.node.address or part[0].node_id: part for part in parts if part[0].reply}
+    by_place = {number: told.get(peer.address) or told.get(peer.node_id) for number, peer in enumerate(newest.members)}
+    return {
+        number: (part[0].node_id if part else newest.members[number].node_id, part) for number, part in by_place.items()
+    }
+
+
+def _reservation(reservation_id: str, parts: list[_Part], owner: str, root: str) -> Json:
+    places = _places(parts)
+    nodes = [part for _, part in places.values() if part] or parts
+    facts = max((status for _, status in nodes), key=lambda status: status.revision)
     statuses = [status for answer, status in nodes if answer.answers] or [facts]
     confirmed = all(status.confirmed for status in statuses)  # before that, no time runs
     limits = Limits(max(status.time_s for status in statuses))
@@ -311,7 +334,7 @@ def _reservation(
         "nodes": facts.nodes,
         "procs": facts.procs,
         "gpus": facts.gpus,
-        "node_ids": [answer.node_id for answer, _ in nodes],
+        "node_ids": [name for name, _ in places.values()],
         "nodes_answering": sum(answer.answers for answer, _ in nodes),
         "notebook": facts.notebook,
         "notebook_path": below(root, facts.notebook),
@@ -324,6 +347,7 @@ def _reservation(
         "idle_left_s": max(status.idle_left_s for status in statuses) if facts.idle_s and confirmed else None,
         "nearly_up": time_left_s is not None and time_left_s <= limits.warn_before_s,
         "confirmed": confirmed,
+        "price_per_hour": None,
         "right": "own" if facts.owner == owner else RIGHTS.get(facts.right, ""),
         "meshes": [_mesh(mesh_id, nodes, owner) for mesh_id in _mesh_ids(nodes)],
         "actors": actors_of(_answering_meshes(nodes)),
@@ -361,13 +385,13 @@ def below(root: str, path: str) -> str:
     return Path(path).relative_to(root).as_posix()
 
 
-def _mesh_ids(nodes: list[tuple[NodeAnswer, pb.ReservationStatus]]) -> list[str]:
+def _mesh_ids(nodes: list[_Part]) -> list[str]:
     """Return all meshes of a reservation, the main one first."""
     names = {mesh.mesh_id: mesh.name for _, status in nodes for mesh in status.meshes}
     return sorted(names, key=lambda mesh_id: names[mesh_id] != "main")
 
 
-def _answering_meshes(nodes: list[tuple[NodeAnswer, pb.ReservationStatus]]) -> list[tuple[str, str, Iterable[pb.Rank]]]:
+def _answering_meshes(nodes: list[_Part]) -> list[tuple[str, str, Iterable[pb.Rank]]]:
     """Return id, name and ranks of each mesh; what ranks do whose node does not answer is not known."""
     answering = [mesh for answer, status in nodes if answer.answers for mesh in status.meshes]
     names = {mesh.mesh_id: mesh.name for mesh in answering}
@@ -377,7 +401,7 @@ def _answering_meshes(nodes: list[tuple[NodeAnswer, pb.ReservationStatus]]) -> l
     ]
 
 
-def _mesh(mesh_id: str, nodes: list[tuple[NodeAnswer, pb.ReservationStatus]], owner: str) -> Json:
+def _mesh(mesh_id: str, nodes: list[_Part], owner: str) -> Json:
     parts = [(answer, mesh) for answer, status in nodes for mesh in status.meshes if mesh.mesh_id == mesh_id]
     spec = parts[0][1].spec
     work = {rank.rank: work_of(rank.actors) for _, mesh in parts for rank in mesh.ranks}

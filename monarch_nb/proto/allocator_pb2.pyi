@@ -321,6 +321,7 @@ class Holder(_message.Message):
     PROCS_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
     UNTIL_FIELD_NUMBER: _builtins.int
+    GPU_INDICES_FIELD_NUMBER: _builtins.int
     reservation: _builtins.str
     """name"""
     owner: _builtins.str
@@ -328,6 +329,10 @@ class Holder(_message.Message):
     gpus: _builtins.int
     until: _builtins.float
     """seconds since the epoch; 0: until it is released"""
+    @_builtins.property
+    def gpu_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """those it holds here"""
+
     def __init__(
         self,
         *,
@@ -336,10 +341,11 @@ class Holder(_message.Message):
         procs: _builtins.int = ...,
         gpus: _builtins.int = ...,
         until: _builtins.float = ...,
+        gpu_indices: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpus", b"gpus", "owner", b"owner", "procs", b"procs", "reservation", b"reservation", "until", b"until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_indices", b"gpu_indices", "gpus", b"gpus", "owner", b"owner", "procs", b"procs", "reservation", b"reservation", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -362,6 +368,7 @@ class ReserveRequest(_message.Message):
     IDLE_S_FIELD_NUMBER: _builtins.int
     FORCE_BUSY_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     name: _builtins.str
     owner: _builtins.str
@@ -381,6 +388,8 @@ class ReserveRequest(_message.Message):
     """also GPUs on which others compute, where none else are free"""
     client_id: _builtins.str
     """as in Open: while that session is there, the lease is waited for to be confirmed"""
+    lease_id: _builtins.str
+    """of a lease in another node's place: what tells it from others of the reservation on this node"""
     def __init__(
         self,
         *,
@@ -397,10 +406,11 @@ class ReserveRequest(_message.Message):
         idle_s: _builtins.float = ...,
         force_busy: _builtins.bool = ...,
         client_id: _builtins.str = ...,
+        lease_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "created_at", b"created_at", "force_busy", b"force_busy", "gpus", b"gpus", "idle_s", b"idle_s", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "time_s", b"time_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "created_at", b"created_at", "force_busy", b"force_busy", "gpus", b"gpus", "idle_s", b"idle_s", "lease_id", b"lease_id", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "time_s", b"time_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -537,6 +547,115 @@ class ConfirmReply(_message.Message):
 Global___ConfirmReply: _TypeAlias = ConfirmReply  # noqa: Y015
 
 @_typing.final
+class ChangeMembersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SharesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: Global___Right.ValueType
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Right.ValueType = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    PASS_ON_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    HELD_S_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    RESIZED_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    MAKES_FIELD_NUMBER: _builtins.int
+    reservation_id: _builtins.str
+    revision: _builtins.int
+    """of `nodes`: one higher each time that they change"""
+    pass_on: _builtins.bool
+    """the receiver tells all nodes, those too that have no place any more, however long they are away"""
+    reason: _builtins.str
+    """why the ranks that stay lose their process groups; "": they keep them"""
+    held_s: _builtins.float
+    """What a node that joins learns:
+    so long ago the reservation was confirmed
+    """
+    resized: _builtins.str
+    """A mesh that is over all these nodes from now on, and was not: its ranks start anew, a node's place is its number."""
+    makes: _builtins.str
+    """a mesh that is whole with this change: what was undertaken for it is done"""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_files_pb2.Peer]:
+        """all from now on, by node rank"""
+
+    @_builtins.property
+    def files(self) -> _files_pb2.ReservationFiles:
+        """what was said of its files"""
+
+    @_builtins.property
+    def shares(self) -> _containers.ScalarMap[_builtins.str, Global___Right.ValueType]: ...
+    @_builtins.property
+    def before(self) -> _containers.RepeatedCompositeFieldContainer[_files_pb2.Peer]:
+        """all until now: who has to do with others (two clients could not see each other's nodes) tells those"""
+
+    def __init__(
+        self,
+        *,
+        reservation_id: _builtins.str = ...,
+        revision: _builtins.int = ...,
+        nodes: _abc.Iterable[_files_pb2.Peer] | None = ...,
+        pass_on: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        held_s: _builtins.float = ...,
+        files: _files_pb2.ReservationFiles | None = ...,
+        shares: _abc.Mapping[_builtins.str, Global___Right.ValueType] | None = ...,
+        resized: _builtins.str = ...,
+        before: _abc.Iterable[_files_pb2.Peer] | None = ...,
+        makes: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "files", b"files", "held_s", b"held_s", "makes", b"makes", "nodes", b"nodes", "pass_on", b"pass_on", "reason", b"reason", "reservation_id", b"reservation_id", "resized", b"resized", "revision", b"revision", "shares", b"shares"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeMembersRequest: _TypeAlias = ChangeMembersRequest  # noqa: Y015
+
+@_typing.final
+class ChangeMembersReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEPT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def kept(self) -> Global___KeptFiles:
+        """where this node has no place any more"""
+
+    def __init__(
+        self,
+        *,
+        kept: Global___KeptFiles | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeMembersReply: _TypeAlias = ChangeMembersReply  # noqa: Y015
+
+@_typing.final
 class ReleaseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -544,11 +663,14 @@ class ReleaseRequest(_message.Message):
     WHY_FIELD_NUMBER: _builtins.int
     ABSENT_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     why: _builtins.str
     """no person asked for it: what was up (see Ended)"""
     owner: _builtins.str
     """in whose name"""
+    lease_id: _builtins.str
+    """only this lease of it (ReserveRequest.lease_id); "": whichever there is"""
     @_builtins.property
     def absent(self) -> _containers.RepeatedCompositeFieldContainer[_files_pb2.Peer]:
         """nodes of it that do not answer: this one tells them when they do"""
@@ -560,10 +682,11 @@ class ReleaseRequest(_message.Message):
         why: _builtins.str = ...,
         absent: _abc.Iterable[_files_pb2.Peer] | None = ...,
         owner: _builtins.str = ...,
+        lease_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "owner", b"owner", "reservation_id", b"reservation_id", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "lease_id", b"lease_id", "owner", b"owner", "reservation_id", b"reservation_id", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -579,6 +702,7 @@ class UndertakeRequest(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     mesh_id: _builtins.str
     """a mesh of it; empty: the reservation itself"""
@@ -592,6 +716,10 @@ class UndertakeRequest(_message.Message):
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_files_pb2.Peer]:
         """all that are concerned"""
 
+    @_builtins.property
+    def members(self) -> Global___ChangeMembersRequest:
+        """between nodes: they are not to end anything, but to learn this"""
+
     def __init__(
         self,
         *,
@@ -601,10 +729,11 @@ class UndertakeRequest(_message.Message):
         owner: _builtins.str = ...,
         client_id: _builtins.str = ...,
         done: _builtins.bool = ...,
+        members: Global___ChangeMembersRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["members", b"members"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "done", b"done", "mesh_id", b"mesh_id", "nodes", b"nodes", "owner", b"owner", "reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "done", b"done", "members", b"members", "mesh_id", b"mesh_id", "nodes", b"nodes", "owner", b"owner", "reservation_id", b"reservation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -803,9 +932,12 @@ class HostStoreRequest(_message.Message):
     MESH_ID_FIELD_NUMBER: _builtins.int
     PYTHON_FIELD_NUMBER: _builtins.int
     PRELOAD_FIELD_NUMBER: _builtins.int
+    ONLY_PORT_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     mesh_id: _builtins.str
     python: _builtins.str
+    only_port: _builtins.bool
+    """host nothing: find a port that is free, for a program that hosts its own"""
     @_builtins.property
     def preload(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -815,10 +947,11 @@ class HostStoreRequest(_message.Message):
         mesh_id: _builtins.str = ...,
         python: _builtins.str = ...,
         preload: _abc.Iterable[_builtins.str] | None = ...,
+        only_port: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mesh_id", b"mesh_id", "preload", b"preload", "python", b"python", "reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mesh_id", b"mesh_id", "only_port", b"only_port", "preload", b"preload", "python", b"python", "reservation_id", b"reservation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -969,6 +1102,8 @@ class SpawnRequest(_message.Message):
     IN_WORKSPACE_FIELD_NUMBER: _builtins.int
     ROOT_FIELD_NUMBER: _builtins.int
     RELOAD_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
+    LAST_NUMBER_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     mesh_id: _builtins.str
     name: _builtins.str
@@ -989,6 +1124,8 @@ class SpawnRequest(_message.Message):
     """the client's directory whose files ranks work with; "" when none are synced"""
     reload: _builtins.bool
     """modules that changed, before each run"""
+    last_number: _builtins.int
+    """the newest run's"""
     @_builtins.property
     def preload(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -997,6 +1134,12 @@ class SpawnRequest(_message.Message):
 
     @_builtins.property
     def extent(self) -> _containers.RepeatedCompositeFieldContainer[Global___Axis]: ...
+    @_builtins.property
+    def store(self) -> Global___StorePlace:
+        """When the mesh is there already, and this node takes another's place in it:
+        where its store is
+        """
+
     def __init__(
         self,
         *,
@@ -1017,10 +1160,12 @@ class SpawnRequest(_message.Message):
         in_workspace: _builtins.bool = ...,
         root: _builtins.str = ...,
         reload: _builtins.bool = ...,
+        store: Global___StorePlace | None = ...,
+        last_number: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "environment", b"environment", "extent", b"extent", "first_rank", b"first_rank", "in_workspace", b"in_workspace", "master_host", b"master_host", "master_port", b"master_port", "mesh_id", b"mesh_id", "name", b"name", "node_rank", b"node_rank", "preload", b"preload", "python", b"python", "ranks", b"ranks", "reload", b"reload", "reservation_id", b"reservation_id", "root", b"root", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "environment", b"environment", "extent", b"extent", "first_rank", b"first_rank", "in_workspace", b"in_workspace", "last_number", b"last_number", "master_host", b"master_host", "master_port", b"master_port", "mesh_id", b"mesh_id", "name", b"name", "node_rank", b"node_rank", "preload", b"preload", "python", b"python", "ranks", b"ranks", "reload", b"reload", "reservation_id", b"reservation_id", "root", b"root", "store", b"store", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1603,6 +1748,7 @@ class ReservationStatus(_message.Message):
     SHARES_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     name: _builtins.str
     owner: _builtins.str
@@ -1621,6 +1767,8 @@ class ReservationStatus(_message.Message):
     """as far as this node knows"""
     right: Global___Right.ValueType
     """What the caller may do with it. Who has no right learns whose it is, its shape and its times, and no more."""
+    revision: _builtins.int
+    """of these: ChangeMembersRequest.revision"""
     @_builtins.property
     def meshes(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeshStatus]: ...
     @_builtins.property
@@ -1637,7 +1785,7 @@ class ReservationStatus(_message.Message):
 
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[_files_pb2.Peer]:
-        """all its nodes, by node rank"""
+        """all its nodes, by node rank, as far as this one knows"""
 
     def __init__(
         self,
@@ -1662,10 +1810,11 @@ class ReservationStatus(_message.Message):
         shares: _abc.Mapping[_builtins.str, Global___Right.ValueType] | None = ...,
         waiting: _abc.Iterable[Global___WaitRequest] | None = ...,
         members: _abc.Iterable[_files_pb2.Peer] | None = ...,
+        revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "created_at", b"created_at", "files", b"files", "gpus", b"gpus", "idle_left_s", b"idle_left_s", "idle_s", b"idle_s", "members", b"members", "meshes", b"meshes", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "right", b"right", "shares", b"shares", "time_left_s", b"time_left_s", "time_s", b"time_s", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "created_at", b"created_at", "files", b"files", "gpus", b"gpus", "idle_left_s", b"idle_left_s", "idle_s", b"idle_s", "members", b"members", "meshes", b"meshes", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "revision", b"revision", "right", b"right", "shares", b"shares", "time_left_s", b"time_left_s", "time_s", b"time_s", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2039,6 +2188,7 @@ class SessionRequest(_message.Message):
     MAIL_FIELD_NUMBER: _builtins.int
     END_CALLS_FIELD_NUMBER: _builtins.int
     BRANCHES_FIELD_NUMBER: _builtins.int
+    LOOK_FIELD_NUMBER: _builtins.int
     COLLECTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___Open:
@@ -2067,6 +2217,8 @@ class SessionRequest(_message.Message):
     @_builtins.property
     def branches(self) -> Global___Branches: ...
     @_builtins.property
+    def look(self) -> Global___Look: ...
+    @_builtins.property
     def collected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """With any message, or none: the client has the results of these runs, which need not be kept for a later kernel."""
 
@@ -2085,13 +2237,14 @@ class SessionRequest(_message.Message):
         mail: Global___Envelopes | None = ...,
         end_calls: Global___EndCalls | None = ...,
         branches: Global___Branches | None = ...,
+        look: Global___Look | None = ...,
         collected: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "branches", b"branches", "cancel", b"cancel", "detach", b"detach", "end_calls", b"end_calls", "follow", b"follow", "mail", b"mail", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "branches", b"branches", "cancel", b"cancel", "detach", b"detach", "end_calls", b"end_calls", "follow", b"follow", "look", b"look", "mail", b"mail", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "branches", b"branches", "cancel", b"cancel", "collected", b"collected", "detach", b"detach", "end_calls", b"end_calls", "follow", b"follow", "mail", b"mail", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "branches", b"branches", "cancel", b"cancel", "collected", b"collected", "detach", b"detach", "end_calls", b"end_calls", "follow", b"follow", "look", b"look", "mail", b"mail", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "submit", "follow", "cancel", "shown", "unfollow", "proceed", "attach", "detach", "mail", "end_calls", "branches"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "submit", "follow", "cancel", "shown", "unfollow", "proceed", "attach", "detach", "mail", "end_calls", "branches", "look"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -2195,6 +2348,38 @@ class BranchNode(_message.Message):
 Global___BranchNode: _TypeAlias = BranchNode  # noqa: Y015
 
 @_typing.final
+class Look(_message.Message):
+    """In a tree: where are these ranks? Answered by `Seen`, of all of them, or of those that answer in time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESH_ID_FIELD_NUMBER: _builtins.int
+    LOOK_ID_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    OF_RUN_FIELD_NUMBER: _builtins.int
+    mesh_id: _builtins.str
+    look_id: _builtins.str
+    of_run: _builtins.str
+    """ControlRanksRequest.run_id"""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        mesh_id: _builtins.str = ...,
+        look_id: _builtins.str = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        of_run: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["look_id", b"look_id", "mesh_id", b"mesh_id", "of_run", b"of_run", "ranks", b"ranks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Look: _TypeAlias = Look  # noqa: Y015
+
+@_typing.final
 class EndCalls(_message.Message):
     """A run of calls (RunSpec.calls) is over: nothing more is called in its name."""
 
@@ -2281,26 +2466,6 @@ class Submit(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
-    class PreviousEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.int
-        value: _builtins.int
-        def __init__(
-            self,
-            *,
-            key: _builtins.int = ...,
-            value: _builtins.int = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    @_typing.final
     class OutputsEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
@@ -2331,14 +2496,14 @@ class Submit(_message.Message):
     NOTEBOOK_FIELD_NUMBER: _builtins.int
     CURSORS_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
-    PREVIOUS_FIELD_NUMBER: _builtins.int
+    EARLIER_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
     NEWEST_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     give_number: _builtins.bool
     """true on the mesh's first node"""
     after: _builtins.int
-    """Number of the run that must have reached this node before; 0 when none (see Queued.previous)."""
+    """Number of the run that must have reached this node before; 0 when none (see Queued.earlier)."""
     title: _builtins.str
     quiet: _builtins.bool
     """do not forward output"""
@@ -2352,19 +2517,19 @@ class Submit(_message.Message):
     def run(self) -> _run_pb2.RunSpec: ...
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """on this node; may be empty on the node that gives the number"""
+        """On this node; none on the node that gives the number, perhaps, and in a tree, where each takes what it has of `all_ranks`."""
 
     @_builtins.property
     def all_ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of the whole mesh"""
+        """on all nodes; none: all of the mesh"""
 
     @_builtins.property
     def cursors(self) -> _containers.MessageMap[_builtins.int, _run_pb2.Cursor]:
         """of output that was forwarded already, before an allocator forgot the run"""
 
     @_builtins.property
-    def previous(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
-        """In a tree, by node rank: `after`, and RunSpec.output where it is known already."""
+    def earlier(self) -> Global___EarlierRuns:
+        """In a tree: `after` of each node, and by node rank RunSpec.output where it is known already."""
 
     @_builtins.property
     def outputs(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
@@ -2382,13 +2547,13 @@ class Submit(_message.Message):
         notebook: _builtins.str = ...,
         cursors: _abc.Mapping[_builtins.int, _run_pb2.Cursor] | None = ...,
         owner: _builtins.str = ...,
-        previous: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        earlier: Global___EarlierRuns | None = ...,
         outputs: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         newest: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["earlier", b"earlier", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "all_ranks", b"all_ranks", "cursors", b"cursors", "give_number", b"give_number", "mesh_id", b"mesh_id", "newest", b"newest", "notebook", b"notebook", "outputs", b"outputs", "owner", b"owner", "previous", b"previous", "quiet", b"quiet", "ranks", b"ranks", "run", b"run", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "all_ranks", b"all_ranks", "cursors", b"cursors", "earlier", b"earlier", "give_number", b"give_number", "mesh_id", b"mesh_id", "newest", b"newest", "notebook", b"notebook", "outputs", b"outputs", "owner", b"owner", "quiet", b"quiet", "ranks", b"ranks", "run", b"run", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2606,6 +2771,9 @@ class SessionEvent(_message.Message):
     FILES_CHANGED_FIELD_NUMBER: _builtins.int
     MAIL_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
+    MEMBERS_CHANGED_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
+    IN_LINE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___Opened: ...
     @_builtins.property
@@ -2628,6 +2796,12 @@ class SessionEvent(_message.Message):
     def mail(self) -> Global___Envelopes: ...
     @_builtins.property
     def links(self) -> Global___Links: ...
+    @_builtins.property
+    def members_changed(self) -> Global___MembersChanged: ...
+    @_builtins.property
+    def seen(self) -> Global___Seen: ...
+    @_builtins.property
+    def in_line(self) -> Global___InLine: ...
     def __init__(
         self,
         *,
@@ -2642,16 +2816,69 @@ class SessionEvent(_message.Message):
         files_changed: Global___FilesChanged | None = ...,
         mail: Global___Envelopes | None = ...,
         links: Global___Links | None = ...,
+        members_changed: Global___MembersChanged | None = ...,
+        seen: Global___Seen | None = ...,
+        in_line: Global___InLine | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["files_changed", b"files_changed", "finished", b"finished", "links", b"links", "mail", b"mail", "message", b"message", "opened", b"opened", "output", b"output", "queued", b"queued", "rank_died", b"rank_died", "refused", b"refused", "started", b"started", "time_left", b"time_left"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["files_changed", b"files_changed", "finished", b"finished", "in_line", b"in_line", "links", b"links", "mail", b"mail", "members_changed", b"members_changed", "message", b"message", "opened", b"opened", "output", b"output", "queued", b"queued", "rank_died", b"rank_died", "refused", b"refused", "seen", b"seen", "started", b"started", "time_left", b"time_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["files_changed", b"files_changed", "finished", b"finished", "links", b"links", "mail", b"mail", "message", b"message", "opened", b"opened", "output", b"output", "queued", b"queued", "rank_died", b"rank_died", "refused", b"refused", "started", b"started", "time_left", b"time_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files_changed", b"files_changed", "finished", b"finished", "in_line", b"in_line", "links", b"links", "mail", b"mail", "members_changed", b"members_changed", "message", b"message", "opened", b"opened", "output", b"output", "queued", b"queued", "rank_died", b"rank_died", "refused", b"refused", "seen", b"seen", "started", b"started", "time_left", b"time_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "queued", "started", "output", "finished", "rank_died", "refused", "time_left", "files_changed", "mail", "links"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "queued", "started", "output", "finished", "rank_died", "refused", "time_left", "files_changed", "mail", "links", "members_changed", "seen", "in_line"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___SessionEvent: _TypeAlias = SessionEvent  # noqa: Y015
+
+@_typing.final
+class MembersChanged(_message.Message):
+    """Other nodes have places of a reservation: its status says which."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    reservation_id: _builtins.str
+    revision: _builtins.int
+    """ChangeMembersRequest.revision"""
+    def __init__(
+        self,
+        *,
+        reservation_id: _builtins.str = ...,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reservation_id", b"reservation_id", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MembersChanged: _TypeAlias = MembersChanged  # noqa: Y015
+
+@_typing.final
+class InLine(_message.Message):
+    """To attached clients: who waits in line for slots of a reservation's kind on this node, the first first; none any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    reservation_id: _builtins.str
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitRequest]: ...
+    def __init__(
+        self,
+        *,
+        reservation_id: _builtins.str = ...,
+        waiting: _abc.Iterable[Global___WaitRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reservation_id", b"reservation_id", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InLine: _TypeAlias = InLine  # noqa: Y015
 
 @_typing.final
 class Links(_message.Message):
@@ -2681,6 +2908,57 @@ class Links(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Links: _TypeAlias = Links  # noqa: Y015
+
+@_typing.final
+class Seen(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOOK_ID_FIELD_NUMBER: _builtins.int
+    PLACES_FIELD_NUMBER: _builtins.int
+    look_id: _builtins.str
+    @_builtins.property
+    def places(self) -> _containers.RepeatedCompositeFieldContainer[Global___SeenRanks]: ...
+    def __init__(
+        self,
+        *,
+        look_id: _builtins.str = ...,
+        places: _abc.Iterable[Global___SeenRanks] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["look_id", b"look_id", "places", b"places"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Seen: _TypeAlias = Seen  # noqa: Y015
+
+@_typing.final
+class SeenRanks(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANKS_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """those that are at the same place"""
+
+    @_builtins.property
+    def where(self) -> _run_pb2.Where:
+        """without `running_s`; none: they did not answer"""
+
+    def __init__(
+        self,
+        *,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        where: _run_pb2.Where | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranks", b"ranks", "where", b"where"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SeenRanks: _TypeAlias = SeenRanks  # noqa: Y015
 
 @_typing.final
 class Opened(_message.Message):
@@ -2719,8 +2997,52 @@ Global___Opened: _TypeAlias = Opened  # noqa: Y015
 class Queued(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    EARLIER_FIELD_NUMBER: _builtins.int
+    AHEAD_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    number: _builtins.int
+    output: _builtins.int
+    """on this node (RunSpec.output)"""
+    @_builtins.property
+    def earlier(self) -> Global___EarlierRuns: ...
+    @_builtins.property
+    def ahead(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """titles of unfinished runs that it waits for"""
+
+    @_builtins.property
+    def nodes(self) -> Global___NumberRanges:
+        """in a tree, by node rank: those that say this"""
+
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        number: _builtins.int = ...,
+        earlier: Global___EarlierRuns | None = ...,
+        ahead: _abc.Iterable[_builtins.str] | None = ...,
+        output: _builtins.int = ...,
+        nodes: Global___NumberRanges | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["earlier", b"earlier", "nodes", b"nodes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "earlier", b"earlier", "nodes", b"nodes", "number", b"number", "output", b"output", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Queued: _TypeAlias = Queued  # noqa: Y015
+
+@_typing.final
+class EarlierRuns(_message.Message):
+    """The number of the newest earlier run with ranks on each node; 0 when there is none. Most runs are on all."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
     @_typing.final
-    class PreviousEntry(_message.Message):
+    class ByNodeEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         KEY_FIELD_NUMBER: _builtins.int
@@ -2739,45 +3061,27 @@ class Queued(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    RUN_ID_FIELD_NUMBER: _builtins.int
-    NUMBER_FIELD_NUMBER: _builtins.int
-    PREVIOUS_FIELD_NUMBER: _builtins.int
-    AHEAD_FIELD_NUMBER: _builtins.int
-    OUTPUT_FIELD_NUMBER: _builtins.int
-    NODES_FIELD_NUMBER: _builtins.int
-    run_id: _builtins.str
-    number: _builtins.int
-    output: _builtins.int
-    """on this node (RunSpec.output)"""
+    BY_NODE_FIELD_NUMBER: _builtins.int
+    OF_OTHERS_FIELD_NUMBER: _builtins.int
+    of_others: _builtins.int
+    """on all nodes that are not named"""
     @_builtins.property
-    def previous(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
-        """By node rank: the number of the newest earlier run with ranks on that node; 0 when none."""
-
-    @_builtins.property
-    def ahead(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """titles of unfinished runs that it waits for"""
-
-    @_builtins.property
-    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """in a tree, by node rank: those that say this"""
+    def by_node(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """by node rank"""
 
     def __init__(
         self,
         *,
-        run_id: _builtins.str = ...,
-        number: _builtins.int = ...,
-        previous: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
-        ahead: _abc.Iterable[_builtins.str] | None = ...,
-        output: _builtins.int = ...,
-        nodes: _abc.Iterable[_builtins.int] | None = ...,
+        by_node: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        of_others: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "nodes", b"nodes", "number", b"number", "output", b"output", "previous", b"previous", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_node", b"by_node", "of_others", b"of_others"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Queued: _TypeAlias = Queued  # noqa: Y015
+Global___EarlierRuns: _TypeAlias = EarlierRuns  # noqa: Y015
 
 @_typing.final
 class Started(_message.Message):
@@ -2789,16 +3093,16 @@ class Started(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     @_builtins.property
-    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def nodes(self) -> Global___NumberRanges:
         """in a tree: as of Queued"""
 
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
-        nodes: _abc.Iterable[_builtins.int] | None = ...,
+        nodes: Global___NumberRanges | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -2807,27 +3111,99 @@ class Started(_message.Message):
 Global___Started: _TypeAlias = Started  # noqa: Y015
 
 @_typing.final
+class NumberRanges(_message.Message):
+    """Many numbers, ranks or nodes, most of them next to each other: the first of each range, and the one after its last."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOUNDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def bounds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        bounds: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bounds", b"bounds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NumberRanges: _TypeAlias = NumberRanges  # noqa: Y015
+
+@_typing.final
 class Output(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
+    COUNTED_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankOutput]: ...
+    @_builtins.property
+    def counted(self) -> Global___Counted:
+        """in a tree: it comes before what `ranks` says of the same ranks"""
+
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         ranks: _abc.Iterable[Global___RankOutput] | None = ...,
+        counted: Global___Counted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counted", b"counted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranks", b"ranks", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counted", b"counted", "ranks", b"ranks", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Output: _TypeAlias = Output  # noqa: Y015
+
+@_typing.final
+class Counted(_message.Message):
+    """Ranks of a flood of which nothing but this is forwarded. Every list has one entry for each rank."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANKS_FIELD_NUMBER: _builtins.int
+    CURSORS_FIELD_NUMBER: _builtins.int
+    STDOUT_LINES_FIELD_NUMBER: _builtins.int
+    STDOUT_BYTES_FIELD_NUMBER: _builtins.int
+    STDERR_LINES_FIELD_NUMBER: _builtins.int
+    STDERR_BYTES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def cursors(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Cursor]:
+        """after what is counted"""
+
+    @_builtins.property
+    def stdout_lines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def stdout_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def stderr_lines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def stderr_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        cursors: _abc.Iterable[_run_pb2.Cursor] | None = ...,
+        stdout_lines: _abc.Iterable[_builtins.int] | None = ...,
+        stdout_bytes: _abc.Iterable[_builtins.int] | None = ...,
+        stderr_lines: _abc.Iterable[_builtins.int] | None = ...,
+        stderr_bytes: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "ranks", b"ranks", "stderr_bytes", b"stderr_bytes", "stderr_lines", b"stderr_lines", "stdout_bytes", b"stdout_bytes", "stdout_lines", b"stdout_lines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Counted: _TypeAlias = Counted  # noqa: Y015
 
 @_typing.final
 class RankOutput(_message.Message):
@@ -2975,17 +3351,19 @@ class EqualResults(_message.Message):
     @_builtins.property
     def result(self) -> _run_pb2.RankResult: ...
     @_builtins.property
-    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def ranks(self) -> Global___NumberRanges:
+        """in any order, that of `durations_s`"""
+
     @_builtins.property
     def durations_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     def __init__(
         self,
         *,
         result: _run_pb2.RankResult | None = ...,
-        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        ranks: Global___NumberRanges | None = ...,
         durations_s: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ranks", b"ranks", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_s", b"durations_s", "ranks", b"ranks", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...

@@ -65,6 +65,11 @@ class AllocatorStub(object):
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ReleaseReply.FromString,
                 _registered_method=True)
+        self.ChangeMembers = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/ChangeMembers',
+                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ChangeMembersRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ChangeMembersReply.FromString,
+                _registered_method=True)
         self.Undertake = channel.unary_unary(
                 '/monarch_nb.v1.Allocator/Undertake',
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.UndertakeRequest.SerializeToString,
@@ -266,6 +271,13 @@ class AllocatorServicer(object):
 
     def Release(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeMembers(self, request, context):
+        """Other nodes have places of a reservation from now on. Those that have none any more give their leases back.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -514,6 +526,11 @@ def add_AllocatorServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ReleaseRequest.FromString,
                     response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ReleaseReply.SerializeToString,
+            ),
+            'ChangeMembers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeMembers,
+                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ChangeMembersRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ChangeMembersReply.SerializeToString,
             ),
             'Undertake': grpc.unary_unary_rpc_method_handler(
                     servicer.Undertake,
@@ -838,6 +855,33 @@ class Allocator(object):
             '/monarch_nb.v1.Allocator/Release',
             monarch__nb_dot_proto_dot_allocator__pb2.ReleaseRequest.SerializeToString,
             monarch__nb_dot_proto_dot_allocator__pb2.ReleaseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeMembers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/ChangeMembers',
+            monarch__nb_dot_proto_dot_allocator__pb2.ChangeMembersRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_allocator__pb2.ChangeMembersReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,8 @@ class AllocatorStub:
     """Stand in the node's line of those who wait for slots, as long as the call lasts. Nothing is leased by that."""
     Confirm: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ConfirmRequest, _allocator_pb2.ConfirmReply]
     Release: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ReleaseRequest, _allocator_pb2.ReleaseReply]
+    ChangeMembers: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ChangeMembersRequest, _allocator_pb2.ChangeMembersReply]
+    """Other nodes have places of a reservation from now on. Those that have none any more give their leases back."""
     Undertake: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.UndertakeRequest, _allocator_pb2.UndertakeReply]
     """A client is about to make or end something on several nodes, or has done so. When it is gone before it has, this
     node has all of them end it.
@@ -109,6 +111,8 @@ class AllocatorAsyncStub(AllocatorStub):
     """Stand in the node's line of those who wait for slots, as long as the call lasts. Nothing is leased by that."""
     Confirm: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ConfirmRequest, _allocator_pb2.ConfirmReply]  # type: ignore[assignment]
     Release: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ReleaseRequest, _allocator_pb2.ReleaseReply]  # type: ignore[assignment]
+    ChangeMembers: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ChangeMembersRequest, _allocator_pb2.ChangeMembersReply]  # type: ignore[assignment]
+    """Other nodes have places of a reservation from now on. Those that have none any more give their leases back."""
     Undertake: _aio.UnaryUnaryMultiCallable[_allocator_pb2.UndertakeRequest, _allocator_pb2.UndertakeReply]  # type: ignore[assignment]
     """A client is about to make or end something on several nodes, or has done so. When it is gone before it has, this
     node has all of them end it.
@@ -209,6 +213,14 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         request: _allocator_pb2.ReleaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_allocator_pb2.ReleaseReply, _abc.Awaitable[_allocator_pb2.ReleaseReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ChangeMembers(
+        self,
+        request: _allocator_pb2.ChangeMembersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.ChangeMembersReply, _abc.Awaitable[_allocator_pb2.ChangeMembersReply]]:
+        """Other nodes have places of a reservation from now on. Those that have none any more give their leases back."""
 
     @_abc_1.abstractmethod
     def Undertake(

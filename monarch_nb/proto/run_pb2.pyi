@@ -318,6 +318,7 @@ class Script(_message.Message):
     ENVIRONMENT_FIELD_NUMBER: _builtins.int
     CELL_NUMBER_FIELD_NUMBER: _builtins.int
     DIRECTORY_FIELD_NUMBER: _builtins.int
+    SHELL_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """As the user wrote it: a file (relative to where it is run), with `module` a module's name, with `executable` a
     command.
@@ -336,6 +337,10 @@ class Script(_message.Message):
     """as in Cell"""
     directory: _builtins.str
     """where it is run; empty: where the live ranks started"""
+    shell: _builtins.bool
+    """`path` is a line for the shell, which runs it once on each node. It is told of nodes, not of ranks, and of a port that
+    was free in place of a store's.
+    """
     @_builtins.property
     def arguments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -357,10 +362,11 @@ class Script(_message.Message):
         environment: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         cell_number: _builtins.int = ...,
         directory: _builtins.str = ...,
+        shell: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attempt", b"attempt", "beside", b"beside", "cell_number", b"cell_number", "directory", b"directory", "environment", b"environment", "executable", b"executable", "max_restarts", b"max_restarts", "module", b"module", "path", b"path", "store_host", b"store_host", "store_port", b"store_port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attempt", b"attempt", "beside", b"beside", "cell_number", b"cell_number", "directory", b"directory", "environment", b"environment", "executable", b"executable", "max_restarts", b"max_restarts", "module", b"module", "path", b"path", "shell", b"shell", "store_host", b"store_host", "store_port", b"store_port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -410,6 +416,7 @@ class RankResult(_message.Message):
     NOTICE_FIELD_NUMBER: _builtins.int
     UNTOUCHED_FIELD_NUMBER: _builtins.int
     HINT_FIELD_NUMBER: _builtins.int
+    DROPPED_BY_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     rank: _builtins.int
     outcome: Global___Outcome.ValueType
@@ -428,6 +435,8 @@ class RankResult(_message.Message):
     """The run wrote nothing and left nothing behind that could (thread, task, child process): its files can be reused."""
     hint: _builtins.str
     """What would make the next run better, e.g. what to preload."""
+    dropped_by: _builtins.str
+    """whoever dropped it before it began, when it is not who submitted it"""
     @_builtins.property
     def failure(self) -> Global___Failure: ...
     @_builtins.property
@@ -454,10 +463,11 @@ class RankResult(_message.Message):
         notice: _builtins.str = ...,
         untouched: _builtins.bool = ...,
         hint: _builtins.str = ...,
+        dropped_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["death", b"death", "end", b"end", "failure", b"failure", "value", b"value", "value_blob", b"value_blob", "value_error", b"value_error", "value_inline", b"value_inline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_json", b"bundle_json", "death", b"death", "duration_s", b"duration_s", "end", b"end", "failure", b"failure", "group_aborted", b"group_aborted", "hint", b"hint", "notice", b"notice", "outcome", b"outcome", "rank", b"rank", "run_id", b"run_id", "untouched", b"untouched", "value", b"value", "value_blob", b"value_blob", "value_error", b"value_error", "value_inline", b"value_inline"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_json", b"bundle_json", "death", b"death", "dropped_by", b"dropped_by", "duration_s", b"duration_s", "end", b"end", "failure", b"failure", "group_aborted", b"group_aborted", "hint", b"hint", "notice", b"notice", "outcome", b"outcome", "rank", b"rank", "run_id", b"run_id", "untouched", b"untouched", "value", b"value", "value_blob", b"value_blob", "value_error", b"value_error", "value_inline", b"value_inline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_value: _TypeAlias = _typing.Literal["value_inline", "value_blob", "value_error"]  # noqa: Y015
     _WhichOneofArgType_value: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015

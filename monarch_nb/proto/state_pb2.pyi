@@ -110,7 +110,10 @@ class LeaseRecord(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
     SHARES_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
     confirmed: _builtins.bool
+    revision: _builtins.int
+    """ChangeMembersRequest.revision"""
     @_builtins.property
     def request(self) -> _allocator_pb2.ReserveRequest: ...
     @_builtins.property
@@ -137,10 +140,11 @@ class LeaseRecord(_message.Message):
         nodes: _abc.Iterable[_files_pb2.Peer] | None = ...,
         files: _files_pb2.ReservationFiles | None = ...,
         shares: _abc.Mapping[_builtins.str, _allocator_pb2.Right.ValueType] | None = ...,
+        revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "limits", b"limits", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "files", b"files", "gpu_indices", b"gpu_indices", "limits", b"limits", "nodes", b"nodes", "request", b"request", "shares", b"shares"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "files", b"files", "gpu_indices", b"gpu_indices", "limits", b"limits", "nodes", b"nodes", "request", b"request", "revision", b"revision", "shares", b"shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -189,9 +193,14 @@ class MeshRecord(_message.Message):
     STORE_FIELD_NUMBER: _builtins.int
     STORE_MOVES_FIELD_NUMBER: _builtins.int
     STORE_NODE_FIELD_NUMBER: _builtins.int
+    NEXT_NODE_RANK_FIELD_NUMBER: _builtins.int
     store_moves: _builtins.int
     """see StorePlace"""
     store_node: _builtins.str
+    next_node_rank: _builtins.int
+    """It is over other nodes than when its ranks here were started: these are to start anew, as those of the node with
+    this number.
+    """
     @_builtins.property
     def spec(self) -> _allocator_pb2.SpawnRequest:
         """its `master_host` and `master_port` are where the store is now"""
@@ -207,12 +216,15 @@ class MeshRecord(_message.Message):
         store: Global___ProcessIdentity | None = ...,
         store_moves: _builtins.int = ...,
         store_node: _builtins.str = ...,
+        next_node_rank: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "store", b"store"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_node_rank", b"_next_node_rank", "next_node_rank", b"next_node_rank", "spec", b"spec", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "store", b"store", "store_moves", b"store_moves", "store_node", b"store_node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_node_rank", b"_next_node_rank", "next_node_rank", b"next_node_rank", "spec", b"spec", "store", b"store", "store_moves", b"store_moves", "store_node", b"store_node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__next_node_rank: _TypeAlias = _typing.Literal["next_node_rank"]  # noqa: Y015
+    _WhichOneofArgType__next_node_rank: _TypeAlias = _typing.Literal["_next_node_rank", b"_next_node_rank"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_node_rank) -> _WhichOneofReturnType__next_node_rank | None: ...
 
 Global___MeshRecord: _TypeAlias = MeshRecord  # noqa: Y015
 

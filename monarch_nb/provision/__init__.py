@@ -2,6 +2,15 @@
 
 jobs       nodes that an engine is asked for: a pool for each job, waited for, found again, ended
 slurm      an engine: jobs of Slurm
+lsf        an engine: jobs of LSF
+lightning  an engine: jobs of Lightning AI
+skypilot   an engine: clusters of SkyPilot, which skypilot_helper asks for
+ssh        an engine: hosts that ssh reaches
+remote     what is done on these
+kubernetes an engine: pods of Kubernetes, as kubernetes_manifests asks for them by kubernetes_api, and in the words of
+           kubernetes_pods
+ray        an engine: placement groups of Ray, which ray_helper asks for; ray_node is what runs in them
+helpers    processes that talk to engines for a kernel
 launchers  what every engine can do
 local      nodes of this machine: started, given another shape, ended
 hosts      allocators that run on other machines: found, never started
@@ -43,6 +52,7 @@ class Node:
         address: where its allocator listens, as gRPC writes it.
         pid: of its allocator; None when it is dead, 0 when it is on another machine: then only it can tell.
         identity: who we are to a node of a network.
+        node_address: where other nodes reach it; empty when that is `address`, as far as is known.
     """
 
     node_id: str
@@ -50,6 +60,7 @@ class Node:
     address: str
     pid: int | None
     identity: Identity | None = None
+    node_address: str = ""
 
     @property
     def alive(self) -> bool:
@@ -62,13 +73,14 @@ OptionKind = Literal["integer", "text", "choice", "boolean"]
 
 @dataclass(frozen=True)
 class Option:
-    """What a provisioner can be asked for: an argument of its `up`, as a form shows it.
+    """What a provisioner can be asked for: an argument of its `up`, or a flag of an engine's, as a form shows it.
 
     Attributes:
         name: of the argument. label: for people, short.
         default: what the form has at first.
         minimum, maximum: of an integer.
         choices: of a choice, each with its label.
+        flag: of an engine, as it stands after ` -- `: "--partition".
     """
 
     name: str
@@ -79,6 +91,7 @@ class Option:
     minimum: int | None = None
     maximum: int | None = None
     choices: tuple[tuple[str, str], ...] = ()
+    flag: str = ""
 
 
 class Provisioner(Protocol):

@@ -28,8 +28,13 @@ if TYPE_CHECKING:
 LOG_TAIL_LINES = 15
 
 # Run by a small interpreter of its own, because a kernel has threads and must not fork. The interpreter is the leader
-# of a new session and leaves at once: the daemon is neither in the kernel's process group nor in its process tree.
-_DETACH = "import os, sys\nif os.fork() == 0: os.execv(sys.argv[1], sys.argv[1:])"
+# of a new session and leaves at once: the daemon is neither in the kernel's process group nor in its process tree. Nor
+# does it inherit that Ctrl-C is ignored or blocked: its ranks would not hear it either.
+_DETACH = """\
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
+if os.fork() == 0: os.execv(sys.argv[1], sys.argv[1:])"""
 
 # What says "you are in this notebook" or "you belong to that rank" is not true of a daemon and the ranks that inherit
 # its environment.
@@ -213,7 +218,7 @@ def _call(address: str, method: str, request: Any, timeout_s: float, identity: I
         try:
             return getattr(AllocatorStub(channel), method)(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            raise status.translate(cast(Any, error), address) from None
+            raise status.translate(cast(Any, error), address, address) from None
 
 
 class Watched:

@@ -15,8 +15,9 @@ from monarch_nb.config import DEFAULT_POOL
 from monarch_nb.errors import PoolError, UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Node, Option, Progress
+from monarch_nb.provision.remote.tunnels import address_of
 from monarch_nb.trust.identity_file import IdentityFile
-from monarch_nb.trust.pools import paths_of, read_hosts
+from monarch_nb.trust.pools import paths_of, read_all_hosts
 from monarch_nb.trust.published import published
 
 if TYPE_CHECKING:
@@ -102,7 +103,9 @@ class HostsProvisioner:
                 progress(f"ending {counted(len(nodes), 'node')}")
             answered = list(threads.map(lambda node: shut_down(node.address, identity=node.identity), nodes))
         if silent := [node.node_id for node, has in zip(nodes, answered, strict=True) if not has]:
-            raise PoolError(f"{', '.join(silent)} did not answer")
+            raise PoolError(
+                f"{', '.join(silent)} did not answer: what runs there goes on; say it again when they are back"
+            )
         return len(nodes)
 
     def nodes(self, *, pool: str = DEFAULT_POOL) -> list[Node]:
@@ -113,19 +116,27 @@ class HostsProvisioner:
         """
         paths = paths_of(pool)
         identity = self._identities.setdefault(paths.identity, IdentityFile(paths.identity)).newest()
-        known = read_hosts(paths)
-        addresses, names = list(known.nodes), dict[str, str]()
-        if known.directory:
-            names = {each.address: each.node_id for each in published(Path(known.directory)) if not each.is_stale}
-            addresses += names
+        known = read_all_hosts(paths)
+        places = [Path(known.directory)] if known.directory else []
+        places += sorted(paths.jobs.glob(f"*/{paths.published.name}"))
+        told = [each for place in places for each in published(place) if not each.is_stale]
+        called = [each.node_id for each in told]
+        names = {each.address: each.node_id for each in told if called.count(each.node_id) == 1}
+        addresses = [*known.nodes, *(each.address for each in told)]
         if known.dns:
-            addresses += self._resolve(known.dns)
+            try:
+                addresses += self._resolve(known.dns)
+            except PoolError:
+                if not addresses:
+                    raise
+                addresses.append(known.dns)  # a node that does not answer: the others are there all the same
         addresses = list(dict.fromkeys(addresses))
         hosts = [address.rpartition(":")[0] for address in addresses]
+        by_ssh = [Node(host.name, Path(), address_of(host), 0, identity, host.address) for host in known.ssh]
         return [
             Node(names.get(address) or (host if hosts.count(host) == 1 else address), Path(), address, 0, identity)
             for host, address in zip(hosts, addresses, strict=True)
-        ]
+        ] + by_ssh
 
     def _resolve(self, name: str) -> list[str]:
         """Return the addresses behind a name, as of a headless Service."""
@@ -136,7 +147,10 @@ class HostsProvisioner:
         try:
             answers = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
         except OSError as error:
-            raise PoolError(f"no node is found: the name {host} has no address ({error})") from error
+            raise PoolError(
+                f"no node is found: the name {host} has no address ({error}); is it right, and known here? "
+                f"monarch-nb pool remove POOL dns:{name} forgets it"
+            ) from error
         found = sorted({_joined(str(answer[4][0]), port) for answer in answers})
         self._resolved[name] = time.monotonic(), found
         return found

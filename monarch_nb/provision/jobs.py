@@ -1,6 +1,6 @@
-"""Nodes that an engine is asked for: each job has a pool of its own, with an authority and certificates, that is made
-for it and removed with it. What is remembered of it lies in the pool's directory, so any later process finds it by the
-reservation's name.
+"""Nodes that an engine is asked for. A reservation has a pool of its own, with an authority and certificates, that is
+made for its job and removed with it; further jobs bring that pool more nodes. What is remembered of a job lies in a
+directory in that of the pool, with what the job's nodes need, so any later process finds it by the reservation's name.
 
 Whoever changes which jobs there are holds the lock of the directory of all pools: what is half-made there without it
 was left by a process that died, and is removed.
@@ -15,18 +15,26 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 
-from monarch_nb.config import CONFIG_VARIABLE, TrustPaths
+from monarch_nb.config import CONFIG_VARIABLE, TrustPaths, private_directory
 from monarch_nb.errors import CapacityError, PoolError, ReservationConflict, TrustError, UsageError
 from monarch_nb.ground.interrupting import pause
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Progress
-from monarch_nb.provision.launchers import Ask, Job, Launcher, Look, launcher
+from monarch_nb.provision.launchers import Ask, Job, Launcher, Look, launcher, target_of
 from monarch_nb.times import duration
 from monarch_nb.trust.membership import make_pool
-from monarch_nb.trust.pools import change_hosts, checked_user_name, make_paths, pools_directory, private_pools_directory
+from monarch_nb.trust.pools import (
+    change_hosts,
+    checked_user_name,
+    make_paths,
+    pools_directory,
+    private_pools_directory,
+    read_hosts,
+)
 from monarch_nb.trust.private_files import locked, read_private, write_private
 from monarch_nb.trust.published import published
 
@@ -48,41 +56,76 @@ LOG_TAIL_LINES = 15
 _LONGEST_NAME = 32
 
 
-def pool_name(name: str, reservation: str) -> str:
+def pool_name(on: str, reservation: str) -> str:
     """Return what the pool of a job is called: what a pool can be called, another for each reservation.
 
     Example:
-        >>> pool_name("slurm", "dev"), pool_name("slurm", "My_run")
-        ('slurm-dev', 'slurm-my-run-64cd8e')
+        >>> pool_name("slurm", "dev"), pool_name("ssh:lab", "dev"), pool_name("slurm", "My_run")
+        ('slurm-dev', 'ssh-lab-dev', 'slurm-my-run-64cd8e')
     """
-    plain = re.sub(r"[^a-z0-9]+", "-", reservation.lower()).strip("-")
+    name, plain = (re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") for text in (on, reservation))
     made = f"{name}-{plain}".rstrip("-")
-    if plain == reservation and len(made) <= _LONGEST_NAME:
+    if (name, plain) == (on.replace(":", "-"), reservation) and len(made) <= _LONGEST_NAME:
         return made
-    digits = hashlib.sha256(reservation.encode()).hexdigest()[:6]
+    digits = hashlib.sha256((reservation if name == on else f"{on} {reservation}").encode()).hexdigest()[:6]
     return f"{made[: _LONGEST_NAME - 7].rstrip('-')}-{digits}"
 
 
 def jobs() -> list[Job]:
-    """Return what is remembered of jobs; what can not be read is nobody's."""
+    """Return what is remembered of jobs, those of a pool in the order in which they were asked for; what can not be
+    read is nobody's."""
     found = []
-    for path in sorted(pools_directory().glob("*/job.json")):
+    for path in sorted(pools_directory().glob("*/jobs/*/job.json"), key=lambda path: (path.parents[2], _number(path))):
         try:
             facts = json.loads(read_private(path))
-            found.append(Job(**facts, pool=path.parent.name, paths=TrustPaths(path.parent)))
-        except (OSError, ValueError, TypeError, TrustError):
+            facts |= {name: tuple(facts[name]) for name in ("arguments", "preload", "addresses")}
+            found.append(Job(**facts, pool=path.parents[2].name, paths=TrustPaths(path.parent)))
+        except (OSError, ValueError, TypeError, KeyError, TrustError):
             continue  # it is being removed, or somebody else's
     return found
 
 
+def _number(path: Path) -> int:
+    """Return the number of the job that has a file."""
+    return int(path.parent.name) if path.parent.name.isdecimal() else 0
+
+
 def job_of(reservation: str) -> Job | None:
-    """Return the job that a reservation of that name is in, or waits for."""
-    return next((job for job in jobs() if job.reservation == reservation and job.id), None)
+    """Return the first job that a reservation of that name is in, or waits for."""
+    return next(iter(jobs_of(reservation)), None)
+
+
+def jobs_of(reservation: str) -> list[Job]:
+    """Return all jobs for a reservation of that name; several engines may have some."""
+    return [job for job in jobs() if job.reservation == reservation and job.id]
+
+
+def jobs_of_pool(pool: str) -> list[Job]:
+    """Return the jobs whose nodes a pool has; nothing when it is a pool of another kind."""
+    return [job for job in jobs() if job.pool == pool and job.id]
 
 
 def job_of_pool(pool: str) -> Job | None:
-    """Return the job whose nodes a pool has; None when it is a pool of another kind."""
-    return next((job for job in jobs() if job.pool == pool and job.id), None)
+    """Return the first of these."""
+    return next(iter(jobs_of_pool(pool)), None)
+
+
+def title_of(job: Job) -> str:
+    """Return what people call a job, also one whose launcher is not installed any more: "Slurm job 12"."""
+    try:
+        return f"{launcher(job.on).title} {job.id}"
+    except (PoolError, UsageError):
+        return f"{job.on} {job.id}"
+
+
+def title_of_pool(pool: str) -> str:
+    """Return what people call the jobs whose nodes a pool has; empty when it is a pool of another kind."""
+    return ", ".join(map(title_of, jobs_of_pool(pool)))
+
+
+def price_per_hour(pool: str, reservation: str) -> float:
+    """Return what a reservation costs in US dollars; 0 when it is in no job, or the engine does not know."""
+    return sum(job.price_per_hour for job in jobs_of_pool(pool) if job.reservation == reservation)
 
 
 def obtain(
@@ -94,8 +137,8 @@ def obtain(
     Ctrl-C ends the job, and so does whatever makes waiting futile.
 
     Args:
-        on: the launcher's name.
-        ask: makes what is asked, given the pool's name and paths.
+        on: the launcher, and what it means by its target: "ssh:lab".
+        ask: makes what is asked, but for the target, given the pool's name and paths.
         pool: that the nodes will be.
         longest_s: how long to wait; None for as long as it takes.
         say: told what the engine says.
@@ -109,9 +152,12 @@ def obtain(
     way = launcher(on)
     with locked(private_pools_directory()):
         _sweep()
-        job = job_of_pool(pool) or _asked(way, on, ask, pool)
+        there = jobs_of_pool(pool)
+        job = next((job for job in there if len(there) == 1 or launcher(job.on).look(job).state != "ended"), None)
+        job = job or _asked(way, on, ask, pool)
     asked = ask(pool, job.paths)
-    if (job.nodes, job.procs, job.gpus) != (asked.nodes, asked.procs, asked.gpus):
+    is_other = (job.on, job.nodes, job.procs, job.gpus) != (on, asked.nodes, asked.procs, asked.gpus)
+    if is_other and len(there) < 2:  # what is in several jobs says itself how large it is
         kind = counted(job.gpus or job.procs, "gpu" if job.gpus else "proc")
         raise ReservationConflict(
             f"{job.reservation!r} has {way.title} {job.id} already, with {counted(job.nodes, 'node')} × {kind}; "
@@ -119,31 +165,83 @@ def obtain(
         )
     if job.served and way.look(job).state == "running":
         return job, False  # what has become of its nodes they say themselves
+    return _served(way, job, longest_s, say), True
+
+
+def add(like: Job, nodes: int, time_s: float, longest_s: float | None, say: Progress) -> Job:
+    """Have a further job, whose nodes come into the pool of one that is there; return it when all serve. One whose
+    client died while it waited is waited for, when it has as many nodes.
+
+    Ctrl-C ends it, and so does whatever makes waiting futile.
+
+    Args:
+        like: what is asked is as for this one, but for
+        nodes, time_s: as in `Ask`.
+        longest_s, say: as in `obtain`.
+
+    Raises:
+        CapacityError, PoolError, UsageError: as `obtain`.
+    """
+    way = launcher(like.on)
+
+    def ask(pool: str, paths: TrustPaths) -> Ask:
+        there = [node for job in jobs_of_pool(pool) for node in published(job.paths.published)]
+        return Ask(
+            like.reservation,
+            pool,
+            nodes,
+            like.procs,
+            like.gpus,
+            time_s,
+            like.arguments,
+            paths,
+            preload=like.preload,
+            beside=tuple(dict.fromkeys(node.node_id for node in there)),
+        )
+
+    for job in jobs_of_pool(like.pool):
+        if not job.served and job.nodes != nodes:
+            end(job, say)
+    with locked(private_pools_directory()):
+        waiting = [job for job in jobs_of_pool(like.pool) if not job.served and way.look(job).state != "ended"]
+        job = waiting[0] if waiting else _asked(way, like.on, ask, like.pool)
+    return _served(way, job, longest_s, say)
+
+
+def _served(way: Launcher, job: Job, longest_s: float | None, say: Progress) -> Job:
+    """Wait until every node of a job serves, and remember it; whatever raises ends it."""
     try:
-        _wait(way, job, longest_s, say)
-        job = replace(job, served=True)
-        _remember(job)
+        look = _wait(way, job, longest_s, say)
+        price = look.price_per_hour if look else job.price_per_hour
+        job = replace(job, served=True, addresses=tuple(nodes_of(job, look)), price_per_hour=price)
+        remember(job)
     except BaseException:
         end(job)
         raise
-    return job, True
+    return job
 
 
 def _asked(way: Launcher, on: str, ask: Callable[[str, TrustPaths], Ask], pool: str) -> Job:
-    """Make a pool, and ask for a job whose nodes it has; nothing is left when that fails."""
-    paths = make_paths(pool)
-    if any(paths.directory.iterdir()):
+    """Ask for a job whose nodes a pool has, which is made if it is missing; nothing new is left when that fails."""
+    of_pool = make_paths(pool)
+    if not of_pool.jobs.exists() and any(of_pool.directory.iterdir()):
         raise UsageError(f"there is a pool {pool} already, which no job was made for: choose another name")
+    number = 1 + max((_number(job.paths.job) for job in jobs() if job.pool == pool), default=0)
+    for directory in (of_pool.jobs, of_pool.jobs / str(number)):
+        private_directory(directory, CONFIG_VARIABLE)
+    paths = TrustPaths(of_pool.jobs / str(number))
     try:
-        asked = ask(pool, paths)
-        job = Job(on, "", asked.reservation, pool, asked.nodes, asked.procs, asked.gpus, paths)
-        _remember(job)
+        asked = replace(ask(pool, paths), target=target_of(on))
+        facts = asked.reservation, pool, asked.nodes, asked.procs, asked.gpus, paths
+        job = Job(on, "", *facts, arguments=asked.arguments, preload=asked.preload)
+        remember(job)
         make_pool(pool, _user())
-        change_hosts(paths, lambda hosts: replace(hosts, directory=str(paths.published)))
+        for of_all, own in ((of_pool.identity, paths.identity), (of_pool.node, paths.node)):
+            write_private(own, read_private(of_all))
         paths.published.mkdir(mode=0o700, exist_ok=True)
         job = replace(job, id=way.ask(asked))
         try:
-            _remember(job)
+            remember(job)
         except BaseException:
             way.end(job)
             raise
@@ -161,13 +259,14 @@ def _user() -> str:
         return "me"
 
 
-def _remember(job: Job) -> None:
+def remember(job: Job) -> None:
+    """Remember what is known of a job, in the place of what was."""
     facts = {name: value for name, value in asdict(job).items() if name not in ("pool", "paths")}
     write_private(job.paths.job, json.dumps(facts, indent=2).encode() + b"\n")
 
 
-def _wait(way: Launcher, job: Job, longest_s: float | None, say: Progress) -> None:
-    """Wait until every node of a job serves."""
+def _wait(way: Launcher, job: Job, longest_s: float | None, say: Progress) -> Look | None:
+    """Wait until every node of a job serves; return what the engine said last, if it was asked."""
     began_s = time.monotonic()
     running_s = looked_s = 0.0
     said, look = "", None
@@ -187,10 +286,12 @@ def _wait(way: Launcher, job: Job, longest_s: float | None, say: Progress) -> No
                 f"{duration(START_S)}{_log_tail(job)}"
             )
         if longest_s is not None and not running_s and now_s - began_s > longest_s:
-            raise CapacityError(f"waited {duration(longest_s)}, in vain: {said}", waiting_helps=True)
+            gone = f"{way.title} {job.id} was cancelled"
+            raise CapacityError(f"waited {duration(longest_s)}, in vain: {said}; {gone}", waiting_helps=True)
         pause(PUBLISHED_EVERY_S if running_s or now_s - began_s < AT_ONCE_S else LOOK_EVERY_S)
     if look and look.addresses:
         change_hosts(job.paths, lambda hosts: replace(hosts, nodes=tuple(look.addresses)))
+    return look
 
 
 def _look_every_s(waited_s: float, running_s: float) -> float:
@@ -208,7 +309,8 @@ def _looked(way: Launcher, job: Job, before: Look | None) -> Look:
 def _check(way: Launcher, job: Job, look: Look) -> None:
     """Raise what makes it futile to wait."""
     if look.state == "ended":
-        raise PoolError(f"{look.text}{_log_tail(job)}")
+        kind = CapacityError if look.no_room else PoolError
+        raise kind(f"{look.text}{_log_tail(job) if look.logged else ''}")
     if look.trouble and look.state == "waiting":
         raise CapacityError(f"{way.title} {job.id} would wait for ever: {look.trouble}")
     if look.trouble:
@@ -219,7 +321,8 @@ def nodes_of(job: Job, look: Look | None = None) -> list[str]:
     """Return the addresses of a job's nodes that serve."""
     if look and look.addresses:
         return [address for address in look.addresses if _serves(address)]
-    return [node.address for node in published(job.paths.published) if not node.is_stale]
+    started = [host.address for host in read_hosts(job.paths).ssh]
+    return [node.address for node in published(job.paths.published) if not node.is_stale] + started
 
 
 def _serves(address: str) -> bool:
@@ -245,50 +348,136 @@ def _log_tail(job: Job) -> str:
     return f"; its log ends with\n{tail}" if tail else "; its log is empty"
 
 
-def time_left_s(job: Job) -> float:
-    """Return how long a reservation in a job can last; 0 when there is no end."""
-    ends_at = launcher(job.launcher).look(job).ends_at
-    if not ends_at:
-        return 0.0
-    left_s = ends_at - time.time()
-    return max(1.0, left_s - min(SOONER_S, left_s / 10))
+def time_left_s(pool: str) -> float:
+    """Return how long a reservation in a pool's jobs can last, until the first of them ends; 0 when none does."""
+    first = ends_first(pool)
+    return first[1] if first else 0.0
 
 
-def extend(job: Job, by_s: float) -> None:
-    """Let a job run for longer.
+def ends_first(pool: str) -> tuple[Job, float] | None:
+    """Return the job of a pool that ends first, and how long a reservation in it can last; None when none ends. What
+    jobs cost is remembered: the engine may not have known while they were waited for."""
+    left = []
+    for job in jobs_of_pool(pool):
+        look = launcher(job.on).look(job)
+        if look.price_per_hour != job.price_per_hour:
+            remember(replace(job, price_per_hour=look.price_per_hour))
+        if look.ends_at and look.state != "ended":
+            left_s = look.ends_at - time.time()
+            left.append((job, max(1.0, left_s - min(SOONER_S, left_s / 10))))
+    return min(left, key=lambda each: each[1], default=None)
+
+
+def extend(pool: str, by_s: float, left_s: float) -> None:
+    """Let jobs run for longer, so that a reservation in them can.
+
+    Args:
+        by_s: by how much.
+        left_s: what is left of the reservation's time before: jobs that end late enough stay as they are.
 
     Raises:
         UsageError: the engine does not let this user. PoolError: it does not answer.
     """
-    way = launcher(job.launcher)
-    if way.look(job).ends_at:
-        way.extend(job, by_s)
+    for job in jobs_of_pool(pool):
+        way = launcher(job.on)
+        look = way.look(job)
+        if look.state != "ended" and look.ends_at and look.ends_at - time.time() - SOONER_S < left_s + by_s:
+            way.extend(job, by_s)
 
 
 def trouble(pool: str) -> str:
-    """Return what has become of a job whose nodes do not answer; empty when the pool is of no job, or all is well."""
-    if (job := job_of_pool(pool)) is None:
-        return ""
+    """Return what has become of jobs whose nodes do not answer; empty when the pool is of no job, or all is well."""
+    looks, lines, others = [], list[str](), jobs_of_pool(pool)
+    for job in others:
+        try:
+            looks.append((job, launcher(job.on).look(job)))
+        except (PoolError, UsageError) as error:
+            lines.append(str(error))
+    if looks and len(looks) == len(others) and all(look.state == "ended" for _, look in looks):
+        job, _ = looks[0]
+        said = "; ".join(look.text for _, look in looks)
+        return f"{said}: %mesh reserve {job.reservation} --on {job.on} asks for another"
+    for job, look in looks:
+        again = f"{look.text}: %mesh replace {job.reservation} asks for another"
+        lines += [again if look.state == "ended" else look.trouble]
+    return "; ".join(dict.fromkeys(filter(None, lines)))
+
+
+def unheld(held: Collection[tuple[str, str]], silent: Collection[str] = ()) -> list[str]:
+    """Return what there is to say of jobs that wait, or whose nodes nobody holds.
+
+    Args:
+        held: pools and names of reservations.
+        silent: pools whose nodes do not say what is held.
+    """
+    lines, said = [], set[str]()
+    for job in jobs():
+        is_held = (job.pool, job.reservation) in held
+        if not job.id or (job.served and (is_held or job.pool in silent or job.pool in said)):
+            continue
+        try:
+            look = launcher(job.on).look(job)
+        except (PoolError, UsageError) as error:
+            lines.append(f"{job.reservation}: {error}")
+            continue
+        if look.state == "ended":
+            continue
+        if job.served:
+            said.add(job.pool)
+        asks = "grow or replace" if is_held else "reserve"
+        does = "has its nodes, which nobody holds" if look.state == "running" else "waits for it"
+        ways = f"the same %mesh {asks} {does}, %mesh release {job.reservation} ends it"
+        lines.append(f"{job.reservation}: {look.text}; {ways}")
+    return lines
+
+
+def end_all(pool: str, say: Progress | None = None) -> None:
+    """End all jobs of a pool, and remove it; again is as once.
+
+    Raises:
+        PoolError: an engine does not answer: what is remembered stays, so that it can be done again.
+    """
+    failures = []
+    for job in reversed(jobs_of_pool(pool)):
+        try:
+            end(job, say)
+        except PoolError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+
+
+def has_ended(job: Job) -> bool:
+    """Return whether the engine says that a job has ended."""
     try:
-        look = launcher(job.launcher).look(job)
-    except (PoolError, UsageError) as error:
-        return str(error)
-    if look.state == "ended":
-        return f"{look.text}: %mesh reserve {job.reservation} --on {job.launcher} asks for another"
-    return look.trouble
+        return launcher(job.on).look(job).state == "ended"
+    except (PoolError, UsageError):
+        return False
+
+
+def nodes_in(job: Job, named: Mapping[str, str]) -> list[str]:
+    """Return which of some nodes a job has brought, also those that do not answer.
+
+    Args:
+        named: what they are called, by address.
+    """
+    known = read_hosts(job.paths)
+    of_job = {*job.addresses, *known.nodes, *(host.address for host in known.ssh)}
+    of_job |= {node.address for node in published(job.paths.published)}
+    return [name for address, name in named.items() if address in of_job]
 
 
 def end(job: Job, say: Progress | None = None) -> None:
-    """End a job, and remove its pool with its keys; again is as once.
+    """End a job; remove what is remembered of it, and with the last of a pool that, with its keys. Again is as once.
 
     Raises:
         PoolError: the engine does not answer: what is remembered stays, so that it can be done again.
     """
-    way = launcher(job.launcher)
+    way = launcher(job.on)
     if say:
         say(f"ending {way.title} {job.id}")
     with locked(private_pools_directory()):
-        if (known := job_of_pool(job.pool)) is None or known.id != job.id:
+        if all((known.paths, known.id) != (job.paths, job.id) for known in jobs_of_pool(job.pool)):
             return
         if way.look(job).state != "ended":
             way.end(job)
@@ -310,20 +499,38 @@ def sweep() -> None:
 
 
 def _sweep() -> None:
-    """The same; the lock is held."""
-    for job in jobs():
+    """The same; the lock is held. A job that has ended is remembered while others bring nodes to its pool: so it can be
+    said what has become of its own."""
+    remembered = jobs()
+    for job in remembered:
+        if not job.id:
+            _remove(job.paths)
+    for pool in dict.fromkeys(job.pool for job in remembered if job.id):
+        of_pool = [job for job in remembered if job.pool == pool and job.id]
         try:
-            if not job.id or launcher(job.launcher).look(job).state == "ended":
-                _remove(job.paths)
+            if all(launcher(job.on).look(job).state == "ended" for job in of_pool):
+                for job in of_pool:
+                    _remove(job.paths)
         except (PoolError, UsageError):
             continue  # its engine does not answer, or its launcher is not installed
 
 
 def _remove(paths: TrustPaths) -> None:
-    """Remove a job's pool, what says that it is one last."""
-    for path in sorted(paths.directory.iterdir(), key=lambda path: path == paths.job):
+    """Remove what is remembered of a job, and its pool with the last one; what says that it is a job last."""
+    of_pool = paths.directory.parents[1]
+    if not any(path.parent != paths.directory for path in of_pool.glob("jobs/*/job.json")):
+        _clear(of_pool, paths.directory.parent)
+    _clear(paths.directory, paths.job)
+    shutil.rmtree(paths.directory, ignore_errors=True)
+    if not any(paths.directory.parent.glob("*")):
+        shutil.rmtree(of_pool, ignore_errors=True)
+
+
+def _clear(directory: Path, but: Path) -> None:
+    for path in directory.glob("*"):
+        if path == but:
+            continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-    shutil.rmtree(paths.directory, ignore_errors=True)

@@ -17,8 +17,9 @@ from itertools import chain
 
 from monarch_nb.errors import CapacityError, PoolError, UsageError
 from monarch_nb.ground.interrupting import pause
+from monarch_nb.provision import Option
 from monarch_nb.provision.daemons import daemon_environment, detach
-from monarch_nb.provision.launchers import Ask, Job, Look
+from monarch_nb.provision.launchers import Ask, Job, Look, Offer
 from monarch_nb.times import time_of_day
 
 COMMAND_S = 60.0
@@ -28,6 +29,8 @@ STEP_S = 30.0
 STEP_END_S = 10.0
 """So long its allocators may take to end."""
 STEP_EVERY_S = 0.1
+STARTS_NOW_S = 60.0
+"""What starts sooner starts now: Slurm looks at its queue now and then."""
 _FIELDS = "%i|%T|%r|%S|%e|%N"
 
 _RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
@@ -48,15 +51,20 @@ _REASONS = {
     "Priority": "Priority: others are before it",
     "Resources": "Resources: what it needs is in use",
     "JobHeldUser": "JobHeldUser: scontrol release lets it go on",
+    "BadConstraints": "BadConstraints: no nodes have all that is asked for",
+    "PartitionConfig": "PartitionConfig: the partition does not give so many nodes, so much of each, or so much time",
     "PartitionNodeLimit": "PartitionNodeLimit: the partition has not so many nodes, or they are down",
     "PartitionTimeLimit": "PartitionTimeLimit: the partition does not give so much time",
 }
 _HOPELESS = re.compile(
-    r"Partition(Node|Time)Limit|BadConstraints|(Invalid|Bad)(Account|QOS)|(Account|QOS)NotAllowed"
-    r"|DependencyNeverSatisfied|(Assoc|QOS)Max\w*PerJob\w*"
+    r"Partition((Node|Time)Limit|Config)|BadConstraints|(Invalid|Bad)(Account|QOS)|(Account|QOS)NotAllowed"
+    r"|DependencyNeverSatisfied|ReservationDeleted|(Assoc|QOS)Max\w*Per(Job|Node)\w*|QOSMin\w+"
 )
 _TASK_FAILED = re.compile(r"^srun: error: (\S+): tasks?[^:]*: (?!Terminated)(.+)$", re.MULTILINE)
 _NODE_FAILED = re.compile(r"^srun: error: Node failure on (\S+)$", re.MULTILINE)
+_TESTED = re.compile(
+    r"to start at (?P<starts>\S+) using .* on (?:nodes )?(?P<nodes>\S+) in partition (?P<partition>\S+)"
+)
 _OUR_FLAGS = {
     "--array": "a reservation is one job",
     "-a": "a reservation is one job",
@@ -84,6 +92,29 @@ class SlurmLauncher:
     """
 
     title = "Slurm job"
+
+    def options(self) -> list[Option]:
+        """Return what sites want to know of most jobs; which partitions there are Slurm says."""
+        _check_installed("sbatch")
+        if not (names := _partition_names()):
+            raise PoolError("Slurm does not say which partitions it has")
+        choices = (("", "the default"), *((name, name) for name in names))
+        where = "where the nodes are taken from"
+        return [
+            Option("partition", "Partition", "choice", "", where, choices=choices, flag="--partition"),
+            Option("account", "Account", "text", "", "that pays; empty: your default", flag="--account"),
+            Option("qos", "QOS", "text", "", "the quality of service; empty: your default", flag="--qos"),
+        ]
+
+    def offer(self, ask: Ask) -> Offer:
+        """Return where and when Slurm would start the job as things are; it refuses what it would never start."""
+        _check_arguments(ask.arguments)
+        if allocation := _allocation_with(ask, os.environ):
+            return Offer(f"takes nodes of your allocation {allocation}")
+        done = _run(["sbatch", "--test-only", *ask.arguments], script(ask))
+        if done.returncode:
+            raise _refusal(done.stderr)
+        return Offer(parse_test(done.stderr))
 
     def ask(self, ask: Ask) -> str:
         """Submit a job; or start a step, where this process is in an allocation that has what is asked for."""
@@ -137,11 +168,12 @@ def script(ask: Ask) -> str:
     options = [f"--job-name=monarch-nb-{ask.reservation}", f"--nodes={ask.nodes}", "--ntasks-per-node=1"]
     options += [f"--gpus-per-node={ask.gpus}"] if ask.gpus else [f"--cpus-per-task={ask.procs}"]
     options += [f"--time={_minutes(ask.time_s)}"] if ask.time_s else []
+    options += _exclusion(ask)
     options += ["--no-kill", "--no-requeue", f"--output={ask.paths.log}", "--open-mode=append"]
     lines = ["#!/bin/bash", *(f"#SBATCH {shlex.quote(option)}" for option in options), ""]
     lines += ["# An allocator per node. One that fails leaves the others alone."]
     lines += [" \\\n    ".join(map(shlex.join, _step(ask))) + " &&"]
-    lines += [f"rm -rf {shlex.quote(str(ask.paths.directory))}"]
+    lines += [f"{{ {ask.removal()}; }}"]
     return "\n".join(lines) + "\n"
 
 
@@ -150,7 +182,12 @@ def _step(ask: Ask, *flags: str) -> list[list[str]]:
     words = ["srun", *flags, f"--nodes={ask.nodes}", f"--ntasks={ask.nodes}", "--ntasks-per-node=1", "--export=ALL"]
     words += ["--no-kill", "--kill-on-bad-exit=0", "--cpu-bind=none"]
     words += [f"--gpus-per-node={ask.gpus}", "--gpu-bind=none"] if ask.gpus else []
+    words += _exclusion(ask) if "--overlap" in flags else []
     return [words, ["bash", "-c", _ON_NODE, "allocator"], ask.allocator()]
+
+
+def _exclusion(ask: Ask) -> list[str]:
+    return [f"--exclude={','.join(ask.beside)}"] if ask.beside else []
 
 
 def _check_arguments(arguments: Sequence[str]) -> None:
@@ -176,13 +213,13 @@ def _allocation_with(ask: Ask, environment: Mapping[str, str]) -> str:
     if not number.isdecimal() or ask.arguments:
         return ""
     nodes, gpus = (environment.get(f"SLURM_{name}", "") for name in ("JOB_NUM_NODES", "GPUS_ON_NODE"))
-    has_nodes = not nodes.isdecimal() or int(nodes) >= ask.nodes
+    has_nodes = not nodes.isdecimal() or int(nodes) >= ask.nodes + len(ask.beside)
     return number if has_nodes and (not gpus.isdecimal() or int(gpus) >= ask.gpus) else ""
 
 
 def _start_step(ask: Ask, number: str) -> str:
     """Start a step beside the others of an allocation; return what Slurm calls it."""
-    name = f"monarch-nb-{ask.pool}"
+    name = f"monarch-nb-{ask.pool}-{ask.paths.directory.name}"
     _check_installed("srun")
     with ask.paths.log.open("ab") as log:
         _, *srun = chain.from_iterable(_step(ask, f"--jobid={number}", "--overlap", f"--job-name={name}"))
@@ -239,7 +276,7 @@ def _seconds(text: str) -> float:
 def _row(number: str) -> Row | None:
     done = _run(["squeue", "--noheader", "--states=all", f"--jobs={number}", f"--format={_FIELDS}"])
     if done.returncode and "Invalid job id" not in done.stderr:
-        raise PoolError(f"Slurm does not answer: {_said(done.stderr)}")
+        raise _no_answer(_said(done.stderr))
     lines = done.stdout.splitlines()
     return parse_row(lines[0]) if lines else None
 
@@ -320,13 +357,14 @@ def parse_failed(said: str) -> str:
 
 def _run(words: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
     _check_installed(words[0])
-    environment = _environment() | ({} if words[0] == "sbatch" else {"SLURM_TIME_FORMAT": "%s"})
+    keeps_environment = words[0] == "sbatch" and "--test-only" not in words
+    environment = _environment() | ({} if keeps_environment else {"SLURM_TIME_FORMAT": "%s"})
     try:
         return subprocess.run(
             words, input=text, capture_output=True, text=True, check=False, timeout=COMMAND_S, env=environment
         )
     except subprocess.TimeoutExpired:
-        raise PoolError(f"Slurm does not answer: {words[0]} took longer than {COMMAND_S:g} s") from None
+        raise _no_answer(f"{words[0]} took longer than {COMMAND_S:g} s") from None
 
 
 def _check_installed(command: str) -> None:
@@ -361,17 +399,43 @@ def _refusal(said: str) -> UsageError | CapacityError | PoolError:
     if "partition" in said:
         return UsageError(f"{text}{_partitions()}")
     if "Unable to contact" in said or "Zero Bytes" in said or "Connection" in said:
-        return PoolError(f"Slurm does not answer: {_said(said)}")
+        return _no_answer(_said(said))
     return UsageError(text)
 
 
+def _no_answer(why: str) -> PoolError:
+    return PoolError(
+        f"Slurm does not answer: {why}. scontrol ping tells which controller is asked, and whether it is up; when it "
+        "is, try again, else tell whoever runs the cluster"
+    )
+
+
 def _partitions() -> str:
-    names = sorted(set(_run(["sinfo", "--noheader", "--format=%R"]).stdout.split()))
+    names = _partition_names()
     return f"; there are {', '.join(names)}" if names else ""
+
+
+def _partition_names() -> list[str]:
+    return sorted(set(_run(["sinfo", "--noheader", "--format=%R"]).stdout.split()))
+
+
+def parse_test(said: str) -> str:
+    """Read what sbatch says of a job that is only tested; empty when it is something else.
+
+    Example:
+        >>> parse_test("sbatch: Job 7 to start at N/A using 8 processors on nodes n[1-2] in partition main")
+        'would run on n[1-2], partition main'
+    """
+    found = _TESTED.search(said)
+    if found is None:
+        return ""
+    starts_at = _seconds(found["starts"])
+    when = f"start at about {time_of_day(starts_at)}" if starts_at > time.time() + STARTS_NOW_S else "run"
+    return f"would {when} on {found['nodes']}, partition {found['partition']}"
 
 
 def _said(text: str) -> str:
     """Return the last thing that a command said, without who said it."""
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("Try ")]
     last = next((line for line in reversed(lines) if "error" in line), lines[-1] if lines else "it says nothing")
     return re.sub(r"^.*?error: ", "", last.strip())

@@ -75,8 +75,9 @@ async def hear_out(requests: Any) -> None:
                         await anext(requests)
 
 
-def translate(error: grpc.aio.AioRpcError, node: str) -> MonarchNbError:
-    """Return the error to raise for a failed call to `node`."""
+def translate(error: grpc.aio.AioRpcError, node: str, address: str = "") -> MonarchNbError:
+    """Return the error to raise for a failed call to `node`; of one at an `address` of this machine it is known where
+    to look."""
     for key, value in error.trailing_metadata() or ():
         if key == METADATA_KEY:
             return error_from_json(value.decode() if isinstance(value, bytes) else value)
@@ -87,7 +88,11 @@ def translate(error: grpc.aio.AioRpcError, node: str) -> MonarchNbError:
             node,
         )
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-        return NodeUnreachable(f"{node} does not answer; is its allocator running? (monarch-nb status)", node)
+        is_here = address.startswith("unix:")
+        what = (
+            "is its allocator running? (monarch-nb status)" if is_here else "is its host up, and its allocator running?"
+        )
+        return NodeUnreachable(f"{node} does not answer; {what}", node)
     if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
         return NodeUnreachable(f"{node} did not answer in time", node)
     if error.code() == grpc.StatusCode.INTERNAL:  # gRPC's own: a node that dies in the middle of a stream may end so

@@ -6,22 +6,29 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from jupyter_server.utils import url_path_join
-from traitlets import Float, Unicode
+from traitlets import Float, Unicode, default
 from traitlets.config import Configurable
 
-from monarch_nb.config import DEFAULT_POOL
+from monarch_nb.config import default_pool
 from monarch_nb.server.handlers import EventsHandler, RequestHandler
 
 if TYPE_CHECKING:
     from jupyter_server.serverapp import ServerApp
 
-    from monarch_nb.panel.requests import Panel
+    from monarch_nb.panel.panels import Panels
 
 
 class MonarchNB(Configurable):
     """The panel in JupyterLab."""
 
-    pool = Unicode(DEFAULT_POOL, help="Name of the pool that the panel shows.").tag(config=True)
+    pool = Unicode(help="Name of the pool that the panel shows at first: $MONARCH_NB_POOL, or else the local one.").tag(
+        config=True
+    )
+
+    @default("pool")
+    def _default_pool(self) -> str:
+        return default_pool()
+
     refresh_s = Float(
         1.0,
         min=0.2,
@@ -35,11 +42,11 @@ class MonarchNB(Configurable):
     ).tag(config=True)
 
     @cached_property
-    def panel(self) -> Panel:
+    def panels(self) -> Panels:
         """Made at the first request: gRPC need not be imported before somebody looks."""
-        from monarch_nb.panel.requests import Panel
+        from monarch_nb.panel.panels import Panels
 
-        return Panel(self.pool, root=self._root, refresh_s=self.refresh_s, notice_s=self.notice_s)
+        return Panels(self.pool, root=self._root, refresh_s=self.refresh_s, notice_s=self.notice_s)
 
     _root = ""
 

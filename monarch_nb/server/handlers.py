@@ -18,21 +18,26 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 if TYPE_CHECKING:
     from monarch_nb.panel.live import Subscription
-    from monarch_nb.panel.requests import Panel
+    from monarch_nb.panel.panels import Panels
 
 AUTH_RESOURCE = "monarch_nb"
+NO_SUCH_POOL = 4404
+"""How a WebSocket is closed that asks for a pool that there is not."""
 
 
-class HasPanel(Protocol):
+class HasPanels(Protocol):
     """What the server's settings hold for the handlers, as "monarch_nb"."""
 
     @property
-    def panel(self) -> Panel:
+    def panels(self) -> Panels:
         """What is asked."""
 
 
 class RequestHandler(APIHandler):
-    """`POST monarch-nb/api/NAME` with a JSON object; GET, with a query, for what changes nothing."""
+    """`POST monarch-nb/api/NAME` with a JSON object; GET, with a query, for what changes nothing.
+
+    "pool" in it names the pool that is meant.
+    """
 
     auth_resource = AUTH_RESOURCE
 
@@ -74,8 +79,8 @@ class RequestHandler(APIHandler):
         return None
 
     async def _handle(self, name: str, body: object) -> None:
-        extension: HasPanel = self.settings["monarch_nb"]
-        self._answer(await asyncio.wrap_future(extension.panel.handle(name, body)))
+        extension: HasPanels = self.settings["monarch_nb"]
+        self._answer(await asyncio.wrap_future(extension.panels.handle(name, body)))
 
     def _answer(self, answer: dict[str, Any]) -> None:
         if error := answer.get("error"):
@@ -85,7 +90,7 @@ class RequestHandler(APIHandler):
 
 
 class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
-    """`monarch-nb/events`: the view, and then what changes.
+    """`monarch-nb/events`: the view, and then what changes; `?pool=NAME` of another pool.
 
     A browser may say {"type": "look", "looking": false} when it shows no view: then it is told of deaths and of what
     ends, later.
@@ -111,8 +116,12 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         async def deliver(events: list[dict[str, Any]]) -> None:
             await run_on(loop, self._send(events))
 
-        extension: HasPanel = self.settings["monarch_nb"]
-        subscription = await asyncio.wrap_future(extension.panel.subscribe(deliver))
+        extension: HasPanels = self.settings["monarch_nb"]
+        panel = extension.panels.find(self.get_query_argument("pool", ""))
+        if panel is None:
+            self.close(NO_SUCH_POOL, "there is no such pool (any more)")
+            return
+        subscription = await asyncio.wrap_future(panel.subscribe(deliver))
         if self.ws_connection is None:  # closed meanwhile
             subscription.close_soon()
         self._subscription = subscription

@@ -30,13 +30,14 @@ from monarch_nb.trust.pools import (
     Hosts,
     change_hosts,
     checked_user_name,
+    for_others,
     format_hosts,
     is_pool,
     make_paths,
     parse_hosts,
     paths_of,
     pools_directory,
-    read_hosts,
+    read_all_hosts,
 )
 from monarch_nb.trust.private_files import create_private, locked, read_private, write_private
 from monarch_nb.trust.revocation import Revocations, revoke
@@ -107,7 +108,8 @@ def invite(pool: str, user: str, lifetime_s: float, path: Path) -> None:
         raise TrustError(f"can not write {path}: {error.strerror}") from error
     try:
         identity = authority.issue(user, USER, lifetime_s)
-        write_private(path, _invitation(identity, read_hosts(paths), known_revocations(paths, identity)))
+        hosts = for_others(read_all_hosts(paths))
+        write_private(path, _invitation(identity, hosts, known_revocations(paths, identity)))
     except BaseException:
         path.unlink(missing_ok=True)
         raise

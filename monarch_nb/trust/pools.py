@@ -28,25 +28,49 @@ _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[A-Za-z0-9][A-Z
 
 
 @dataclass(frozen=True)
+class SshHost:
+    """A host on which we started an allocator by ssh.
+
+    Attributes:
+        destination: as ssh knows it. address: of its allocator, as other nodes know it.
+        tunnel: whether clients reach that by ssh alone.
+        directory: ours on the host; empty for the usual one.
+    """
+
+    destination: str
+    address: str
+    tunnel: bool = False
+    directory: str = ""
+
+    @property
+    def name(self) -> str:
+        """What its node is called."""
+        return self.destination.rpartition("@")[2].replace(":", "-")
+
+
+@dataclass(frozen=True)
 class Hosts:
-    """Where the nodes of a pool are found; all three ways can be used at once.
+    """Where the nodes of a pool are found; all ways can be used at once.
 
     Attributes:
         nodes: addresses, `host:port`.
         directory: on a shared file system, where nodes publish themselves (`allocator --publish`); "" for none.
         dns: `name:port`, each of whose addresses is a node; "" for none.
         interface: of the nodes, to which stores, Gloo and NCCL listen; "" for the one to which they listen themselves.
+        ssh: hosts on which this user has started nodes.
     """
 
     nodes: tuple[str, ...] = ()
     directory: str = ""
     dns: str = ""
     interface: str = ""
+    ssh: tuple[SshHost, ...] = ()
 
     @property
     def words(self) -> list[str]:
-        """The ways as `monarch-nb pool add` takes them."""
-        return [*self.nodes, *filter(None, [self.dns and DNS + self.dns, self.directory])]
+        """The ways as `monarch-nb pool add` takes them; hosts by their names."""
+        hosts = [host.destination for host in self.ssh]
+        return [*self.nodes, *filter(None, [self.dns and DNS + self.dns, self.directory]), *hosts]
 
     def added(self, word: str) -> Hosts:
         """Return the same with one way more.
@@ -186,6 +210,19 @@ def read_hosts(paths: TrustPaths) -> Hosts:
         raise TrustError(f"{paths.hosts} can not be read ({error}): mend or remove it") from None
 
 
+def read_all_hosts(paths: TrustPaths) -> Hosts:
+    """Return where a pool's nodes are found: what people have said, and the addresses and hosts of its jobs, as far as
+    nodes do not publish themselves.
+
+    Raises:
+        TrustError: a file can not be read.
+    """
+    own = read_hosts(paths)
+    all_of_them = [own, *(read_hosts(TrustPaths(directory)) for directory in sorted(paths.jobs.glob("*")))]
+    nodes = dict.fromkeys(node for hosts in all_of_them for node in hosts.nodes)
+    return replace(own, nodes=tuple(nodes), ssh=tuple(host for hosts in all_of_them for host in hosts.ssh))
+
+
 def parse_hosts(text: bytes) -> Hosts:
     """Read what `format_hosts` wrote.
 
@@ -199,7 +236,25 @@ def parse_hosts(text: bytes) -> Hosts:
     if not isinstance(nodes, list) or not all(isinstance(text, str) for text in [*nodes, *texts]):
         raise ValueError("not what monarch-nb writes")
     directory, dns, interface = texts
-    return Hosts(tuple(map(checked_address, nodes)), directory, dns and checked_address(dns), interface)
+    started = facts.get("ssh", [])
+    if not isinstance(started, list):
+        raise ValueError("not what monarch-nb writes")
+    ssh = tuple(_parse_ssh_host(one) for one in started)
+    return Hosts(tuple(map(checked_address, nodes)), directory, dns and checked_address(dns), interface, ssh)
+
+
+def _parse_ssh_host(facts: object) -> SshHost:
+    match facts:
+        case {"destination": str(name), "address": str(address), "tunnel": bool(tunnel), "directory": str(directory)}:
+            return SshHost(name, checked_address(address), tunnel, directory)
+    raise ValueError("not what monarch-nb writes")
+
+
+def for_others(hosts: Hosts) -> Hosts:
+    """Return where somebody else finds the nodes: what ssh needs is this user's own, and what it alone reaches is left
+    out."""
+    reached = [host.address for host in hosts.ssh if not host.tunnel]
+    return replace(hosts, nodes=tuple(dict.fromkeys([*hosts.nodes, *reached])), ssh=())
 
 
 def format_hosts(hosts: Hosts) -> bytes:

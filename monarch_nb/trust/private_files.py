@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,9 +63,9 @@ def read_private(path: Path) -> bytes:
             facts = os.fstat(file.fileno())
             if facts.st_uid not in (os.getuid(), 0):
                 raise TrustError(f"{path} is another user's")
-            if facts.st_mode & 0o077:
-                raise TrustError(f"others can read or change {path}: run chmod 600 {path}")
             content = file.read(LARGEST_BYTES + 1)
+            if facts.st_mode & ~_allowed(facts) & 0o077:
+                raise TrustError(_open_to_others(path, content))
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -72,6 +73,20 @@ def read_private(path: Path) -> bytes:
     if len(content) > LARGEST_BYTES:
         raise TrustError(f"{path} is too large to be a file of a pool")
     return content
+
+
+def _allowed(facts: os.stat_result) -> int:
+    """Return who else may read a file: the group of this process, of one that root has put there, as in containers that
+    do not run as root."""
+    by_root = facts.st_uid == 0 and os.getuid() != 0 and facts.st_gid == os.getegid()
+    return stat.S_IRGRP if by_root else 0
+
+
+def _open_to_others(path: Path, content: bytes) -> str:
+    """Return what is wrong with a file that others can read; nobody is told to close one that is none of a pool's."""
+    if b"PRIVATE KEY" in content or b"CERTIFICATE" in content or path.suffix in (".json", ".key", ".pem"):
+        return f"others can read or change {path}: run chmod 600 {path}"
+    return f"{path} is no file that monarch-nb pool makes"
 
 
 @contextmanager

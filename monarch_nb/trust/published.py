@@ -44,22 +44,37 @@ class Published:
         return self.age_s > STALE_S
 
 
-def publish(directory: Path, node: Published) -> None:
+def publish(directory: Path, node: Published, *, beside: bool = False) -> None:
     """Write a node's file, in one step.
+
+    Args:
+        beside: not under its name alone: another node has that name (see `overwritten_by`).
 
     Raises:
         OSError: it can not be written.
     """
     directory.mkdir(exist_ok=True)  # and not what it is in: a job's pool may just be removed
-    path = directory / f"{node.node_id}{SUFFIX}"
+    path = directory / f"{node.node_id}{f'@{node.address}' if beside else ''}{SUFFIX}"
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps({**asdict(node), "heartbeat": time.time()}))
     partial.replace(path)
 
 
-def withdraw(directory: Path, node_id: str) -> None:
-    """Remove a node's file: it ends as it should."""
-    (directory / f"{node_id}{SUFFIX}").unlink(missing_ok=True)
+def overwritten_by(directory: Path, node: Published) -> str:
+    """Return the address of another node that has this one's name, if that has written its file over this one's since:
+    empty when it has not."""
+    try:
+        address = json.loads((directory / f"{node.node_id}{SUFFIX}").read_text())["address"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
+    return "" if address == node.address else str(address)
+
+
+def withdraw(directory: Path, node: Published) -> None:
+    """Remove a node's files: it ends as it should."""
+    if not overwritten_by(directory, node):
+        (directory / f"{node.node_id}{SUFFIX}").unlink(missing_ok=True)
+    (directory / f"{node.node_id}@{node.address}{SUFFIX}").unlink(missing_ok=True)
 
 
 def published(directory: Path) -> list[Published]:

@@ -1,4 +1,5 @@
-"""`python -m tests.bench`: measure every row, print the table, and write docs/performance.md after a whole run."""
+"""`python -m tests.bench`: measure every row, print the table, and write docs/performance.md after a whole run.
+What people wrote there stays."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import actors, browser, calls, files, flood, lives, panel, report, scale, soak, training
+from tests.bench import actors, browser, calls, files, flood, lives, panel, ray, report, scale, slurm, soak, training
 from tests.bench.harness import Bench, Outcome, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 _ORDER = (
-    *("fresh", "ipyparallel", "monarch", "reserve", "many", "memory", "restart", "script", "fit"),
+    *("fresh", "ipyparallel", "monarch", "reserve", "many", "memory", "restart", "script", "fit", "slurm", "ray"),
     *("hang", "flood", "push", "import"),
     *("actor-call-1", "actor-call-8", "actor-call-32", "actor-fresh", "actor-array", "actor-messages", "actor-death"),
     *("first-sync", "unchanged", "edit", "big-file", "client-bytes", "panel", "panel-256"),
@@ -24,7 +25,11 @@ _ORDER = (
 _LONG = tuple(row.name for row in soak.ROWS)
 """Only when they are asked for."""
 ROWS = sorted(
-    (row for rows in (actors, calls, files, flood, lives, training, panel, browser, scale, soak) for row in rows.ROWS),
+    (
+        row
+        for rows in (actors, calls, files, flood, lives, training, panel, browser, ray, scale, slurm, soak)
+        for row in rows.ROWS
+    ),
     key=lambda row: (*_ORDER, *_LONG).index(row.name),
 )
 
@@ -49,7 +54,7 @@ def main() -> None:
     measured = measure(rows, arguments.quick, console)
     report.print_table(console, measured)
     if arguments.write or not (arguments.only or arguments.quick):
-        PAGE.write_text(report.markdown(measured, load_before))
+        PAGE.write_text(report.markdown(measured, load_before, PAGE.read_text()))
         console.print(f"written to {PAGE}")
 
 

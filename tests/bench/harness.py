@@ -151,7 +151,7 @@ class Bench:
     def start_torchrun(self, program: str, ranks: int = RANKS) -> Iterator[subprocess.Popen[str]]:
         """Start a program of ours under torchrun; its output is to be read from `stdout`."""
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-        command += ["--master-port", str(_free_port()), str(PROGRAMS / program)]
+        command += ["--master-port", str(free_port()), str(PROGRAMS / program)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with _bounded(command, stderr=subprocess.DEVNULL, env=environment) as process:
             yield process
@@ -182,8 +182,12 @@ class Bench:
 
     def _rival(self, package: str, program: str, *arguments: object) -> dict[str, list[float]]:
         self.say(f"measuring {package}")
-        times: dict[str, list[float]] = self._told(package, rival_python(self.say), program, *arguments)
+        times: dict[str, list[float]] = self.rival(package, program, *arguments)
         return times
+
+    def rival(self, package: str, program: str, *arguments: object) -> Any:
+        """Return what a rival's program has printed last, as JSON."""
+        return self._told(package, rival_python(self.say), program, *arguments)
 
     def actors(self, package: str, what: str, ranks: int, times: int) -> list[float]:
         """Return what `tests/bench/programs/actors.py` measures; on the warm pool, if `package` is ours."""
@@ -286,7 +290,8 @@ def _pool_name(shape: Shape) -> str:
     return f"{shape.nodes}x{shape.procs}{'i' if shape.isolate else ''}"
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port on which nobody listens now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

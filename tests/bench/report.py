@@ -19,6 +19,9 @@ from tests.bench.harness import Outcome, Row
 Measured = list[tuple[Row, Outcome | str]]
 """By row; a text says why it could not be measured."""
 
+_KEPT = ("<!-- by hand, kept by the bench -->", "<!-- the bench goes on -->")
+"""What stands between these on the page is written by people."""
+
 _HEAD = ("what", "goal", "measured", "beside", "ratio", "verdict")
 
 
@@ -32,8 +35,10 @@ def print_table(console: Console, measured: Measured) -> None:
     console.print(table)
 
 
-def markdown(measured: Measured, load_before: float) -> str:
-    """Return the page for the docs."""
+def markdown(measured: Measured, load_before: float, page: str) -> str:
+    """Return the page for the docs, with what people wrote on the one before."""
+    begin, end = _KEPT
+    kept = page.partition(begin)[2].partition(end)[0].strip()
     lines = [
         "# Performance",
         "",
@@ -46,7 +51,7 @@ def markdown(measured: Measured, load_before: float) -> str:
         f"|{' --- |' * len(_HEAD)}",
     ]
     lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in _cells(*one))} |" for one in measured]
-    lines += ["", "## How it is measured", ""]
+    lines += ["", begin, "", kept, "", end, "", "## How it is measured", ""]
     for row, _ in measured:
         lines += [f"**{row.what[0].upper()}{row.what[1:]}.** {row.how}", ""]
     return "\n".join(lines)

@@ -36,7 +36,8 @@ def rival_python(say: Callable[[str], None]) -> Path:
     if not installed.exists() or installed.read_text() != wanted:
         say(f"installing {', '.join(requirements())} in {ENVIRONMENT.relative_to(ROOT)}")
         venv.create(ENVIRONMENT, clear=True)
-        (_packages() / "base.pth").write_text(sysconfig.get_path("purelib"))
+        base = sysconfig.get_path("purelib")
+        (_packages() / "base.pth").write_text(f"import site; site.addsitedir({base!r})")  # and what is editable there
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, *requirements()], check=True, stderr=subprocess.DEVNULL)
         installed.write_text(wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -24,6 +25,8 @@ from monarch_nb.provision.local import LocalProvisioner
 
 PICTURES = Path(__file__).parents[2] / "build" / "e2e"
 """Where a failed test leaves what the page looked like."""
+ENGINE = Path(__file__).parents[1] / "queueing"
+"""An engine, `--on queue`, as it is installed."""
 BASE_URL = "/hub/user/ada/"
 """As behind JupyterHub: whatever forgets it finds nothing."""
 OPEN_MESH = "%load_ext monarch_nb\n%mesh reserve dev --nodes 2 --procs 2"
@@ -51,7 +54,8 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeGpus]:
     """The 8 GPUs of the pool's first node."""
     file = tmp_path_factory.mktemp("gpus") / "gpus.json"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(FAKE_NVML))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(FAKE_NVML), str(ENGINE)]))
+        patch.syspath_prepend(ENGINE)
         patch.setenv("FAKE_NVML", str(file))
         yield FakeGpus(file)
 

@@ -10,13 +10,14 @@ TAB = ".jp-SideBar .lm-TabBar-tab[data-id='monarch-nb-panel']"
 
 
 class PanelPage:
-    """The panel in a page; what is in it is found by the words on it."""
+    """The panel in a page, at its side or in the output of a cell; what is in it is found by the words on it."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: Page, output: Locator | None = None) -> None:
         self.page = page
-        self.root = page.locator("#monarch-nb-panel")
+        self.root = output or page.locator("#monarch-nb-panel")
         self.status = page.locator("#jp-main-statusbar .mnb-status")
         self.form = self.root.locator(".mnb-form")
+        self.chooser = self.root.get_by_role("combobox", name="Pool")
         self.question = self.root.get_by_role("alertdialog")
 
     def show(self) -> None:

@@ -102,7 +102,8 @@ def test_a_keyboard_is_enough(notebook: NotebookPage, make_gate: Callable[[], Ga
         raise AssertionError(f"Tab does not reach {name}")
 
     command("Reserve Nodes")
-    expect(panel.field("Name")).to_be_focused()
+    expect(panel.field("Where")).to_be_focused()
+    press("Tab")
     press("Control+a")
     page.keyboard.type("dev")
     press("Tab")

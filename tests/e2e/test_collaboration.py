@@ -76,7 +76,8 @@ def test_two_people_use_one_mesh(both: list[NotebookPage], make_gate: Callable[[
     for notebook in both:
         notebook.wait_for_end(1)
         PanelPage(notebook.page).wait_for_state("idle", 0, 1, 2, 3)
-    assert [notebook.text(1) for notebook in both] == [PRINTED, PRINTED]
+    for notebook in both:
+        assert notebook.text(1).partition("\n4 ranks")[0] == PRINTED, "and how long it took, if it was long"
     eventually(lambda: saved_outputs(ada.path, 1) == 1)
 
     bob.run(2)  # a live panel for who ran it; for the other, who has not trusted it, how things were

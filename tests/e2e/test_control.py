@@ -80,4 +80,4 @@ def test_tab_completes_names_of_a_rank_and_subcommands(open_notebook: OpenNotebo
     expect(notebook.cell(2).locator(".cm-content")).to_contain_text("print(weights_of_layer_1")
     notebook.focus(3)
     notebook.page.keyboard.press("Tab")
-    expect(offered).to_have_text(["release", "reserve", "restart"])
+    expect(offered).to_have_text(["release", "replace", "reserve", "restart"])

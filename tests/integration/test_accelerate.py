@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 
-from integration.live import Recorder
+from integration.live import Recorder, started
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import reserve
 from monarch_nb.errors import RunFailed
 from monarch_nb.provision import Node
 
-pytest.importorskip("accelerate")
+pytestmark = pytest.mark.skipif(find_spec("accelerate") is None, reason="there is no accelerate")  # ranks import it
 
 TRAIN = """
 import torch
@@ -55,7 +56,7 @@ def test_the_accelerator_takes_all_ranks(mesh: Mesh) -> None:
 def test_an_accelerator_after_its_group_was_destroyed_or_interrupted(mesh: Mesh) -> None:
     trained = mesh.run("train()").values
     assert mesh.run("dist.destroy_process_group()\ntrain()").values == trained
-    run = mesh.submit("import threading\ndist.barrier() if rank else threading.Event().wait(600)")
+    run, _ = started(mesh, "import threading\ndist.barrier() if rank else threading.Event().wait(600)")
     mesh.interrupt()
     with pytest.raises(RunFailed):
         run.result(60)

@@ -41,7 +41,9 @@ def test_it_shows_cells_and_takes_its_pool_down(tmp_path: Path) -> None:
     reserve = "%load_ext monarch_nb\n%mesh reserve dev --nodes 2 --procs 4"
     hello, many_lines = "%%mesh\nprint('hello from', world_size)", "print(*range(100), sep='\\n')"
     demo = run_demo(tmp_path, reserve, hello, many_lines, SAY_HOME)
-    assert (demo.returncode, demo.stderr) == (0, "")
+    # A client of another test that looks for its node may come to a port that was given to this kernel meanwhile.
+    said = [line for line in demo.stderr.splitlines() if not line.startswith("Bad pipe message")]
+    assert (demo.returncode, said) == (0, [])
     assert "[1/4] A heading · %load_ext monarch_nb" in demo.stdout
     assert "hello from 8" in demo.stdout
     assert "… 76 more lines in the executed copy" in demo.stdout

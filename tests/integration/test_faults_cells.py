@@ -238,7 +238,8 @@ class TestOutput:
             "import threading, subprocess, sys\n"
             f"def late():\n    {gate.wait}\n    print('from the thread', rank)\n"
             "thread = threading.Thread(target=late); thread.start()\n"
-            f"wait = {gate.wait!r} + '\\nprint(\"from the child\", flush=True)'\n"
+            # In one piece, also where PYTHONUNBUFFERED is set: the thread prints to the same file at the same time.
+            f"wait = {gate.wait!r} + '\\nimport sys; sys.stdout.write(\"from the child\\\\n\")'\n"
             "child = subprocess.Popen([sys.executable, '-S', '-c', wait])\n"
         )
         later = Recorder()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.errors import RunFailed
 from monarch_nb.provision import Node
 
-pytest.importorskip("lightning")
+pytestmark = pytest.mark.skipif(find_spec("lightning") is None, reason="there is no lightning")  # ranks import it
 
 MODEL = """
 import logging, warnings

@@ -3,50 +3,18 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
 import monarch_nb
+from integration.notebooks import NOTEBOOKS, Executed, execute
 from integration.pools import PoolOfMany
 from monarch_nb.provision import Node
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-CELL_TIMEOUT_S = 600
-"""The longest cell needs about 20 s on two idle cores."""
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-
-
-@dataclass(frozen=True)
-class Executed:
-    """A notebook with its outputs."""
-
-    notebook: nbformat.NotebookNode
-
-    def outputs(self, code: str, place: int = 0) -> list[nbformat.NotebookNode]:
-        """Return the outputs of the first code cell that contains `code`, or of the one at `place` among those."""
-        cells = [cell for cell in self.notebook.cells if cell.cell_type == "code" and code in cell.source]
-        return list(cells[place].outputs)
-
-    def text(self, code: str, place: int = 0) -> str:
-        """Return all that such a cell shows, as plain text."""
-        return "".join(_plain(output) for output in self.outputs(code, place))
-
-    def images(self, code: str) -> int:
-        """Return how many figures such a cell shows; those of ranks are part of its HTML."""
-        bundles = [output.get("data", {}) for output in self.outputs(code)]
-        return sum(("image/png" in data) + data.get("text/html", "").count("data:image/png") for data in bundles)
-
-    def losses(self, code: str) -> dict[int, float]:
-        """Return the losses that the cell printed, by step."""
-        return {int(step): float(loss) for step, loss in re.findall(r"step +(\d+) +loss (\d+\.\d+)", self.text(code))}
 
 
 @dataclass(frozen=True)
@@ -62,7 +30,7 @@ def notebooks(shared_pool: list[Node], tmp_path_factory: pytest.TempPathFactory)
     """Both notebooks, executed once for all tests here."""
     folder = tmp_path_factory.mktemp("notebooks")
     try:
-        yield Pair(_execute("quickstart", folder), _execute("reattach", folder))
+        yield Pair(execute("quickstart", folder), execute("reattach", folder))
     finally:
         for reservation in monarch_nb.list_reservations():  # none, unless a notebook failed half-way
             monarch_nb.attach(reservation.name).release()
@@ -72,14 +40,14 @@ def notebooks(shared_pool: list[Node], tmp_path_factory: pytest.TempPathFactory)
 def develop(_isolated: PoolOfMany, tmp_path_factory: pytest.TempPathFactory) -> Executed:
     """The notebook that edits a package. Its pool is this process's only meanwhile: the next notebook has another."""
     with _isolated.in_use():
-        return _execute("develop", tmp_path_factory.mktemp("develop"))
+        return execute("develop", tmp_path_factory.mktemp("develop"))
 
 
 @pytest.fixture(scope="module")
 def lightning(shared_pool: list[Node], tmp_path_factory: pytest.TempPathFactory) -> Executed:
     """The notebook that trains with Lightning."""
     pytest.importorskip("lightning")
-    return _execute("lightning", tmp_path_factory.mktemp("lightning"))
+    return execute("lightning", tmp_path_factory.mktemp("lightning"))
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +55,7 @@ def actors(shared_pool: list[Node], tmp_path_factory: pytest.TempPathFactory) ->
     """The notebook with actors, executed twice in the same ranks, each time by a new kernel; the second releases."""
     folder = tmp_path_factory.mktemp("actors")
     try:
-        yield [_execute("actors", folder, without="%mesh release"), _execute("actors", folder)]
+        yield [execute("actors", folder, without="%mesh release"), execute("actors", folder)]
     finally:
         for reservation in monarch_nb.list_reservations():  # none, unless the notebook failed half-way
             monarch_nb.attach(reservation.name).release()
@@ -240,20 +208,3 @@ def test_a_consumer_gets_what_every_rank_produces_and_actors_are_found_again(act
         assert "True" in executed.text("found = ")
     assert "8 ranks alive" in actors[1].text("%mesh reserve"), "they are the ranks of the first time"
     assert "released" in actors[1].text("%mesh release")
-
-
-def _execute(name: str, folder: Path, without: str | None = None) -> Executed:
-    notebook = nbformat.read(Path(shutil.copy(NOTEBOOKS / f"{name}.ipynb", folder)), as_version=4)
-    notebook.cells = [cell for cell in notebook.cells if cell.source != without]
-    client = NotebookClient(
-        notebook,
-        timeout=CELL_TIMEOUT_S,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(folder)}},
-    )
-    return Executed(client.execute())
-
-
-def _plain(output: nbformat.NotebookNode) -> str:
-    text = output.get("text") or output.get("data", {}).get("text/plain") or "\n".join(output.get("traceback", []))
-    return f"{ANSI.sub('', text)}\n"

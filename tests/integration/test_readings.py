@@ -109,7 +109,7 @@ def test_a_gpu_that_has_fallen_off_the_bus_is_not_leased(
     ):
         reserve("more", nodes=1, gpus=5)
     assert [info.trouble for info in first.mesh.status()] == ["", gone[0]]
-    assert f"rank 1: {gone[0]}" in str(status_table(first, first.mesh.status(), []))
+    assert f"rank 1: {gone[0]}" in str(status_table(first.mesh, first.mesh.status(), []))
 
     second = reserve("second", nodes=1, gpus=4)
     assert [info.gpu_indices for info in second.mesh.status()] == [(2,), (4,), (6,), (7,)]

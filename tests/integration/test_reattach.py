@@ -216,6 +216,9 @@ rank"""
         gate.open(8)
         local.up(2, 4)
         assert run.result() == list(range(8))
+        for node in local.nodes():
+            log = NodePaths(node.directory).allocator_log.read_text()
+            assert "Traceback" not in log, f"ending is no error, also of what clients had open: {log}"
 
     def test_a_cell_is_refused_while_one_is_down(self, mesh: Mesh) -> None:
         mesh.run("rank")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from integration.kernels import Kernel
-from integration.live import Gate
+from integration.live import TIMEOUT_S, Gate, eventually
+from leaks import wait_for_end
 from monarch_nb.shape import Extent, parse_targets
 
 TRAIN = """
@@ -149,3 +150,27 @@ def test_scripts_that_do_odd_things_cost_nobody_anything(kernel: Kernel, scripts
     kernel.run("%%mesh -t 3\nimport os\nos._exit(1)")
     assert kernel.run("%mesh run train.py --lr 3e-4") == SHOWN, "a dead live rank does not matter"
     assert kernel.run("%%mesh -t 0-2\nprint(mine < 3)") == "[0-2] True"
+
+
+def test_a_command_shows_each_node_s_output_and_keeps_the_codes(kernel: Kernel) -> None:
+    shown = kernel.run('%mesh sh --env GREETING=hello -o codes echo "$GREETING  from" $NODE_RANK | tr a-z A-Z')
+    assert "[0] HELLO  FROM 0" in shown
+    assert "[2] HELLO  FROM 1" in shown
+    assert "once on each of 2 nodes: [0] " in shown
+    assert kernel.run("codes") == "[0, 0]"
+    assert "once on each of" not in kernel.run("%mesh sh -t hosts=1 echo alone")
+    assert "exited with code 7" in kernel.run("%mesh sh exit 7")
+    assert "%mesh sh needs COMMAND" in kernel.run("%mesh sh --beside")
+    shown = kernel.run("import monarch_nb\nmonarch_nb.attach().run('echo from python $NODE_RANK').values")
+    assert "[0] from python 0" in shown
+    assert "[2] from python 1" in shown
+
+
+def test_ctrl_c_ends_a_command_on_all_nodes(kernel: Kernel, tmp_path: Path) -> None:
+    cell = kernel.start(f"%mesh sh echo $BASHPID > {tmp_path}/$NODE_RANK; sleep 1000 & wait")
+    paths = [tmp_path / "0", tmp_path / "1"]
+    eventually(lambda: all(path.exists() and path.read_text().strip() for path in paths))
+    kernel.interrupt()
+    assert "interrupted" in kernel.wait(cell)
+    for path in paths:
+        wait_for_end(int(path.read_text()), TIMEOUT_S)

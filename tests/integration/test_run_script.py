@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,26 @@ DDP = """
         model(torch.ones(2, 4)).sum().backward()
     print(dist.get_rank(), dist.get_world_size(), f"{sum(p.grad.sum() for p in model.parameters()):.3f}")
     dist.destroy_process_group()
+"""
+
+
+SPAWNS = """
+    import os, sys
+    import torch
+    import torch.distributed as dist
+    import torch.multiprocessing as mp
+
+    def work(rank, port):
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        dist.init_process_group("gloo", rank=rank, world_size=2)
+        total = torch.ones(1) + rank
+        dist.all_reduce(total)
+        os.write(1, f"{rank} of two has {total.item()}\\n".encode())  # in one piece: both have the same stdout
+        dist.destroy_process_group()
+
+    if __name__ == "__main__":
+        mp.spawn(work, args=(sys.argv[1],), nprocs=2)
+        assert "TORCHELASTIC_USE_AGENT_STORE" in os.environ
 """
 
 
@@ -71,6 +92,12 @@ def under_way(mesh: Mesh, path: str, *arguments: str, **options: Any) -> tuple[R
 
 
 class TestWorld:
+    def test_a_script_spawns_a_world_of_its_own(self, mesh: Mesh, write: Write) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        told = ran(mesh.select([0]), write(SPAWNS), str(port))
+        assert sorted(told.text(0).splitlines()) == ["0 of two has 3.0", "1 of two has 3.0"]
+
     def test_a_script_trains_again_and_again_and_the_live_ranks_know_nothing_of_it(
         self, mesh: Mesh, write: Write
     ) -> None:

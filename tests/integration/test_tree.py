@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from integration.live import Gate, Recorder, client, kill, started
 from leaks import leaks_of
 from monarch_nb.client.connections import events, tree
+from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.config import HOME_VARIABLE
@@ -22,8 +23,8 @@ from monarch_nb.provision.local import LocalProvisioner
 
 pytestmark = pytest.mark.slow
 NODES = 7
-"""The first is above the second and third, the second above the fourth and sixth, the third above the others."""
-INNER, BELOW_INNER = 1, (3, 5)
+"""The first is above the second and fifth, the second above the next two, the fifth above the last two."""
+INNER, BELOW_INNER = 1, (2, 3)
 SMALL = "from monarch_nb.client.connections import tree; tree.DIRECT_NODES = tree.FAN_OUT = 2"
 LINES = 400
 
@@ -38,6 +39,7 @@ def dev() -> Iterator[Reservation]:
         patch.setenv(HOME_VARIABLE, str(home))
         patch.setattr(tree, "DIRECT_NODES", 2)
         patch.setattr(tree, "FAN_OUT", 2)
+        patch.setattr("monarch_nb.provision.local.DEFAULT_PRELOAD", ("",))  # nothing: no rank here needs torch
         local.up(NODES, 1, gpus="none")
         yield reserve("dev", nodes=NODES, procs=1, preload=())
         local.down(force=True)
@@ -108,6 +110,37 @@ def test_an_interrupt_reaches_every_rank(mesh: Mesh) -> None:
     assert mesh.run("kept").values == list(range(NODES))
 
 
+def test_where_ranks_are_is_asked_through_the_tree(mesh: Mesh, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    async def control(ranks: Iterable[int], **_: object) -> dict[int, object]:
+        asked.extend(ranks)
+        return {}
+
+    run, _ = started(mesh, f"{gate.wait}\nrank")
+    with monkeypatch.context() as patch:
+        patch.setattr(mesh.core, "control", control)  # what a node is asked directly
+        where = call(mesh.core.where(range(NODES), run.id))
+    assert asked == []
+    assert sorted(where) == list(range(NODES))
+    assert {(at.run_id, at.line) for at in where.values()} == {(run.id, where[0].line)}
+    gate.open(NODES)
+    assert run.result() == list(range(NODES))
+
+
+def test_ranks_below_a_silent_allocator_are_asked_directly(mesh: Mesh, gate: Gate) -> None:
+    """It neither passes the question on nor answers it; it is not found to be away yet."""
+    run, _ = started(mesh, f"{gate.wait}\nrank")
+    os.kill(allocator_of(INNER), signal.SIGSTOP)
+    try:
+        where = call(mesh.core.where(range(NODES), run.id))
+    finally:
+        os.kill(allocator_of(INNER), signal.SIGCONT)
+    assert sorted(where) == [rank for rank in range(NODES) if rank != INNER]
+    gate.open(NODES)
+    assert run.result() == list(range(NODES))
+
+
 def test_large_values_and_what_is_listened_to_late(mesh: Mesh) -> None:
     run = mesh.run("print('text of', rank)\nbytes(2_000_000 + rank)")
     assert [len(value) for value in run.values] == [2_000_000 + rank for rank in range(NODES)]
@@ -170,6 +203,60 @@ def test_one_ends_while_an_allocator_above_it_is_away(mesh: Mesh, gate: Gate) ->
     assert run.result() == list(range(NODES))
 
 
+def test_cells_run_on_the_others_while_the_first_allocator_is_away(mesh: Mesh) -> None:
+    """Another node gives runs their numbers meanwhile."""
+    before = mesh.run("kept = rank")
+    kill(allocator_of(0))
+    others = list(range(1, NODES))
+    run = mesh.select(others).run("kept")
+    assert run.values == others
+    assert run.number > before.number
+    with pytest.raises(NodeUnreachable, match=r"node0 does not answer.*-t 1-6 leaves rank 0 out"):
+        mesh.run("rank")
+    endless, _ = started(mesh.select(others), "import time\nwhile True: time.sleep(0.01)")
+    assert sorted(endless.interrupt().stopped) == others
+    kill(allocator_of(1))
+    assert mesh.select(others[1:]).run("kept").values == others[1:], "the next one takes over"
+    local.up(NODES, 1)
+    last = mesh.run("kept")
+    assert last.values == list(range(NODES))
+    assert last.number > endless.number
+
+
+def test_the_first_allocator_is_killed_before_it_has_given_a_number(mesh: Mesh) -> None:
+    others = mesh.select(range(1, NODES))
+    others.run("kept = rank")
+    pid = allocator_of(0)
+    os.kill(pid, signal.SIGSTOP)  # it takes nothing in any more
+    recorder = Recorder()
+    run = others.submit("print('once')\nkept", listener=recorder)
+    kill(pid)
+    assert run.result() == list(range(1, NODES))
+    assert recorder.text().count("once\n") == NODES - 1
+
+
+@pytest.mark.parametrize("chosen", [range(NODES), range(1, NODES)], ids=["all", "others"])
+def test_the_first_allocator_is_killed_when_a_run_has_begun(
+    mesh: Mesh, gate: Gate, tmp_path: Path, chosen: range
+) -> None:
+    """It may have passed the run on and not yet said its number: no rank executes it twice, and all are heard."""
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
+    code = f"open({str(begun)!r}, 'w').write('x')\nprint('once')\n{gate.wait}\nrank"
+    recorder = Recorder()
+    with begun.open("rb+", buffering=0) as reader:
+        run = mesh.select(chosen).submit(code, listener=recorder)
+        reader.read(1)
+        kill(allocator_of(0))
+        if 0 not in chosen:  # else it may be the only one that knows the run
+            recorder.wait_for_text("once\n", len(chosen))
+        gate.open(NODES)
+        local.up(NODES, 1)
+        assert run.result() == list(chosen)
+    for rank in chosen:
+        recorder.wait_for(lambda recorder, rank=rank: recorder.text(rank) == "once\n")  # type: ignore[misc]
+
+
 def test_an_interrupt_while_an_allocator_above_is_away(mesh: Mesh) -> None:
     run, recorder = started(mesh, "import time\nwhile True: time.sleep(0.01)")
     kill(allocator_of(INNER))
@@ -188,7 +275,7 @@ def test_a_silent_allocator_is_found_again(mesh: Mesh, gate: Gate, second_gate: 
     os.kill(allocator_of(INNER), signal.SIGSTOP)
     try:
         gate.open(NODES)
-        recorder.wait_for(lambda recorder: f"line {LINES - 1}\n" in recorder.text(2))
+        recorder.wait_for(lambda recorder: f"line {LINES - 1}\n" in recorder.text(NODES - 1))  # not below it
     finally:
         os.kill(allocator_of(INNER), signal.SIGCONT)
     second_gate.open(NODES)

@@ -7,12 +7,14 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
-from integration.live import Client, client, kill
+from integration.live import Client, Gate, client, kill, started
 from integration.pools import make_whole
 from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.connections.events import LINE_NOTICE, Notice
 from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.client.reservations.lists import list_reservations
 from monarch_nb.client.reservations.reservation import attach, reserve
@@ -110,6 +112,24 @@ def test_those_who_wait_are_served_in_order() -> None:
     assert free() == [4, 4]
 
 
+def test_a_cell_that_goes_on_says_who_waits_for_its_nodes(tmp_path: Path) -> None:
+    dev = reserve("dev", nodes=2, procs=4)
+    gate = Gate(tmp_path)
+    run, recorder = started(dev.mesh, gate.wait)
+    says = f"{dev.status().owner} (2 nodes × 4 procs) waits in line for nodes like yours: %mesh release gives them back"
+
+    def said() -> list[str]:
+        return [notice.text for notice in recorder.of(Notice) if notice.key == LINE_NOTICE]
+
+    with in_line(waiting("other")):
+        recorder.wait_for(lambda _: said() == [says])
+    recorder.wait_for(lambda _: said() == [says, ""])
+    gate.open(8)
+    run.result()
+    gate.close()
+    dev.release()
+
+
 def test_the_place_says_who_holds_what_until_when() -> None:
     dev = reserve("dev", nodes=2, procs=4, time="1h")
     with client(waiting("next")) as waiter:
@@ -159,8 +179,11 @@ def test_the_line_outlives_the_node_that_keeps_it(spare_pool: list[Node]) -> Non
 def test_whoever_waits_in_vain_is_told(spare_pool: list[Node]) -> None:
     reserve("dev", nodes=1, procs=4)
     said: list[str] = []
-    with pytest.raises(CapacityError, match=r"waited 0.5 s in line, in vain: 2 nodes × 4 procs asked for, but only 1"):
+    with pytest.raises(
+        CapacityError, match=r"waited 0.5 s in line, in vain: 2 nodes × 4 procs asked for, but only 1"
+    ) as raised:
         reserve("more", nodes=2, procs=4, wait=0.5, progress=said.append)
+    assert "--wait" not in str(raised.value), "who has waited needs not be told to"
     assert any(line.startswith("1st in line: dev (") for line in said)
     with pytest.raises(CapacityError, match=r"^2 nodes × 5 gpus asked for"):
         reserve("more", nodes=2, gpus=5, wait=True)

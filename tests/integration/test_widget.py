@@ -20,6 +20,7 @@ from nbclient import NotebookClient
 
 import monarch_nb
 from integration.live import Gate
+from monarch_nb.panel.forms import HERE
 from told import view_after
 
 pytestmark = pytest.mark.usefixtures("shared_pool")
@@ -204,7 +205,8 @@ def test_the_widget_reserves_for_its_notebook_and_attaches_it(front_end: FrontEn
     front_end.say(widget, {"type": "look", "view": "v", "looking": True})
     values = {"name": "dev", "nodes": 1, "kind": "procs", "per_node": 2, "time": "", "idle": ""}
     form = front_end.answer(widget, front_end.ask(widget, "forms", {}))["reserve"]
-    values = {field["name"]: field["default"] for field in form["fields"]} | values
+    of_the_pool = [field for field in form["fields"] if field["where"] in ("", HERE)]
+    values = {field["name"]: field["default"] for field in of_the_pool} | values | {"where": HERE}
     job = front_end.answer(widget, front_end.ask(widget, "reserve", {"values": values, "notebook": None}))["job"]
     content = front_end.wait_for_custom(
         widget, lambda content: content.get("event", {}).get("job", {}).get("state", "running") != "running"

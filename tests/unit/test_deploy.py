@@ -8,7 +8,9 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
+import yaml
 
 from monarch_nb.allocator.__main__ import parse
 from monarch_nb.config import GPU_LOCKS_VARIABLE, HOME_VARIABLE
@@ -66,6 +68,11 @@ def test_the_container_starts_an_allocator() -> None:
     assert f"pip install --no-cache-dir {project['name']} " in text
     check_command(shlex.join([*words, *parts["CMD"]]))
     assert {HOME_VARIABLE, GPU_LOCKS_VARIABLE} == set(re.findall(r"(MONARCH_NB_\w+)=", text))
+
+
+def test_kubernetes_takes_the_role() -> None:
+    for each in yaml.safe_load_all((DEPLOY / "kubernetes-role.yaml").read_text()):
+        kubernetes_validate.validate(each, "1.37", strict=True)
 
 
 def check_command(words: str) -> None:

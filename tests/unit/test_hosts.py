@@ -50,6 +50,13 @@ def test_a_directory_and_a_list_are_one_pool(lab: Callable[..., None], tmp_path:
     assert addresses() == ["host1:7878", "host2:7878", "host3:7878"]
 
 
+def test_published_nodes_of_one_name_are_known_by_their_addresses(lab: Callable[..., None], tmp_path: Path) -> None:
+    for address, beside in (("10.0.0.1:7878", False), ("10.0.0.2:7878", True)):
+        publish(tmp_path, Published("gpu1", address, "0.1.0", [], 4, heartbeat=0.0), beside=beside)
+    lab(directory=str(tmp_path))
+    assert {node.node_id for node in HostsProvisioner().nodes(pool="lab")} == {"10.0.0.1", "10.0.0.2"}
+
+
 def test_every_address_of_a_name_is_a_node(lab: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
@@ -72,8 +79,10 @@ def test_a_name_without_addresses_is_told(lab: Callable[..., None], monkeypatch:
 
     monkeypatch.setattr(socket, "getaddrinfo", no_answer)
     lab(dns="nowhere:7878")
-    with pytest.raises(PoolError, match=r"the name nowhere has no address .*Name or service not known"):
+    with pytest.raises(PoolError, match=r"the name nowhere has no address .*Name or service not known.*forgets it"):
         addresses()
+    lab(nodes=("host1:7878",), dns="nowhere:7878")
+    assert addresses() == ["host1:7878", "nowhere:7878"], "one that does not answer, beside those that do"
 
 
 def test_nobody_starts_other_peoples_machines() -> None:

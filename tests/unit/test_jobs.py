@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -20,8 +22,13 @@ from monarch_nb.trust.membership import make_pool
 from monarch_nb.trust.pools import checked_pool_name, is_pool, pools_directory
 from monarch_nb.trust.published import Published, publish, withdraw
 
+POOL = "engine-lab-dev"
 WAITING = Look("waiting", "engine job 1 waits")
 RUNNING = Look("running", "engine job 1 runs")
+
+
+def node_of(number: int) -> Published:
+    return Published(f"n{number}", f"127.0.0.1:{7000 + number}", "0", [], 1, heartbeat=0.0)
 
 
 @dataclass
@@ -32,11 +39,13 @@ class Engine:
     looks: list[Look] = field(default_factory=lambda: [RUNNING])
     asked: list[Ask] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
+    nodes: dict[str, list[Published]] = field(default_factory=dict)
     comes_up: int = 2
     log: str = ""
 
     def ask(self, ask: Ask) -> str:
         self.asked.append(ask)
+        self.nodes[str(len(self.asked))] = [node_of(self.comes_up * len(self.nodes) + n) for n in range(self.comes_up)]
         if self.log:
             ask.paths.log.write_text(self.log)
         return str(len(self.asked))
@@ -46,8 +55,7 @@ class Engine:
             return Look("ended", f"engine job {job.id} has ended")
         look = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
         if look.state == "running":
-            for number in range(self.comes_up):
-                node = Published(f"n{number}", f"127.0.0.1:{7000 + number}", "0", [], 1, heartbeat=0.0)
+            for node in self.nodes[job.id]:
                 publish(job.paths.published, node)
         return look
 
@@ -56,8 +64,8 @@ class Engine:
 
     def end(self, job: Job) -> None:
         self.ended.append(job.id)
-        for number in range(self.comes_up):
-            withdraw(job.paths.published, f"n{number}")
+        for node in self.nodes[job.id]:
+            withdraw(job.paths.published, node)
 
 
 @pytest.fixture
@@ -93,6 +101,13 @@ class TestNames:
         assert len(made) == len(names)
         assert [checked_pool_name(name) for name in made] == list(made)
 
+    def test_a_target_is_part_of_it(self) -> None:
+        assert pool_name("ssh:lab", "dev") == "ssh-lab-dev"
+        targets = ["ssh:lab", "ssh:Lab", "ssh:lab*", "ssh:lab-*", "ssh:" + "l" * 40, "ssh:" + "l" * 41]
+        made = {pool_name(on, "dev") for on in targets}
+        assert len(made) == len(targets)
+        assert [checked_pool_name(name) for name in made] == list(made)
+
 
 def test_a_job_has_a_pool_of_its_own(engine: Engine) -> None:
     engine.looks = [WAITING, WAITING, RUNNING]
@@ -105,6 +120,20 @@ def test_a_job_has_a_pool_of_its_own(engine: Engine) -> None:
     assert nodes[0].identity == load_identity(job.paths.identity)
     assert job.paths.node.read_bytes() != job.paths.identity.read_bytes()
     assert oct(job.paths.directory.stat().st_mode & 0o777) == "0o700"
+
+
+def test_what_was_asked_is_remembered_as_it_was_typed(engine: Engine) -> None:
+    job, _ = obtain("engine:lab", ask(), "engine-lab-dev", None, lambda _: None)
+    assert (engine.asked[0].target, job.on) == ("lab", "engine:lab")
+    assert job_of("dev") == job
+    engine.ended.append(job.id)
+    assert jobs.trouble(job.pool).endswith(": %mesh reserve dev --on engine:lab asks for another")
+
+
+def test_the_same_reservation_on_something_else_is_another(engine: Engine) -> None:
+    obtain("engine:lab", ask(), "engine-lab-dev", None, lambda _: None)
+    with pytest.raises(ReservationConflict, match="has engine job 1 already"):
+        obtain("engine", ask(), "engine-lab-dev", None, lambda _: None)
 
 
 def test_a_later_process_finds_it(engine: Engine) -> None:
@@ -184,7 +213,7 @@ def test_allocators_that_do_not_come_up(engine: Engine, monkeypatch: pytest.Monk
 
 def test_who_waits_long_enough_gives_up(engine: Engine) -> None:
     engine.looks = [WAITING]
-    with pytest.raises(CapacityError, match="in vain: engine job 1 waits"):
+    with pytest.raises(CapacityError, match=r"in vain: engine job 1 waits.*; engine job 1 was cancelled$"):
         have(longest_s=1e-9)
     assert engine.ended == ["1"]
 
@@ -215,7 +244,7 @@ def test_a_request_that_is_refused_leaves_nothing(engine: Engine) -> None:
 
 def test_what_a_dead_process_left_half_made_is_removed(engine: Engine) -> None:
     job, _ = have()
-    jobs._remember(replace(job, id=""))
+    jobs.remember(replace(job, id=""))
     assert job_of("dev") is None
     again, _ = have()
     assert again.id == "2"
@@ -252,6 +281,176 @@ def test_ending_is_done_once(engine: Engine) -> None:
 def test_a_reservation_ends_before_its_job(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     job, _ = have()
     monkeypatch.setattr(jobs.time, "time", lambda: 1000.0)
-    assert jobs.time_left_s(job) == 0.0
+    assert jobs.time_left_s(job.pool) == 0.0
     engine.looks = [replace(RUNNING, ends_at=1000.0 + 3600.0)]
-    assert jobs.time_left_s(job) == 3600.0 - jobs.SOONER_S
+    assert jobs.time_left_s(job.pool) == 3600.0 - jobs.SOONER_S
+
+
+def test_what_a_job_costs_is_remembered_when_the_engine_says_it(engine: Engine) -> None:
+    job, _ = have()
+    assert jobs.price_per_hour(job.pool, job.reservation) == 0.0
+    engine.looks = [replace(RUNNING, price_per_hour=12.4)]
+    jobs.time_left_s(job.pool)
+    assert jobs.price_per_hour(job.pool, job.reservation) == 12.4
+    assert jobs.price_per_hour(job.pool, "another in the same pool") == 0.0
+    assert jobs.price_per_hour("local", job.reservation) == 0.0
+
+
+def test_a_pool_has_the_title_of_its_job(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, _ = have()
+    assert (jobs.title_of_pool(job.pool), jobs.title_of_pool("local")) == ("engine job 1", "")
+
+    def not_installed(on: str) -> NoReturn:
+        raise UsageError(f"--on {on}: there is no such launcher")
+
+    monkeypatch.setattr(jobs, "launcher", not_installed)
+    assert jobs.title_of_pool(job.pool) == "engine 1"
+
+
+def test_what_ends_as_there_is_no_room_is_no_failure_of_the_pool(engine: Engine) -> None:
+    engine.looks = [Look("ended", "engine job 1: quota", "quota", no_room=True)]
+    with pytest.raises(CapacityError, match="engine job 1: quota"):
+        have()
+    assert nothing_is_left()
+
+
+class TestFurtherJobs:
+    """More nodes for a pool that a job was made for."""
+
+    @pytest.fixture
+    def first(self, engine: Engine) -> Job:
+        return obtain("engine:lab", lambda *where: replace(ask()(*where), arguments=("--a=1",)), POOL, None, print)[0]
+
+    @staticmethod
+    def more(first: Job, nodes: int = 2) -> Job:
+        return jobs.add(first, nodes, 60.0, None, print)
+
+    def test_the_same_is_asked_for_the_same_pool(self, engine: Engine, first: Job) -> None:
+        second = self.more(first)
+        asked = engine.asked[1]
+        assert (asked.pool, asked.target, asked.arguments, asked.time_s) == (POOL, "lab", ("--a=1",), 60.0)
+        assert asked.beside == ("n0", "n1"), "new nodes are other machines"
+        assert second.paths.node.read_bytes() == first.paths.node.read_bytes(), "they are of the same pool"
+        assert [node.node_id for node in provisioner_of(POOL).nodes(pool=POOL)] == ["n0", "n1", "n2", "n3"]
+        assert jobs.jobs_of_pool(POOL) == [first, second]
+        assert jobs.title_of_pool(POOL) == "engine job 1, engine job 2"
+
+    def test_each_knows_its_nodes(self, engine: Engine, first: Job) -> None:
+        second = self.more(first)
+        named = {node_of(number).address: f"n{number}" for number in range(5)}
+        assert (jobs.nodes_in(first, named), jobs.nodes_in(second, named)) == (["n0", "n1"], ["n2", "n3"])
+        engine.end(second)
+        assert jobs.nodes_in(second, named) == ["n2", "n3"], "also when they are gone"
+
+    def test_one_that_comes_to_nothing_leaves_the_other_as_it_was(self, engine: Engine, first: Job) -> None:
+        engine.looks = [Look("waiting", "", "NoSuchMachine")]
+        with pytest.raises(CapacityError, match="engine job 2 would wait for ever"):
+            self.more(first)
+        assert jobs.jobs() == [first]
+        assert [path.name for path in first.paths.directory.parent.iterdir()] == ["1"]
+
+    def test_one_whose_client_died_is_waited_for_when_it_is_as_large(
+        self, engine: Engine, first: Job, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def die(*_: object) -> NoReturn:
+            raise SystemExit
+
+        engine.looks = [WAITING]
+        monkeypatch.setattr(jobs, "_served", die)
+        for nodes, asked in ((2, 2), (2, 2), (3, 3)):
+            with pytest.raises(SystemExit):
+                self.more(first, nodes)
+            assert len(engine.asked) == asked
+        assert engine.ended == ["2"]
+
+    def test_each_ends_alone_and_the_last_one_takes_the_pool_along(self, engine: Engine, first: Job) -> None:
+        second = self.more(first)
+        jobs.end(first)
+        assert jobs.jobs() == [second]
+        assert is_pool(POOL)
+        jobs.end(second)
+        assert nothing_is_left()
+
+    def test_all_end_also_when_one_can_not(self, engine: Engine, first: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+        second, end = self.more(first), engine.end
+
+        def stubborn(job: Job) -> None:
+            if job.id == second.id:
+                raise PoolError("busy")
+            end(job)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "end", stubborn)
+            with pytest.raises(PoolError, match="busy"):
+                jobs.end_all(POOL)
+        assert jobs.jobs() == [second]
+        jobs.end_all(POOL)
+        assert nothing_is_left()
+
+    def test_one_that_has_ended_is_told_of_as_long_as_others_go_on(self, engine: Engine, first: Job) -> None:
+        second = self.more(first)
+        engine.ended.append(first.id)
+        said = "engine job 1 has ended: %mesh replace dev asks for another"
+        assert jobs.trouble(POOL) == said
+        jobs.sweep()
+        assert jobs.trouble(POOL) == said
+        assert obtain("engine:lab", ask(4), POOL, None, print) == (second, False), "the reservation is in both"
+        engine.ended.append(second.id)
+        said = "engine job 1 has ended; engine job 2 has ended: %mesh reserve dev --on engine:lab asks for another"
+        assert jobs.trouble(POOL) == said
+        jobs.sweep()
+        assert nothing_is_left()
+
+    def test_the_first_end_counts(self, engine: Engine, first: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+        second, extended = self.more(first), []
+        monkeypatch.setattr(jobs.time, "time", lambda: 1000.0)
+        ends_at = {first.id: 8200.0, second.id: 4600.0}
+        monkeypatch.setattr(engine, "look", lambda job: replace(RUNNING, ends_at=ends_at[job.id]))
+        monkeypatch.setattr(engine, "extend", lambda job, by_s: extended.append((job.id, by_s)))
+        assert jobs.ends_first(POOL) == (second, 3600.0 - jobs.SOONER_S)
+        jobs.extend(POOL, 600.0, 3570.0)
+        assert extended == [(second.id, 600.0)], "the other ends late enough"
+
+    def test_one_that_waits_is_listed_while_the_others_are_held(self, engine: Engine, first: Job) -> None:
+        second = self.more(first)
+        jobs.remember(replace(second, served=False))
+        engine.looks = [WAITING]
+        [line] = jobs.unheld([(POOL, "dev")])
+        assert line.endswith("the same %mesh grow or replace waits for it, %mesh release dev ends it")
+
+    def test_what_the_last_one_leaves_is_removed_on_its_node(self, engine: Engine, first: Job) -> None:
+        self.more(first)
+        for asked in engine.asked:
+            assert first.paths.directory.parents[1].exists()
+            subprocess.run(["bash", "-c", asked.removal()], check=True)
+        assert nothing_is_left()
+
+
+class TestUnheld:
+    def test_one_that_waits_is_named_with_what_to_do(self, engine: Engine) -> None:
+        job, _ = have()
+        jobs.remember(replace(job, served=False))
+        engine.looks = [WAITING]
+        ways = "the same %mesh reserve waits for it, %mesh release dev ends it"
+        assert jobs.unheld([], [job.pool]) == [f"dev: engine job 1 waits; {ways}"]
+
+    def test_one_whose_nodes_nobody_holds(self, engine: Engine) -> None:
+        job, _ = have()
+        [line] = jobs.unheld([(job.pool, "another")])
+        assert line.startswith("dev: engine job 1 runs; the same %mesh reserve has its nodes, which nobody holds")
+        assert jobs.unheld([(job.pool, "dev")]) == []
+        assert jobs.unheld([], [job.pool]) == [], "its nodes do not say who holds them"
+
+    def test_one_that_has_ended_is_nothing(self, engine: Engine) -> None:
+        job, _ = have()
+        engine.ended.append(job.id)
+        assert jobs.unheld([]) == []
+
+    def test_an_engine_that_does_not_answer_is_named(self, engine: Engine) -> None:
+        have()
+
+        def away(_: Job) -> Look:
+            raise PoolError("the engine does not answer")
+
+        engine.look = away  # type: ignore[method-assign]
+        assert jobs.unheld([]) == ["dev: the engine does not answer"]

@@ -13,7 +13,7 @@ import pytest
 
 from monarch_nb.config import TrustPaths
 from monarch_nb.errors import CapacityError, PoolError, UsageError
-from monarch_nb.provision.launchers import Ask, Job, Look, launcher
+from monarch_nb.provision.launchers import Ask, Job, Look, flags_of, launcher
 from monarch_nb.provision.slurm import (
     SlurmLauncher,
     _allocation_with,
@@ -25,6 +25,7 @@ from monarch_nb.provision.slurm import (
     parse_row,
     script,
 )
+from monarch_nb.times import time_of_day
 
 HERE = Path(__file__).parent
 
@@ -38,7 +39,7 @@ def asked(**changes: object) -> Ask:
         "gpus": 8,
         "time_s": 8 * 3600.0,
         "arguments": (),
-        "paths": TrustPaths(Path("/home/me/.config/monarch-nb/pools/slurm-dev")),
+        "paths": TrustPaths(Path("/home/me/.config/monarch-nb/pools/slurm-dev/jobs/1")),
     }
     return Ask(**{**facts, **changes})  # type: ignore[arg-type]
 
@@ -70,6 +71,11 @@ class TestScript:
         assert "#SBATCH --cpus-per-task=4\n" in text
         assert "--gpus none --procs 4" in text
         assert not {"--time", "--gpus-per-node"} & {word.partition("=")[0] for word in text.split()}
+
+    def test_nodes_import_what_their_ranks_will_have(self) -> None:
+        assert "--preload" not in script(asked()), "torch is what they import by themselves"
+        assert "--preload=torch --preload=lightning " in script(asked(preload=("torch", "lightning")))
+        assert "--preload= " in script(asked(preload=())), "nothing"
 
     @pytest.mark.parametrize(("seconds", "minutes"), [(1.0, 1), (60.0, 1), (61.0, 2), (5400.0, 90)])
     def test_time_is_in_whole_minutes(self, seconds: float, minutes: int) -> None:
@@ -111,6 +117,8 @@ class TestAllocation:
     def test_that_is_too_small_is_left_alone(self) -> None:
         assert _allocation_with(asked(nodes=3), INSIDE) == ""
         assert _allocation_with(asked(gpus=9), INSIDE) == ""
+        assert _allocation_with(asked(nodes=1, beside=("n1",)), INSIDE) == "7"
+        assert _allocation_with(asked(nodes=1, beside=("n1", "n2")), INSIDE) == ""
 
     def test_another_job_is_asked_for_when_sbatch_is_told_something(self) -> None:
         assert _allocation_with(asked(arguments=("--partition=a100",)), INSIDE) == ""
@@ -153,15 +161,30 @@ class TestLooks:
         [
             "PartitionNodeLimit",
             "PartitionTimeLimit",
+            "PartitionConfig",
             "BadConstraints",
             "QOSMaxWallDurationPerJobLimit",
+            "QOSMaxGRESPerNode",
+            "QOSMinCpuNotSatisfied",
+            "ReservationDeleted",
             "InvalidAccount",
         ],
     )
     def test_waiting_for_ever(self, reason: str) -> None:
         assert self.look(f"12|PENDING|{reason}|N/A|N/A|").trouble.startswith(reason)
 
-    @pytest.mark.parametrize("reason", ["Resources", "AssocGrpGRES", "QOSMaxJobsPerUserLimit", "JobHeldUser", "None"])
+    @pytest.mark.parametrize(
+        "reason",
+        [
+            "Resources",
+            "AssocGrpGRES",
+            "QOSMaxJobsPerUserLimit",
+            "MaxGRESPerAccount",
+            "JobHeldUser",
+            "PartitionDown",
+            "None",
+        ],
+    )
     def test_waiting_may_help(self, reason: str) -> None:
         assert self.look(f"12|PENDING|{reason}|N/A|N/A|").trouble == ""
 
@@ -239,7 +262,7 @@ class TestCommands:
         command(
             "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
         )
-        with pytest.raises(PoolError, match="Slurm does not answer: Unable to contact slurm controller"):
+        with pytest.raises(PoolError, match=r"not answer: Unable to contact slurm controller .*scontrol ping"):
             SlurmLauncher().look(job())
 
     def test_a_site_that_lets_nobody_extend(self, command: Callable[[str, str], None]) -> None:
@@ -275,11 +298,71 @@ class TestCommands:
         command("sinfo", "echo main")
         assert type(_refusal(said)) is error
 
+    def test_a_flag_that_sbatch_does_not_know_is_named(self) -> None:
+        said = "sbatch: unrecognized option '--gibberish=4'\nTry \"sbatch --help\" for more information\n"
+        assert str(_refusal(said)) == "Slurm refused the job: sbatch: unrecognized option '--gibberish=4'"
+
+    def test_a_refusal_without_a_controller_says_what_to_do(self) -> None:
+        said = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"
+        assert "(connect failure). scontrol ping tells which controller is asked" in str(_refusal(said))
+
 
 def test_it_is_found_by_its_entry_point() -> None:
     assert isinstance(launcher("slurm"), SlurmLauncher)
 
 
+def test_it_has_no_targets() -> None:
+    with pytest.raises(UsageError, match=r"--on slurm:lab: nothing can stand after the name of this one: --on slurm$"):
+        launcher("slurm:lab")
+
+
 def test_another_engine_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match=r"--on slrum: there is no such launcher; installed: .*slurm"):
+    with pytest.raises(
+        UsageError, match=r"--on slrum: there is no such launcher; did you mean slurm\? installed: .*slurm"
+    ):
         launcher("slrum")
+
+
+class TestForms:
+    def test_partitions_are_offered_as_slurm_names_them(self, command: Callable[[str, str], None]) -> None:
+        command("sbatch", "exit 1")
+        command("sinfo", "echo long; echo a100; echo long")
+        partition, *others = SlurmLauncher().options()
+        assert partition.choices == (("", "the default"), ("a100", "a100"), ("long", "long"))
+        assert flags_of([partition, *others], {"partition": "a100", "account": "lab", "qos": None}) == [
+            "--partition=a100",
+            "--account=lab",
+        ]
+
+    def test_there_is_no_form_where_slurm_does_not_answer(self, command: Callable[[str, str], None]) -> None:
+        command("sbatch", "exit 1")
+        command("sinfo", "echo 'slurm_load_partitions: Unable to contact' >&2; exit 1")
+        with pytest.raises(PoolError, match="which partitions"):
+            SlurmLauncher().options()
+
+    def test_there_is_no_form_without_slurm(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises(PoolError, match="not installed"):
+            SlurmLauncher().options()
+
+    def test_an_offer_says_when_it_would_start(
+        self, command: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+        command(
+            "sbatch",
+            '[ "$1" = --test-only ] && echo "sbatch: Job 7 to start at 4102444800 using 16 processors on nodes n[1-2] '
+            'in partition main" >&2',
+        )
+        assert SlurmLauncher().offer(asked()).text == (
+            f"would start at about {time_of_day(4102444800.0)} on n[1-2], partition main"
+        )
+
+    def test_what_slurm_would_refuse_is_refused(
+        self, command: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+        command("sbatch", "echo 'allocation failure: Requested node configuration is not available' >&2; exit 1")
+        command("sinfo", "echo main")
+        with pytest.raises(CapacityError, match="there are main"):
+            SlurmLauncher().offer(asked())

@@ -12,6 +12,8 @@ export interface Host {
   revealCell?(run: LogRun): Promise<string | null>;
   /** What to say when nobody answers any more. Absent: the Jupyter server is asked again and again. */
   away?: string;
+  /** Show another pool, as soon as it is there. Absent: only one reservation is shown. */
+  showPool?(name: string): void;
   /** The current notebook's path, for a new reservation. */
   notebook?(): string | null;
 }

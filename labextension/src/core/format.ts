@@ -119,6 +119,11 @@ export function shape(reservation: Reservation): string {
   return `${count(reservation.nodes, 'node')} × ${each}`;
 }
 
+/** US dollars per hour: "$12.40/h". */
+export function price(per_hour: number): string {
+  return `$${per_hour.toLocaleString('en', { minimumFractionDigits: 2, maximumFractionDigits: 2 })}/h`;
+}
+
 /** What the worst state is called, in the order in which a person wants to know of them. */
 export const STATES: readonly RankState[] = [
   'dead',

@@ -1,8 +1,10 @@
 export * from './types';
 export * from './context';
 export * from './format';
+export * from './pools';
 export * from './store';
 export * from './transport';
 export { Panel } from './components/Panel';
 export { LogViewer } from './components/LogViewer';
+export { ShownPool } from './components/ShownPool';
 export { Mark } from './components/basics';

@@ -77,7 +77,7 @@ export class LogSource {
     const generation = ++this._generation;
     this._query = query;
     this.error = '';
-    this._stopWatching = this._watchConnection();
+    this._stopWatching = this._watch(query);
     try {
       const opened = await this._store.transport.request<OpenedLog>('log_open', query);
       if (generation !== this._generation) {
@@ -182,20 +182,36 @@ export class LogSource {
     this._onChange();
   }
 
-  /** Look again after each gap in which nothing could be heard: the log has grown, or the server has forgotten it. */
-  private _watchConnection(): () => void {
+  /**
+   * Look again after each gap in which nothing could be heard: the log has grown, or the server has forgotten it. Open it
+   * again when the reservation has other nodes: some of its lines are there.
+   */
+  private _watch(query: LogQuery): () => void {
     let before = this._store.state.connection;
+    let nodes = this._nodesOf(query.mesh);
     return this._store.subscribe(() => {
       const now = this._store.state.connection;
+      const nodesNow = this._nodesOf(query.mesh);
+      if (nodes && nodesNow && nodesNow !== nodes) {
+        void this.open(query);
+        return;
+      }
+      nodes = nodesNow ?? nodes;
       if (now === 'live' && before === 'lost') {
         if (this._log !== null) {
           this._fetchLast(this._log);
-        } else if (this.error && this._query) {
-          void this.open(this._query);
+        } else if (this.error) {
+          void this.open(query);
         }
       }
       before = now;
     });
+  }
+
+  /** The nodes of a mesh's reservation: the same list as long as nothing has changed. */
+  private _nodesOf(mesh: string): string[] | undefined {
+    const held = Object.values(this._store.state.view?.reservations ?? {});
+    return held.find(({ meshes }) => meshes.some(each => each.id === mesh))?.node_ids;
   }
 
   private _load(): void {

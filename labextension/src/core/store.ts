@@ -4,7 +4,7 @@ import { Forms, Job, LogGrown, Message, Notice, Patch, View } from './types';
 
 /** A question about what a person wants, asked by a command and answered by the panel. */
 export interface Intent {
-  action: 'reserve' | 'up' | 'extend' | 'release' | 'restart' | 'stacks' | 'show';
+  action: 'reserve' | 'up' | 'extend' | 'resize' | 'release' | 'restart' | 'stacks' | 'show';
   reservation?: string;
 }
 
@@ -74,6 +74,7 @@ export class Store {
             ...this.state.view,
             now: message.now,
             pool: message.pool ?? this.state.view.pool,
+            pools: message.pools ?? this.state.view.pools,
             ended: message.ended ?? this.state.view.ended,
             nodes: merge(this.state.view.nodes, message.nodes),
             reservations: merge(this.state.view.reservations, message.reservations)

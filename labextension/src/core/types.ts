@@ -158,6 +158,8 @@ export interface Reservation extends Counting {
   idle_left_s: number | null;
   nearly_up: boolean;
   confirmed: boolean;
+  /** In US dollars, of all its nodes; null where nobody knows. */
+  price_per_hour: number | null;
   meshes: Mesh[];
   actors: Actors;
 }
@@ -177,8 +179,17 @@ export interface Pool {
   nodes: number;
 }
 
+/** A pool that can be shown. */
+export interface PoolName {
+  name: string;
+  /** "this machine", "hosts", "Slurm job 12". */
+  what: string;
+}
+
 export interface View {
   pool: Pool;
+  /** All that there are from here, this one first. */
+  pools: PoolName[];
   owner: string;
   now: number;
   nodes: Record<string, PoolNode>;
@@ -234,6 +245,7 @@ export interface Change {
   type: 'change';
   now: number;
   pool?: Pool;
+  pools?: PoolName[];
   nodes?: Record<string, PoolNode | Patch | null>;
   reservations?: Record<string, Reservation | Patch | null>;
   ended?: Ended[];
@@ -255,6 +267,8 @@ export interface Field {
   placeholder?: string | null;
   help?: string | null;
   required?: boolean;
+  /** It is asked for only when this is the value of the field "where". */
+  where?: string;
 }
 
 export interface Form {
@@ -326,4 +340,6 @@ export interface LogTarget {
   mesh: string;
   ranks: string | null;
   run: number | null;
+  /** Of another pool than the first one. */
+  pool?: string;
 }

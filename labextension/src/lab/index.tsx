@@ -3,7 +3,7 @@ import { ICommandPalette, InputDialog, Notification, WidgetTracker } from '@jupy
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { Token } from '@lumino/coreutils';
-import { Host, Intent, LogTarget, Reservation, Store, explain, mainMesh } from '../core';
+import { Held, Host, Intent, LogTarget, Pools, Store, explain, mainMesh } from '../core';
 import { meshIcon } from './icon';
 import { Notebooks } from './notebooks';
 import { showSavedPanels } from './saved';
@@ -23,16 +23,17 @@ namespace CommandIDs {
   export const interrupt = 'monarch-nb:interrupt';
   export const restart = 'monarch-nb:restart';
   export const stacks = 'monarch-nb:stacks';
+  export const resize = 'monarch-nb:resize';
   export const extend = 'monarch-nb:extend';
   export const release = 'monarch-nb:release';
 }
 
 interface Mesh {
-  store: Store;
+  pools: Pools;
   host: Host;
   notebooks: Notebooks;
   /** The reservation that the current notebook uses, or would if it were attached; or none. */
-  current(): Reservation | undefined;
+  current(): Held | undefined;
   /** Whether the current notebook's kernel uses a reservation. */
   isAttached(): boolean;
 }
@@ -51,23 +52,26 @@ const meshPlugin: JupyterFrontEndPlugin<Mesh> = {
   optional: [ILabShell],
   provides: IMesh,
   activate: (app: JupyterFrontEnd, tracker: INotebookTracker, shell: ILabShell | null): Mesh => {
-    const store = new Store(new ServerTransport(app.serviceManager.serverSettings));
-    const notebooks = new Notebooks(app, tracker, store);
+    const { serverSettings } = app.serviceManager;
+    const pools = new Pools(pool => new Store(new ServerTransport(serverSettings, pool)));
+    const notebooks = new Notebooks(app, tracker, pools);
     const host: Host = {
       // Notebook 7 has one document a page: there the panel shows logs in itself.
       openLog: shell ? target => void app.commands.execute(CommandIDs.openLog, { ...target }) : undefined,
+      showPool: name => pools.show(name),
       attach: reservation => notebooks.attach(reservation),
       revealCell: run => notebooks.reveal(run),
       notebook: () => notebooks.currentPath()
     };
-    store.start();
-    const find = (of: 'used_by' | 'remembered_by'): Reservation | undefined => {
+    pools.start();
+    const find = (of: 'used_by' | 'remembered_by'): Held | undefined => {
       const path = notebooks.currentPath();
-      const all = Object.values(store.state.view?.reservations ?? {});
-      return path === null ? undefined : all.find(each => each.mine && each[of].includes(path));
+      return path === null
+        ? undefined
+        : pools.held().find(({ reservation }) => reservation.mine && reservation[of].includes(path));
     };
     return {
-      store,
+      pools,
       host,
       notebooks,
       current: () => find('used_by') ?? find('remembered_by'),
@@ -90,24 +94,37 @@ const panelPlugin: JupyterFrontEndPlugin<void> = {
     restorer: ILayoutRestorer | null,
     palette: ICommandPalette | null
   ) => {
-    const { store } = mesh;
-    const panel = new SidePanel(mesh.store, mesh.host);
+    const { pools } = mesh;
+    const panel = new SidePanel(pools, mesh.host);
     panel.toggleClass('mnb-in-lab', shell !== null);
     app.shell.add(panel, 'left', { rank: 700, type: 'Monarch' });
     restorer?.add(panel, panel.id);
     const follow = (): void => panel.setNotebook(mesh.notebooks.currentPath());
+    let followed: Store | undefined;
+    const followPool = (): void => {
+      const store = mesh.isAttached() ? mesh.current()?.store : undefined;
+      if (store !== followed) {
+        followed = store;
+        if (store) {
+          pools.showStore(store);
+        }
+      }
+    };
+    pools.subscribe(followPool);
+    tracker.currentChanged.connect(followPool);
     tracker.currentChanged.connect((_, current) => {
       follow();
       current?.context.pathChanged.connect(follow);
     });
 
-    const intend = async (intent: Intent | null): Promise<void> => {
+    const intend = async (intent: Intent | null, store = pools.shown): Promise<void> => {
       app.shell.activateById(panel.id);
+      pools.showStore(store);
       store.intend(intent);
     };
     const onMine = (action: Intent['action']) => async (): Promise<void> => {
-      const reservation = await chooseReservation(mesh);
-      await intend(reservation ? { action, reservation: reservation.id } : null);
+      const held = await chooseReservation(mesh);
+      await intend(held ? { action, reservation: held.reservation.id } : null, held?.store);
     };
     const commands: [string, string, string, () => Promise<void>][] = [
       [CommandIDs.open, 'Show Pool and Reservations', 'Show the panel', () => intend(null)],
@@ -125,6 +142,7 @@ const panelPlugin: JupyterFrontEndPlugin<void> = {
       ],
       [CommandIDs.restart, 'Restart Ranks…', 'Start all ranks anew; asks first', onMine('restart')],
       [CommandIDs.stacks, 'Show Stacks of Ranks', 'Where each rank is now', onMine('stacks')],
+      [CommandIDs.resize, 'Resize Reservation…', 'Hold more nodes, or fewer; asks first', onMine('resize')],
       [CommandIDs.extend, 'Extend Reservation…', 'Hold nodes for longer', onMine('extend')],
       [CommandIDs.release, 'Release Reservation…', 'Give nodes back; asks first', onMine('release')],
       [
@@ -132,10 +150,11 @@ const panelPlugin: JupyterFrontEndPlugin<void> = {
         'Interrupt Ranks',
         'Interrupt what the ranks run, and drop what waits',
         async () => {
-          const reservation = await chooseReservation(mesh);
-          const main = reservation && mainMesh(reservation);
+          const held = await chooseReservation(mesh);
+          const main = held && mainMesh(held.reservation);
           if (main) {
-            await store.act('interrupt', { reservation: reservation.id, mesh: main.id, ranks: null });
+            const body = { reservation: held.reservation.id, mesh: main.id, ranks: null };
+            await held.store.act('interrupt', body);
           }
         }
       ]
@@ -173,9 +192,11 @@ const logPlugin: JupyterFrontEndPlugin<void> = {
       label: 'Open a Log',
       execute: args => {
         const target = args as unknown as LogTarget;
+        const store = target.pool ? mesh.pools.named(target.pool) : mesh.pools.storeOf(target.reservation);
+        const pool = store === mesh.pools.home ? undefined : store.state.view?.pool.name;
         let widget = tracker.find(each => each.id === LogWidget.idOf(target));
         if (!widget) {
-          widget = new LogWidget(mesh.store, mesh.host, target);
+          widget = new LogWidget(store, mesh.host, { pool, ...target });
           const beside = tracker.currentWidget; // the first log takes half of the place, others are tabs there
           const place = beside
             ? ({ mode: 'tab-after', ref: beside.id } as const)
@@ -190,10 +211,10 @@ const logPlugin: JupyterFrontEndPlugin<void> = {
       label: 'Open Log of Ranks',
       caption: 'What the ranks have printed',
       execute: async () => {
-        const reservation = await chooseReservation(mesh);
-        const main = reservation && mainMesh(reservation);
+        const held = await chooseReservation(mesh);
+        const main = held && mainMesh(held.reservation);
         if (main) {
-          mesh.host.openLog?.({ reservation: reservation.id, mesh: main.id, ranks: null, run: null });
+          mesh.host.openLog?.({ reservation: held.reservation.id, mesh: main.id, ranks: null, run: null });
         }
       }
     });
@@ -233,9 +254,9 @@ const notebookPlugin: JupyterFrontEndPlugin<void> = {
       caption: 'Have the current notebook use a reservation',
       isEnabled: () => tracker.currentWidget !== null,
       execute: async () => {
-        const reservation = await chooseReservation(mesh);
-        if (reservation) {
-          await mesh.notebooks.attach(reservation).then(text => void Notification.success(text), say);
+        const held = await chooseReservation(mesh);
+        if (held) {
+          await mesh.notebooks.attach(held.reservation).then(text => void Notification.success(text), say);
         }
       }
     });
@@ -265,8 +286,11 @@ const statusPlugin: JupyterFrontEndPlugin<void> = {
     if (!statusBar) {
       return; // Notebook 7 has none
     }
-    const open = (): void => void app.commands.execute(CommandIDs.open);
-    const item = new StatusItem(mesh.store, mesh.current, mesh.isAttached, open);
+    const open = (): void => {
+      mesh.pools.showStore(mesh.current()?.store ?? mesh.pools.shown);
+      void app.commands.execute(CommandIDs.open);
+    };
+    const item = new StatusItem(mesh.pools, mesh.current, mesh.isAttached, open);
     tracker.currentChanged.connect(() => item.look());
     statusBar.registerStatusItem('monarch-nb:status', {
       item,
@@ -283,10 +307,10 @@ const notificationPlugin: JupyterFrontEndPlugin<void> = {
   description: 'Notifies of ranks that died and of reservations whose time is nearly up.',
   autoStart: true,
   requires: [IMesh],
-  activate: (app: JupyterFrontEnd, { store }: Mesh) => {
+  activate: (app: JupyterFrontEnd, { pools }: Mesh) => {
     const shown = new Map<string, string>();
-    store.subscribe(() => {
-      const { notices } = store.state;
+    pools.subscribe(() => {
+      const notices = pools.all.flatMap(store => store.state.notices);
       for (const [id, notification] of shown) {
         if (notification && !notices.some(notice => notice.id === id)) {
           shown.set(id, ''); // closed, or it holds no more; never shown again
@@ -307,8 +331,8 @@ const notificationPlugin: JupyterFrontEndPlugin<void> = {
 };
 
 /** The current notebook's reservation, the only one, or the one that the person chooses. */
-async function chooseReservation(mesh: Mesh): Promise<Reservation | undefined> {
-  const mine = Object.values(mesh.store.state.view?.reservations ?? {}).filter(each => each.mine);
+async function chooseReservation(mesh: Mesh): Promise<Held | undefined> {
+  const mine = mesh.pools.held().filter(each => each.reservation.mine);
   const known = mesh.current() ?? (mine.length === 1 ? mine[0] : undefined);
   if (known || !mine.length) {
     if (!known) {
@@ -318,9 +342,13 @@ async function chooseReservation(mesh: Mesh): Promise<Reservation | undefined> {
   }
   const answer = await InputDialog.getItem({
     title: 'Which reservation?',
-    items: mine.map(each => each.name)
+    items: mine.map(nameOf)
   });
-  return mine.find(each => each.name === answer.value);
+  return mine.find(each => nameOf(each) === answer.value);
+}
+
+function nameOf({ reservation, store }: Held): string {
+  return `${reservation.name} (${store.state.view?.pool.name})`;
 }
 
 export default [

@@ -3,7 +3,7 @@ import { CodeCell } from '@jupyterlab/cells';
 import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { OutputArea } from '@jupyterlab/outputarea';
 import { KernelMessage } from '@jupyterlab/services';
-import { LogRun, Reservation, Store } from '../core';
+import { LogRun, Pools, Reservation } from '../core';
 import { attaches, cellOf, onMesh, withoutLoad } from './lines';
 
 const LOAD = '%load_ext monarch_nb';
@@ -16,7 +16,7 @@ export class Notebooks {
   constructor(
     private readonly _app: JupyterFrontEnd,
     private readonly _tracker: INotebookTracker,
-    private readonly _store: Store
+    private readonly _pools: Pools
   ) {}
 
   /** The current notebook's path as the contents API has it. */
@@ -38,7 +38,8 @@ export class Notebooks {
     }
     this._attaching.add(panel);
     try {
-      const { code } = await this._store.transport.request<{ code: string }>('attach_lines', {
+      const { transport } = this._pools.storeOf(reservation.id);
+      const { code } = await transport.request<{ code: string }>('attach_lines', {
         reservation: reservation.id
       });
       const cell = findAttachCell(panel, reservation, code) ?? insertAtTop(panel, code);

@@ -10,7 +10,11 @@ export class ServerTransport implements Transport {
   private _socket: WebSocket | null = null;
   private _looking = false;
 
-  constructor(private readonly _settings: ServerConnection.ISettings) {}
+  /** @param _pool that is asked; without one the first. */
+  constructor(
+    private readonly _settings: ServerConnection.ISettings,
+    private readonly _pool?: string
+  ) {}
 
   async request<T>(name: string, body: object = {}): Promise<T> {
     const url = URLExt.join(this._settings.baseUrl, 'monarch-nb/api', name);
@@ -18,7 +22,7 @@ export class ServerTransport implements Transport {
     try {
       response = await ServerConnection.makeRequest(
         url,
-        { method: 'POST', body: JSON.stringify(body) },
+        { method: 'POST', body: JSON.stringify({ ...body, pool: this._pool }) },
         this._settings
       );
     } catch {
@@ -41,7 +45,10 @@ export class ServerTransport implements Transport {
     let timer: ReturnType<typeof setTimeout> | undefined;
     const connect = (): void => {
       const { WebSocket, wsUrl, token, appendToken } = this._settings;
-      const query = appendToken && token ? `?token=${encodeURIComponent(token)}` : '';
+      const query = URLExt.objectToQueryString({
+        ...(appendToken && token ? { token } : {}),
+        ...(this._pool ? { pool: this._pool } : {})
+      });
       const socket = new WebSocket(URLExt.join(wsUrl, 'monarch-nb/events') + query);
       this._socket = socket;
       socket.onopen = () => {

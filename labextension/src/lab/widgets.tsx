@@ -1,17 +1,17 @@
 import { MainAreaWidget, ReactWidget } from '@jupyterlab/apputils';
 import { Message } from '@lumino/messaging';
 import { ISignal, Signal } from '@lumino/signaling';
-import { useCallback } from 'react';
+import { useSyncExternalStore } from 'react';
 import {
+  Held,
   Host,
   LogTarget,
   LogViewer,
-  Panel,
-  Reservation,
+  Pools,
+  ShownPool,
   Store,
   SurroundingsProvider,
   summary,
-  useStore,
   useTick
 } from '../core';
 import { meshIcon } from './icon';
@@ -19,9 +19,11 @@ import { meshIcon } from './icon';
 /** The panel at the side. While it can not be seen, the server need not ask the pool often. */
 export class SidePanel extends ReactWidget {
   private _notebook: string | null = null;
+  private _isSeen = false;
+  private readonly _stop: () => void;
 
   constructor(
-    private readonly _store: Store,
+    private readonly _pools: Pools,
     private readonly _host: Host
   ) {
     super();
@@ -31,6 +33,7 @@ export class SidePanel extends ReactWidget {
     this.title.caption = 'GPU nodes and reservations';
     this.node.setAttribute('role', 'region');
     this.node.setAttribute('aria-label', 'GPU nodes and reservations');
+    this._stop = _pools.subscribe(() => this._look());
   }
 
   setNotebook(path: string | null): void {
@@ -40,16 +43,29 @@ export class SidePanel extends ReactWidget {
     }
   }
 
+  override dispose(): void {
+    this._stop();
+    super.dispose();
+  }
+
   protected override onAfterShow(): void {
-    looking(this._store, this, true);
+    this._isSeen = true;
+    this._look();
   }
 
   protected override onAfterHide(): void {
-    looking(this._store, this, false);
+    this._isSeen = false;
+    this._look();
   }
 
   protected override render(): JSX.Element {
-    return <Panel store={this._store} host={this._host} notebook={this._notebook} />;
+    return <ShownPool pools={this._pools} host={this._host} notebook={this._notebook} />;
+  }
+
+  private _look(): void {
+    for (const store of this._pools.all) {
+      looking(store, this, this._isSeen && store === this._pools.shown);
+    }
   }
 }
 
@@ -103,13 +119,13 @@ export class StatusItem extends ReactWidget {
   isActive = false;
 
   constructor(
-    private readonly _store: Store,
-    private readonly _current: () => Reservation | undefined,
+    private readonly _pools: Pools,
+    private readonly _current: () => Held | undefined,
     private readonly _isAttached: () => boolean,
     private readonly _open: () => void
   ) {
     super();
-    this._stop = _store.subscribe(() => this.look());
+    this._stop = _pools.subscribe(() => this.look());
   }
 
   get activeChanged(): ISignal<this, void> {
@@ -118,10 +134,13 @@ export class StatusItem extends ReactWidget {
 
   /** Look whether the current notebook holds something. */
   look(): void {
-    const isActive = this._current() !== undefined;
+    const current = this._current();
+    for (const store of this._pools.all) {
+      looking(store, this, store === current?.store);
+    }
+    const isActive = current !== undefined;
     if (isActive !== this.isActive) {
       this.isActive = isActive;
-      looking(this._store, this, isActive);
       this._activeChanged.emit();
       this.update();
     }
@@ -135,7 +154,7 @@ export class StatusItem extends ReactWidget {
   protected override render(): JSX.Element {
     return (
       <StatusText
-        store={this._store}
+        pools={this._pools}
         current={this._current}
         isAttached={this._isAttached}
         open={this._open}
@@ -145,22 +164,17 @@ export class StatusItem extends ReactWidget {
 }
 
 function StatusText(props: {
-  store: Store;
-  current: () => Reservation | undefined;
+  pools: Pools;
+  current: () => Held | undefined;
   isAttached: () => boolean;
   open: () => void;
 }) {
-  const { store, current, isAttached } = props;
-  const reservation = useStore(
-    store,
-    useCallback(() => current(), [current])
-  );
-  const attached = useStore(
-    store,
-    useCallback(() => isAttached(), [isAttached])
-  );
+  const { pools, current, isAttached } = props;
+  const reservation = useSyncExternalStore(pools.subscribe, () => current()?.reservation);
+  const store = useSyncExternalStore(pools.subscribe, () => current()?.store);
+  const attached = useSyncExternalStore(pools.subscribe, isAttached);
   useTick();
-  if (!reservation) {
+  if (!reservation || !store) {
     return <></>;
   }
   const { time_left_s, at_s } = reservation;
@@ -183,6 +197,9 @@ const lookers = new WeakMap<Store, Set<object>>();
 function looking(store: Store, who: object, isLooking: boolean): void {
   const all = lookers.get(store) ?? new Set();
   lookers.set(store, all);
+  if (all.has(who) === isLooking) {
+    return;
+  }
   if (isLooking) {
     all.add(who);
   } else {

@@ -1,7 +1,7 @@
 /** The panel as a widget of a notebook (anywidget): requests and events are messages of the widget. */
 
-import { createRoot } from 'react-dom/client';
-import { Host, Panel, Reservation, Store, Transport } from '../core';
+import { Root, createRoot } from 'react-dom/client';
+import { Host, Panel, Pools, Reservation, ShownPool, Store } from '../core';
 import { css } from './styles';
 import { GONE, Model, WidgetTransport } from './transport';
 
@@ -10,25 +10,59 @@ const STYLE = 'monarch-nb-style';
 function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   addStyle(el.getRootNode());
   el.classList.add('mnb-widget');
-  const transport = new WidgetTransport(model);
-  const store = new Store(transport);
   const root = createRoot(el);
-  const only = String(model.get('reservation') ?? '') || null;
-  root.render(<Panel store={store} host={hostOf(transport, only)} only={only} />);
-  store.start();
-  const stop = watch(el, seen => transport.look(seen));
+  const only = String(model.get('reservation') ?? '');
+  const end = only ? showReservation(model, el, root, only) : showPools(model, el, root);
   return () => {
-    stop();
-    store.stop();
+    end();
     root.unmount();
   };
 }
 
+/** Show one reservation, whatever else there is; returns what ends that. */
+function showReservation(model: Model, el: HTMLElement, root: Root, only: string): () => void {
+  const store = new Store(new WidgetTransport(model));
+  root.render(<Panel store={store} host={{ away: GONE }} only={only} />);
+  store.start();
+  const stop = watch(el, seen => store.transport.look(seen));
+  return () => {
+    stop();
+    store.stop();
+  };
+}
+
+/** Show a pool, at first the one that the notebook uses; returns what ends that. */
+function showPools(model: Model, el: HTMLElement, root: Root): () => void {
+  const pools = new Pools(pool => new Store(new WidgetTransport(model, pool)));
+  let isSeen = false;
+  // The first one is looked at as well: it says which others there are.
+  const look = (): void =>
+    pools.all.forEach(store =>
+      store.transport.look(isSeen && (store === pools.shown || store === pools.home))
+    );
+  root.render(<ShownPool pools={pools} host={hostOf(pools)} />);
+  pools.start();
+  const forget = pools.subscribe(look);
+  const stop = watch(el, seen => {
+    isSeen = seen;
+    look();
+  });
+  return () => {
+    stop();
+    forget();
+    pools.stop();
+  };
+}
+
 /** What the kernel of a notebook can do: attach itself. */
-function hostOf(transport: Transport, only: string | null): Host {
-  const attach = async (reservation: Reservation): Promise<string> =>
-    (await transport.request<{ text: string }>('attach', { name: reservation.name })).text;
-  return { away: GONE, ...(only ? {} : { attach }) };
+function hostOf(pools: Pools): Host {
+  const attach = async (reservation: Reservation): Promise<string> => {
+    const { state, transport } = pools.storeOf(reservation.id);
+    const { pool, pools: there } = state.view!;
+    const body = { name: reservation.name, pool: there.length > 1 ? pool.name : null };
+    return (await transport.request<{ text: string }>('attach', body)).text;
+  };
+  return { away: GONE, attach, showPool: name => pools.show(name) };
 }
 
 /** Say when a person begins and ends to see an element: it is scrolled into view, in a page that is shown. */

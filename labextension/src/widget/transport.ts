@@ -8,11 +8,13 @@ export interface Model {
   off(event: string, callback: (content: never) => void): void;
 }
 
-type Incoming =
+/** What the kernel says, of a pool; without a name of the one that is shown at first. */
+type Incoming = { pool?: string } & (
   | { id: number; result: unknown }
   | { id: number; error: { status: number; message: string; errors?: Record<string, string> } }
   | { event: Message }
-  | { alive: true };
+  | { alive: true }
+);
 
 interface Pending {
   resolve: (value: never) => void;
@@ -39,10 +41,15 @@ export class WidgetTransport implements Transport {
   private _looking = false;
   private _isSilent = false;
   private _isLost = false;
+  private _hasLooked = false;
   private _silence: ReturnType<typeof setTimeout> | undefined;
   private _word: ReturnType<typeof setInterval> | undefined;
 
-  constructor(private readonly _model: Model) {}
+  /** @param _pool that is meant; without one the one that is shown at first. */
+  constructor(
+    private readonly _model: Model,
+    private readonly _pool?: string
+  ) {}
 
   request<T>(name: string, body: object = {}): Promise<T> {
     const id = ++this._next;
@@ -53,7 +60,7 @@ export class WidgetTransport implements Transport {
         this._onConnection?.('busy');
       }, BUSY_AFTER_MS);
       this._pending.set(id, { resolve: resolve as (value: never) => void, reject, timer });
-      this._model.send({ id, request: name, body });
+      this._model.send({ id, request: name, body, pool: this._pool });
     });
   }
 
@@ -66,7 +73,9 @@ export class WidgetTransport implements Transport {
     return () => {
       clearInterval(this._word);
       clearTimeout(this._silence);
-      this._model.send({ type: 'leave', view: this._view });
+      if (this._hasLooked) {
+        this._model.send({ type: 'leave', view: this._view, pool: this._pool });
+      }
       this._model.off('msg:custom', this._receive as (content: never) => void);
       this._model.off('comm_live_update', this._lose);
       this._deliver = this._onConnection = null;
@@ -92,10 +101,14 @@ export class WidgetTransport implements Transport {
   }
 
   private _say(): void {
-    this._model.send({ type: 'look', view: this._view, looking: this._looking });
+    this._hasLooked = true;
+    this._model.send({ type: 'look', view: this._view, looking: this._looking, pool: this._pool });
   }
 
   private readonly _receive = (content: Incoming): void => {
+    if (content.pool !== this._pool) {
+      return;
+    }
     this._isLost = false;
     this._listenForSilence();
     if ('event' in content || this._isSilent) {

@@ -4,7 +4,8 @@ leases        gives, confirms and releases them
 gpu_locks     says to all allocators of the machine which GPUs are leased
 line          who waits for slots
 expiry        ends those that nobody confirms, whose time is up, or that nobody uses (by the limits in state)
-owed          tells nodes that were away what they are to end
+owed          tells nodes that were away what they are to end or to know
+members       which nodes a reservation has, when these change
 undertakings  ends on all nodes what a client has half made
 meshes        closes and removes the meshes of a lease that is released
 """

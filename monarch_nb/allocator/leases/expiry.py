@@ -132,12 +132,16 @@ class Expiry:
         return 0.0 if self.is_busy(reservation_id) else seconds_since_boot() - lease.limits.used_s
 
     def attach(self, session: Session, reservation_id: str) -> None:
-        """A client uses a reservation; it is told what others say of its files, and when the time is nearly up."""
+        """A client uses a reservation; it is told what others say of its files, whether nodes of it were replaced, and
+        when the time is nearly up."""
         self.used(reservation_id)
         session.attached.add(reservation_id)
         if lease := self._state.leases.get(reservation_id):
             if lease.files.revision:
                 session.send(files_changed=pb.FilesChanged(reservation_id=reservation_id, files=lease.files))
+            if lease.revision:
+                changed = pb.MembersChanged(reservation_id=reservation_id, revision=lease.revision)
+                session.send(members_changed=changed)
             if lease.limits.is_nearly_up(seconds_since_boot()):
                 session.send(time_left=self._time_left(reservation_id))
         elif ended := self._state.ended.get(reservation_id):

@@ -47,7 +47,7 @@ class Leases:
         self._state, self._records, self._supervisor = state, records, supervisor
         self._meshes, self._files, self._sessions, self._gpu_locks = meshes, files, sessions, gpu_locks
         self.releases: dict[str, asyncio.Task[int]] = {}
-        self.line = Line()
+        self.line = Line(self._tell_who_waits)
         self.expiry = Expiry(
             state,
             sessions,
@@ -89,6 +89,29 @@ class Leases:
             self._state.gpus_held = self._gpu_locks.held_by_others()
             yield
 
+    # ---- the line ----
+
+    def attach(self, session: Session, reservation_id: str) -> None:
+        """A client uses a reservation: it is told what there is to say of it, and who waits for such slots."""
+        self.expiry.attach(session, reservation_id)
+        if self._waiting_for(reservation_id):
+            self._tell_line(session, reservation_id)
+
+    def _tell_who_waits(self) -> None:
+        for session in self._sessions:
+            for reservation_id in session.attached & self._state.leases.keys():
+                self._tell_line(session, reservation_id)
+
+    def _tell_line(self, session: Session, reservation_id: str) -> None:
+        waiting = self._waiting_for(reservation_id)
+        session.send(urgent=False, in_line=pb.InLine(reservation_id=reservation_id, waiting=waiting))
+
+    def _waiting_for(self, reservation_id: str) -> list[pb.WaitRequest]:
+        lease = self._state.leases.get(reservation_id)
+        return [] if lease is None else self.line.waiting(gpus=bool(lease.request.gpus))
+
+    # ---- to hold ----
+
     def reserve(self, request: pb.ReserveRequest) -> list[int]:
         """Lease slots provisionally, in their turn; return the GPUs' indices."""
         is_new = request.reservation_id not in self._state.leases
@@ -106,9 +129,13 @@ class Leases:
     def confirm(self, request: pb.ConfirmRequest) -> None:
         """Keep a provisional lease."""
         self._state.confirm(request.reservation_id, request.nodes, seconds_since_boot())
-        self.expiry.watch(request.reservation_id)
-        self._records.save_lease(request.reservation_id)
-        self._gpu_locks.note(request.reservation_id, self._state.lease(request.reservation_id))
+        self.has_changed(request.reservation_id)
+
+    def has_changed(self, reservation_id: str) -> None:
+        """A lease that is kept is another one now: write it down."""
+        self.expiry.watch(reservation_id)
+        self._records.save_lease(reservation_id)
+        self._gpu_locks.note(reservation_id, self._state.lease(reservation_id))
 
     def extend(self, reservation_id: str, time_s: float) -> None:
         """Set the time limit."""
@@ -148,9 +175,9 @@ class Leases:
             raise UsageError("the main mesh of a reservation can not be stopped: release the reservation")
         self._state.stop(mesh_id)
         if record is not None:
-            await self._end_meshes([mesh_id])
+            await self.end_meshes([mesh_id])
 
-    async def _end_meshes(self, meshes: list[str]) -> list[RankProcess]:
+    async def end_meshes(self, meshes: list[str]) -> list[RankProcess]:
         """End meshes with all that is theirs; return the ranks that this ended."""
         ranks = [rank for rank in self._supervisor.ranks.values() if rank.home_id in meshes]
         replaced = [rank for rank in self._supervisor.leaving if rank.home_id in meshes]
@@ -162,12 +189,19 @@ class Leases:
             await self._meshes.remove(mesh_id)
         return ranks
 
-    async def release(self, reservation_id: str, why: str = "") -> int:
+    async def release(self, reservation_id: str, why: str = "", lease_id: str = "") -> int:
         """End everything of a reservation and give its slots back; return how many ranks ended.
 
         Args:
             why: when no person asked for it.
+            lease_id: only this lease of it is meant; "": whichever there is.
         """
+        lease = self._state.leases.get(reservation_id)
+        if lease_id and lease is None:
+            self._state.release(reservation_id, lease_id)
+            return 0
+        if lease_id and lease is not None and lease.request.lease_id != lease_id:
+            return 0
         return await asyncio.shield(self.start_release(reservation_id, why))
 
     def start_release(self, reservation_id: str, why: str = "") -> asyncio.Task[int]:
@@ -182,7 +216,7 @@ class Leases:
     async def _release(self, reservation_id: str) -> int:
         self.expiry.forget(reservation_id)
         meshes = [m for m, record in self._records.meshes.items() if record.spec.reservation_id == reservation_id]
-        ranks = await self._end_meshes(meshes)
+        ranks = await self.end_meshes(meshes)
         if lease := self._state.leases.get(reservation_id):
             await self._files.release(reservation_id, lease.request.name)
         self._state.release(reservation_id)

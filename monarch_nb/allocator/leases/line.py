@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from monarch_nb.errors import MonarchNbError
@@ -34,9 +34,14 @@ class _Waiting:
 
 
 class Line:
-    """Who waits, for GPUs and for CPU slots."""
+    """Who waits, for GPUs and for CPU slots.
 
-    def __init__(self) -> None:
+    Args:
+        on_change: called when others wait than before.
+    """
+
+    def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
+        self._on_change = on_change
         self._waiting: list[_Waiting] = []
         self._newest_ticket = 0.0
 
@@ -58,6 +63,7 @@ class Line:
         self._waiting.append(one)
         self._waiting.sort(key=lambda waiting: waiting.key)
         self._wake()
+        self._on_change()
         place = 0
         try:
             while True:
@@ -70,6 +76,7 @@ class Line:
         finally:
             self._waiting.remove(one)
             self._wake()
+            self._on_change()
 
     def waiting(self, *, gpus: bool) -> list[pb.WaitRequest]:
         """Return who waits for GPUs, or for CPU slots, the first first."""

@@ -1,5 +1,6 @@
-"""What a node is to end and has not heard of: it was away when its reservation was given back, or the client died that
-would have said so. Another node was told, and tells it when it is there, until it has answered.
+"""What a node is to end and has not heard of: it was away when its reservation was given back, or its place in it to
+another node, or the client died that would have said so. Another node was told, and tells it when it is there, until it
+has answered.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Owed:
             self._tell_all(request)
 
     def take(self, request: pb.UndertakeRequest) -> None:
-        """End a mesh or a reservation on nodes, when they answer."""
+        """End a mesh or a reservation on nodes, when they answer, or let them know its nodes."""
         if request.nodes and len(self._telling) + len(request.nodes) <= MOST:
             self._records.save_owed(request)
             self._tell_all(request)
@@ -57,19 +58,25 @@ class Owed:
                 task.add_done_callback(lambda _, key=key: self._telling.pop(key))  # type: ignore[misc]
 
     async def _tell(self, request: pb.UndertakeRequest, peer: files_pb2.Peer) -> None:
-        method, what = "Release", f"reservation {request.reservation_id}"
-        ending: pb.ReleaseRequest | pb.StopMeshRequest = pb.ReleaseRequest(reservation_id=request.reservation_id)
-        if request.mesh_id:
-            method, what = "StopMesh", f"mesh {request.mesh_id}"
-            ending = pb.StopMeshRequest(mesh_id=request.mesh_id)
+        method, message = _call(request)
+        what = f"{method} of reservation {request.reservation_id} {request.mesh_id}".rstrip()
         while True:
             try:
-                await self._relay.call(peer, method, ending, PEER_TIMEOUT_S, owner=request.owner)
-                _log.info("%s has ended %s", peer.node_id, what)
+                await self._relay.call(peer, method, message, PEER_TIMEOUT_S, owner=request.owner)
+                _log.info("%s has been told: %s", peer.node_id, what)
                 break
             except NodeUnreachable:
                 await asyncio.sleep(TELL_AGAIN_S)
             except MonarchNbError as error:
-                _log.warning("%s does not end %s: %s", peer.node_id, what, error)
+                _log.warning("%s does not do it: %s: %s", peer.node_id, what, error)
                 break
         self._records.pay(owed_key(request, peer))
+
+
+def _call(request: pb.UndertakeRequest) -> tuple[str, pb.ReleaseRequest | pb.StopMeshRequest | pb.ChangeMembersRequest]:
+    """Return what to call a node for."""
+    if request.HasField("members"):
+        return "ChangeMembers", request.members
+    if request.mesh_id:
+        return "StopMesh", pb.StopMeshRequest(mesh_id=request.mesh_id)
+    return "Release", pb.ReleaseRequest(reservation_id=request.reservation_id)

@@ -71,6 +71,12 @@ class Undertakings:
         if not self._is_here(request.client_id):
             self._wait_for(request.client_id)
 
+    def mesh_is_whole(self, mesh_id: str) -> None:
+        """What was undertaken to make a mesh is done."""
+        for key in [key for key, request in self._begun.items() if request.mesh_id == mesh_id]:
+            del self._begun[key]
+            self._records.end_undertaking(key)
+
     def session_left(self, session: Session) -> None:
         """A client is gone, or its connection broke."""
         client_id = session.client_id

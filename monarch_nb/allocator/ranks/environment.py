@@ -3,6 +3,8 @@ libraries mean the mesh."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +13,8 @@ from monarch_nb.proto import allocator_pb2 as pb
 
 _NOT_PASSED_ON = ("GRPC_", "JPY_", SHARED_VARIABLE)
 """JPY_PARENT_PID and its like are the kernel's that started the pool."""
+_OF_A_RANK = re.compile(r"(LOCAL_)?(RANK|WORLD_SIZE)|GROUP_(RANK|WORLD_SIZE)|ROLE_\w+|TORCHELASTIC_\w+|PET_\w+")
+"""With these Lightning would take a command's first process for a rank, and torchrun's flags would be another's."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +38,21 @@ class Place:
     def in_script(cls, spec: pb.SpawnRequest, rank: int, ranks: Iterable[int]) -> Place:
         """Return the place of the process that a script has on a rank's slot, when it runs on those of `ranks`."""
         chosen = sorted(ranks)
-        nodes = sorted({each // spec.ranks for each in chosen})
+        nodes = _nodes_of(spec, chosen)
         here = [each for each in chosen if each // spec.ranks == spec.node_rank]
         index = (chosen.index(rank), len(chosen), here.index(rank), len(here))
         return cls(*index, nodes.index(spec.node_rank), len(nodes))
+
+    @classmethod
+    def of_node(cls, spec: pb.SpawnRequest, ranks: Iterable[int]) -> Place:
+        """Return the place of the first of a node's ranks, when each node that has one of `ranks` has all of them."""
+        nodes = _nodes_of(spec, ranks)
+        here = nodes.index(spec.node_rank)
+        return cls(here * spec.ranks, len(nodes) * spec.ranks, 0, spec.ranks, here, len(nodes))
+
+
+def _nodes_of(spec: pb.SpawnRequest, ranks: Iterable[int]) -> list[int]:
+    return sorted({rank // spec.ranks for rank in ranks})
 
 
 @dataclass(frozen=True)
@@ -108,6 +123,27 @@ def rank_environment(
     }
     environment.update(added)
     return environment
+
+
+def node_environment(environment: Mapping[str, str], place: Place, python: str) -> dict[str, str]:
+    """Return the environment of a command that a node is to run once, such as torchrun: who else runs it, as torchrun
+    and Lightning read it, and nothing of a rank.
+
+    Args:
+        environment: of the node's first rank.
+        python: of the ranks; what is installed beside it is found first.
+    """
+    kept = {name: value for name, value in environment.items() if not _OF_A_RANK.fullmatch(name)}
+    kept["PATH"] = os.pathsep.join(filter(None, (os.path.dirname(python), kept.get("PATH", os.defpath))))
+    kept.setdefault("PYTHONUNBUFFERED", "1")  # its output is a file, which is followed
+    own = {
+        "NODE_RANK": str(place.node_rank),
+        "NNODES": str(place.nodes),
+        "NPROC_PER_NODE": str(place.local_world_size),
+        "MASTER_ADDR": environment["MASTER_ADDR"],
+        "MASTER_PORT": environment["MASTER_PORT"],
+    }
+    return {**kept, **own, **{f"PET_{name}": value for name, value in own.items()}}
 
 
 def _library_defaults(ranks: int, nodes: int, *, has_gpus: bool) -> dict[str, str]:

@@ -45,14 +45,21 @@ class Forking:
     async def spawn(self, spec: pb.SpawnRequest) -> Mesh:
         """Fork the mesh's ranks on this node and wait until they are ready."""
         self._leases.check_held(spec.reservation_id)
+        store, last_number = pb.StorePlace(), spec.last_number
+        store.CopyFrom(spec.store)
+        spec.ClearField("store")  # where it is later is in the record
+        spec.ClearField("last_number")
         mesh = self._state.add_mesh(spec)
         try:
             for directory in (self._paths.runs(spec.mesh_id), self._paths.blobs(spec.mesh_id)):
                 directory.mkdir(parents=True, exist_ok=True)
             record = self._records.meshes.get(spec.mesh_id) or state_pb2.MeshRecord()
             record.spec.CopyFrom(spec)
+            if store.node_id:
+                record.store_moves, record.store_node = store.moves, store.node_id
             self._records.save_mesh(record)
-            self._records.note_number(spec.mesh_id, 0)
+            mesh.last_number = mesh.forgotten = last_number  # no run before is waited for here
+            self._records.note_number(spec.mesh_id, last_number)
             with self._leases.expiry.held_up(spec.reservation_id):
                 await self.fork_ranks(mesh, sorted(mesh.ranks), dict.fromkeys(mesh.ranks, 0))
         except BaseException:
@@ -62,12 +69,12 @@ class Forking:
         return mesh
 
     def rank_directory(self, reservation_id: str, rank: int) -> str:
-        """Return where a rank of a reservation's main mesh started."""
+        """Return where a rank of a reservation's main mesh started; where that has none here, of another mesh."""
         self._state.lease(reservation_id)
-        for mesh in self._state.meshes.values():
-            spec = mesh.spec
-            if (spec.reservation_id, spec.name) == (reservation_id, MAIN_MESH) and rank in mesh.ranks:
-                return str(start_directory(spec, self._workspace(spec)))
+        meshes = [mesh for mesh in self._state.meshes.values() if mesh.spec.reservation_id == reservation_id]
+        for mesh in sorted(meshes, key=lambda mesh: mesh.spec.name != MAIN_MESH):
+            if rank in mesh.ranks:
+                return str(start_directory(mesh.spec, self._workspace(mesh.spec)))
         raise MeshNotFound(f"{self._identity.node_id} has no rank {rank} of that reservation")
 
     def _workspace(self, spec: pb.SpawnRequest) -> Path | None:
@@ -105,7 +112,8 @@ class Forking:
             raise SpawnError(f"{self._identity.node_id}: {error}") from error
         try:
             self._leases.check_held(spec.reservation_id)
-            self._state.mesh(spec.mesh_id)  # or it was stopped meanwhile
+            if self._state.mesh(spec.mesh_id) is not mesh:  # nor was it stopped meanwhile
+                raise MeshNotFound("the mesh was released while its ranks were being started")
         except (ReservationNotFound, MeshNotFound):
             await self._supervisor.end(forked)
             raise

@@ -33,11 +33,11 @@ class Restarts:
     async def restart(self, mesh_id: str, ranks: Iterable[int]) -> Mesh:
         """Replace ranks by fresh ones, which answer while the old ones still end; those that hold GPUs end before their
         successors start."""
-        mesh = self._state.mesh(mesh_id)
         chosen = sorted(ranks)
-        if unknown := [rank for rank in chosen if rank not in mesh.ranks]:
-            raise UsageError(f"no such ranks here: {unknown}")
         async with self._restarting:
+            mesh = self._state.mesh(mesh_id)
+            if unknown := [rank for rank in chosen if rank not in mesh.ranks]:
+                raise UsageError(f"no such ranks here: {unknown}")
             incarnations = {rank: self._next_incarnation(mesh_id, rank) for rank in chosen}
             old = [process for rank in chosen if (process := self._supervisor.ranks.get((mesh_id, rank)))]
             busy = [process for process in old if mesh.ranks[process.rank].running]
@@ -50,7 +50,7 @@ class Restarts:
                     await self._supervisor.end(old)
                 await self._forking.fork_ranks(mesh, chosen, incarnations)
             except (MonarchNbError, OSError) as error:
-                for rank in chosen:
+                for rank in chosen if self._state.meshes.get(mesh_id) is mesh else ():
                     death = run_pb2.Death(likely_cause=f"could not be restarted: {error}")
                     self._runs.apply(self._state.rank_died(mesh_id, rank, death))
                 raise

@@ -37,8 +37,6 @@ INTERRUPT_WAIT_S = 2.0
 UNATTENDED_S = 10.0
 """Clients end the other ranks sooner when one has failed; a node does it after this time, and kills after it again."""
 WORTH_A_WORD_BYTES = 1 << 30
-_EXIT_STATUS_0 = b"".join(pack_pickle(0, pickle.dumps))
-"""The value of a run that ended its process well by itself."""
 
 
 @dataclass
@@ -159,8 +157,10 @@ class Scripts:
         files = RankFiles(self._paths.runs(process.home_id), run.output, process.rank)
         result = run_pb2.RankResult(run_id=run.run_id, rank=process.rank, end=files.end())
         result.duration_s = time.time() - (run.started_at or run.submitted_at)
+        if status is not None and os.WIFEXITED(status):
+            result.value_inline = b"".join(pack_pickle(os.WEXITSTATUS(status), pickle.dumps))
         if status == 0:
-            result.outcome, result.value_inline = run_pb2.OUTCOME_OK, _EXIT_STATUS_0
+            result.outcome = run_pb2.OUTCOME_OK
             return result
         if process.is_interrupted and not process.killed_by_us:
             result.outcome = run_pb2.OUTCOME_INTERRUPTED

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from monarch_nb.allocator.ranks.environment import Job, Place, rank_environment
+from monarch_nb.allocator.ranks.environment import Job, Place, node_environment, rank_environment
 from monarch_nb.allocator.readings import facts
 from monarch_nb.allocator.state.identity import Identity
 from monarch_nb.allocator.state.runs import Mesh, Run
@@ -58,15 +58,21 @@ def plan_rank(
 def plan_script(paths: NodePaths, node: Identity, mesh: Mesh, run: Run, rank: int, workspace: Path | None) -> Plan:
     """Return the same of the process that a script has on a rank's slot."""
     spec, script = mesh.spec, run.submit.run.script
-    gpu_indices = gpus_of(mesh, run.ranks)
+    gpu_indices = gpus_of(mesh, mesh.ranks if script.shell else run.ranks)
     record = state_pb2.RankRecord(
         mesh_id=run.run_id, rank=rank, gpu_indices=gpu_indices, token=new_token(), script_of=spec.mesh_id
     )
     job = Job(run.run_id, script.store_host, script.store_port, script.attempt, script.max_restarts)
-    place = Place.in_script(spec, rank, run.submit.all_ranks)
+    ranks = mesh.all_ranks(run.submit)
+    place = Place.of_node(spec, ranks) if script.shell else Place.in_script(spec, rank, ranks)
     added = {**spec.environment, **script.environment}
     start = script.directory or str(start_directory(spec, workspace))
-    return record, _specification(paths, node, spec, record, place, job, start, workspace, gpu_indices, added)
+    whole = _specification(paths, node, spec, record, place, job, start, workspace, gpu_indices, added)
+    if script.shell:
+        environment = node_environment(whole.environment, place, spec.python or node.python)
+        whole.environment.clear()
+        whole.environment.update({**environment, **script.environment})
+    return record, whole
 
 
 def gpus_of(mesh: Mesh, ranks: Iterable[int]) -> list[int]:

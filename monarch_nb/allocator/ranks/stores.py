@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Coroutine, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
@@ -78,6 +79,15 @@ class Stores:
                     return known.spec.master_host, known.spec.master_port
                 await self._supervisor.end_store(request.mesh_id)  # of one that was forgotten meanwhile
             return await self._host(request)
+
+    def free_port(self, request: pb.HostStoreRequest) -> tuple[str, int]:
+        """Return where a program on this node can host a store of its own: nobody listens there now."""
+        self._leases.check_held(request.reservation_id)
+        host = self._identity.store_host
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family) as free:
+            free.bind((host, 0))
+            return host, free.getsockname()[1]
 
     async def _host(self, request: pb.HostStoreRequest) -> tuple[str, int]:
         self._leases.check_held(request.reservation_id)
@@ -166,7 +176,10 @@ class Stores:
         Raises:
             MeshNotFound: this node has nothing of the mesh.
         """
-        self._learn(self._record(place.mesh_id), place)
+        record = self._record(place.mesh_id)
+        names = {_name_of(peer) for peer in self._nodes(record)}
+        if not names or place.node_id in names:  # else another one has its place
+            self._learn(record, place)
 
     async def _ask_those_before(self, record: state_pb2.MeshRecord) -> bool:
         """Return whether one of the nodes that come before this one knows where the store is, or hosts it."""
@@ -294,6 +307,11 @@ class Stores:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _name_of(peer: files_pb2.Peer) -> str:
+    """Return what a node calls itself: clients call those that are called alike "gpu1 at ADDRESS"."""
+    return peer.node_id.partition(" at ")[0]
 
 
 def _place(record: state_pb2.MeshRecord) -> pb.StorePlace:

@@ -29,13 +29,16 @@ def read_state(
         limits = Limits.from_record(lease.limits, boot_id(), now_s, confirmed=lease.confirmed)
         gpus, nodes = list(lease.gpu_indices), list(lease.nodes)
         shares = dict(lease.shares)
-        state.leases[key] = Lease(lease.request, gpus, lease.confirmed, limits, nodes, lease.files, shares)
+        kept = Lease(lease.request, gpus, lease.confirmed, limits, nodes, lease.files, shares, lease.revision)
+        state.leases[key] = kept
     ended = [record for _, record in database.read("ended", pb.Ended)]
     state.ended = {record.reservation_id: record for record in sorted(ended, key=lambda one: one.ended_at)}
     for key, record in database.read("mesh", state_pb2.MeshRecord):
         mesh_records[key] = record
         if record.spec.ranks:  # else its ranks were never started
-            state.meshes[key] = Mesh(record.spec)
+            spec = pb.SpawnRequest()
+            spec.CopyFrom(record.spec)  # what the mesh is to become may differ
+            state.meshes[key] = Mesh(spec)
     for _, rank in database.read("rank", state_pb2.RankRecord):
         death = rank.death if rank.HasField("death") else None
         if mesh_of_rank := state.meshes.get(rank.mesh_id):

@@ -76,6 +76,7 @@ class Records:
             nodes=lease.nodes,
             files=lease.files,
             shares=lease.shares,
+            revision=lease.revision,
         )
         self.database.put("lease", reservation_id, record)
         self.flush()
@@ -267,4 +268,5 @@ class Records:
 
 def owed_key(request: pb.UndertakeRequest, peer: Peer) -> str:
     """Return the key of what a node is to be told."""
-    return f"{request.reservation_id}/{request.mesh_id}/{peer.address}"
+    change = f"/{request.members.revision}" if request.HasField("members") else ""
+    return f"{request.reservation_id}/{request.mesh_id}/{peer.address}{change}"

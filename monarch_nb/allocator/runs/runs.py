@@ -57,8 +57,15 @@ class Runs:
 
     # ---- what clients want ----
 
-    def submit(self, session: Session, submit: pb.Submit) -> None:
-        """Queue a run for a session that follows it; the same run id again only follows it."""
+    def submit(self, session: Session, submit: pb.Submit, *, others_wait: bool = False) -> pb.Queued:
+        """Queue a run for a session that follows it; the same run id again only follows it.
+
+        Args:
+            others_wait: other nodes get it when the client knows its number.
+
+        Returns:
+            What the session is told.
+        """
         mesh = self._state.mesh(submit.mesh_id)
         is_calls = submit.run.HasField("calls")
         if is_calls:
@@ -72,8 +79,9 @@ class Runs:
         self._expiry.used(mesh.spec.reservation_id)
         if not known:
             self._records.note_number(submit.mesh_id, mesh.last_number)
+            # Before a rank executes it: else the next allocator might not know which output it prints to.
+            self._records.run_added(submit.mesh_id, run.run_id)
             self._audience.prepare_output(mesh, run)
-        others_wait = submit.give_number and len(submit.all_ranks) > len(submit.ranks)
         is_awaited = others_wait or is_calls  # by other nodes, and by the first call
         session.send(urgent=is_awaited or bool(queued.ahead), queued=queued)
         if not submit.quiet:
@@ -82,8 +90,7 @@ class Runs:
         self.apply(effects)
         if known:
             self._audience.send_results(session, run)
-        else:
-            self._records.run_added(submit.mesh_id, run.run_id)
+        return queued
 
     def follow(self, session: Session, request: pb.Follow) -> None:
         """Send a run's output from the given cursors, and the results it has."""
@@ -190,6 +197,11 @@ class Runs:
         if run.finished and run.output == run.number:
             self._archiving.run_finished(effect.mesh_id)
         self._records.flush_soon()
+
+    def end_all(self, mesh_id: str, why: str) -> None:
+        """The ranks of a mesh here are about to end: so does what they run or have queued."""
+        for rank in self._state.mesh(mesh_id).ranks:
+            self.apply(self._state.rank_died(mesh_id, rank, run_pb2.Death(likely_cause=why)))
 
     # ---- what ranks say ----
 

@@ -155,6 +155,12 @@ class Access:
         ways = (sender.process, sender.node, envelope.node)
         return caller.local or (mailbox != "" and ways == (mailbox, self._address, self._address))
 
+    def is_of_member(self, envelope: Envelope) -> bool:
+        """Whether mail from a node is not that of a rank whose place one of another node has."""
+        reservation_id = self.reservation_of(envelope.sender.process.rpartition("/")[0])
+        lease = self._state.leases.get(reservation_id)
+        return lease is None or lease.has_node(envelope.sender.node)
+
     def admit_mail(self, caller: Caller, envelope: Envelope) -> None:
         """Let mail of a client in, or raise as `admit` does. Clients send to ranks."""
         for process in envelope.processes if not caller.local else ():
@@ -191,7 +197,9 @@ class Access:
     def need_any(self, caller: Caller, doing: str) -> None:
         """Raise unless the caller may run cells here, and so may do as the allocator's user what it wants."""
         if not any(right_of(caller.name, lease) >= Right.RUN for lease in self._state.leases.values()):
-            raise AccessDenied(f"{caller.name} holds nothing on {self.node_id}, and only who does can {doing}")
+            raise AccessDenied(
+                f"only who may run cells on {self.node_id} can {doing}; {caller.name} may on nothing there"
+            )
 
     def need_new(self, run_id: str, mesh_id: str) -> None:
         """Raise when a run is called as one of another mesh, or as a mesh: what is asked of one is not done to two."""
@@ -380,6 +388,10 @@ def _control(access: Access, caller: Caller, request: pb.ControlRanksRequest) ->
             access.need(caller, access.reservation_of(mesh_id), right, doing)
 
 
+def _look(access: Access, caller: Caller, look: pb.Look) -> None:
+    _control(access, caller, pb.ControlRanksRequest(mesh_id=look.mesh_id, where=True, run_id=look.of_run))
+
+
 def _drop(access: Access, caller: Caller, request: pb.DropRequest) -> None:
     access.need_mesh(caller, request.mesh_id, Right.RUN, "drop cells")
     for run_id in request.run_ids:
@@ -425,6 +437,7 @@ RULES: dict[str, Rule] = {
     "Wait": Rule(PEOPLE, _wait),
     "Confirm": Rule(PEOPLE, _reservation(Right.OWN, "confirm it")),
     "Release": Rule(PEOPLE, _release),
+    "ChangeMembers": Rule(PEOPLE, _reservation(Right.OWN, "change its nodes")),
     "Undertake": Rule(PEOPLE, _undertake),
     "Extend": Rule(PEOPLE, _reservation(Right.OWN, "extend it")),
     "Share": Rule(PEOPLE, _reservation(Right.OWN, "share it")),
@@ -478,6 +491,7 @@ SESSION_RULES: dict[str, Check | None] = {
     "follow": _mesh(Right.READ, "see what runs on it"),
     "cancel": _run("interrupt others' cells"),
     "end_calls": _run("end others' calls"),
+    "look": _look,
     "shown": None,  # noted of those who submitted the run: `Access.is_submitter`
     "unfollow": None,
     "proceed": _mesh(Right.RUN, "run cells on it"),

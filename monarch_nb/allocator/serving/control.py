@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 
 from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.state.runs import Mesh
@@ -14,23 +15,26 @@ from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import worker_pb2 as wire
 
 STACK_WAIT_S = 1.0
+LOOK_TIMEOUT_S = 1.0
 
 
-def interrupt(node: Node, run_id: str) -> None:
+def interrupt(node: Node, run_id: str, by: str = "") -> None:
     """Drop a run where it has not begun, and interrupt it where it runs: one of calls on any rank, because actors may
-    have called others in its name."""
-    is_calls = any(run_id in mesh.runs and mesh.runs[run_id].is_calls for mesh in node.state.meshes.values())
-    node.runs.apply(node.state.cancel(run_id))
+    have called others in its name. `by` is who wants that."""
+    runs = [mesh.runs[run_id] for mesh in node.state.meshes.values() if run_id in mesh.runs]
+    is_calls = any(run.is_calls for run in runs)
+    other = next((run.unless_submitter(by) for run in runs), "")
+    node.runs.apply(node.state.cancel(run_id, by))
     for process in node.supervisor.ranks.values():
         mesh = node.state.meshes.get(process.mesh_id)
         if mesh is not None and (is_calls or mesh.ranks[process.rank].running == run_id):
-            process.link.tell(wire.ControlRequest(interrupt=wire.InterruptRun(run_id=run_id)))
+            process.link.tell(wire.ControlRequest(interrupt=wire.InterruptRun(run_id=run_id, by=other)))
     node.scripts.interrupt(run_id)
 
 
-def drop(node: Node, request: pb.DropRequest) -> pb.DropReply:
-    """Drop runs where they have not begun."""
-    begun, effects = node.state.drop(request.mesh_id, request.run_ids)
+def drop(node: Node, request: pb.DropRequest, by: str) -> pb.DropReply:
+    """Drop runs where they have not begun; `by` is who wants that."""
+    begun, effects = node.state.drop(request.mesh_id, request.run_ids, by)
     node.runs.apply(effects)
     return pb.DropReply(begun=begun)
 
@@ -47,6 +51,18 @@ async def control_ranks(node: Node, request: pb.ControlRanksRequest) -> list[pb.
         return [pb.RankReply(rank=process.rank, answered=True) for process in doomed]
     ranks = [rank for rank in request.ranks if rank in mesh.ranks]
     return list(await asyncio.gather(*(_control_rank(node, request, mesh, rank) for rank in ranks)))
+
+
+async def look(node: Node, request: pb.Look, ranks: Sequence[int]) -> pb.Seen:
+    """Return where ranks of this node are."""
+    asked = pb.ControlRanksRequest(
+        mesh_id=request.mesh_id, ranks=ranks, timeout_s=LOOK_TIMEOUT_S, where=True, run_id=request.of_run
+    )
+    seen = pb.Seen(look_id=request.look_id)
+    for reply in await control_ranks(node, asked):
+        reply.where.ClearField("running_s")  # so that those at the same place are alike
+        seen.places.add(ranks=[reply.rank], where=reply.where if reply.answered else None)
+    return seen
 
 
 def _who(node: Node, request: pb.ControlRanksRequest, mesh: Mesh, rank: int) -> RankProcess | None:

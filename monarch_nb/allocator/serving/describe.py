@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from monarch_nb import config
 from monarch_nb.allocator.leases.expiry import Expiry
+from monarch_nb.allocator.ranks.resizing import Resizing
 from monarch_nb.allocator.ranks.scripts import Scripts
 from monarch_nb.allocator.readings.actors import RankActors
 from monarch_nb.allocator.readings.load import RankReading, Readings, measure
@@ -41,10 +42,11 @@ class Description:
         actors: RankActors,
         expiry: Expiry,
         scripts: Scripts,
+        resizing: Resizing,
     ) -> None:
         self._identity, self._state, self._supervisor, self._warming = identity, state, supervisor, warming
         self._readings, self._whereabouts, self._actors = readings, whereabouts, actors
-        self._expiry, self._scripts = expiry, scripts
+        self._expiry, self._scripts, self._resizing = expiry, scripts, resizing
 
     def node(self) -> pb.DescribeReply:
         """Return the facts of the node."""
@@ -67,6 +69,7 @@ class Description:
                     procs=lease.request.procs,
                     gpus=lease.request.gpus,
                     until=_until(lease.limits.time_left_s(now_s)),
+                    gpu_indices=lease.gpu_indices,
                 )
                 for lease in self._state.leases.values()
             ],
@@ -121,6 +124,7 @@ class Description:
                 files=lease.files,
                 shares={name: right for name, right in lease.shares.items() if right},
                 members=lease.nodes,
+                revision=lease.revision,
             )
             for mesh_id, mesh in self._state.meshes.items():
                 if mesh.spec.reservation_id == reservation_id:
@@ -132,6 +136,8 @@ class Description:
                         runs=_run_statuses(mesh, past_runs, with_newest=readings),
                         last_number=mesh.last_number,
                     )
+            for spec in self._resizing.between(reservation_id):
+                reservation.meshes.add(mesh_id=spec.mesh_id, name=spec.name, spec=spec)
         return reply
 
     def ranks(
@@ -192,17 +198,17 @@ def _run_statuses(mesh: Mesh, past: pb.PastRuns, *, with_newest: bool) -> list[p
     if past.mesh_id != mesh.spec.mesh_id:
         newest = mesh.last_number if with_newest else 0
         return [
-            _run_status(run)
+            _run_status(mesh, run)
             for run in mesh.runs.values()
             if not (run.finished and run.collected) or run.number == newest
         ]
     return [
-        _run_status(run, failed_results(run, with_tracebacks=past.tracebacks_of == run.number))
+        _run_status(mesh, run, failed_results(run, with_tracebacks=past.tracebacks_of == run.number))
         for run in mesh.runs.values()
     ]
 
 
-def _run_status(run: Run, failures: Iterable[run_pb2.RankResult] = ()) -> pb.RunStatus:
+def _run_status(mesh: Mesh, run: Run, failures: Iterable[run_pb2.RankResult] = ()) -> pb.RunStatus:
     failed = {rank for rank, result in run.results.items() if result.outcome in _FAILED}
     stopped = {rank for rank, result in run.results.items() if result.outcome in _STOPPED}
     if run.finished:
@@ -215,7 +221,7 @@ def _run_status(run: Run, failures: Iterable[run_pb2.RankResult] = ()) -> pb.Run
         number=run.number,
         title=run.submit.title,
         ranks=run.submit.ranks,
-        all_ranks=run.submit.all_ranks,
+        all_ranks=mesh.all_ranks(run.submit),
         finished=sorted(run.results),
         failed=sorted(failed),
         stopped=sorted(stopped),

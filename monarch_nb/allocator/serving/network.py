@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import fcntl
 import ipaddress
 import re
 import socket
+import ssl
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from monarch_nb.config import DEFAULT_PORT
-from monarch_nb.errors import UsageError
-from monarch_nb.trust.identity import Identity, load_identity
+from monarch_nb.errors import PoolError, TrustError, UsageError
+from monarch_nb.trust.identity import NODE, Identity, facts_of, load_identity
 from monarch_nb.trust.identity_file import IdentityFile
 from monarch_nb.trust.pools import is_pool, paths_of, read_hosts
 
 _ADDRESS = re.compile(r"(?P<host>\[[^\]]+\]|::(?=:\d)|[^:\[\]]*)(?::(?P<port>\d{1,5}))?")
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 _INET6 = Path("/proc/net/if_inet6")
+ANSWER_S = 2.0
+"""So long it may take to show a certificate."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ def network_of(options: argparse.Namespace) -> Network:
             f"no pool {options.pool!r} is known here: where you work, monarch-nb pool init {options.pool} "
             "makes a node.pem; copy it here and name it: --certificate node.pem"
         )
-    load_identity(path)
+    _check_nodes(path, options.pool)
     return Network(
         listen=f"{'0.0.0.0' if host in ('', '*') else host}:{port}",
         advertised=advertised,
@@ -87,6 +92,61 @@ def network_of(options: argparse.Namespace) -> Network:
         publish=options.publish,
         certificate=IdentityFile(path),
     )
+
+
+def check_free(listen: str) -> None:
+    """Make sure that nobody listens on `host:port` of this machine, before an allocator has made anything.
+
+    Raises:
+        PoolError: somebody does; the message says who, where that can be known.
+    """
+    host, _, port = listen.rpartition(":")
+    host, number = host.strip("[]"), int(port)
+    try:
+        answers = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)
+    except OSError:  # gRPC says what is wrong with the name
+        return
+    if any(_is_taken(family, address) for family, _, _, _, address in answers):
+        raise PoolError(
+            f"can not listen on {listen}: {_holder(host, number)} has this port already; choose another, as in "
+            f"monarch-nb pool init --port {number + 1}, or --listen HOST:{number + 1} of monarch-nb allocator"
+        )
+
+
+def _is_taken(family: int, address: Any) -> bool:
+    """Whether somebody listens there; what has ended is in nobody's way."""
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    return False
+
+
+def _holder(host: str, port: int) -> str:
+    """Return who listens on a port of this machine, going by the certificate that is shown there."""
+    try:
+        facts = facts_of(ssl.get_server_certificate((host, port), timeout=ANSWER_S).encode())
+    except (OSError, ValueError, TrustError):
+        return "something else"
+    return f"the allocator of the pool {facts.pool}"
+
+
+def _check_nodes(path: Path, pool: str | None) -> None:
+    """Make sure that a certificate is that of a pool's nodes: to others nobody would talk.
+
+    Raises:
+        TrustError: it can not be read. UsageError: it is a person's, or of another pool.
+    """
+    identity = load_identity(path)
+    if identity.role != NODE:
+        raise UsageError(
+            f"{path} is the certificate of {identity.name}, a person: an allocator needs the pool's node.pem, which "
+            f"lies where the pool {identity.pool} was made"
+        )
+    if pool and pool != identity.pool:
+        raise UsageError(f"{path} is for nodes of the pool {identity.pool}, not of {pool}")
 
 
 def address_toward(hosts: Sequence[str]) -> str:

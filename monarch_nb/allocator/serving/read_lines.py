@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 KEPT_S = 300.0
 """An index that nobody has used for so long is forgotten."""
+COUNTING_S = 0.1
+"""What takes longer to count is told piece by piece."""
 _FOLLOWED_OUTPUTS = 16
 """The newest: what older runs may still write is not worth a watch each."""
 _REPLY_BYTES = 4 << 20
@@ -94,7 +96,7 @@ class LogLines:
         finished = told.finished_runs()  # before it is counted: what finishes meanwhile may have printed more
         async for part, is_archived in self._counted(request, None if outputs is None else {*outputs, *newest}):
             told.add_part(change, part, is_archived=is_archived)
-            if change.parts and self._loop.time() - counted_s > FLOOD_INTERVAL_S:
+            if change.parts and self._loop.time() - counted_s > COUNTING_S:
                 yield change
                 change, counted_s = pb.LogChange(), self._loop.time()
         change.complete = True

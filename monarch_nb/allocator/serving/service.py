@@ -17,7 +17,7 @@ from monarch_nb.allocator.files import tokens
 from monarch_nb.allocator.mail.boxes import on_session
 from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.serving.access import Access
-from monarch_nb.allocator.serving.control import control_ranks, drop, interrupt
+from monarch_nb.allocator.serving.control import control_ranks, drop, interrupt, look
 from monarch_nb.allocator.serving.describe import Description
 from monarch_nb.allocator.serving.environment import describe_environment
 from monarch_nb.allocator.serving.read_lines import LogLines
@@ -25,7 +25,8 @@ from monarch_nb.allocator.serving.read_logs import LogReader
 from monarch_nb.allocator.sessions.sessions import Session as ClientSession
 from monarch_nb.allocator.state.rights import Right
 from monarch_nb.allocator.supervision import processes
-from monarch_nb.errors import MonarchNbError, UsageError, VersionMismatch
+from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError, VersionMismatch
+from monarch_nb.ground.ranges import Ranges
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import allocator_pb2_grpc as service
 from monarch_nb.proto import files_pb2
@@ -35,6 +36,8 @@ from monarch_nb.rpc.status import error_to_json, hear_out, refuse
 
 _log = logging.getLogger(__name__)
 
+ABORT_S = 2.0
+"""How long a rank may take to let its process groups go."""
 LAST_WRITE_S = 5.0
 """How long a session's last message may take: gRPC never ends a call whose first message is cancelled half-way."""
 
@@ -70,6 +73,7 @@ class AllocatorService(service.AllocatorServicer):
     ) -> None:
         self._node, self._description = node, description
         self._log_lines, self._log_reader, self._access = log_lines, log_reader, access
+        self._looks: set[asyncio.Future[None]] = set()
 
     @_translated
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
@@ -114,12 +118,36 @@ class AllocatorService(service.AllocatorServicer):
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:
         owed = pb.UndertakeRequest(reservation_id=request.reservation_id, owner=request.owner, nodes=request.absent)
         self._node.owed.take(owed)
-        ended = await _whole(self._node.leases.release(request.reservation_id, request.why))
-        reply = pb.ReleaseReply(ranks_ended=ended)
-        if kept := self._node.files.kept.get(request.reservation_id):
-            reply.kept.directory, reply.kept.files = str(kept.directory), kept.files
-            reply.kept.size_bytes = kept.size_bytes
-        return reply
+        ended = await _whole(self._node.leases.release(request.reservation_id, request.why, request.lease_id))
+        return pb.ReleaseReply(ranks_ended=ended, kept=self._kept(request.reservation_id))
+
+    def _kept(self, reservation_id: str) -> pb.KeptFiles | None:
+        kept = self._node.files.kept.get(reservation_id)
+        if kept is None:
+            return None
+        return pb.KeptFiles(directory=str(kept.directory), files=kept.files, size_bytes=kept.size_bytes)
+
+    @_translated
+    async def ChangeMembers(self, request: pb.ChangeMembersRequest, context: Any) -> pb.ChangeMembersReply:
+        if any(peer.address == self._node.identity.address for peer in request.nodes):
+            await _whole(self._change_members(request))
+            return pb.ChangeMembersReply()
+        with contextlib.suppress(ReservationNotFound):  # it has gone already
+            await _whole(self._change_members(request))
+        return pb.ChangeMembersReply(kept=self._kept(request.reservation_id))
+
+    async def _change_members(self, request: pb.ChangeMembersRequest) -> None:
+        is_news = await self._node.members.change(request)
+        if request.makes:
+            self._node.undertakings.mesh_is_whole(request.makes)
+        await self._node.resizing.settle()
+        if is_news and request.reason:
+            meshes = self._node.state.meshes.items()
+            of_reservation = [(key, mesh) for key, mesh in meshes if mesh.spec.reservation_id == request.reservation_id]
+            for mesh_id, mesh in of_reservation:
+                abort = pb.ControlRanksRequest(mesh_id=mesh_id, ranks=mesh.ranks, timeout_s=ABORT_S)
+                abort.abort_groups = request.reason
+                await control_ranks(self._node, abort)
 
     @_translated
     async def Undertake(self, request: pb.UndertakeRequest, context: Any) -> pb.UndertakeReply:
@@ -146,7 +174,10 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def HostStore(self, request: pb.HostStoreRequest, context: Any) -> pb.HostStoreReply:
-        host, port = await _whole(self._node.stores.host(request))
+        if request.only_port:
+            host, port = self._node.stores.free_port(request)
+        else:
+            host, port = await _whole(self._node.stores.host(request))
         return pb.HostStoreReply(host=host, port=port)
 
     @_translated
@@ -196,7 +227,7 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def Drop(self, request: pb.DropRequest, context: Any) -> pb.DropReply:
-        return drop(self._node, request)
+        return drop(self._node, request, caller_of(context).name)
 
     async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         """Read requests and write batches of events until either side ends."""
@@ -206,6 +237,8 @@ class AllocatorService(service.AllocatorServicer):
         writer = asyncio.create_task(self._write_events(session, context))
         try:
             async for request in request_iterator:
+                if request.HasField("branches") and self._is_early(request.branches):
+                    break  # whoever is above tries again
                 self._handle(session, caller, request)
         finally:
             self._node.records.flush()  # what only this client could have submitted again
@@ -216,8 +249,19 @@ class AllocatorService(service.AllocatorServicer):
             for reservation_id in list(session.attached):
                 self._node.leases.expiry.detach(session, reservation_id)
             session.close()
-            await asyncio.wait({writer}, timeout=LAST_WRITE_S)
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():  # else nothing can be written any more
+                await asyncio.wait({writer}, timeout=LAST_WRITE_S)
             writer.cancel()
+
+    def _is_early(self, branches: pb.Branches) -> bool:
+        """Whether this node has yet to learn of nodes of a mesh, or is just starting its own part of it anew."""
+        if self._node.resizing.is_between(branches.mesh_id):
+            return True
+        mesh = self._node.state.meshes.get(branches.mesh_id)
+        lease = self._node.state.leases.get(mesh.spec.reservation_id) if mesh else None
+        known = {peer.address for peer in lease.nodes} if lease else set()
+        return lease is not None and any(node.peer.address not in known for node in branches.nodes)
 
     async def _write_events(self, session: ClientSession, context: Any) -> None:
         with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
@@ -232,7 +276,7 @@ class AllocatorService(service.AllocatorServicer):
             submitted = (run_id for run_id in request.collected if self._access.is_submitter(caller, run_id))
             self._node.collected(submitted)
             if below is not None:
-                below.collected(request.collected)
+                below.collected(request.collected, at_once=kind is None)
         run_id = message.run.run_id if kind == "submit" else getattr(message, "run_id", "")
         try:
             if kind:
@@ -257,21 +301,21 @@ class AllocatorService(service.AllocatorServicer):
                     name = owner if caller.local else caller.name
                     session.stand_above(message, functools.partial(self._node.files.relay.open_session, name))
                 case "submit":
-                    own = message if below is None else below.submit(message)
-                    if below is None or ((own.ranks or own.give_number) and run_id not in session.run_ids):
-                        session.run_ids.add(run_id)
-                        self._node.runs.submit(session, own)
+                    self._submit(session, message)
                 case "follow":
                     if below is None or below.follow(message):
                         session.run_ids.add(run_id)
                         self._node.runs.follow(session, message)
                 case "cancel":
                     if below is None or below.cancel(message):
-                        interrupt(self._node, run_id)
+                        interrupt(self._node, run_id, caller.name)
                 case "end_calls":
                     self._node.runs.end_calls(run_id)
                     if below is not None:
                         below.tell(end_calls=message)
+                case "look":
+                    if here := list(message.ranks) if below is None else below.look(message):
+                        self._tell_where(session, message, here)
                 case "shown":
                     own = message if below is None else below.shown(message)
                     if self._access.is_submitter(caller, run_id):
@@ -287,11 +331,31 @@ class AllocatorService(service.AllocatorServicer):
                 case "mail":
                     self._accept_mail(session, caller, message.envelopes)
                 case "attach":
-                    self._node.leases.expiry.attach(session, message.reservation_id)
+                    self._node.leases.attach(session, message.reservation_id)
                 case "detach":
                     self._node.leases.expiry.detach(session, message.reservation_id)
         except MonarchNbError as error:
             session.send(refused=pb.Refused(run_id=run_id, error_json=error_to_json(error)))
+
+    def _tell_where(self, session: ClientSession, request: pb.Look, ranks: list[int]) -> None:
+        async def tell() -> None:
+            with contextlib.suppress(MonarchNbError):  # it is not here any more: nobody waits long for the answer
+                session.send(urgent=False, seen=await look(self._node, request, ranks))
+
+        task = asyncio.ensure_future(tell())
+        self._looks.add(task)
+        task.add_done_callback(self._looks.discard)
+
+    def _submit(self, session: ClientSession, submit: pb.Submit) -> None:
+        run_id, below = submit.run.run_id, session.below
+        ranks = Ranges.of(self._node.state.mesh(submit.mesh_id).all_ranks(submit))
+        others_wait = submit.give_number and not ranks <= Ranges.of(submit.ranks if below is None else below.ranks)
+        own = submit if below is None else below.submit(submit)
+        if below is None or ((own.ranks or own.give_number) and run_id not in session.run_ids):
+            session.run_ids.add(run_id)
+            queued = self._node.runs.submit(session, own, others_wait=others_wait)
+            if below is not None and not submit.run.number:
+                below.numbered(submit, queued)
 
     def _accept_mail(self, session: ClientSession, caller: Caller, envelopes: Iterable[Envelope]) -> None:
         for envelope in envelopes:
@@ -309,8 +373,9 @@ class AllocatorService(service.AllocatorServicer):
         nodes: set[str] = set()
         try:
             async for envelopes in request_iterator:
-                nodes.update(envelope.sender.node for envelope in envelopes.envelopes)
-                self._node.mail.accept(envelopes.envelopes, from_node=True)
+                known = [envelope for envelope in envelopes.envelopes if self._access.is_of_member(envelope)]
+                nodes.update(envelope.sender.node for envelope in known)
+                self._node.mail.accept(known, from_node=True)
         finally:  # what the other node could not write any more does not come
             for node in nodes:
                 self._node.mail.node_is_lost(node)

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from monarch_nb.errors import UsageError
 
-IDS = frozenset({"reservation_id", "mesh_id", "run_id", "run_ids", "collected"})
+IDS = frozenset({"reservation_id", "lease_id", "mesh_id", "run_id", "run_ids", "of_run", "collected"})
 """Fields that name directories, sockets and rows."""
 PATHS = frozenset({"path", "python", "directory", "directories", "root", "source", "preload", "blob"})
 MAX_SLOTS = 1 << 16
@@ -26,7 +26,9 @@ LIMITS = {
     "name": 256,
     "owner": 256,
     "blob": 128,
+    "look_id": 64,
     "newest": 1 << 53,
+    "last_number": 1 << 53,
 }
 """The most that a number may be, and how long a text."""
 _ID = re.compile(r"[A-Za-z0-9_-]{0,64}")

@@ -10,7 +10,7 @@ from typing import Any
 from monarch_nb.allocator.logs.archive import Archive
 from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.watch import DirectoryWatch
-from monarch_nb.allocator.sessions.below import Below
+from monarch_nb.allocator.sessions.below import OUTPUT_S, Below
 from monarch_nb.branches.folding import fold
 from monarch_nb.config import PROTOCOL
 from monarch_nb.proto import allocator_pb2 as pb
@@ -24,8 +24,12 @@ UNWATCHED_INTERVAL_S = 1.0
 MAX_UNSENT_BYTES = 8 << 20
 BATCH_S = 0.05
 """How long an event that nobody waits for may wait for others: a message costs more than what is in it."""
-FLOOD_HOLD_S = 0.5
-"""After a flood from nodes below, so long what they print is put together: whoever is above is spared it."""
+FLOOD_RANKS_PER_S = 80
+LONGEST_FLOOD_HOLD_S = 5.0
+"""After a flood from nodes below, what they print is put together, as long as so many ranks a second are told of (but
+no longer): as many as 8 that are followed directly say something. So a flood on all costs the client no more."""
+FLOOD_HOLD_LEFT = 0.8
+"""What a part of them says meanwhile is held back almost as long: each message is of a part, where nodes are busy."""
 MAX_FOLLOWED = 64
 
 
@@ -60,7 +64,8 @@ class Session:
         """Other nodes for which it is as well."""
         self._has_room = asyncio.Event()
         self._has_room.set()
-        self._flood_until_s = 0.0
+        self._flood_hold_s = self._flood_until_s = 0.0
+        self._is_flood_over = False
 
     def send(self, *, urgent: bool = True, **event: object) -> None:
         """Queue an event; one that is not urgent may wait a little for others."""
@@ -71,8 +76,11 @@ class Session:
         delay_s = 0.0 if urgent else BATCH_S
         if self.below is not None:  # it waits for what others say of the same
             delay_s = self.below.delay_s(event, urgent=urgent)
-            if event.HasField("output"):
+            is_result = event.HasField("finished")
+            if event.HasField("output") or (is_result and delay_s > OUTPUT_S):
                 delay_s = max(delay_s, self._flood_until_s - asyncio.get_running_loop().time())
+            elif is_result:
+                self._flood_until_s, self._is_flood_over = 0.0, True  # what came before it goes with it
         self._events.append(event)
         self._unsent_bytes += event.ByteSize()
         if self.is_behind:
@@ -111,13 +119,31 @@ class Session:
             self._timer.cancel()
             self._timer = None
         events = self._events
-        self._events, self._unsent_bytes = [], 0
+        self._events, self._unsent_bytes = self._held_back(events), 0
+        if self._events:
+            events = [event for event in events if not _may_wait(event)]
+            self._unsent_bytes = sum(event.ByteSize() for event in self._events)
         self._has_room.set()
         if self.below is not None:
-            events, is_flood = fold(events)
-            if is_flood:
-                self._flood_until_s = asyncio.get_running_loop().time() + FLOOD_HOLD_S
+            events, flooding = fold(events)
+            if self._is_flood_over:
+                self._flood_hold_s, self._is_flood_over = 0.0, False
+            elif flooding:
+                hold_s = max(flooding / FLOOD_RANKS_PER_S, FLOOD_HOLD_LEFT * self._flood_hold_s)
+                self._flood_hold_s = min(LONGEST_FLOOD_HOLD_S, hold_s)
+                self._flood_until_s = asyncio.get_running_loop().time() + self._flood_hold_s
         return pb.SessionEvents(events=events)
+
+    def _held_back(self, events: list[pb.SessionEvent]) -> list[pb.SessionEvent]:
+        """Return the output that has to wait after a flood, although something else goes, and what is a part of the
+        results."""
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._flood_until_s or self.is_behind:
+            return []
+        held = [event for event in events if _may_wait(event)]
+        if held:
+            self._timer = loop.call_at(self._flood_until_s, self._wake.set)
+        return held
 
     def follow(self, follower: Follower) -> None:
         """Begin to send a run's output; the oldest finished run is followed no longer when there are many."""
@@ -157,6 +183,11 @@ class Session:
             self._timer.cancel()
         self._closed = True
         self._wake.set()
+
+
+def _may_wait(event: pb.SessionEvent) -> bool:
+    """Whether it is held back after a flood: output, and results, which must not overtake it."""
+    return event.HasField("output") or event.HasField("finished")
 
 
 class Follower:

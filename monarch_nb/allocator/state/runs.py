@@ -9,7 +9,7 @@ them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -62,7 +62,7 @@ class Run:
         output: the directory of its output (RunSpec.output).
         is_script, is_beside: it is a script, and one that waits for no other and holds up none.
         is_calls: actors are called in its name; ranks are not sent it.
-        previous: what its client was told (Queued.previous).
+        earlier: what its client was told (Queued.earlier).
     """
 
     def __init__(self, submit: pb.Submit, submitted_at: float) -> None:
@@ -71,7 +71,7 @@ class Run:
         self.output = submit.run.output or self.number
         self.is_script, self.is_beside = submit.run.HasField("script"), submit.run.script.beside
         self.is_calls = submit.run.HasField("calls")
-        self.previous: dict[int, int] = {}
+        self.earlier: pb.EarlierRuns | None = None
         self.results: dict[int, run_pb2.RankResult] = {}
         self.started: set[int] = set()
         self.started_at = 0.0
@@ -85,6 +85,10 @@ class Run:
         spec = self.submit.run
         body = spec.script if self.is_script else spec.calls if self.is_calls else spec.cell
         return body.cell_number
+
+    def unless_submitter(self, name: str) -> str:
+        """Return who does something to the run; empty when it is who submitted it, to whom that is no news."""
+        return "" if name == self.submit.owner else name
 
     @property
     def finished(self) -> bool:
@@ -139,7 +143,8 @@ class Mesh:
     ranks: dict[int, RankSlot] = field(default_factory=dict)
     runs: dict[str, Run] = field(default_factory=dict)
     last_number: int = 0
-    previous: dict[int, int] = field(default_factory=dict)
+    earlier: pb.EarlierRuns = field(default_factory=pb.EarlierRuns)
+    """The newest run of each node, where this one gives runs their numbers."""
     forgotten: int = 0
     """The newest number among the runs that were forgotten."""
 
@@ -166,6 +171,21 @@ class Mesh:
         if not run.finished:
             self.queue.append(run)
             self.queue.sort(key=lambda queued: queued.number)
+
+    def all_ranks(self, submit: pb.Submit) -> Sequence[int]:
+        """Return the ranks that a run is on, also those on other nodes."""
+        return submit.all_ranks or range(self.spec.world_size)
+
+    def note_newest(self, number: int, ranks: Collection[int]) -> pb.EarlierRuns:
+        """A run has got its number, and is on these ranks; return which were the newest ones before."""
+        before = pb.EarlierRuns()
+        before.CopyFrom(self.earlier)
+        if len(ranks) == self.spec.world_size:
+            self.earlier = pb.EarlierRuns(of_others=number)
+        else:
+            per_node = max(1, self.spec.ranks)
+            self.earlier.by_node.update({rank // per_node: number for rank in ranks})
+        return before
 
     def drop_early(self, run_id: str) -> None:
         """Drop a run when it comes, if it does."""
@@ -244,12 +264,15 @@ class Mesh:
                 effects += self.finish(run, result)
         return effects
 
-    def drop(self, run: Run) -> list[Effect]:
-        """Drop a run where it has not begun."""
+    def drop(self, run: Run, by: str = "") -> list[Effect]:
+        """Drop a run where it has not begun; `by` is who wants that, empty when it needs not be said."""
         effects: list[Effect] = []
+        by = run.unless_submitter(by)
         for rank in run.ranks:
             if rank not in run.started and rank not in run.results:
-                dropped = run_pb2.RankResult(run_id=run.run_id, rank=rank, outcome=run_pb2.OUTCOME_CANCELLED)
+                dropped = run_pb2.RankResult(
+                    run_id=run.run_id, rank=rank, outcome=run_pb2.OUTCOME_CANCELLED, dropped_by=by
+                )
                 effects += self.finish(run, dropped)
         return effects
 

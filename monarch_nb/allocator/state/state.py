@@ -23,6 +23,7 @@ from monarch_nb.errors import (
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, run_pb2
+from monarch_nb.spreading import spread
 
 MAX_ENDED = 50
 MAX_GIVEN_BACK = 1000
@@ -36,6 +37,7 @@ class Lease:
 
     Attributes:
         nodes: all of the reservation, by node rank, when it is confirmed.
+        revision: of these: one higher each time that they change.
         shares: what its owner has granted (pb.Right), by name; RIGHT_UNSPECIFIED: has granted, and ended.
     """
 
@@ -46,6 +48,15 @@ class Lease:
     nodes: list[files_pb2.Peer] = field(default_factory=list)
     files: files_pb2.ReservationFiles = field(default_factory=files_pb2.ReservationFiles)
     shares: dict[str, pb.Right.ValueType] = field(default_factory=dict)
+    revision: int = 0
+
+    def has_node(self, address: str) -> bool:
+        """Whether a node is one of the reservation's: not, when another one has its place."""
+        return not self.nodes or self.number_of(address) is not None
+
+    def number_of(self, address: str) -> int | None:
+        """Return the number of a node in the reservation."""
+        return next((number for number, peer in enumerate(self.nodes) if peer.address == address), None)
 
     def change_files(self, change: files_pb2.ChangeFilesRequest) -> files_pb2.ReservationFiles:
         """Do what a client says of the reservation's files."""
@@ -81,8 +92,9 @@ class NodeState:
         self.meshes: dict[str, Mesh] = {}
         self.ended: dict[str, pb.Ended] = {}
         """Reservations that no person released, by id, oldest first."""
-        self._given_back: dict[str, None] = {}
-        """Reservations that were released before they came: their clients gave up, and a request is still under way."""
+        self._given_back: dict[tuple[str, str], None] = {}
+        """Leases, by their reservations and their own ids ("": any), that were released before they came: their clients
+        gave up, and a request is still under way."""
         self._stopped: dict[str, None] = {}
         """Meshes that were stopped, perhaps before they came."""
 
@@ -116,13 +128,16 @@ class NodeState:
 
         Raises:
             UsageError: neither procs nor gpus, or both.
-            ReservationConflict: the owner's name is taken by another reservation.
+            ReservationConflict: the owner's name is taken by another reservation, or the node has another lease of
+                this one.
             CapacityError: not enough is free; the message says who holds the rest.
             ReservationNotFound: it was released before.
         """
         if lease := self.leases.get(request.reservation_id):
+            if lease.request.lease_id != request.lease_id:
+                raise ReservationConflict(f"this node has a part of {request.name!r} already: try again in a moment")
             return lease
-        if request.reservation_id in self._given_back:
+        if any((request.reservation_id, lease_id) in self._given_back for lease_id in ("", request.lease_id)):
             raise ReservationNotFound(f"{request.name} was given back before it was leased")
         if bool(request.procs) == bool(request.gpus):
             raise UsageError("ask for --procs N (CPU ranks) or --gpus N, per node, not both")
@@ -168,6 +183,41 @@ class NodeState:
         lease.confirmed, lease.nodes = True, list(nodes)
         lease.limits.confirm(now_s)
 
+    def change_members(self, request: pb.ChangeMembersRequest, here: str, now_s: float) -> list[files_pb2.Peer] | None:
+        """Other nodes have places of a reservation from now on: also this one, when its lease is provisional.
+
+        Args:
+            here: the address of this node.
+
+        Returns:
+            Who else is to be told: those that are or were its nodes; None when this node knew it already.
+
+        Raises:
+            ReservationConflict: the request is to be passed on, and is not the next change that this node knows of.
+            ReservationNotFound: no such lease.
+        """
+        lease = self.lease(request.reservation_id)
+        if request.revision == lease.revision and list(request.nodes) == lease.nodes:
+            return None
+        if request.pass_on and request.revision != lease.revision + 1:
+            raise ReservationConflict(f"somebody else has changed the nodes of {lease.request.name!r} just now")
+        if (request.revision, _addresses(request.nodes)) < (lease.revision, _addresses(lease.nodes)):
+            return (
+                None  # of two of the same revision, which clients made who could not reach the same nodes, all keep one
+            )
+        known = {peer.address: peer for peer in (*lease.nodes, *request.nodes)}
+        lease.nodes, lease.revision = list(request.nodes), request.revision
+        lease.request.nodes, number = len(lease.nodes), lease.number_of(here)
+        lease.request.node_rank = lease.request.node_rank if number is None else number
+        if mesh := self.meshes.get(request.resized):
+            spread(mesh.spec, len(lease.nodes))
+            mesh.earlier = pb.EarlierRuns()
+        if not lease.confirmed:
+            lease.confirmed, lease.files = True, request.files
+            lease.shares.update(request.shares)
+            lease.limits.confirm(now_s - max(0.0, request.held_s))
+        return list(known.values())
+
     def lease(self, reservation_id: str) -> Lease:
         """Return a lease, or raise ReservationNotFound (ReservationExpired when no person released it)."""
         if lease := self.leases.get(reservation_id):
@@ -195,10 +245,14 @@ class NodeState:
             return lease.request.owner
         return self.ended[reservation_id].owner if reservation_id in self.ended else ""
 
-    def release(self, reservation_id: str) -> list[str]:
-        """Give a lease back; return the ids of its meshes, which are gone from the state."""
+    def release(self, reservation_id: str, lease_id: str = "") -> list[str]:
+        """Give a lease back; return the ids of its meshes, which are gone from the state.
+
+        Args:
+            lease_id: of one that may not have come yet; "": any.
+        """
         if self.leases.pop(reservation_id, None) is None:
-            self._given_back[reservation_id] = None
+            self._given_back[reservation_id, lease_id] = None
             while len(self._given_back) > MAX_GIVEN_BACK:
                 del self._given_back[next(iter(self._given_back))]
         gone = [mesh_id for mesh_id, mesh in self.meshes.items() if mesh.spec.reservation_id == reservation_id]
@@ -305,19 +359,17 @@ class NodeState:
             return self.queued(mesh, known), []
         if unknown := [rank for rank in submit.ranks if rank not in mesh.ranks]:
             raise UsageError(f"{name_ranks(unknown)} not on this node")
-        previous: dict[int, int] = {}
+        earlier: pb.EarlierRuns | None = None
         if submit.give_number and not submit.run.number:
             submit.run.number = max(mesh.last_number, submit.newest) + 1
             if not submit.run.HasField("calls"):  # which neither wait nor are waited for
-                previous = dict(mesh.previous)
-                per_node = max(1, mesh.spec.ranks)
-                mesh.previous.update({rank // per_node: submit.run.number for rank in submit.all_ranks})
+                earlier = mesh.note_newest(submit.run.number, mesh.all_ranks(submit))
         mesh.last_number = max(mesh.last_number, submit.run.number)
         if not submit.run.output:
             has_own = submit.run.HasField("script") or submit.run.HasField("calls")
             submit.run.output = submit.run.number if has_own else self._choose_output(mesh, submit)
         run = Run(submit, now)
-        run.previous = previous
+        run.earlier = earlier
         if run.is_calls:
             run.started.update(run.ranks)
             run.started_at = now
@@ -339,7 +391,7 @@ class NodeState:
         """Return what a client is told of a run; other notebooks are named, because they number their cells alike."""
         ahead = [name_of(other, beside=run) for other in mesh.ahead_of(run)]
         run.is_told_to_wait = bool(ahead)
-        return pb.Queued(run_id=run.run_id, number=run.number, output=run.output, previous=run.previous, ahead=ahead)
+        return pb.Queued(run_id=run.run_id, number=run.number, output=run.output, earlier=run.earlier, ahead=ahead)
 
     def begun(self, mesh_id: str, run_id: str, now: float) -> bool:
         """A run begins on a rank. Return whether clients are to be told that it waits no more."""
@@ -465,12 +517,12 @@ class NodeState:
 
     # ---- dropping ----
 
-    def cancel(self, run_id: str) -> list[Effect]:
-        """Drop a run on ranks where it has not begun."""
+    def cancel(self, run_id: str, by: str = "") -> list[Effect]:
+        """Drop a run on ranks where it has not begun; `by` is who wants that."""
         effects: list[Effect] = []
         for mesh in self.meshes.values():
             if run := mesh.runs.get(run_id):
-                effects += [*mesh.drop(run), *mesh.advance()]
+                effects += [*mesh.drop(run, by), *mesh.advance()]
         return effects
 
     def withdraw(self, reservation_id: str, owner: str) -> list[Effect]:
@@ -483,8 +535,11 @@ class NodeState:
                 effects += mesh.advance()
         return effects
 
-    def drop(self, mesh_id: str, run_ids: Sequence[str]) -> tuple[list[str], list[Effect]]:
+    def drop(self, mesh_id: str, run_ids: Sequence[str], by: str = "") -> tuple[list[str], list[Effect]]:
         """Drop runs on ranks where they have not begun, also those that have not reached this node yet.
+
+        Args:
+            by: who wants that.
 
         Returns:
             Which of them have begun on some rank here, and the effects.
@@ -497,7 +552,7 @@ class NodeState:
             if run is None:
                 mesh.drop_early(run_id)
                 continue
-            effects += mesh.drop(run)
+            effects += mesh.drop(run, by)
             if run.started:
                 begun.append(run_id)
         return begun, [*effects, *mesh.advance()]  # only now: none of them begins because another is gone
@@ -509,3 +564,7 @@ class NodeState:
                 run.collected = True
                 return mesh_id
         return ""
+
+
+def _addresses(nodes: Iterable[files_pb2.Peer]) -> list[str]:
+    return [peer.address for peer in nodes]

@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 EXIT_STATUS_WAIT_S = 1.0
 GRACEFUL_EXIT_S = 2.0
+FORKING_WAIT_S = 10.0
+"""Ranks that are just being forked are ended as soon as they are known; a busy machine takes its time."""
 READY_WAIT_S = 60.0
 ADOPT_WAIT_S = 3.0
 """A restarted allocator serves after this time, also when a rank or template is too busy to say hello so soon."""
@@ -317,6 +319,9 @@ class Supervisor:
         except (SpawnError, TimeoutError) as error:
             await self.end(ranks, patience_s=0.0)
             raise SpawnError(f"ranks did not get ready: {str(error) or 'no answer'}") from error
+        if any((rank.mesh_id, rank.rank) in self.ranks for rank in ranks):  # else nobody would know of those any more
+            await self.end(ranks, patience_s=0.0)
+            raise SpawnError("their places were taken while they were being started")
         for rank in ranks:
             self._supervise(rank)
         return ranks
@@ -514,7 +519,7 @@ class Supervisor:
         self._is_ending = end_processes
         if end_processes:
             if self._forks:
-                await asyncio.wait(self._forks, timeout=GRACEFUL_EXIT_S)
+                await asyncio.wait(self._forks, timeout=FORKING_WAIT_S)
             await self.end([*self.ranks.values(), *self.leaving], patience_s=1.0)
             for mesh_id in list(self.stores):
                 await self.end_store(mesh_id)

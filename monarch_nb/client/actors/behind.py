@@ -44,13 +44,13 @@ class Behind:
 
     def look(self, calls: Sequence[CallState], runs: Sequence[CallsRun]) -> None:
         """Say of which calls in the name of some runs it is time to say what they wait for; take back what is not true
-        any more."""
+        any more. What was said of others, as of those that are being interrupted, is left to `end`."""
         now_s = time.monotonic()
         ids = {run.id for run in runs}
         late = [call for call in calls if now_s - call.started_s >= AFTER_S and ids & _ids(call)]
         if not late:
             self._pause_s, self._next_s = AFTER_S, 0.0
-            for run in list(self._told):
+            for run in [run for run in self._told if run in runs]:
                 self.take_back(run)
         elif now_s >= self._next_s and (self._asking is None or self._asking.done()):
             self._next_s = now_s + self._pause_s

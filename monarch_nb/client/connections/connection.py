@@ -24,6 +24,7 @@ from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
+from monarch_nb.provision.jobs import job_of_pool
 from monarch_nb.rpc.status import error_from_json, translate
 
 if TYPE_CHECKING:
@@ -44,7 +45,10 @@ GAP_S = 2.0
 """So long a node may be away and nothing is lost or refused: its allocator is being started again."""
 ALLOCATOR_DOWN = "does not answer; its ranks are as they were: monarch-nb up starts its allocator again"
 """What is said of a node of this machine that does not answer."""
-HOST_AWAY = "what its ranks do follows here when it answers again; until then -t leaves them out"
+HOST_AWAY = (
+    "what its ranks do follows here when it answers again; until then -t leaves them out, and if it never does: "
+    "%mesh replace"
+)
 """What is said of one of another machine."""
 MAX_FOLLOWED = 64
 """Runs that are done and may print more."""
@@ -101,6 +105,10 @@ class ReservationListener(Protocol):
 
     def on_files_changed(self, message: pb.FilesChanged) -> None: ...
 
+    def on_members_changed(self, message: pb.MembersChanged) -> None: ...
+
+    def on_line(self, message: pb.InLine) -> None: ...
+
 
 def _is_deserted(address: str) -> bool:
     """Return whether nobody listens there: an allocator of this machine that is dead and was not started again."""
@@ -126,6 +134,7 @@ class Connection:
         up: whether the session stream is open.
         mail: messages to and from processes of the node.
         mesh_deaths: by mesh id, what is called when one of its ranks dies on the node.
+        members_listeners: by reservation id, who is told when other nodes have places of it.
     """
 
     def __init__(self, name: str, address: str, identity: Identity | None = None) -> None:
@@ -145,6 +154,7 @@ class Connection:
         self._away_since, self._away_at, self._was_lost = time.monotonic(), time.localtime(), False
         self.mesh_deaths: dict[str, Callable[[pb.RankDied], None]] = {}
         self._attached: dict[str, list[ReservationListener]] = {}
+        self.members_listeners: dict[str, set[ReservationListener]] = {}
         self.mail = ConnectionMail(self, self._outgoing_mail)
         self._holders = 0
 
@@ -168,7 +178,10 @@ class Connection:
         leave_out = f"-t {format_ranks(others)} leaves {name_ranks(ranks)} out" if others else ""
         if is_local(self.address):
             return f"{self.absence}{leave_out and f'; {leave_out}'}"
-        ways = "; ".join(filter(None, [leave_out, "%mesh release works without it"]))
+        replaced = "%mesh replace puts a free node in its place"
+        if self.identity and (job := job_of_pool(self.identity.pool)):
+            replaced = f"%mesh replace asks {job.on} for another in its place"
+        ways = "; ".join(filter(None, [leave_out, f"{replaced}, %mesh release works without it"]))
         return f"{self.name} unreachable{self._since}, with {name_ranks(ranks)}: {ways}"
 
     @property
@@ -198,7 +211,7 @@ class Connection:
         try:
             return await getattr(self._stub, method)(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise translate(error, self.name) from None
+            raise translate(error, self.name, self.address) from None
 
     async def _settle(self) -> None:
         """A channel that could not connect waits before it tries again, and calls fail at once meanwhile, although the
@@ -239,7 +252,7 @@ class Connection:
             async for message in getattr(self._stub, method)(request):
                 yield message
         except grpc.aio.AioRpcError as error:
-            raise translate(error, self.name) from None
+            raise translate(error, self.name, self.address) from None
 
     async def send_stream(self, method: str, messages: AsyncIterator[Any], timeout_s: float) -> Any:
         """Call a method with a stream of messages. Raises an error of monarch_nb, or what `messages` raised."""
@@ -260,7 +273,7 @@ class Connection:
             if raised:
                 raise raised[0] from None
             if isinstance(error, grpc.aio.AioRpcError):
-                raise translate(error, self.name) from None
+                raise translate(error, self.name, self.address) from None
             raise
 
     async def put_blob(self, mesh_id: str, blob: str, pieces: Iterable[bytes | memoryview]) -> None:
@@ -277,7 +290,7 @@ class Connection:
         try:
             await self._stub.PutBlob(chunks())
         except grpc.aio.AioRpcError as error:
-            raise translate(error, self.name) from None
+            raise translate(error, self.name, self.address) from None
 
     async def read_blob(self, mesh_id: str, blob: str) -> bytes:
         """Fetch a blob."""
@@ -397,6 +410,10 @@ class Connection:
     def let_go(self) -> None:
         """The session need not be held any more: it ends soon unless it is needed for something else."""
         self._holders -= 1
+        self.rest()
+
+    def rest(self) -> None:
+        """Somebody needs the session no longer: it ends soon, unless somebody else does."""
         asyncio.get_running_loop().call_later(LINGER_S, self._end_idle_session)
 
     def _end_idle_session(self) -> None:
@@ -517,6 +534,14 @@ class Connection:
         if kind == "files_changed":
             for told in list(self._attached.get(event.files_changed.reservation_id, ())):
                 told.on_files_changed(event.files_changed)
+            return
+        if kind == "in_line":
+            for told in list(self._attached.get(event.in_line.reservation_id, ())):
+                told.on_line(event.in_line)
+            return
+        if kind == "members_changed":
+            for told in list(self.members_listeners.get(event.members_changed.reservation_id, ())):
+                told.on_members_changed(event.members_changed)
             return
         message = getattr(event, kind or "")
         followed = self._followed.get(message.run_id)

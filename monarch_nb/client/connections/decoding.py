@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Literal
 
 from monarch_nb.client.connections import events
@@ -13,6 +14,7 @@ from monarch_nb.deaths import describe_death
 from monarch_nb.errors import RankFailure
 from monarch_nb.proto import allocator_pb2, run_pb2
 
+_UTF_8 = codecs.getincrementaldecoder("utf-8")
 _OUTCOMES: dict[int, Literal["ok", "error", "interrupted", "died", "cancelled"]] = {
     run_pb2.OUTCOME_OK: "ok",
     run_pb2.OUTCOME_ERROR: "error",
@@ -53,6 +55,21 @@ class OutputDecoder:
             case "notice":
                 yield events.Notice(f"rank {rank}: {item.notice}", key=f"rank{rank}")
 
+    def events_of_counted(self, counted: allocator_pb2.Counted) -> Iterator[events.Event]:
+        """Yield what listeners are told of ranks of which nothing but a count has come."""
+        streams: tuple[tuple[events.Stream, Iterable[int], Iterable[int]], ...] = (
+            ("stdout", counted.stdout_lines, counted.stdout_bytes),
+            ("stderr", counted.stderr_lines, counted.stderr_bytes),
+        )
+        for stream, lines, sizes_bytes in streams:
+            wrote = [one for one in zip(counted.ranks, lines, sizes_bytes, strict=True) if one[2]]
+            if self._decoders:
+                for rank, *_ in wrote:
+                    yield from self._rest_of(rank, stream)
+            if wrote:
+                ranks, its_lines, its_bytes = zip(*wrote, strict=True)
+                yield events.ElidedOfMany(ranks, stream, its_lines, its_bytes)
+
     def rest(self) -> Iterator[events.Text]:
         """Yield the beginnings of characters whose ends do not come."""
         for rank, stream in list(self._decoders):
@@ -61,7 +78,7 @@ class OutputDecoder:
     def _text(self, rank: int, stream: events.Stream, data: bytes) -> events.Text:
         key = (rank, stream)
         if key not in self._decoders:
-            self._decoders[key] = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+            self._decoders[key] = _UTF_8("backslashreplace")
         return events.Text(rank, stream, self._decoders[key].decode(data))
 
     def _rest_of(self, rank: int, stream: events.Stream) -> Iterator[events.Text]:
@@ -83,8 +100,11 @@ def _display_event(rank: int, display: run_pb2.Display) -> events.Display:
     return events.Display(rank, kind, content.get("data", {}), content.get("metadata", {}), display_id)
 
 
-def result_event(packed: run_pb2.RankResult, host: str, *, of_script: bool = False) -> events.Result:
-    """Return what listeners are told of a rank that finished; `host` is its node's name."""
+def result_event(
+    packed: run_pb2.RankResult, host: str, *, of_script: bool = False, of_node: bool = False
+) -> events.Result:
+    """Return what listeners are told of a rank that finished; `host` is its node's name. `of_node`: what it ran was the
+    node's, as its first rank."""
     outcome = _OUTCOMES.get(packed.outcome, "error")
     content = json.loads(packed.bundle_json) if packed.bundle_json else {}
     return events.Result(
@@ -93,7 +113,7 @@ def result_event(packed: run_pb2.RankResult, host: str, *, of_script: bool = Fal
         duration_s=packed.duration_s,
         bundle=content.get("data", {}),
         metadata=content.get("metadata", {}),
-        failure=None if outcome == "ok" else _failure(packed, outcome, host, of_script),
+        failure=None if outcome == "ok" else replace(_failure(packed, outcome, host, of_script), of_node=of_node),
         group_aborted=packed.group_aborted,
         may_print_later=not (packed.untouched or of_script) and outcome not in ("died", "cancelled"),
     )
@@ -112,7 +132,8 @@ def _failure(packed: run_pb2.RankResult, outcome: str, host: str, of_script: boo
     if outcome == "died":
         return _death_failure(packed.rank, packed.death, host, of_script)
     if outcome == "cancelled":
-        return RankFailure(packed.rank, host, outcome, "Cancelled", "dropped before it began on this rank")
+        dropped = f"dropped by {packed.dropped_by}" if packed.dropped_by else "dropped"
+        return RankFailure(packed.rank, host, outcome, "Cancelled", f"{dropped} before it began on this rank")
     failure = packed.failure
     return RankFailure(packed.rank, host, outcome, failure.name, failure.message, failure.traceback, failure.where)
 

@@ -1,5 +1,8 @@
 """What a run tells its listeners, in the order in which each rank did it."""
 
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,6 +28,33 @@ class Elided:
     stream: Stream
     lines: int
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ElidedOfMany:
+    """The same for many ranks at once: of a flood on more ranks than anyone looks at, only a few are shown at all.
+
+    Attributes:
+        lines, sizes_bytes: of each of `ranks`.
+    """
+
+    ranks: tuple[int, ...]
+    stream: Stream
+    lines: tuple[int, ...]
+    sizes_bytes: tuple[int, ...]
+
+    def parts(self) -> Iterator[Elided]:
+        """Yield what it says of each rank."""
+        for rank, lines, size_bytes in zip(self.ranks, self.lines, self.sizes_bytes, strict=True):
+            yield Elided(rank, self.stream, lines, size_bytes)
+
+    def without(self, ranks: Collection[int]) -> ElidedOfMany | None:
+        """Return what it says of other ranks than these; None when it says nothing."""
+        left = [(part.rank, part.lines, part.size_bytes) for part in self.parts() if part.rank not in ranks]
+        if not left:
+            return None
+        others, lines, sizes_bytes = zip(*left, strict=True)
+        return ElidedOfMany(others, self.stream, lines, sizes_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +115,9 @@ class Finished:
 
 QUEUE_NOTICE = "queue"
 """Key of the notice that the run waits for others; without a text: it has begun on some rank."""
+LINE_NOTICE = "line"
+"""Key of the notice that somebody waits in line for nodes like those of the run."""
 TIME_NOTICE = "time"
 """Key of the notice that the reservation ends soon, or has ended."""
 
-Event = Text | Elided | Display | Result | Notice | Stopped | Restart | Finished
+Event = Text | Elided | ElidedOfMany | Display | Result | Notice | Stopped | Restart | Finished

@@ -8,7 +8,6 @@ the node's directory, when this process sees that, else in a call of its own.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import threading
@@ -55,14 +54,12 @@ class Node(Protocol):
     async def read_blob(self, mesh_id: str, blob: str) -> bytes: ...
 
 
-@functools.cache
-def _mailbox_of(pid: int) -> str:
-    return f"client/{uuid.uuid4().hex}"
+_PROGRAM = uuid.uuid4().hex
 
 
 def own_mailbox() -> str:
-    """Return what this process is called on every node; a forked one is another."""
-    return _mailbox_of(os.getpid())
+    """Return what this process is called on every node: in every thread the same. A forked one is another."""
+    return f"client/{_PROGRAM}-{os.getpid()}"
 
 
 @dataclass(frozen=True, slots=True)

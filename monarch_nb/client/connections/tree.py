@@ -7,12 +7,13 @@ import contextlib
 import logging
 import uuid
 import weakref
-from collections.abc import Callable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from monarch_nb import config
 from monarch_nb.branches.branches import Branches
+from monarch_nb.branches.folding import ranges_of
 from monarch_nb.branches.passed import PassedRun
 from monarch_nb.client.connections.connection import (
     GAP_S,
@@ -22,6 +23,7 @@ from monarch_nb.client.connections.connection import (
     RunListener,
 )
 from monarch_nb.errors import MeshNotFound, MonarchNbError, VersionMismatch
+from monarch_nb.ground.ranges import Ranges
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto.files_pb2 import Peer
@@ -31,15 +33,29 @@ _log = logging.getLogger(__name__)
 
 DIRECT_NODES = 8
 """Meshes on at most so many nodes are followed on each of them directly."""
-FAN_OUT = 4
-"""So many nodes are directly below one. What it sends to each, and gets, costs it about 0.2 ms a cell."""
+FAN_OUT = 2
+"""So many nodes are directly below one. What it sends to each, and gets, costs it about 0.4 ms a cell. All of them
+together send as many messages, whatever it is."""
+SHOWN_PER_RANK_S = 0.002
+"""How far each rank was shown is said less often of many ranks: it costs as much as what they print."""
+LOOK_PATIENCE_S = 3.0
+"""So long nodes have to say where ranks are: each has a second to ask them."""
+
+
+@dataclass
+class _Look:
+    """Ranks are asked where they are."""
+
+    left: set[int]
+    where: dict[int, run_pb2.Where] = field(default_factory=dict)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class TreeConnection:
     """A mesh. Make and use it on the background loop only.
 
     Args:
-        connections: to its nodes, by node rank; that of the first one among them.
+        connections: to its nodes, by node rank.
         on_death: told that a rank has died.
 
     Attributes:
@@ -61,9 +77,10 @@ class TreeConnection:
         self._listeners: dict[str, RunListener] = {}
         self._cancelled: dict[str, set[int]] = {}
         self._shown: dict[str, asyncio.TimerHandle] = {}
-        self._there: set[int] = set()
+        self._there = Ranges()
         self._away: set[int] = set()
         self._news = asyncio.Event()
+        self._looks: dict[str, _Look] = {}
         by_address = {connection.node_address: connection for connection in connections.values()}
         nodes = [
             pb.BranchNode(node_rank=node, peer=Peer(node_id=connection.name, address=connection.node_address))
@@ -84,27 +101,41 @@ class TreeConnection:
 
     # ---- nodes ----
 
-    def is_up(self, nodes: AbstractSet[int]) -> bool:
-        """Whether all these nodes answer."""
-        return nodes <= self._there
+    @property
+    def there(self) -> Ranges:
+        """The nodes that answer."""
+        return self._there
 
     async def wait_up(self, nodes: set[int]) -> set[int]:
         """Wait a little for nodes that do not answer: one that has gone away has the time to start an allocator, and
         the tree may be growing. Return those that still do not."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GAP_S):
-                while not nodes <= self._there:
+                while not Ranges.of(nodes) <= self._there:
                     self._news.clear()
                     await self._news.wait()
-        return nodes - self._there
+        return {node for node in nodes if node not in self._there}
 
     # ---- runs ----
 
-    def submit(self, listener: RunListener, submit: pb.Submit) -> None:
-        """Submit a run on all ranks that it names, and follow it: on the first node, which gives it its number, then on
-        all."""
+    def submit(self, listener: RunListener, submit: pb.Submit, numbered_by: int) -> None:
+        """Submit a run on all ranks that it names, and follow it: on the node that gives it its number, which passes it
+        on, then on those that are not below that."""
         self._listen(listener)
-        self._branches.submit(submit)
+        self._branches.submit(submit, numbered_by)
+
+    def number_by(self, run_id: str, node: int, newest: int) -> None:
+        """Another node is to give a run its number, one above `newest`: nobody has it yet."""
+        if run := self._branches.runs.get(run_id):
+            self._branches.number_by(run, node, newest)
+
+    def numbered(self, run_id: str, number: int) -> None:
+        """A run has this number, as nodes know it that could not say so."""
+        run = self._branches.runs.get(run_id)
+        if run is not None and run.is_new:
+            others = self._branches.numbered(run, number)
+            if nodes := self._cancelled.get(run_id, set()) & others:
+                self._branches.tell(pb.SessionRequest(cancel=pb.Cancel(run_id=run_id, nodes=nodes)), nodes)
 
     def follow(self, listener: RunListener, mesh_id: str, *, from_shown: bool) -> None:
         """Follow a run that another client submitted."""
@@ -125,8 +156,27 @@ class TreeConnection:
 
     def _tell_who_is_away(self, listener: RunListener) -> None:
         if run := self._branches.runs.get(listener.run_id):
-            for node in self._away & run.by_node.keys():
+            for node in self._away.intersection(run.nodes):
                 listener.on_link(self._connections[node], up=False)
+
+    async def where(self, ranks: Collection[int], run_id: str) -> tuple[dict[int, run_pb2.Where], set[int]]:
+        """Ask where ranks are (in a script, or for calls, by the run).
+
+        Returns:
+            Where those are that answered, and those of which nobody has said anything.
+        """
+        look = _Look(set(ranks))
+        look_id = uuid.uuid4().hex
+        self._looks[look_id] = look
+        self._branches.look(pb.Look(mesh_id=self._mesh_id, look_id=look_id, ranks=ranks, of_run=run_id))
+        try:
+            async with asyncio.timeout(LOOK_PATIENCE_S):
+                await look.done.wait()
+        except TimeoutError:
+            pass
+        finally:
+            del self._looks[look_id]
+        return look.where, look.left
 
     def send(self, **message: Any) -> None:
         """Send a message that need not survive a break."""
@@ -135,7 +185,7 @@ class TreeConnection:
     def cancel(self, run_id: str) -> None:
         """Drop a run where it has not begun, and interrupt it where it runs: now, or when a node is there again."""
         if run := self._branches.runs.get(run_id):
-            self._cancelled[run_id] = set(run.by_node)
+            self._cancelled[run_id] = set(run.nodes)
         self.send(cancel=pb.Cancel(run_id=run_id))
 
     def withdraw_cancel(self, run_id: str) -> None:
@@ -174,6 +224,7 @@ class TreeConnection:
 
     async def flush(self) -> None:
         """Send what waits to be sent, before the process ends; runs have arrived then."""
+        self._branches.send_collected()
         while self.is_submitting or self._branches.is_sending:
             await asyncio.sleep(0.001)  # bounded by the caller; the process is ending
 
@@ -187,12 +238,12 @@ class TreeConnection:
             if (run := runs.get(run_id)) is not None
         )
 
-    def close(self) -> None:
-        """The mesh has ended, or nobody needs it: end the session. Runs that go on are told."""
+    def close(self, why: MonarchNbError | None = None) -> None:
+        """The mesh has ended, or nobody needs it, or `why`: end the session. Runs that go on are told."""
         self._branches.close()
         for listener in list(self._listeners.values()):
             if not listener.done:
-                listener.on_refused(self, MeshNotFound("the mesh was released while the run went on"))
+                listener.on_refused(self, why or MeshNotFound("the mesh was released while the run went on"))
         for handle in self._shown.values():
             handle.cancel()
         self.alive.discard(self)
@@ -209,6 +260,8 @@ class TreeConnection:
         kind = event.WhichOneof("message")
         if kind == "links":
             self._on_links(event.links)
+        elif kind == "seen":
+            self._on_seen(event.seen)
         elif kind == "rank_died":
             self._on_death(event.rank_died)
         elif kind in ("queued", "started", "output", "finished", "refused"):
@@ -221,18 +274,23 @@ class TreeConnection:
             elif kind == "queued":
                 self._on_queued(listener, run, message)
             elif kind == "started":
-                listener.on_started(self, message.nodes)
+                listener.on_started(self, ranges_of(message.nodes))
             elif kind == "output":
                 self._on_output(listener, message)
             else:
                 listener.on_finished(self, message)
 
+    def _on_seen(self, seen: pb.Seen) -> None:
+        if look := self._looks.get(seen.look_id):
+            for place in seen.places:
+                look.left.difference_update(place.ranks)
+                if place.HasField("where"):
+                    look.where.update(dict.fromkeys(place.ranks, place.where))
+            if not look.left:
+                look.done.set()
+
     def _on_queued(self, listener: RunListener, run: PassedRun, queued: pb.Queued) -> None:
-        if run.is_new:
-            run.numbered(queued)
-            self._branches.again(run)
-            if nodes := self._cancelled.get(run.run_id, set()) - {0}:
-                self._branches.tell(pb.SessionRequest(cancel=pb.Cancel(run_id=run.run_id, nodes=nodes)), nodes)
+        self.numbered(run.run_id, queued.number)
         listener.on_queued(self, queued)
 
     def _on_output(self, listener: RunListener, output: pb.Output) -> None:
@@ -240,7 +298,8 @@ class TreeConnection:
         run_id = output.run_id
         if run_id not in self._shown:
             loop = asyncio.get_running_loop()
-            self._shown[run_id] = loop.call_later(SHOWN_INTERVAL_S, self._send_shown, run_id)
+            interval_s = SHOWN_INTERVAL_S + SHOWN_PER_RANK_S * len(listener.ranks)
+            self._shown[run_id] = loop.call_later(interval_s, self._send_shown, run_id)
 
     def _send_shown(self, run_id: str) -> None:
         self._shown.pop(run_id, None)
@@ -260,7 +319,7 @@ class TreeConnection:
     def _on_links(self, links: pb.Links) -> None:
         changed = [(node, False) for node in links.down if node not in self._away]
         changed += [(node, True) for node in links.up if node in self._away]
-        self._there = (self._there - set(links.down)) | set(links.up)
+        self._there = (self._there - Ranges.of(links.down)) | Ranges.of(links.up)
         self._away = (self._away | set(links.down)) - set(links.up)
         self._news.set()
         if links.up and self._cancelled:
@@ -270,7 +329,8 @@ class TreeConnection:
                 self._connections[node].lost()
             for run_id, listener in list(self._listeners.items()):
                 run = self._branches.runs.get(run_id)
-                if run is not None and (node in run.by_node or node == 0):
+                asks_it = run is not None and run.is_new and node <= run.numbered_by  # or is to ask through it again
+                if run is not None and (node in run.nodes or asks_it):
                     listener.on_link(self._connections[node], up)
 
 

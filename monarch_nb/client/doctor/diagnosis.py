@@ -130,6 +130,11 @@ def diagnose(
     return _Examination(here, version, answering, ways, shared, directory, copied).diagnosis(title, nodes)
 
 
+def _without(silent: NodeReport) -> str:
+    """Return why a node gave no report, without its name, which is said of all in the row."""
+    return silent.error.removeprefix(f"{silent.name} does not answer; ").rstrip("?")
+
+
 class _Examination:
     def __init__(
         self,
@@ -149,7 +154,7 @@ class _Examination:
         self._notes: list[str] = []
 
     def diagnosis(self, title: str, asked: Sequence[NodeReport]) -> Diagnosis:
-        silent = [Difference("no answer", "", ((node.error, (node.name,)),)) for node in asked if node.error]
+        silent = [Difference("no answer", "", ((_without(node), (node.name,)),)) for node in asked if node.error]
         if self._nodes:
             for examine in (
                 self._software,

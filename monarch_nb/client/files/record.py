@@ -37,6 +37,11 @@ class FilesRecord:
         self._lock = threading.Lock()
 
     @property
+    def files(self) -> pb.ReservationFiles:
+        """All of it, as the first node has it."""
+        return self._files
+
+    @property
     def revision(self) -> int:
         """Differs whenever anything of it does."""
         return self._files.revision

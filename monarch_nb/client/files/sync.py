@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -54,11 +54,17 @@ class _Mount:
         """By node, the version that it has."""
         self.restless: set[bytes] = set()
         """Files that changed each time that they were sent: `entries` has them as they were sent last."""
+        self._all_have: tuple[Mapping[int, Connection], str] = {}, ""
 
-    def behind(self, names: Iterable[str]) -> list[str]:
-        """Return those of some nodes that do not have what there is now."""
+    def behind(self, connections: Mapping[int, Connection]) -> list[Connection]:
+        """Return those to nodes that do not have what there is now. Nobody changes `connections` after that."""
         have, version = self.have, self.version
-        return [name for name in names if have.get(name) != version]
+        if self._all_have[0] is connections and self._all_have[1] == version:
+            return []  # most often, and there may be a thousand
+        behind = [connection for connection in connections.values() if have.get(connection.name) != version]
+        if not behind:
+            self._all_have = connections, version
+        return behind
 
     def refresh(self, progress: Progress) -> tuple[list[pb.TreeEntry], list[bytes]]:
         """See what is there now; return what changed, and what went, since the last call."""
@@ -151,11 +157,29 @@ class SyncedFiles:
         if known is None:
             known = cls(reservation_id, connections, seeing, root=root, reload=reload, said=said, others=others)
             cls._known[reservation_id] = known
+        for node in known._nodes.keys() - connections.keys() - seeing.keys():
+            known.drop_node(node)
         known.connections.update(connections)
         known._seeing.update(seeing)
         known._nodes.update({**connections, **seeing})
         known.record.hear(said)
         return known
+
+    def put_node(self, node: int, connection: Connection, *, copied: bool) -> None:
+        """Another node is in the place of one. It gets all files before the next run, if it has a copy of them."""
+        there, seeing = ({**self.connections}, {**self._seeing})
+        (there if copied else seeing)[node] = connection
+        (seeing if copied else there).pop(node, None)
+        self.connections, self._seeing = there, seeing  # at once: other threads look at them
+        self._nodes[node] = connection
+        for mount in (self._mounts or {}).values():
+            mount.have.pop(connection.name, None)  # of a copy that it had before
+
+    def drop_node(self, node: int) -> None:
+        """There is no node of that number any more."""
+        self.connections = {number: one for number, one in self.connections.items() if number != node}
+        self._seeing = {number: one for number, one in self._seeing.items() if number != node}
+        self._nodes.pop(node, None)
 
     @property
     def copies(self) -> bool:
@@ -281,7 +305,7 @@ class SyncedFiles:
 
     def sync(
         self,
-        nodes: Iterable[int] | None = None,
+        nodes: Collection[str] | None = None,
         *,
         overwrite: bool = False,
         progress: Progress = lambda *_: None,
@@ -289,7 +313,7 @@ class SyncedFiles:
         """Bring what changed to every node that has a copy; return when it is there.
 
         Args:
-            nodes: those that must get it; a failure of others is no error. All by default.
+            nodes: the names of those that must get it; a failure of others is no error. All by default.
             overwrite: also files that ranks changed.
             progress: told how far it is.
 
@@ -307,13 +331,13 @@ class SyncedFiles:
             for mount in list(mounts.values()):
                 self._check_there(mount, mounts)
                 total += self._sync_mount(mount, nodes, overwrite, progress)
-            names = [connection.name for connection in self.connections.values()]
-            behind = {name for mount in mounts.values() for name in mount.behind(names)}
-            missed = tuple(name for name in names if name in behind)
+            there = self.connections
+            behind = dict.fromkeys(one.name for mount in mounts.values() for one in mount.behind(there))
+            missed = tuple(behind)
             return replace(
                 total,
                 seconds=time.monotonic() - began,
-                nodes=len(total.given) or len(names) - len(missed),
+                nodes=len(total.given) or len(there) - len(missed),
                 restored=_restored(gone, mounts, missed),
                 missed=missed,
                 local={name: mount.report() for name, mount in mounts.items()},
@@ -381,7 +405,7 @@ class SyncedFiles:
             )
 
     def _sync_mount(
-        self, mount: _Mount, nodes: Iterable[int] | None, overwrite: bool, progress: Progress
+        self, mount: _Mount, nodes: Collection[str] | None, overwrite: bool, progress: Progress
     ) -> SyncReport:
         restless: set[bytes] = set()
         for attempt in range(MAX_ATTEMPTS):
@@ -392,8 +416,7 @@ class SyncedFiles:
                 changed, removed = difference(before, mount.entries)
             if overwrite:
                 mount.version = uuid.uuid4().hex  # else a node has it already
-            names = {connection.name: connection for connection in self.connections.values()}
-            behind = [names[name] for name in mount.behind(names)]
+            behind = mount.behind(self.connections)
             if not behind:
                 return SyncReport()
             self._version = uuid.uuid4().hex  # before anything goes: an interrupt does not tell how far it came
@@ -441,14 +464,11 @@ class SyncedFiles:
     def _source(self, mount: _Mount) -> str:
         return f"{socket.gethostname()}:{mount.tree.root}"
 
-    def _raise_failed(self, transfer: Transfer, nodes: Iterable[int] | None) -> None:
-        needed = {
-            self.connections[node].name
-            for node in (self.connections if nodes is None else nodes)
-            if node in self.connections
-        }
+    def _raise_failed(self, transfer: Transfer, nodes: Collection[str] | None) -> None:
         failed = {
-            name: error for name, error in transfer.failed.items() if name in needed and name not in transfer.applied
+            name: error
+            for name, error in transfer.failed.items()
+            if (nodes is None or name in nodes) and name not in transfer.applied
         }
         if not failed:
             return

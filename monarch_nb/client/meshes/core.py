@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 from weakref import WeakMethod, WeakValueDictionary, finalize
 
@@ -11,16 +12,23 @@ from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.pools.ranks import MeshRanks
 from monarch_nb.client.runs.run import Run
 from monarch_nb.deaths import describe_death
+from monarch_nb.errors import NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.shape import Extent
 
 
 class MeshCore(MeshRanks):
-    """What a mesh and its slices share."""
+    """What a mesh and its slices share.
+
+    Attributes:
+        extent: of the whole mesh. ranks: all of it.
+    """
 
     _cores: ClassVar[WeakValueDictionary[str, MeshCore]] = WeakValueDictionary()
 
-    def __init__(self, mesh_id: str, connections: dict[int, Connection], ranks_per_node: int) -> None:
-        super().__init__(mesh_id, connections, ranks_per_node)
+    def __init__(self, mesh_id: str, connections: dict[int, Connection], extent: Extent) -> None:
+        super().__init__(mesh_id, connections, extent.size // extent["hosts"])
+        self._take(extent)
         self.runs: WeakValueDictionary[str, Run] = WeakValueDictionary()
         """Those that this process follows, by id."""
         self.stuck: list[Run] = []
@@ -30,14 +38,21 @@ class MeshCore(MeshRanks):
         """The ranks whose actors did not, then."""
 
     @classmethod
-    def get(cls, mesh_id: str, connections: dict[int, Connection], ranks_per_node: int) -> MeshCore:
+    def get(cls, mesh_id: str, connections: dict[int, Connection], extent: Extent) -> MeshCore:
         """Return the one core of a mesh in this process."""
         core = cls._cores.get(mesh_id)
         if core is None:
-            core = cls._cores[mesh_id] = cls(mesh_id, connections, ranks_per_node)
+            core = cls._cores[mesh_id] = cls(mesh_id, connections, extent)
             post(core._listen)
-        core.connections.update(connections)
+        if core.extent == extent:
+            core.connections.update(connections)
+        else:
+            core._take(extent)
+            post(core.resize, dict(connections), extent)
         return core
+
+    def _take(self, extent: Extent) -> None:
+        self.extent, self.ranks = extent, tuple(range(extent.size))
 
     def _listen(self) -> None:
         if len(self.connections) > tree.DIRECT_NODES and self.first_node in self.connections:
@@ -53,6 +68,58 @@ class MeshCore(MeshRanks):
         for connection in self.connections.values():
             connection.mesh_deaths[self.mesh_id] = self._on_rank_died
             connection.ensure_session()
+
+    @classmethod
+    def of_reservation(cls, reservation_id: str) -> list[MeshCore]:
+        """Return what this process has met of a reservation's meshes."""
+        return [core for core in list(cls._cores.values()) if core.reservation_id == reservation_id]
+
+    @classmethod
+    def replace(cls, reservation_id: str, old: Connection, new: Connection) -> None:
+        """Another node has the place of one in a reservation, with new ranks. On the background loop."""
+        for core in cls.of_reservation(reservation_id):
+            for node in [node for node, connection in core.connections.items() if connection is old]:
+                core._replace(node, old, new)
+
+    def _replace(self, node: int, old: Connection, new: Connection) -> None:
+        self._let_go(node, old, f"{new.name} has the place of its node, {old.name}")
+        if self.tree is not None:
+            going_on = f"{new.name} has the place of {old.name}: %mesh attach follows what goes on on other nodes"
+            self.tree.close(NodeUnreachable(going_on, old.name))
+            self.tree = None
+        self.connections[node] = new
+        for rank in range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node):
+            self.dead.pop(rank, None)
+        self._listen()
+
+    def be_over(self, connections: Mapping[int, Connection], extent: Extent) -> None:
+        """Be told over which nodes the mesh is, as far as that is known. On the background loop."""
+        if extent != self.extent or any(self.connections.get(node) is not one for node, one in connections.items()):
+            self.resize(connections, extent)
+
+    def resize(self, connections: Mapping[int, Connection], extent: Extent) -> None:
+        """The mesh is over these nodes from now on, and all its ranks are new. On the background loop."""
+        for node, old in self.connections.items():
+            if connections.get(node) is not old:
+                self._let_go(node, old, f"{old.name} has no rank of that number any more")
+        if self.tree is not None:
+            self.tree.close(NodeUnreachable("the mesh is over other nodes now, and all its ranks are new"))
+            self.tree = None
+        self.connections = dict(connections)
+        self._take(extent)
+        self.dead.clear()
+        if self.first_node not in connections:
+            self.first_node = min(connections)
+        self._listen()
+
+    def _let_go(self, node: int, connection: Connection, why: str) -> None:
+        """A node has no part of the mesh any more, or another one: what runs there has ended."""
+        ranks = range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node)
+        for run in [run for reference in self.runs.valuerefs() if (run := reference()) is not None]:
+            run.on_node_replaced(node, ranks, why)
+            connection.forget(run.id)
+        connection.mesh_deaths.pop(self.mesh_id, None)
+        connection.rest()
 
     def _on_rank_died(self, died: pb.RankDied) -> None:
         self.dead[died.rank] = describe_death(died.death)

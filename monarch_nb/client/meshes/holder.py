@@ -29,6 +29,9 @@ class MeshHolder(Holder, Protocol[M_co]):
     shared: str
 
     @property
+    def is_mine(self) -> bool: ...
+
+    @property
     def mesh(self) -> M_co: ...
 
     async def all_meshes(self) -> Sequence[M_co]: ...

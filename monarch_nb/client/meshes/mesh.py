@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import itertools
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,6 +37,7 @@ from monarch_nb.errors import (
     RunNotFound,
     TargetError,
 )
+from monarch_nb.ground.code_names import mesh_flag
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
@@ -51,8 +53,6 @@ class Mesh:
 
     Attributes:
         id, name: of the mesh.
-        extent: its labelled shape, e.g. `{"hosts": 2, "procs": 4}`, also for a part of it.
-        ranks: those that this object stands for.
         reservation: what it belongs to.
     """
 
@@ -64,15 +64,23 @@ class Mesh:
         reservation: MeshHolder[Mesh],
         connections: dict[int, Connection],
         dead: Mapping[int, str] | None = None,
-        ranks: Iterable[int] | None = None,
     ) -> None:
-        self.id, self.name, self.extent, self.reservation = mesh_id, name, extent, reservation
-        self.ranks = tuple(range(extent.size)) if ranks is None else tuple(ranks)
-        ranks_per_node = extent.size // extent["hosts"]
-        self.core = MeshCore.get(mesh_id, connections, ranks_per_node)
+        self.id, self.name, self.reservation = mesh_id, name, reservation
+        self._part: tuple[int, ...] | None = None
+        self.core = MeshCore.get(mesh_id, connections, extent)
         self.core.reservation_id = reservation.id
         if dead is not None:
             self.core.dead = dict(dead)
+
+    @property
+    def extent(self) -> Extent:
+        """Its labelled shape, e.g. `{"hosts": 2, "procs": 4}`, also for a part of it."""
+        return self.core.extent
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those that this object stands for."""
+        return self.core.ranks if self._part is None else self._part
 
     def __repr__(self) -> str:
         part = "" if len(self.ranks) == self.extent.size else f", {name_ranks(self.ranks)}"
@@ -80,6 +88,11 @@ class Mesh:
 
     def __len__(self) -> int:
         return len(self.ranks)
+
+    @property
+    def flag(self) -> str:
+        """What chooses it on a line of `%mesh`, after a blank: " --mesh judges"; empty for the main mesh."""
+        return mesh_flag("" if self.name == MAIN_MESH else self.name)
 
     def panel(self) -> Any:
         """Return its live panel, for the output of a notebook's cell: ranks, what they run, logs, restart, release.
@@ -105,8 +118,15 @@ class Mesh:
         if missing := [rank for rank in chosen if rank not in self.ranks]:
             raise TargetError(f"{name_ranks(missing)} not in {self!r}")
         if not chosen:
-            raise TargetError("no rank chosen")
-        return Mesh(self.id, self.name, self.extent, self.reservation, self.core.connections, ranks=chosen)
+            raise TargetError(f"no rank chosen of {self!r}: name one at least, as in -t 0")
+        part = copy.copy(self)
+        part._part = chosen
+        return part
+
+    @property
+    def one_per_node(self) -> Mesh:
+        """Its first rank on each node: where what a node is to do once is done."""
+        return self.select(ranks[0] for ranks in self.core.by_node(self.ranks).values())
 
     # ---- runs ----
 
@@ -234,8 +254,14 @@ class Mesh:
         script = Script(
             path, arguments, module, executable, in_place, beside, max_restarts, environment=environment or {}
         )
+        return self.run_program(script, timeout_s=timeout_s, sync=sync, listener=listener)
+
+    def run_program(
+        self, script: Script, *, timeout_s: float | None = None, sync: bool = True, listener: Listener | None = None
+    ) -> Run:
+        """As `run_script`, with the script in one piece."""
         if sync:
-            self._sync(alive=in_place)
+            self._sync(alive=script.in_place)
         with at_waits():
             run = self.start_script(script, sync=False, listener=listener)
             is_done = run.join(timeout_s)
@@ -285,7 +311,7 @@ class Mesh:
             spec = run_pb2.RunSpec(cell=cell, tree=tree, on_breakpoint=policy(on_breakpoint))
             return self._start(spec, script.title, "abort", listener)
         run_id = uuid.uuid4().hex
-        store = call(host_store(self, run_id))
+        store = call(host_store(self, run_id, only_port=script.shell))
         run = ScriptRun(
             self, run_id, script, self.core.add, on_error="abort", cell_number=cell_number, listener=listener
         )
@@ -356,7 +382,7 @@ class Mesh:
                 self._check_alive()
             else:
                 self._check_nodes()
-            files.sync(self.core.by_node(self.ranks))
+            files.sync(self.core.node_names(self.ranks))
 
     def _start(
         self, spec: run_pb2.RunSpec, title: str, on_error: OnError = "wait", listener: Listener | None = None
@@ -390,10 +416,9 @@ class Mesh:
         alive = [rank for rank in self.ranks if rank not in self.core.dead]
         them, are = ("it", "is") if len(dead) == 1 else ("them", "are")
         others = f", or leave {them} out: -t {format_ranks(alive)}" if alive else ""
+        restart = f"%mesh restart{self.flag} -t {format_ranks(dead)}"
         raise RankDead(
-            f"{name_ranks(dead)} {are} dead ({self.core.dead[dead[0]]}): %mesh restart -t {format_ranks(dead)} starts "
-            f"{them} again{others}",
-            dead,
+            f"{name_ranks(dead)} {are} dead ({self.core.dead[dead[0]]}): {restart} starts {them} again{others}", dead
         )
 
     def push(self, variables: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ def pip(
     """Run pip on one rank of each distinct environment, and have all ranks look again for what they did not find.
 
     Args:
-        nodes: those of the mesh, by rank.
+        nodes: those of the mesh, by number.
         python: of the ranks; empty for the nodes' own.
         run: runs code on a mesh to the end.
     """

@@ -2,6 +2,7 @@
 
 others       which pools there are, and what is said of one that was forgotten or misspelt
 choosing     which nodes a reservation gets, and why it gets none
+held         a reservation, put together from what its nodes say
 pool         asks all nodes, chooses some, leases slots and spawns ranks
 releasing    gives them back
 undertaking  has a node end what this process has half made when it is gone

@@ -8,9 +8,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 
 from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection
-from monarch_nb.client.pools.undertaking import ending, making
+from monarch_nb.client.pools.undertaking import ending, leave_end, making
 from monarch_nb.config import MAIN_MESH
-from monarch_nb.errors import MonarchNbError, UsageError
+from monarch_nb.errors import MonarchNbError, NodeUnreachable, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 
 Place = tuple[Connection, pb.SpawnRequest]
@@ -71,11 +71,15 @@ async def spawn_beside(
     return mesh_id
 
 
-async def stop_beside(nodes: Sequence[Connection], reservation_id: str, mesh_id: str) -> None:
-    """End a mesh on the nodes that answer; fine when it has ended."""
+async def stop_beside(nodes: Sequence[Connection], reservation_id: str, mesh_id: str) -> list[Connection]:
+    """End a mesh; fine when it has ended. Return the nodes that do not answer: others have them end it when they do."""
     request = pb.StopMeshRequest(mesh_id=mesh_id)
     async with ending(nodes, reservation_id, mesh_id=mesh_id):
         replies = await asyncio.gather(*(node.unary("StopMesh", request) for node in nodes), return_exceptions=True)
         for reply in replies:
             if isinstance(reply, BaseException) and not isinstance(reply, MonarchNbError):
                 raise reply
+    silent = [node for node, reply in zip(nodes, replies, strict=True) if isinstance(reply, NodeUnreachable)]
+    if silent:
+        await leave_end([node for node in nodes if node not in silent], silent, reservation_id, mesh_id)
+    return silent

@@ -10,6 +10,9 @@ from monarch_nb.errors import CapacityError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import allocator_pb2 as pb
 
+WAITING_HELPS = "--wait waits for it; or "
+"""To who has not waited yet."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -38,6 +41,7 @@ def choose_nodes(
     force_busy: bool = False,
     silent: Sequence[str] = (),
     own_pid: int = 0,
+    besides: int = 0,
 ) -> list[int]:
     """Return the indices of the nodes to use: the first that have enough free.
 
@@ -45,11 +49,12 @@ def choose_nodes(
         force_busy: GPUs on which others compute are free too; nodes that have enough without them come first.
         silent: names of nodes that do not answer.
         own_pid: of the process that asks.
+        besides: how many nodes the pool has that are not meant: they hold a part already.
 
     Raises:
         CapacityError: there are too few; the message says what is free and who holds the rest.
     """
-    free = [node.gpus_free if shape.gpus else node.procs_free for node in nodes]
+    free = _free(shape, nodes)
     busy = [len(_busy(node)) if shape.gpus else 0 for node in nodes]
     total = [len(node.gpus) if shape.gpus else node.procs for node in nodes]
     if shape.gpus and not any(total):
@@ -62,7 +67,8 @@ def choose_nodes(
         fitting += [i for i, count in enumerate(free) if count < shape.per_node <= count + busy[i]]
     if len(fitting) >= shape.nodes:
         return sorted(fitting[: shape.nodes])
-    fit = f"only {len(fitting)} of {counted(len(nodes), 'node')} can take {counted(shape.per_node, shape.kind)}"
+    asked = counted(len(nodes) + len(silent), "node")
+    fit = f"only {len(fitting)} of {asked} can take {counted(shape.per_node, shape.kind)}"
     lines = [f"{shape} asked for, but {fit}:"]
     for node, count, most in zip(nodes, free, total, strict=True):
         held = "".join(f"; {_holds(holder)}" for holder in node.holders)
@@ -77,8 +83,17 @@ def choose_nodes(
             lines.append(f"pid {own_pid} is this process: restart the kernel, and leave the GPU to ranks")
     else:
         are_local = all(node.address.startswith("unix:") for node in nodes)
-        lines.append(_what_helps(shape, able, len(nodes), shape.nodes - len(fitting), are_local=are_local))
+        lines.append(_what_helps(shape, able, len(nodes) + besides, shape.nodes - len(fitting), are_local=are_local))
     raise CapacityError("\n".join(lines), waiting_helps=able >= shape.nodes)
+
+
+def lacking(shape: Shape, nodes: Sequence[pb.DescribeReply]) -> int:
+    """Return how many nodes more it takes, as not so many have enough free."""
+    return max(0, shape.nodes - sum(count >= shape.per_node for count in _free(shape, nodes)))
+
+
+def _free(shape: Shape, nodes: Sequence[pb.DescribeReply]) -> list[int]:
+    return [node.gpus_free if shape.gpus else node.procs_free for node in nodes]
 
 
 def who_holds(shape: Shape, nodes: Sequence[pb.DescribeReply]) -> str:
@@ -116,7 +131,7 @@ def _what_helps(shape: Shape, able: int, nodes: int, missing: int, *, are_local:
     itself.
     """
     if able >= shape.nodes:
-        return "--wait waits for it; or release what you no longer need (%mesh release NAME), or ask for less"
+        return f"{WAITING_HELPS}release what you no longer need (%mesh release NAME), or ask for less"
     if shape.gpus:
         have = "node of this pool has" if able == 1 else "nodes of this pool have"
         return f"ask for less: {able} {have} {counted(shape.per_node, 'GPU')} that can be used"

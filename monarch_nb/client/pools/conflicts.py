@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from monarch_nb import config
 from monarch_nb.allocator.supervision.pythons import python_identity
 from monarch_nb.client.files.project import holds_home
 from monarch_nb.client.pools.choosing import Shape
-from monarch_nb.client.pools.pool import HeldReservation
+from monarch_nb.client.pools.held import HeldReservation
 from monarch_nb.errors import ReservationConflict
 from monarch_nb.proto import allocator_pb2 as pb
 
@@ -44,11 +44,20 @@ def check_same(held: HeldReservation, asked: Asked) -> None:
     differences = [] if held.shape == asked.shape else [f"with {held.shape}"]
     if held.complete:
         differences += _differences(held, asked)
+        if len(differences) == 1:
+            differences[0] += _way_there(held.shape, asked.shape, held.facts.name)
     if differences:
         raise ReservationConflict(
             f"{held.facts.name!r} is already held {', '.join(differences)}; --replace releases it first (its ranks and "
             "their variables are lost), or choose another name"
         )
+
+
+def _way_there(held: Shape, asked: Shape, name: str) -> str:
+    """Return what makes a reservation have as many nodes as are asked for, where that is what differs."""
+    if held == asked or replace(held, nodes=asked.nodes) != asked:
+        return ""
+    return f" (%mesh {'grow' if asked.nodes > held.nodes else 'shrink'} {name} --nodes {asked.nodes} changes that)"
 
 
 def shared_storage(held: HeldReservation) -> str:
@@ -57,7 +66,7 @@ def shared_storage(held: HeldReservation) -> str:
 
 
 def _main(held: HeldReservation) -> pb.SpawnRequest:
-    return next((mesh.spec for mesh in held.facts.meshes if mesh.name == "main"), pb.SpawnRequest())
+    return held.main.spec if held.main is not None else pb.SpawnRequest()
 
 
 def _differences(held: HeldReservation, asked: Asked) -> Iterator[str]:

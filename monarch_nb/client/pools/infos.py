@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from monarch_nb.allocator.state.limits import how_it_ended
 from monarch_nb.client.connections.decoding import result_event
 from monarch_nb.client.pools.choosing import Shape
 from monarch_nb.client.pools.conflicts import start_directory
-from monarch_nb.client.pools.pool import HeldReservation
+from monarch_nb.client.pools.held import HeldReservation
+from monarch_nb.config import MAIN_MESH
 from monarch_nb.deaths import describe_death
 from monarch_nb.errors import AccessDenied, RankFailure, where_besides
 from monarch_nb.ground.code_names import run_name
@@ -83,6 +84,7 @@ class RunInfo:
         is_script: it has processes of its own.
         is_calls: it is what a cell or script calls of actors.
         owner: who submitted it, when that is somebody else.
+        mesh: the name of the mesh that it runs on, when that is one beside the main mesh: each numbers its runs.
     """
 
     run_id: str
@@ -102,6 +104,7 @@ class RunInfo:
     is_script: bool = False
     is_calls: bool = False
     owner: str = ""
+    mesh: str = ""
 
     @property
     def done(self) -> bool:
@@ -113,7 +116,7 @@ class RunInfo:
         return not (self.done or self.running or self.running_s)
 
     def __str__(self) -> str:
-        return run_name(self.number, self.cell_number, self.title, owner=self.owner)
+        return run_name(self.number, self.cell_number, self.title, owner=self.owner, mesh=self.mesh)
 
 
 @dataclass(frozen=True)
@@ -137,8 +140,8 @@ class ReservationInfo:
     Attributes:
         procs, gpus: per node; one of them is 0.
         ranks: of the main mesh, by rank; those of nodes that do not answer are missing.
-        nodes_answering: how many of its nodes answer.
-        size: how many ranks it has when all of them live.
+        nodes_answering: how many of its nodes answer. absences: what there is to say of the others.
+        size: how many ranks its main mesh has when all of them live.
         created_at: seconds since the epoch.
         directory: where its ranks start, on the computer of whoever reserved it; empty when that is not known.
         time_s, idle_s: its limits: how long it is held, and how long nobody may use it; None without.
@@ -159,6 +162,7 @@ class ReservationInfo:
     created_at: float
     ranks: tuple[RankInfo, ...]
     nodes_answering: int
+    size: int = 0
     directory: str = ""
     time_s: float | None = None
     time_left_s: float | None = None
@@ -168,6 +172,7 @@ class ReservationInfo:
     shares: Mapping[str, str] = field(default_factory=dict)
     pool: str = ""
     waiting: tuple[str, ...] = ()
+    absences: tuple[str, ...] = ()
 
     @property
     def held_by_me(self) -> bool:
@@ -177,10 +182,6 @@ class ReservationInfo:
     def alive(self) -> tuple[int, ...]:
         """The ranks that live."""
         return tuple(info.rank for info in self.ranks if info.is_alive)
-
-    @property
-    def size(self) -> int:
-        return self.nodes * (self.gpus or self.procs)
 
     @property
     def alive_of_all(self) -> str:
@@ -236,7 +237,7 @@ def reservation_info(held: HeldReservation, pool: str = "") -> ReservationInfo:
     """Return what its nodes say of a reservation in a pool."""
     facts = held.facts
     statuses = [status for _, status in held.nodes.values()]
-    main = next((mesh for mesh in facts.meshes if mesh.name == "main"), None)
+    main = held.main
     return ReservationInfo(
         name=facts.name,
         reservation_id=held.reservation_id,
@@ -246,8 +247,9 @@ def reservation_info(held: HeldReservation, pool: str = "") -> ReservationInfo:
         gpus=facts.gpus,
         notebook=facts.notebook,
         created_at=facts.created_at,
-        ranks=tuple(rank_infos(held, main.mesh_id)) if main else (),
+        ranks=tuple(rank_infos(held, main.spec.mesh_id)) if main else (),
         nodes_answering=len(held.nodes),
+        size=main.spec.world_size if main else held.shape.nodes * held.shape.per_node,
         directory=start_directory(main.spec) if main else "",
         time_s=max(status.time_s for status in statuses) or None,
         time_left_s=min(status.time_left_s for status in statuses) if facts.time_s else None,
@@ -256,14 +258,23 @@ def reservation_info(held: HeldReservation, pool: str = "") -> ReservationInfo:
         right="own" if held.is_mine else RIGHTS.get(facts.right, ""),
         shares=shares_of(facts),
         pool=pool,
-        waiting=_waiting(statuses),
+        waiting=who_waits(one for status in statuses for one in status.waiting),
+        absences=tuple(connection.absence for _, connection in sorted(held.absent.items())),
     )
 
 
-def _waiting(statuses: Iterable[pb.ReservationStatus]) -> tuple[str, ...]:
-    """Return who waits, each once: a client stands in the lines of all nodes."""
-    known = {one.wait_id: one for status in statuses for one in status.waiting}
+def who_waits(told: Iterable[pb.WaitRequest]) -> tuple[str, ...]:
+    """Return who waits in line, each once: a client stands in the lines of all nodes."""
+    known = {one.wait_id: one for one in told}
     return tuple(f"{one.owner} ({Shape(one.nodes, one.procs, one.gpus)})" for one in known.values())
+
+
+def line_sentence(waiting: Sequence[str]) -> str:
+    """Return what is said to who holds nodes that others wait for; empty when nobody does."""
+    waits = "waits" if len(waiting) == 1 else "wait"
+    return (
+        f"{', '.join(waiting)} {waits} in line for nodes like yours: %mesh release gives them back" if waiting else ""
+    )
 
 
 def shares_of(facts: pb.ReservationStatus) -> dict[str, str]:
@@ -332,7 +343,7 @@ def _failure(failure: run_pb2.Failure) -> str:
 
 
 def run_infos(told: Iterable[tuple[str, pb.MeshStatus]], reader: str = "") -> list[RunInfo]:
-    """Put the nodes' parts of each run together, oldest first.
+    """Put the nodes' parts of each run of a mesh together, oldest first.
 
     Args:
         told: node names and what each said.
@@ -344,7 +355,9 @@ def run_infos(told: Iterable[tuple[str, pb.MeshStatus]], reader: str = "") -> li
     parts: dict[str, list[pb.RunStatus]] = {}
     failures: dict[str, list[RankFailure]] = {}
     newest: dict[int, int] = {}
+    beside = ""
     for node, mesh in told:
+        beside = mesh.name if mesh.name != MAIN_MESH else ""
         newest |= {rank.rank: mesh.last_number for rank in mesh.ranks}
         for run in mesh.runs:
             if run.ranks:
@@ -374,6 +387,7 @@ def run_infos(told: Iterable[tuple[str, pb.MeshStatus]], reader: str = "") -> li
             is_script=run.script,
             is_calls=run.calls,
             owner=run.owner if reader and run.owner != reader else "",
+            mesh=beside,
         )
         infos.append(info)
     return sorted(infos, key=lambda info: info.number)

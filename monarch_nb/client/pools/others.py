@@ -27,7 +27,7 @@ def other_pools(name: str) -> str:
         'you have the pool lab: --pool lab, or MONARCH_NB_POOL=lab'
     """
     others = [
-        other for other in pool_names() if other != name and not TrustPaths(pools_directory() / other).job.exists()
+        other for other in pool_names() if other != name and not TrustPaths(pools_directory() / other).jobs.exists()
     ]
     if not others:
         return ""
@@ -43,6 +43,8 @@ def no_nodes(name: str) -> str:
     else:
         up = "monarch-nb up" if name == DEFAULT_POOL else f"monarch-nb up --pool {name}"
         said = f"no pool {name!r} is up: {up} starts one, and so does %mesh reserve"
+        if name != DEFAULT_POOL:
+            said += "; a pool of hosts is joined with monarch-nb pool join FILE"
     return f"{said}; {others}" if others else said
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import getpass
 import os
 import sys
 import time
@@ -27,6 +26,9 @@ from monarch_nb.client.connections.tree import FollowedThrough, TreeConnection
 from monarch_nb.client.files.evidence import check_shared, nodes_seeing
 from monarch_nb.client.files.project import holds_home
 from monarch_nb.client.pools.choosing import Shape, choose_nodes
+from monarch_nb.client.pools.held import HeldReservation, current_owner
+from monarch_nb.client.pools.namesakes import namesakes, told_apart
+from monarch_nb.client.pools.namesakes import warning as namesakes_warning
 from monarch_nb.client.pools.others import no_nodes
 from monarch_nb.client.pools.reach import check_ways
 from monarch_nb.client.pools.releasing import release
@@ -40,6 +42,7 @@ from monarch_nb.errors import (
     ReservationNotFound,
     VersionMismatch,
 )
+from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.provision import Node, provisioner_of
@@ -54,11 +57,6 @@ MOST_RACES = 5
 FLUSH_AT_EXIT_S = 10.0
 """How long a process that ends waits for nodes to take in its last runs; Ctrl-C ends that sooner."""
 Progress = Callable[[str], None]
-
-
-def current_owner(identity: Identity | None = None) -> str:
-    """Return who we are to allocators: on this machine its user, to those of a network the certificate's name."""
-    return identity.name if identity else getpass.getuser()
 
 
 @dataclass(frozen=True)
@@ -99,61 +97,6 @@ class Terms:
     force_busy: bool = False
 
 
-@dataclass
-class HeldReservation:
-    """A reservation put together from its nodes' answers.
-
-    Attributes:
-        nodes: (connection, what it said) by node rank; nodes that do not answer are missing.
-        absent: those, by node rank, when the reservation is confirmed: then its nodes know each other.
-    """
-
-    reservation_id: str
-    nodes: dict[int, tuple[Connection, pb.ReservationStatus]]
-    absent: dict[int, Connection] = field(default_factory=dict)
-
-    @property
-    def facts(self) -> pb.ReservationStatus:
-        return next(iter(self.nodes.values()))[1]
-
-    @property
-    def shape(self) -> Shape:
-        return Shape(self.facts.nodes, self.facts.procs, self.facts.gpus)
-
-    @property
-    def complete(self) -> bool:
-        """Every node answers and has spawned its part of the main mesh."""
-        return not self.missing and self.usable
-
-    @property
-    def usable(self) -> bool:
-        """Every node that answers has spawned its part of the main mesh, and it is known which others there are."""
-        spawned = all(status.meshes for _, status in self.nodes.values())
-        return spawned and len(self.nodes) + len(self.absent) == self.facts.nodes
-
-    @property
-    def connections(self) -> dict[int, Connection]:
-        """To all its nodes, by node rank, whether they answer or not."""
-        answering = {rank: connection for rank, (connection, _) in self.nodes.items()}
-        return dict(sorted({**answering, **self.absent}.items()))
-
-    @property
-    def absence(self) -> str:
-        """The names of the nodes that do not answer."""
-        return ", ".join(connection.name for _, connection in sorted(self.absent.items()))
-
-    @property
-    def is_mine(self) -> bool:
-        """Whether we hold it."""
-        connection = next(iter(self.nodes.values()))[0]
-        return self.facts.owner == current_owner(connection.identity)
-
-    @property
-    def missing(self) -> int:
-        """How many of its nodes do not answer."""
-        return self.facts.nodes - len(self.nodes)
-
-
 class Pool:
     """The allocators of one pool."""
 
@@ -163,6 +106,8 @@ class Pool:
         self._messenger = Messenger(name)
         self.silent: list[str] = []
         """Nodes that did not answer when all were asked last."""
+        self.namesakes = ""
+        """What there is to say of nodes that are called alike; empty when none are."""
 
     @property
     def is_up(self) -> bool:
@@ -200,6 +145,8 @@ class Pool:
         connection = self.connections.get(node.node_id)
         if connection is None or (connection.address, connection.identity) != (node.address, node.identity):
             connection = self.connections[node.node_id] = Connection(node.node_id, node.address, node.identity)
+            if node.node_address:
+                connection.is_known_as(node.node_id, node.node_address)
         return connection
 
     async def ask(self, *, memory: bool = False, readings: bool = False) -> list[tuple[Connection, pb.StatusReply]]:
@@ -225,28 +172,52 @@ class Pool:
             if isinstance(reply, BaseException):
                 raise reply
             _check_protocol(connection, reply.node)
-            connection.is_known_as(reply.node.node_id, reply.node.address)
             await self._messenger.bring(connection, reply.node.revocations)
             answered.append((connection, reply))
+        self._name(answered)
         if not answered:
             names = ", ".join(connection.name for connection in connections)
             said = await asyncio.to_thread(trouble, self.name) or f"monarch-nb status --pool {self.name} says more"
             raise NodeUnreachable(f"no node of the pool {self.name!r} answers ({names}); {said}")
         return answered
 
+    def _name(self, answered: Sequence[tuple[Connection, pb.StatusReply]]) -> None:
+        """Call nodes as they call themselves, those of one name with their addresses."""
+        named = [(reply.node.node_id, reply.node.address) for _, reply in answered]
+        alike = namesakes(named)
+        for connection, reply in answered:
+            name, address = reply.node.node_id, reply.node.address
+            connection.is_known_as(told_apart(name, address) if name in alike else name, address)
+        self.namesakes = namesakes_warning(named)
+
     async def reservations(self, *, memory: bool = False, readings: bool = False) -> list[HeldReservation]:
         """Return every reservation that the living nodes hold, oldest first. Arguments as of `ask`."""
-        held: dict[str, HeldReservation] = {}
-        for connection, reply in await self.ask(memory=memory, readings=readings):
+        return self.put_together(await self.ask(memory=memory, readings=readings))
+
+    def put_together(self, answers: Iterable[tuple[Connection, pb.StatusReply]]) -> list[HeldReservation]:
+        """Return the reservations of which nodes have told, oldest first."""
+        told: dict[str, list[tuple[Connection, pb.ReservationStatus]]] = {}
+        for connection, reply in answers:
             for status in reply.reservations:
-                one = held.setdefault(status.reservation_id, HeldReservation(status.reservation_id, {}))
-                one.nodes[status.node_rank] = (connection, status)
-        for one in held.values():
-            members = dict(enumerate(one.facts.members))
-            identity = next(iter(one.nodes.values()))[0].identity
-            away = {rank: peer for rank, peer in members.items() if rank not in one.nodes}
-            one.absent = {rank: self.connection_with(peer, identity) for rank, peer in away.items()}
-        return sorted(held.values(), key=lambda one: one.facts.created_at)
+                told.setdefault(status.reservation_id, []).append((connection, status))
+        held = [self._held(reservation_id, parts) for reservation_id, parts in told.items()]
+        return sorted(held, key=lambda one: one.facts.created_at)
+
+    def _held(self, reservation_id: str, parts: list[tuple[Connection, pb.ReservationStatus]]) -> HeldReservation:
+        """Return a reservation as its nodes have told of it. A node that has no place any more, or another one, may not
+        know that yet, and one that is just coming is none yet."""
+        newest = max((status for _, status in parts), key=lambda status: (status.revision, len(status.members)))
+        identity, members = parts[0][0].identity, dict(enumerate(newest.members))
+        numbers = {peer.address: number for number, peer in members.items()}
+        names = {peer.node_id: number for number, peer in members.items()}
+        nodes = {}
+        for connection, status in parts:
+            number = numbers.get(connection.node_address, names.get(connection.name))
+            if number is not None or not members:
+                nodes[status.node_rank if number is None else number] = connection, status
+        away = {rank: peer for rank, peer in members.items() if rank not in nodes}
+        absent = {rank: self.connection_with(peer, identity) for rank, peer in away.items()}
+        return HeldReservation(reservation_id, nodes, absent, list(members.values()), newest.revision)
 
     def connection_with(self, peer: files_pb2.Peer, identity: Identity | None) -> Connection:
         """Return the connection to a node by what other nodes know of it: that may be how it is reached from here too,
@@ -299,11 +270,11 @@ class Pool:
             SpawnError: ranks could not be started.
         """
         for _ in range(MOST_RACES - 1):
-            with contextlib.suppress(_Outrun):
+            with contextlib.suppress(Outrun):
                 return await self._reserve(name, shape, options, terms, say)
         try:
             return await self._reserve(name, shape, options, terms, say)
-        except _Outrun as error:
+        except Outrun as error:
             raise CapacityError(f"others were faster {MOST_RACES} times; {error}", waiting_helps=True) from None
 
     async def _reserve(
@@ -340,16 +311,16 @@ class Pool:
         try:
             async with making(several(connections), reservation_id, owner=owner):
                 say(f"leasing {shape}")
-                await _lease(dict(zip(connections, requests, strict=True)))
+                await lease(dict(zip(connections, requests, strict=True)))
                 await check_ways(connections)
                 seen = await nodes_seeing(connections, options.directory)
                 if not all(seen) and options.root and holds_home(Path(options.root)):
                     options = replace(options, root="")  # never copied whole
-                say(f"starting {shape.nodes * shape.per_node} ranks")
+                say(f"starting {counted(shape.nodes * shape.per_node, 'rank')}")
                 await spawn_mesh(connections, reservation_id, "main", shape, options, seen)
                 nodes = [files_pb2.Peer(node_id=each.name, address=each.node_address) for each in connections]
                 confirm = pb.ConfirmRequest(reservation_id=reservation_id, nodes=nodes)
-                await _all(connection.unary("Confirm", confirm) for connection in connections)
+                await all_of(connection.unary("Confirm", confirm) for connection in connections)
             return await self.held(reservation_id, name)
         except BaseException:
             await asyncio.shield(release(connections, reservation_id))
@@ -365,7 +336,7 @@ class Pool:
     async def shutdown(self, *, force: bool) -> None:
         """End every node."""
         request = pb.ShutdownRequest(force=force)
-        await _all(connection.unary("Shutdown", request) for connection in await self.discover())
+        await all_of(connection.unary("Shutdown", request) for connection in await self.discover())
 
 
 def in_order(connections: Iterable[Connection]) -> list[Connection]:
@@ -383,11 +354,11 @@ def _check_protocol(connection: Connection, node: pb.DescribeReply) -> None:
         )
 
 
-class _Outrun(Exception):
+class Outrun(Exception):
     """Somebody else has leased slots between our look and our lease."""
 
 
-async def _lease(requests: Mapping[Connection, pb.ReserveRequest]) -> None:
+async def lease(requests: Mapping[Connection, pb.ReserveRequest]) -> None:
     """Lease slots of nodes, one after the other, in the order in which every client does.
 
     So of clients that want the same nodes one gets them: whoever is refused on a node was outrun by one that goes on
@@ -397,7 +368,7 @@ async def _lease(requests: Mapping[Connection, pb.ReserveRequest]) -> None:
         try:
             await connection.unary("Reserve", requests[connection])
         except CapacityError as error:
-            raise _Outrun(f"{connection.name}: {error}") from None
+            raise Outrun(f"{connection.name}: {error}") from None
 
 
 async def spawn_mesh(
@@ -440,11 +411,11 @@ async def spawn_mesh(
         )
         for node_rank, sees in zip(range(shape.nodes), seen, strict=True)
     ]
-    await _all(c.unary("Spawn", r, SPAWN_TIMEOUT_S) for c, r in zip(connections, requests, strict=True))
+    await all_of(c.unary("Spawn", r, SPAWN_TIMEOUT_S) for c, r in zip(connections, requests, strict=True))
     return mesh_id
 
 
-async def _all(calls: Iterable[object]) -> None:
+async def all_of(calls: Iterable[object]) -> None:
     """Wait for every call, also when one fails; then raise the first failure."""
     tasks = [asyncio.ensure_future(call) for call in calls]  # type: ignore[call-overload]
     try:
@@ -522,8 +493,10 @@ def not_whole(held: HeldReservation, pool: str = "") -> MonarchNbError:
         said = f": {why}" if (why := trouble(pool)) else ""
         who = held.absence or f"{held.missing} of its {facts.nodes} nodes"
         do = "does" if len(held.absent) == 1 else "do"
-        uses = f"; %mesh attach {name} uses the others" if held.absent else ""
-        return NodeUnreachable(f"{name!r} is held, but {who} {do} not answer{said}{uses}")
+        ways = f"; %mesh attach {name} uses the others" if held.absent else ""
+        if held.meshes and held.main is None:
+            ways = f"; {config.MAIN_MESH} was only there: %mesh reserve {name} --replace gives the others back first"
+        return NodeUnreachable(f"{name!r} is held, but {who} {do} not answer{said}{ways}")
     return ReservationNotFound(
         f"{name!r} is not ready: another process is just reserving it, or died half-way (then it is given back within "
         f"{config.PROVISIONAL_LEASE_S:g} s)"

@@ -7,15 +7,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from monarch_nb.allocator.state.limits import expired
+from monarch_nb.branches.layout import nodes_of
 from monarch_nb.client.connections.asking import answers
 from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.connections.tree import TreeConnection
+from monarch_nb.client.pools.held import current_owner
 from monarch_nb.client.pools.infos import run_infos, shared_no_longer
-from monarch_nb.client.pools.pool import current_owner
 from monarch_nb.client.presenting import name_here
 from monarch_nb.config import NUMBERS_TO_SPARE
 from monarch_nb.deaths import describe_death
 from monarch_nb.errors import MonarchNbError, NodeUnreachable
+from monarch_nb.ground.ranges import Ranges
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -32,6 +34,7 @@ class MeshRanks:
             that answers.
         newest_number: the highest number of a run that this process knows of.
         dead: ranks that have died, and why.
+        line_text: what there is to say of those who wait in line for such nodes.
         has_told_lone_training: once in the life of the ranks it is said that they train apart.
     """
 
@@ -44,6 +47,7 @@ class MeshRanks:
         self.first_node, self.newest_number = 0, 0
         self.dead: dict[int, str] = {}
         self.has_told_lone_training = False
+        self.line_text = ""
 
     @property
     def me(self) -> str:
@@ -68,27 +72,31 @@ class MeshRanks:
             return connection
         raise NodeUnreachable(f"the node of rank {rank} (number {node}) does not answer: %mesh attach looks again")
 
+    def node_names(self, ranks: Iterable[int]) -> list[str]:
+        """Return what the nodes of ranks are called, as far as they are known."""
+        return [self.connections[node].name for node in self.by_node(ranks) if node in self.connections]
+
     def is_up(self, ranks: Iterable[int]) -> bool:
         """Whether all nodes that a run on these ranks needs are known to answer. From any thread."""
-        if self.tree is not None:
-            return self.tree.is_up({self.first_node}) and self.tree.is_up(self.by_node(ranks).keys())
-        nodes = {self.first_node, *self.by_node(ranks)}
         is_first = not any(self.is_node_up(node) for node in range(self.first_node))
-        return is_first and all(self.is_node_up(node) for node in nodes)
+        if self.tree is not None:
+            nodes = nodes_of(Ranges.of(ranks), self.ranks_per_node)
+            return is_first and nodes | Ranges.of((self.first_node,)) <= self.tree.there
+        return is_first and all(self.is_node_up(node) for node in {self.first_node, *self.by_node(ranks)})
 
     def is_node_up(self, node: int) -> bool:
         """Whether a node is known to answer."""
         if self.tree is not None:
-            return self.tree.is_up({node})
+            return node in self.tree.there
         return node in self.connections and self.connections[node].up
 
     async def check_nodes(self, ranks: Iterable[int]) -> None:
         """Raise NodeUnreachable unless all nodes of these ranks answer. When the node that gave runs their numbers does
-        not, another one does from now on, but in a tree: all goes through its first node."""
+        not, another one does from now on."""
         by_node = self.by_node(ranks)
         nodes = set(by_node)
         if self.tree is not None:
-            nodes = await self.tree.wait_up({self.first_node, *nodes})
+            nodes &= await self.tree.wait_up({self.first_node, *nodes})
         checked = dict(zip(nodes, await asyncio.gather(*map(self._answers, nodes)), strict=True))
         away = {node for node, answers in checked.items() if not answers}
         others = [rank for node, on_node in by_node.items() if node not in away for rank in on_node]
@@ -98,8 +106,7 @@ class MeshRanks:
             on_node = by_node.get(node)
             absence = connection.absence_of(on_node, others) if on_node else connection.absence
             raise NodeUnreachable(absence, connection.name)
-        if self.tree is None:
-            await self.choose_first()
+        await self.choose_first()
 
     async def _answers(self, node: int) -> bool:
         try:
@@ -111,18 +118,31 @@ class MeshRanks:
     async def choose_first(self) -> None:
         """The first node that answers gives runs their numbers from now on. The one before may be the only one to know
         which was the newest, and another client may still ask it: some numbers are left out."""
-        for node in sorted(self.connections):
-            if await self._answers(node):
-                break
+        if self.tree is not None:
+            await self.tree.wait_up({self.first_node})
+            node = min(filter(self.is_node_up, self.connections), default=self.first_node)
+        else:
+            for node in sorted(self.connections):
+                if await self._answers(node):
+                    break
         if node == self.first_node:
             return
-        there = [connection for connection in self.connections.values() if connection.up]
+        numbers = [mesh.last_number for mesh in await self._told()]
+        self.newest_number = max([self.newest_number, *numbers]) + NUMBERS_TO_SPARE
+        self.first_node = node
+
+    async def number_of(self, run_id: str) -> int:
+        """Return the number under which a node that answers knows a run; 0 when none does."""
+        numbers = (run.number for mesh in await self._told() for run in mesh.runs if run.run_id == run_id)
+        return next(numbers, 0)
+
+    async def _told(self) -> list[pb.MeshStatus]:
+        """Return what the nodes that answer say of the mesh."""
+        there = [connection for node, connection in self.connections.items() if self.is_node_up(node)]
         told = (await answers({each: each.unary("Status", pb.StatusRequest()) for each in there})).values()
         replies = [reply for reply in told if not isinstance(reply, BaseException)]
         meshes = [mesh for reply in replies for held in reply.reservations for mesh in held.meshes]
-        numbers = [mesh.last_number for mesh in meshes if mesh.mesh_id == self.mesh_id]
-        self.newest_number = max([self.newest_number, *numbers]) + NUMBERS_TO_SPARE
-        self.first_node = node
+        return [mesh for mesh in meshes if mesh.mesh_id == self.mesh_id]
 
     async def control(
         self, ranks: Iterable[int], *, timeout_s: float = CONTROL_TIMEOUT_S, **message: Any
@@ -140,10 +160,24 @@ class MeshRanks:
         replies = await asyncio.gather(*(one(node, on_node) for node, on_node in self.by_node(ranks).items()))
         return {reply.rank: reply for node in replies for reply in node if reply.answered}
 
-    async def where(self, ranks: Iterable[int], run_id: str = "") -> dict[int, run_pb2.Where]:
-        """Return where ranks are (in a script, by its run); those that did not answer are missing."""
-        replies = await self.control(ranks, timeout_s=1.0, where=True, run_id=run_id)
-        return {rank: reply.where for rank, reply in replies.items()}
+    async def where(
+        self, ranks: Iterable[int], run_id: str = "", *, is_urgent: bool = True
+    ) -> dict[int, run_pb2.Where]:
+        """Return where ranks are (in a script, by its run); those that did not answer are missing.
+
+        Args:
+            is_urgent: of many nodes, ask those directly that are not heard of in time.
+        """
+        found: dict[int, run_pb2.Where] = {}
+        left = set(ranks)
+        by_node = self.by_node(ranks)
+        if self.tree is not None and (there := [node for node in by_node if self.is_node_up(node)]):
+            asked = [rank for node in there for rank in by_node[node]]
+            found, unheard = await self.tree.where(asked, run_id)
+            left.difference_update(asked)
+            left |= unheard if is_urgent else set()
+        replies = await self.control(sorted(left), timeout_s=1.0, where=True, run_id=run_id)
+        return found | {rank: reply.where for rank, reply in replies.items()}
 
     async def kill_script(self, run_id: str, ranks: Iterable[int]) -> None:
         """SIGKILL the processes of a script on some ranks, with all that they started."""
@@ -160,8 +194,9 @@ class MeshRanks:
         await self.control(chosen, timeout_s=2.0, abort_groups=reason, last_run=last_run)
 
     async def restart(self, ranks: Iterable[int]) -> None:
-        """Replace ranks by fresh ones and abort the survivors' groups."""
+        """Replace ranks by fresh ones and abort the survivors' groups; nothing is replaced while one's node is away."""
         chosen = sorted(ranks)
+        await self.check_nodes(chosen)
         by_node = self.by_node(chosen)
         requests = [
             (self.connection_of(on_node[0]), pb.RestartRequest(mesh_id=self.mesh_id, ranks=on_node))

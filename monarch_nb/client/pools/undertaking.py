@@ -4,6 +4,7 @@ of it stays anywhere."""
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import AsyncIterator, Sequence
 
 from monarch_nb.client.connections.connection import Connection
@@ -46,6 +47,18 @@ async def ending(
         yield
         with contextlib.suppress(MonarchNbError):  # then it is ended once more, when we are gone
             await _done(keeper, request)
+
+
+async def leave_end(
+    keepers: Sequence[Connection], nodes: Sequence[Connection], reservation_id: str, mesh_id: str
+) -> None:
+    """Have one of some nodes end a mesh on others, as soon as these answer: as if who was to do it were gone."""
+    request = _request(nodes, reservation_id, mesh_id, "")
+    request.client_id = f"gone-{uuid.uuid4().hex}"
+    for keeper in keepers[:KEEPERS]:
+        with contextlib.suppress(MonarchNbError):
+            await keeper.unary("Undertake", request, KEEPER_TIMEOUT_S)
+            return
 
 
 def several(nodes: Sequence[Connection]) -> Sequence[Connection]:

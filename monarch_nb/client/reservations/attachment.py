@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from monarch_nb.allocator.state.limits import how_it_ended
 from monarch_nb.client.connections.bridge import post
@@ -13,6 +13,8 @@ from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.events import TIME_NOTICE, Notice
 from monarch_nb.client.files.record import FilesRecord
 from monarch_nb.client.meshes.core import MeshCore
+from monarch_nb.client.pools.infos import line_sentence, who_waits
+from monarch_nb.client.runs.run import Run
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.times import duration, time_of_day
 
@@ -25,23 +27,47 @@ class Attachment:
     """What a Reservation object tells the reservation's first node, and hears from it.
 
     Args:
-        connection: to the first node.
-        core: of the mesh whose running cells show how much time is left.
+        connections: to the nodes, by node rank.
         files: hears what others say of the files.
+        on_members_changed: returns what is called when other nodes have places of it; None: nobody is left.
     """
 
     def __init__(
-        self, connection: Connection, reservation_id: str, name: str, core: MeshCore, files: FilesRecord
+        self,
+        connections: Mapping[int, Connection],
+        reservation_id: str,
+        name: str,
+        files: FilesRecord,
+        on_members_changed: Callable[[], Callable[[int], None] | None],
     ) -> None:
-        self._connection, self._reservation_id, self._name, self._core = connection, reservation_id, name, core
-        self._files = files
+        self._reservation_id, self._name = reservation_id, name
+        self._files, self._on_members_changed = files, on_members_changed
+        self._connections: dict[int, Connection] = {}
         self._listeners: list[TimeListener] = []
         self._text = ""
-        post(connection.attach, reservation_id, self)
+        post(self.move_to, dict(connections))
+
+    def move_to(self, connections: Mapping[int, Connection]) -> None:
+        """These are the reservation's nodes. On the background loop."""
+        before, self._connections = self._connections, dict(connections)
+        for connection in before.values():
+            connection.members_listeners.get(self._reservation_id, set()).discard(self)
+        for connection in connections.values():
+            connection.members_listeners.setdefault(self._reservation_id, set()).add(self)
+        if before.get(0) is not connections.get(0):
+            if 0 in before:
+                before[0].detach(self._reservation_id, self)
+            if 0 in connections:
+                connections[0].attach(self._reservation_id, self)
 
     def close(self) -> None:
         """Use the reservation no longer."""
-        post(self._connection.detach, self._reservation_id, self)
+        post(self.move_to, {})
+
+    def on_members_changed(self, message: pb.MembersChanged) -> None:
+        """A node says that others have places of the reservation."""
+        if tell := self._on_members_changed():
+            tell(message.revision)
 
     def add_listener(self, listener: TimeListener) -> None:
         """Call `listener` on the background thread with what is to be said about the time; at once if there is
@@ -56,8 +82,8 @@ class Attachment:
     def on_time_left(self, message: pb.TimeLeft) -> None:
         """The first node says how much time is left, or that none is."""
         self._text = self._describe(message)
-        for run in [reference() for reference in self._core.runs.valuerefs()]:  # runs begin on other threads
-            if run is not None and not run.done:
+        for run in self._runs():
+            if not run.done:
                 run.emit(Notice(self._text, key=TIME_NOTICE))
         for listener in self._listeners:
             self._tell(listener)
@@ -68,9 +94,21 @@ class Attachment:
         except Exception:  # noqa: BLE001 (a listener's fault must not keep the others from hearing)
             _log.exception("a listener failed at %r", self._text)
 
+    def on_line(self, message: pb.InLine) -> None:
+        """The first node says who waits for such nodes: cells that go on say so."""
+        for core in MeshCore.of_reservation(self._reservation_id):
+            core.line_text = line_sentence(who_waits(message.waiting))
+        for run in self._runs():
+            run.tell_line()
+
     def on_files_changed(self, message: pb.FilesChanged) -> None:
         """The first node says what others have changed."""
         self._files.hear(message.files)
+
+    def _runs(self) -> list[Run]:
+        """Return those that this process follows, on all meshes; they begin on other threads."""
+        references = [one for core in MeshCore.of_reservation(self._reservation_id) for one in core.runs.valuerefs()]
+        return [run for reference in references if (run := reference()) is not None]
 
     def _describe(self, message: pb.TimeLeft) -> str:
         if message.HasField("ended"):

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.pools.held import HeldReservation
 from monarch_nb.client.pools.pool import Pool, not_whole
-from monarch_nb.errors import UsageError
+from monarch_nb.errors import NodeUnreachable, PoolError, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import jobs
+from monarch_nb.provision.launchers import Job
+from monarch_nb.times import duration, time_of_day
+
+SOONER_S = 60.0
+"""A job that ends so little before its reservation's time is up ends with it."""
 
 
 def extend(pool: Pool, reservation_id: str, name: str, by_s: float) -> float:
@@ -21,10 +31,45 @@ def extend(pool: Pool, reservation_id: str, name: str, by_s: float) -> float:
         ReservationNotFound: it was released.
     """
     limit_s, left_s = call(_limit_and_left_s(pool, reservation_id, name))
-    if job := jobs.job_of_pool(pool.name):
-        jobs.extend(job, by_s)
+    jobs.extend(pool.name, by_s, left_s)
     call(_set_limit(pool, reservation_id, name, limit_s + by_s))
     return left_s + by_s
+
+
+def hold_while_all_last(pool: Pool, held: HeldReservation, ended: Sequence[Job] = ()) -> str:
+    """Let a reservation end before the first of its jobs does; return what there is to say of that, if it is sooner
+    than it was to end, or if that can not be known or done now.
+
+    Args:
+        ended: jobs that bring no nodes to it any more: what they cut from its time it gets back first.
+    """
+    try:
+        return _held_while_all_last(pool, held, ended)
+    except (PoolError, NodeUnreachable) as error:
+        return f"how long {held.facts.name} is held was left as it is, though its jobs may end sooner: {error}"
+
+
+def _held_while_all_last(pool: Pool, held: HeldReservation, ended: Sequence[Job]) -> str:
+    name = held.facts.name
+    if cut_s := sum(job.cuts_s for job in ended):
+        limit_s = 0.0 if math.isinf(cut_s) else held.facts.time_s + cut_s
+        call(_set_limit(pool, held.reservation_id, name, limit_s))
+        held = call(pool.held(held.reservation_id, name))
+    if (first := jobs.ends_first(pool.name)) is None:
+        return ""
+    (job, most_s), facts = first, held.facts
+    left_s = facts.time_left_s if facts.time_s else math.inf
+    if left_s <= most_s + SOONER_S:
+        return ""
+    jobs.remember(replace(job, cuts_s=job.cuts_s + left_s - most_s))
+    passed_s = facts.time_s - facts.time_left_s if facts.time_s else time.time() - facts.created_at
+    call(_set_limit(pool, held.reservation_id, name, passed_s + most_s))
+    names = jobs.nodes_in(job, {node.node_address: node.name for node in held.connections.values()})
+    shrink = f"%mesh shrink {name} {' '.join(f'--node {node}' for node in names)} --into main"
+    return (
+        f"{jobs.title_of(job)} with {', '.join(names)} ends first: {name} is held for {duration(most_s)} now, "
+        f"until {time_of_day(time.time() + most_s)}; {shrink} goes on without"
+    )
 
 
 async def _limit_and_left_s(pool: Pool, reservation_id: str, name: str) -> tuple[float, float]:

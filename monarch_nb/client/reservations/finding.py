@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools import pool as pools
+from monarch_nb.client.pools.held import HeldReservation
 from monarch_nb.client.pools.others import known_pools
-from monarch_nb.client.pools.pool import HeldReservation, Pool
+from monarch_nb.client.pools.pool import Pool
 from monarch_nb.client.reservations import sharing
 from monarch_nb.client.reservations.lists import elsewhere
+from monarch_nb.config import default_pool
 from monarch_nb.errors import AccessDenied
 
 
 def find(pool: Pool, name: str | None, notebook: str | None) -> HeldReservation:
     """Return what `attach` attaches to; it raises what that does."""
-    if not pool.is_up and (there := elsewhere(name, pool.name)):
-        raise pools.not_found(name, [], pool=pool.name, elsewhere=there)
+    if not pool.is_up:
+        if there := elsewhere(name, pool.name):
+            raise pools.not_found(name, [], pool=pool.name, elsewhere=there)
+        if name and pool.name == default_pool():  # which is meant when none is named: that it is not up is no news
+            raise pools.not_found(name, [])
     held = call(pool.reservations())
     try:
         matching = _matching(held, name, notebook)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.infos import EndedReservation, ReservationInfo, ended_reservation, reservation_info
@@ -13,6 +13,7 @@ from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.client.pools.releasing import KeptFiles, release
 from monarch_nb.config import default_pool
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, ReservationNotFound
+from monarch_nb.provision import jobs
 
 ELSEWHERE_S = 3.0
 """How long pools that nobody has asked for may take to say that they have what was not found."""
@@ -25,11 +26,13 @@ class Holdings:
     Attributes:
         pools: those that were asked. reservations: in these, oldest first in each.
         failed: pools that could not be asked, and why.
+        unheld: what there is to say of jobs of engines that wait, or whose nodes nobody holds.
     """
 
     pools: tuple[str, ...]
     reservations: list[ReservationInfo]
     failed: Mapping[str, MonarchNbError]
+    unheld: tuple[str, ...] = ()
 
     @property
     def notes(self) -> list[str]:
@@ -60,23 +63,43 @@ def list_everywhere(*, memory: bool = False) -> Holdings:
     held = call(_ask_pools(pools, memory=memory))
     if len(pools) == 1 and held.failed:
         raise held.failed[pools[0]]
-    return held
+    names = {(info.pool, info.name) for info in held.reservations}
+    return replace(held, unheld=tuple(jobs.unheld(names, held.failed)))
 
 
 def elsewhere(name: str | None, pool: str) -> str:
     """Return in which other pools somebody may use a reservation of that name (any, without one), and how these are
     named; empty when there is none, or they do not answer at once."""
-    others = [other for other in known_pools() if other != pool]
-    held = call(_ask_pools(others, timeout_s=ELSEWHERE_S)).reservations if others else []
-    owner, _, short = (name or "").rpartition("/")
     found: dict[str, list[str]] = {}
-    for info in held:
-        if info.right and (info.name == short and owner in ("", info.owner) if name else info.held_by_me):
+    for info in _held_in_others(pool):
+        if _is_meant(info, name) if name else info.held_by_me:
             found.setdefault(info.pool, []).append(info.name)
     where = [f"you hold {', '.join(names)} in the pool {there}" for there, names in found.items()]
     if name:
         where = [f"{name} is held in the pool {there}" for there in found]
     return f"{'; '.join(where)}: {how_to_name(next(iter(found)))}" if found else ""
+
+
+def pool_of(name: str, pool: str) -> str:
+    """Return the pool that a reservation is in: `pool`, or when it is not there the only other one in which we hold
+    such, or else may use one. `pool` when there is none, or several."""
+    here = call(_ask_pools([pool], timeout_s=ELSEWHERE_S))
+    if here.failed or any(_is_meant(info, name) for info in here.reservations):
+        return pool
+    meant = [info for info in _held_in_others(pool) if _is_meant(info, name)]
+    found = {info.pool for info in meant if info.held_by_me} or {info.pool for info in meant}
+    return found.pop() if len(found) == 1 else pool
+
+
+def _held_in_others(pool: str) -> list[ReservationInfo]:
+    others = [other for other in known_pools() if other != pool]
+    return call(_ask_pools(others, timeout_s=ELSEWHERE_S)).reservations if others else []
+
+
+def _is_meant(info: ReservationInfo, name: str) -> bool:
+    """Whether we may use it, and it is called NAME or OWNER/NAME."""
+    owner, _, short = name.rpartition("/")
+    return bool(info.right) and info.name == short and owner in ("", info.owner)
 
 
 async def _ask_pools(pools: Iterable[str], *, memory: bool = False, timeout_s: float | None = None) -> Holdings:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.pools.actor_infos import ActorInfo, actor_infos
 from monarch_nb.client.pools.beside import Place, checked, spawn_beside, stop_beside
-from monarch_nb.client.pools.pool import HeldReservation
+from monarch_nb.client.pools.held import HeldReservation, MeshParts
 from monarch_nb.client.reservations.needs import Holding
-from monarch_nb.config import MAIN_MESH
-from monarch_nb.errors import MonarchNbError, TargetError
+from monarch_nb.client.reservations.placing import main_of, specs_like_main
+from monarch_nb.errors import MonarchNbError, NoSuchMesh, TargetError
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.shape import Extent
 
 ACTORS_TIMEOUT_S = 1.0
 
 
-class Meshes:
-    """The meshes of a reservation, as far as this process has met them. Coroutines run on the background loop.
+class Meshes(Mapping[str, Mesh]):
+    """The meshes of a reservation by name: the main one first, then those beside it, oldest first; of several that are
+    called alike the newest is meant. Nodes are asked anew each time. Coroutines run on the background loop.
 
     Args:
         reservation: theirs.
@@ -29,25 +30,53 @@ class Meshes:
 
     Attributes:
         with_actors: the ids of those that are known to have actors.
+
+    Example:
+        >>> monarch_nb.attach("dev").meshes["judges"].run("rank").values  # doctest: +SKIP
+        [0, 1]
     """
 
     def __init__(self, reservation: Holding, held: HeldReservation) -> None:
         self._reservation = reservation
-        self._places: dict[int, Place] = {
-            rank: (connection, mesh.spec)
-            for rank, (connection, status) in held.nodes.items()
-            for mesh in status.meshes
-            if mesh.name == MAIN_MESH
-        }
-        like = next(iter(self._places.values()))[1]
-        self._places |= {rank: (connection, like) for rank, connection in held.absent.items()}
+        self._places = _places(held)
         self._known: dict[str, Mesh] = {}
         self.with_actors: set[str] = set()
+
+    def _find(self) -> dict[str, Mesh]:
+        return {mesh.name: mesh for mesh in self.now()}
+
+    def __getitem__(self, name: str) -> Mesh:
+        call(_started((self._reservation.id, name)))
+        found = self._find()
+        if name not in found:
+            there = ", ".join(found)
+            raise NoSuchMesh(f"no mesh {name!r} in {self._reservation.name}: it has {there}")
+        return found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._find())
+
+    def __len__(self) -> int:
+        return len(self._find())
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self._find().values()))
+
+    def now(self) -> list[Mesh]:
+        """As `all`, from any other thread."""
+        return call(self.all())
 
     @property
     def addresses(self) -> list[str]:
         """The nodes, as other nodes know them, in their order."""
         return [self._places[rank][0].node_address for rank in sorted(self._places)]
+
+    def move_to(self, held: HeldReservation) -> None:
+        """Other nodes have places of the reservation, and meshes may be over others. On the background loop."""
+        self._places = _places(held)
+        for mesh_id, parts in held.meshes.items():
+            if mesh := self.known(mesh_id):
+                mesh.core.be_over(parts.connections(held), parts.extent)
 
     def known(self, mesh_id: str) -> Mesh | None:
         """Return a mesh by its id, if this process has met it."""
@@ -61,27 +90,16 @@ class Meshes:
             ReservationNotFound: it was released.
         """
         held = await self._reservation.held()
-        nodes: dict[str, dict[int, tuple[Connection, pb.SpawnRequest]]] = {}
-        for connection, status in held.nodes.values():
-            for mesh in status.meshes:
-                nodes.setdefault(mesh.mesh_id, {})[mesh.spec.node_rank] = (connection, mesh.spec)
-        main = self._reservation.mesh
-        for mesh_id, places in nodes.items():
+        main, told = self._reservation.mesh, held.meshes
+        for mesh_id, parts in told.items():
             if mesh_id != main.id and mesh_id not in self._known:
-                self._add(mesh_id, places)
-        self._known = {mesh_id: mesh for mesh_id, mesh in self._known.items() if mesh_id in nodes}
-        self.with_actors &= nodes.keys()
+                self._add(mesh_id, parts, parts.connections(held))
+        self._known = {mesh_id: mesh for mesh_id, mesh in self._known.items() if mesh_id in told}
+        self.with_actors &= told.keys()
         return [main, *self._known.values()]
 
-    def _add(self, mesh_id: str, places: Mapping[int, Place]) -> Mesh:
-        spec = next(iter(places.values()))[1]
-        hosts = spec.world_size // spec.ranks
-        sizes = {axis.name: axis.size for axis in spec.extent}
-        if list(sizes)[:1] != ["hosts"] or sizes["hosts"] != hosts:
-            sizes = {"hosts": hosts, "procs": spec.ranks}
-        connections = {number: connection for number, (connection, _) in places.items()}
-        mesh = Mesh(mesh_id, spec.name, Extent(sizes), self._reservation, connections)
-        self._known[mesh_id] = mesh
+    def _add(self, mesh_id: str, parts: MeshParts, connections: dict[int, Connection]) -> Mesh:
+        mesh = self._known[mesh_id] = Mesh(mesh_id, parts.spec.name, parts.extent, self._reservation, connections)
         return mesh
 
     async def spawn(
@@ -107,13 +125,30 @@ class Meshes:
             SpawnError: they could not be started.
         """
         checked(name, per_host)
+        key, starting = (self._reservation.id, name), asyncio.get_running_loop().create_future()
+        _starting[key] = starting
+        try:
+            return await self._spawn(nodes, per_host, name, environment or {}, replaces)
+        finally:
+            starting.set_result(None)
+            if _starting.get(key) is starting:
+                del _starting[key]
+
+    async def _spawn(
+        self,
+        nodes: Sequence[str],
+        per_host: Mapping[str, int],
+        name: str,
+        environment: Mapping[str, str],
+        replaces: bool,
+    ) -> Mesh:
         by_address = {place[0].node_address: place for place in self._places.values()}
         if strange := [node for node in nodes if node not in by_address]:
             raise TargetError(f"{', '.join(strange)}: no node of {self._reservation.name}")
         if replaces:
             await asyncio.gather(*(self.stop(mesh.id) for mesh in await self.all() if mesh.name == name))
         places = [by_address[node] for node in nodes]
-        mesh_id = await spawn_beside(places, name, per_host, environment or {})
+        mesh_id = await spawn_beside(places, name, per_host, environment)
         spec = pb.SpawnRequest()
         spec.CopyFrom(places[0][1])
         spec.name, spec.ranks = name, math.prod(per_host.values())
@@ -121,16 +156,19 @@ class Meshes:
         del spec.extent[:]
         hosts = {} if "hosts" in per_host else {"hosts": len(places)}
         spec.extent.extend(pb.Axis(name=label, size=size) for label, size in {**hosts, **per_host}.items())
-        return self._add(mesh_id, {number: (place[0], spec) for number, place in enumerate(places)})
+        parts = MeshParts(spec, dict(enumerate(range(len(places)))))
+        return self._add(mesh_id, parts, {number: place[0] for number, place in enumerate(places)})
 
-    async def stop(self, mesh_id: str) -> None:
-        """End the rank processes of a mesh beside the main one; fine when they have ended."""
+    async def stop(self, mesh_id: str) -> list[str]:
+        """End the rank processes of a mesh beside the main one; fine when they have ended. Return the names of nodes
+        that do not answer."""
         mesh = self._known.pop(mesh_id, None)
         self.with_actors.discard(mesh_id)
         nodes = list(mesh.core.connections.values()) if mesh else [place[0] for place in self._places.values()]
-        await stop_beside(nodes, self._reservation.id, mesh_id)
+        silent = await stop_beside(nodes, self._reservation.id, mesh_id)
         if mesh is not None:
             mesh.core.close()
+        return [node.name for node in silent]
 
     def close(self) -> None:
         """All have ended."""
@@ -149,3 +187,19 @@ class Meshes:
 
         told = await asyncio.gather(*(ask(mesh) for mesh in await self.all()))
         return actor_infos({name: {rank: reply.actors for rank, reply in ranks.items()} for name, ranks in told})
+
+
+_starting: dict[tuple[str, str], asyncio.Future[None]] = {}
+"""Meshes that this process is just starting, by reservation and name: `spawn_procs` does not wait for them. Of the
+background loop."""
+
+
+async def _started(key: tuple[str, str]) -> None:
+    """Wait until a mesh is there, or could not be started: who started it is told why."""
+    while starting := _starting.get(key):
+        await asyncio.wait([starting])
+
+
+def _places(held: HeldReservation) -> dict[int, Place]:
+    specs, like = specs_like_main(held), main_of(held).spec
+    return {rank: (connection, specs.get(rank, like)) for rank, connection in held.connections.items()}

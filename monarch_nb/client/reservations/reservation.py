@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakMethod
 
 from monarch_nb import config
 from monarch_nb.actor.engine.outside import Address
@@ -20,7 +21,6 @@ from monarch_nb.client.doctor.environments import PipReport
 from monarch_nb.client.files.fetch import FetchReport, FileInfo, fetch_matching, file_info, list_files
 from monarch_nb.client.files.fetch import Progress as FetchProgress
 from monarch_nb.client.files.sync import Progress as SyncProgress
-from monarch_nb.client.files.sync import SyncedFiles
 from monarch_nb.client.files.sync_report import SyncReport
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.meshes.pip import pip
@@ -28,9 +28,9 @@ from monarch_nb.client.pools import pool as pools
 from monarch_nb.client.pools.actor_infos import ActorInfo
 from monarch_nb.client.pools.beside import checked
 from monarch_nb.client.pools.choosing import Shape
-from monarch_nb.client.pools.conflicts import Asked, check_same, shared_storage
+from monarch_nb.client.pools.conflicts import Asked, shared_storage
+from monarch_nb.client.pools.held import HeldReservation
 from monarch_nb.client.pools.infos import (
-    RIGHTS,
     ReservationInfo,
     rank_infos,
     reservation_info,
@@ -38,7 +38,6 @@ from monarch_nb.client.pools.infos import (
     shares_of,
 )
 from monarch_nb.client.pools.pool import (
-    HeldReservation,
     Pool,
     Progress,
     SpawnOptions,
@@ -51,23 +50,27 @@ from monarch_nb.client.reservations import sharing
 from monarch_nb.client.reservations.actors import LiveActors
 from monarch_nb.client.reservations.arguments import checked_name, checked_shape, limit_of, project_of
 from monarch_nb.client.reservations.attachment import Attachment, TimeListener
+from monarch_nb.client.reservations.elastic import Elastic
 from monarch_nb.client.reservations.extending import extend
 from monarch_nb.client.reservations.finding import find
 from monarch_nb.client.reservations.jobs import JobRequest, nodes_of_job
 from monarch_nb.client.reservations.meshes import Meshes
-from monarch_nb.client.reservations.waiting import in_line, with_room
+from monarch_nb.client.reservations.placing import main_of, synced_files
+from monarch_nb.client.reservations.taking import give_back, taken
+from monarch_nb.client.runs.printed import shown_here
+from monarch_nb.client.runs.run import Listener, Run
+from monarch_nb.client.scripts.script import Script
+from monarch_nb.config import MAIN_MESH
 from monarch_nb.errors import NodeUnreachable, UsageError
-from monarch_nb.proto import files_pb2
 from monarch_nb.provision import jobs, provisioner_of
 from monarch_nb.shape import Extent
 from monarch_nb.times import Duration, seconds_of
-from monarch_nb.trust.identity import expiry_warning
 from monarch_nb.trust.membership import doubt
 
 DEFAULT_NAME = "main"
 
 
-class Reservation:
+class Reservation(Elastic):
     """What a user holds: nodes, slots on each, and a main mesh of ranks that live until `release()`.
 
     Attributes:
@@ -86,21 +89,20 @@ class Reservation:
         self._pool, self.pool = pool, pool.name
         self.id, self.name, self.owner, self.notebook = facts.reservation_id, facts.name, facts.owner, facts.notebook
         self.nodes, self.procs, self.gpus = facts.nodes, facts.procs, facts.gpus
-        self._connections = held.connections
-        status = next(mesh for mesh in facts.meshes if mesh.name == "main")
+        self._connections, self._revision = held.connections, held.revision
+        main = main_of(held)
         self.shared = shared_storage(held)
-        extent = Extent({axis.name: axis.size for axis in status.spec.extent})
-        self.spec = status.spec
+        self.spec = main.spec
         dead = {
             info.rank: info.death
-            for info in rank_infos(held, status.mesh_id)
+            for info in rank_infos(held, main.spec.mesh_id)
             if info.state == "dead" and info.death is not None
         }
-        self.mesh = Mesh(status.mesh_id, "main", extent, self, self._connections, dead)
+        self.mesh = Mesh(main.spec.mesh_id, MAIN_MESH, main.extent, self, main.connections(held), dead)
         self.meshes = Meshes(self, held)
-        self.files = _synced_files(held)
-        record = self.files.record
-        self._attachment = Attachment(self._connections[0], self.id, self.name, self.mesh.core, record)
+        self.files = synced_files(held)
+        on_change = WeakMethod(self._on_members_changed)
+        self._attachment = Attachment(self._connections, self.id, self.name, self.files.record, on_change)
         self._detach = weakref.finalize(self, self._attachment.close)
         self._detach.atexit = False  # the session ends with the process
         _in_use.append(weakref.ref(self))
@@ -186,6 +188,11 @@ class Reservation:
         """Return the actors of its ranks and what they do; ranks that do not answer are missing."""
         return call(self.meshes.actor_infos())
 
+    @property
+    def node_names(self) -> list[str]:
+        """What its nodes are called, by number."""
+        return [self._connections[number].name for number in sorted(self._connections)]
+
     def extend(self, time: Duration, /) -> float:
         """Add to its time limit, as if it had been reserved for longer; return how many seconds are left now.
 
@@ -227,6 +234,11 @@ class Reservation:
             NodeUnreachable: a node does not answer: there it goes on until this is said again.
         """
         call(sharing.unshare(self._pool, self.id, self.name, to))
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether we hold it; else its owner shares it with us."""
+        return self.owner == self.mesh.core.me
 
     @property
     def shares(self) -> dict[str, str]:
@@ -273,7 +285,7 @@ class Reservation:
         Raises:
             FilesError: there is nothing, or it can not be read.
         """
-        connection = self.mesh.core.connection_of(rank)
+        connection = self._node_of(rank)
         return [file_info(entry) for entry in call(list_files(connection, self.id, rank, path)).entries]
 
     def fetch(
@@ -303,10 +315,60 @@ class Reservation:
             >>> dev.fetch("checkpoints/last.pt", rank=4).path  # doctest: +SKIP
             PosixPath('/home/me/project/checkpoints/last.pt')
         """
-        connection = self.mesh.core.connection_of(rank)
+        connection = self._node_of(rank)
         here = None if to is None else os.path.expanduser(to)
         say = progress or _nothing
         return call(fetch_matching(connection, self.id, rank, path, to=here, overwrite=overwrite, progress=say))
+
+    def run(
+        self,
+        command: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        beside: bool = False,
+        timeout_s: float | None = None,
+        listener: Listener | None = None,
+    ) -> Run:
+        """Run a line of the shell once on every node, and wait until all have finished. Ctrl-C ends it everywhere.
+
+        What it prints is shown live in the notebook's cell, and else printed line by line, labelled by each node's
+        first rank.
+
+        It begins in the ranks' directory, with NODE_RANK, NNODES, NPROC_PER_NODE, MASTER_ADDR, MASTER_PORT, and these
+        as PET_… too, by which torchrun needs no flags to run on all that is held.
+
+        Args:
+            env: variables that are added.
+            beside: do not wait for scripts and other commands, nor let them wait for this one.
+            timeout_s: give up waiting after this time; it goes on.
+            listener: called with the run's events on a background thread, and nothing is shown.
+
+        Returns:
+            The finished run; `run.values` are the exit codes by node.
+
+        Raises:
+            RunFailed: it failed on a node, which is named. The others were ended then.
+            NodeUnreachable, TimeoutError, FilesError: as `Mesh.run`.
+
+        Example:
+            >>> dev.run("torchrun train.py --lr 3e-4", env={"NCCL_DEBUG": "INFO"}).values  # doctest: +SKIP
+            [0, 0]
+        """
+        script = Script(command, shell=True, beside=beside, environment=env or {})
+        nodes = self.mesh.one_per_node
+        return nodes.run_program(script, timeout_s=timeout_s, listener=listener or shown_here(nodes.ranks))
+
+    def submit(
+        self,
+        command: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        beside: bool = False,
+        listener: Listener | None = None,
+    ) -> Run:
+        """As `run`, but return at once, and show nothing: `run.logs()` has what it prints."""
+        script = Script(command, shell=True, beside=beside, environment=env or {})
+        return self.mesh.one_per_node.start_script(script, listener=listener)
 
     def doctor(self) -> Diagnosis:
         """Compare this process with every node: Python, torch, CUDA, the packages that are imported here, clocks,
@@ -334,7 +396,8 @@ class Reservation:
             RunFailed: it failed somewhere; the output of the run says why.
             RankDead: no rank of some node lives.
         """
-        return pip(self.mesh, self._connections, self.spec.python, arguments, run or Mesh.run)
+        widest = max(self.meshes.now(), key=lambda mesh: mesh.extent["hosts"])
+        return pip(widest, widest.core.connections, self.spec.python, arguments, run or Mesh.run)
 
     def release(self) -> list[KeptFiles | ReleasedLater]:
         """End its ranks and give its slots back; return what these wrote into copies of files, and where it is kept;
@@ -352,7 +415,7 @@ class Reservation:
         self.files.close()
         self.meshes.close()
         if job is not None and job.reservation == self.name:
-            jobs.end(job)
+            jobs.end_all(job.pool)
             return [*released.kept]
         exist = {node.address for node in provisioner_of(self._pool.name).nodes(pool=self._pool.name)}
         exist_names = {connection.name for connection in self._connections.values() if connection.address in exist}
@@ -369,24 +432,6 @@ def in_use() -> list[Reservation]:
     """Return the reservations that this process uses, the newest last."""
     _in_use[:] = [reference for reference in _in_use if (one := reference()) is not None and one.is_attached]
     return [one for reference in _in_use if (one := reference()) is not None]
-
-
-def _synced_files(held: HeldReservation) -> SyncedFiles:
-    said = held.nodes[0][1].files if 0 in held.nodes else files_pb2.ReservationFiles()
-    if held.facts.right in RIGHTS:
-        nodes = held.connections
-        return SyncedFiles.get(held.reservation_id, {}, nodes, root="", reload=False, said=said, others=True)
-    meshes = {
-        node: (connection, mesh.spec)
-        for node, (connection, status) in held.nodes.items()
-        for mesh in status.meshes
-        if mesh.name == "main"
-    }
-    _, spec = next(iter(meshes.values()))
-    copies = {node: connection for node, (connection, one) in meshes.items() if one.in_workspace}
-    copies |= held.absent if copies else {}
-    seeing = {node: connection for node, connection in held.connections.items() if node not in copies}
-    return SyncedFiles.get(held.reservation_id, copies, seeing, root=spec.root, reload=spec.reload, said=said)
 
 
 def reserve(
@@ -425,8 +470,8 @@ def reserve(
         nodes: number of nodes.
         procs: CPU ranks per node. gpus: GPUs per node, one rank each. Exactly one of them.
         pool: name of the pool.
-        on: what is asked for nodes instead, "slurm": they come as a job of its own, which release() ends. Where this
-            process is in an allocation that has so much, its nodes are taken.
+        on: what is asked for nodes instead, "slurm", "ssh:lab": they come as a job of its own, which release() ends.
+            Where this process is in an allocation that has so much, its nodes are taken.
         on_arguments: for that alone, as in `["--partition=a100"]`.
         python: the ranks' python; by default this one.
         env: variables to add to the ranks' environment; None takes this process's value.
@@ -486,12 +531,12 @@ def reserve(
         files=None if files is True else root,
         shared=options.shared if shared is not None else None,
     )
-    request = JobRequest(on, tuple(on_arguments), name, shape, time_s, longest_s, replace)
+    request = JobRequest(on, tuple(on_arguments), name, shape, time_s, longest_s, replace, tuple(options.preload))
     with nodes_of_job(request, pool, say) as (in_pool, most_s):
         chosen = pool_named(in_pool)
         options = dataclasses.replace(options, python=python or chosen.default_python)
         terms = Terms(notebook or "", most_s, idle_s, force_busy)
-        held, is_new = _taken(chosen, name, asked, options, terms, replace, wait is not False, longest_s, say)
+        held, is_new = taken(chosen, name, asked, options, terms, replace, wait is not False, longest_s, say)
         try:
             reservation = Reservation(chosen, held)
             if reload is not None:
@@ -501,66 +546,9 @@ def reserve(
                 for doubtful in filter(None, (doubt(chosen.name, to) for to in grants)):
                     say(doubtful)
         except BaseException:
-            call(_give_back((held, is_new)))
+            call(give_back((held, is_new)))
             raise
     return reservation
-
-
-def _taken(
-    chosen: Pool,
-    name: str,
-    asked: Asked,
-    options: SpawnOptions,
-    terms: Terms,
-    replace: bool,
-    waits: bool,
-    longest_s: float | None,
-    say: Progress,
-) -> tuple[HeldReservation, bool]:
-    """Return the reservation of that name, and whether it is a new one; `waits` for what others hold."""
-    chosen.revive(say)
-    if chosen.identity and (warning := expiry_warning(chosen.identity)):
-        say(warning)
-
-    def take() -> tuple[HeldReservation, bool]:
-        return call(_reserve(chosen, name, asked, options, terms, replace, say), undo=_give_back)
-
-    if not waits:
-        return with_room(chosen, asked.shape, say, take)
-    return in_line(chosen, name, asked.shape, longest_s, say, take)
-
-
-async def _reserve(
-    pool: Pool,
-    name: str,
-    asked: Asked,
-    options: SpawnOptions,
-    terms: Terms,
-    replace: bool,
-    say: Progress,
-) -> tuple[HeldReservation, bool]:
-    """Return the reservation of that name, and whether it is a new one."""
-    held = await pool.find(name)
-    if held is not None:
-        if not replace:
-            check_same(held, asked)
-            if held.complete:
-                return held, False
-            if held.missing:
-                raise await asyncio.to_thread(pools.not_whole, held, pool.name)
-        if held.complete or replace:
-            say(f"releasing {name}")
-        released = await release(held.connections.values(), held.reservation_id)
-        for leftover in released.leftovers:
-            say(str(leftover))
-    return await pool.reserve(name, asked.shape, options, terms, say), True
-
-
-async def _give_back(reserved: tuple[HeldReservation, bool]) -> None:
-    """Release what was reserved for somebody who has pressed Ctrl-C."""
-    held, is_new = reserved
-    if is_new:
-        await release(held.connections.values(), held.reservation_id)
 
 
 def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str | None = None) -> Reservation:
@@ -568,7 +556,7 @@ def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str
     is found by its name too, or, to tell it from others', by OWNER/NAME.
 
     Allocators of the pool that died are started again: they adopt their ranks. A node that does not answer is in the
-    mesh's `status()`: its ranks are unreachable, the others can be used, and `release` works.
+    mesh's `status()`: its ranks are unreachable, the others can be used, `replace` and `release` work.
 
     Raises:
         ReservationNotFound: there is none, or several; the message lists them.

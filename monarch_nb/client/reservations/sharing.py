@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from monarch_nb.client.pools import pool as pools
+from monarch_nb.client.pools.held import HeldReservation, current_owner
 from monarch_nb.client.pools.infos import RIGHTS
-from monarch_nb.client.pools.pool import HeldReservation, Pool
+from monarch_nb.client.pools.pool import Pool
 from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.trust.pools import checked_user_name
 
 Grant = Literal["read", "run"]
 
@@ -41,7 +42,7 @@ def shared(name: str, held: Iterable[HeldReservation]) -> list[HeldReservation]:
         whose, connection = called[0].facts.owner, next(iter(called[0].nodes.values()))[0]
         raise AccessDenied(
             f"{short} is {whose}'s: {whose} can let you see what runs on it, or run cells too "
-            f"(%mesh share {short} --to {pools.current_owner(connection.identity)} --read, or --run)",
+            f"(%mesh share {short} --to {current_owner(connection.identity)} --read, or --run)",
             whose,
             short,
         )
@@ -52,7 +53,7 @@ async def share(pool: Pool, reservation_id: str, name: str, grants: Mapping[str,
     """Grant rights to people, by name. On the background loop.
 
     Raises:
-        UsageError: it is in a pool of this machine.
+        UsageError: it is in a pool of this machine, or that is no name for a person.
         NodeUnreachable: a node does not answer: nothing is granted.
         AccessDenied: it is another's.
     """
@@ -60,8 +61,11 @@ async def share(pool: Pool, reservation_id: str, name: str, grants: Mapping[str,
     connection, _ = next(iter(held.nodes.values()))
     if connection.identity is None:
         raise UsageError("nobody else reaches a local pool: share what you hold in a pool of hosts (monarch-nb pool)")
+    for to in grants:
+        checked_user_name(to)
     if held.missing:
-        raise pools.not_whole(held)
+        who = held.absence or f"{held.missing} of its nodes"
+        raise NodeUnreachable(f"{name} can be shared when {who} answers again: all its nodes must know who may use it")
     for to, grant in grants.items():
         right = next(right for right, text in RIGHTS.items() if text == grant)
         for answer in await _tell(held, to, right):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from monarch_nb.client.connections.bridge import call, post
-from monarch_nb.client.pools.choosing import Shape
+from monarch_nb.client.pools.choosing import WAITING_HELPS, Shape
 from monarch_nb.client.pools.line import Line
 from monarch_nb.client.pools.others import check_meant, other_pools
 from monarch_nb.client.pools.pool import Pool, Progress
@@ -52,7 +52,8 @@ def in_line(pool: Pool, name: str, shape: Shape, longest_s: float | None, say: P
                 call(line.turn())
             except TimeoutError:
                 waited = duration(longest_s or 0.0)
-                raise CapacityError(f"waited {waited} in line, in vain: {missing}", waiting_helps=True) from None
+                why = str(missing).replace(WAITING_HELPS, "")
+                raise CapacityError(f"waited {waited} in line, in vain: {why}", waiting_helps=True) from None
             try:
                 return with_room(pool, shape, say, take)
             except CapacityError as error:

@@ -3,6 +3,7 @@
 packing           variables on their way to ranks
 needs             what a run knows of its mesh
 run               Run: submitted, told to listeners, joined, interrupted, collected
+printed           what it prints, in the cell that waits for it, or as lines
 calls_run         one that is of calls of actors
 nodes             its connections, and which of its nodes answer
 waits_watch       looks where the ranks are while it lasts

@@ -144,7 +144,8 @@ def unstopped_lines(stuck: Mapping[int, str], unreachable: Mapping[int, str], *,
         goes, it, its = ("goes", "it was", "its") if len(ranks) == 1 else ("go", "they were", "their")
         sentences.append(
             f"{name_ranks(ranks)} can not be reached: {node} does not answer; {goes} on as {it}, and {its} output "
-            "follows here (or with %mesh attach) when it answers; locally, monarch-nb up starts its allocator again"
+            "follows here (or with %mesh attach) when it answers; locally, monarch-nb up starts its allocator again, "
+            "elsewhere %mesh replace puts another in its place if it never does"
         )
     return sentences
 

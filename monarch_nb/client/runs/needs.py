@@ -28,8 +28,15 @@ class HeldMesh(Protocol):
     """
 
     id: str
-    ranks: tuple[int, ...]
-    extent: Extent
+
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+
+    @property
+    def flag(self) -> str: ...
+
+    @property
+    def extent(self) -> Extent: ...
 
     @property
     def reservation(self) -> Holder: ...

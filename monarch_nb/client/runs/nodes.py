@@ -41,7 +41,8 @@ class RunNodes:
         """Return those through which everybody in this process follows runs on the nodes of this one."""
         if self._core.tree is not None:
             return [self._core.tree]
-        return [self._core.connections[node] for node in self._core.by_node(self._ranks)]
+        connections = self._core.connections
+        return [connections[node] for node in self._core.by_node(self._ranks) if node in connections]
 
     def parts(self) -> list[tuple[int, list[int]]]:
         """Return the nodes to which it is said on which ranks the run is, and these ranks."""
@@ -54,8 +55,8 @@ class RunNodes:
             return shared
         if not self._own:
             core = self._core
-            self._own[core.first_node] = TreeConnection(core.mesh_id, core.connections, core.ranks_per_node)
-        own = self._own[self._core.first_node]
+            self._own[0] = TreeConnection(core.mesh_id, core.connections, core.ranks_per_node)
+        own = self._own[0]
         assert isinstance(own, TreeConnection)
         return own
 

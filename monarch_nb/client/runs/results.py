@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, KeysView, MutableMapping
+import itertools
+from collections.abc import Iterator, Mapping
 
+from monarch_nb.branches.folding import ranks_of_equal
 from monarch_nb.client.connections import events
+from monarch_nb.ground.ranges import Ranges
 from monarch_nb.proto import allocator_pb2 as pb
 
 
-class RunResults(MutableMapping[int, events.Result]):
+class RunResults(Mapping[int, events.Result]):
     """Results by rank, in the order in which they came. Thousands of ranks may end alike, and nobody look at them."""
 
     def __init__(self) -> None:
-        self._known: dict[int, events.Result | _Alike] = {}
-        self._notable: dict[int, events.Result] = {}
+        self.clear()
 
-    def add_alike(self, ranks: Iterable[int], equal: pb.EqualResults, *, may_print_later: bool) -> None:
+    def clear(self) -> None:
+        """Begin anew."""
+        self._made: dict[int, events.Result] = {}
+        self._notable: dict[int, events.Result] = {}
+        self._alike: list[_Alike] = []
+        self._ranks_alike = Ranges()
+        self._came: list[Ranges | tuple[int]] = []
+
+    def add_alike(self, ranks: Ranges, equal: pb.EqualResults, *, may_print_later: bool) -> None:
         """Ranks have come to the end, and there is nothing else to say of them.
 
         Args:
-            ranks: some of those that `equal` names.
+            ranks: some of those that `equal` names, of which nothing has come before.
         """
-        self._known.update(dict.fromkeys(ranks, _Alike(equal, may_print_later)))
+        self._alike.append(_Alike(ranks, equal, may_print_later))
+        self._ranks_alike |= ranks
+        self._came.append(ranks)
+
+    def left_of(self, ranks: Ranges) -> Ranges:
+        """Return those of some ranks that have no result."""
+        left = ranks - self._ranks_alike
+        return Ranges.of(rank for rank in left if rank not in self._notable) if self._notable else left
 
     @property
     def notable(self) -> list[events.Result]:
@@ -29,40 +46,38 @@ class RunResults(MutableMapping[int, events.Result]):
         return list(self._notable.values())
 
     def __getitem__(self, rank: int) -> events.Result:
-        found = self._known[rank]
-        if isinstance(found, _Alike):
-            found = self._known[rank] = found.of(rank)
-        return found
+        if rank not in self._made:
+            alike = next((alike for alike in reversed(self._alike) if rank in alike.ranks), None)
+            if alike is None:
+                raise KeyError(rank)
+            self._made[rank] = alike.of(rank)
+        return self._made[rank]
 
     def __setitem__(self, rank: int, result: events.Result) -> None:
-        self._known[rank] = self._notable[rank] = result
-
-    def __delitem__(self, rank: int) -> None:
-        del self._known[rank]
-        self._notable.pop(rank, None)
+        if rank not in self:
+            self._came.append((rank,))
+        self._made[rank] = self._notable[rank] = result
 
     def __iter__(self) -> Iterator[int]:
-        return iter(list(self._known))  # more may come meanwhile, on the background loop
+        return itertools.chain.from_iterable(list(self._came))  # more may come meanwhile, on the background loop
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._ranks_alike) + sum(rank not in self._ranks_alike for rank in self._notable)
 
     def __contains__(self, rank: object) -> bool:
-        return rank in self._known
-
-    def keys(self) -> KeysView[int]:
-        return self._known.keys()
+        return rank in self._notable or rank in self._ranks_alike
 
 
 class _Alike:
     """Ranks that have come to the end alike."""
 
-    def __init__(self, equal: pb.EqualResults, may_print_later: bool) -> None:
+    def __init__(self, ranks: Ranges, equal: pb.EqualResults, may_print_later: bool) -> None:
+        self.ranks = ranks
         self._equal, self._may_print_later = equal, may_print_later
         self._durations_s: dict[int, float] = {}
 
     def of(self, rank: int) -> events.Result:
         """Return what listeners are told of one of them."""
         if not self._durations_s:
-            self._durations_s = dict(zip(self._equal.ranks, self._equal.durations_s, strict=True))
+            self._durations_s = dict(zip(ranks_of_equal(self._equal), self._equal.durations_s, strict=True))
         return events.Result(rank, "ok", self._durations_s[rank], may_print_later=self._may_print_later)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from monarch_nb.branches.folding import results_of
+from monarch_nb.branches.folding import ranges_of, ranks_finished, results_of
+from monarch_nb.branches.layout import earlier_run
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import GAP_S, Connection
 from monarch_nb.client.connections.decoding import OutputDecoder, is_plain, result_event
-from monarch_nb.client.connections.tree import FollowedThrough
+from monarch_nb.client.connections.tree import FollowedThrough, TreeConnection
 from monarch_nb.client.logs.records import LogRecord
-from monarch_nb.client.pools.pool import current_owner
+from monarch_nb.client.pools.held import current_owner
 from monarch_nb.client.presenting import name_here, served_notebook
 from monarch_nb.client.runs.interrupt_report import InterruptReport, left_by_kernel, place_of, unstopped_lines
 from monarch_nb.client.runs.lone_training import LoneTraining
@@ -27,10 +27,18 @@ from monarch_nb.client.runs.results import RunResults
 from monarch_nb.client.runs.stops import RunStops
 from monarch_nb.client.runs.values import RunValues
 from monarch_nb.client.runs.waits_watch import WaitsWatch
-from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, ReservationExpired, RunFailed
+from monarch_nb.errors import (
+    MonarchNbError,
+    NodeUnreachable,
+    PickleError,
+    RankFailure,
+    ReservationExpired,
+    RunFailed,
+)
 from monarch_nb.ground.flag import Flag
 from monarch_nb.ground.interrupting import at_waits, kernel_ends
-from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.ground.ranges import Ranges
+from monarch_nb.ground.rank_sets import name_nodes, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
@@ -44,6 +52,8 @@ STOP_WAIT_S = 4.0
 ABORT_AFTER_S = 0.5
 """How long after a rank has failed the others are interrupted: those that fail likewise do so by then."""
 PROCEED_AFTER_S = 2.0
+LINE_AFTER_S = 2.0
+"""How long a run has gone on before it says who waits in line for its nodes."""
 
 
 class Run:
@@ -55,6 +65,7 @@ class Run:
         number: counts the runs of a mesh; logs have it. cell_number: of the notebook's cell, or 0.
         results: by rank, of those that have finished.
         is_script: it has processes of its own, which end with it.
+        is_of_nodes: what it runs is each node's: sentences name nodes, not ranks.
         is_calls: it is of calls of actors (CallsRun).
     """
 
@@ -72,7 +83,7 @@ class Run:
     ) -> None:
         self.mesh, self.id, self.ranks, self.title = mesh, run_id, tuple(ranks), title
         self.cell_number, self.notebook = cell_number, served_notebook()
-        self.is_script = self.is_calls = False
+        self.is_script = self.is_of_nodes = self.is_calls = False
         self.number = 0
         self.owner = ""
         """Who has submitted it, when that is somebody else."""
@@ -80,8 +91,9 @@ class Run:
         """Ranks that had finished when this process began to follow it."""
         self.results = RunResults()
         self.submitted_at = time.time()
+        self._began_s, self._line_told = time.monotonic(), ""
         self.run_id = run_id
-        self._on_ranks = frozenset(self.ranks)
+        self._on_ranks = Ranges.of(self.ranks)
         self._nodes = RunNodes(mesh.core, self.ranks, own_connections=own_connections)
         self._on_error = on_error
         self._listeners: list[Listener] = [listener] if listener else []
@@ -108,7 +120,7 @@ class Run:
 
     def __repr__(self) -> str:
         state = "done" if self.done else f"{len(self.results)} of {len(self.ranks)} ranks finished"
-        return f"<Run {self.name if self.number else self.id[:8]} on {name_ranks(self.ranks)}: {state}>"
+        return f"<Run {self.name if self.number else self.id[:8]} on {self._named(self.ranks)}: {state}>"
 
     # ---- for callers, from any thread ----
 
@@ -146,10 +158,13 @@ class Run:
         self.raise_failures()
         return self.values
 
+    def _named(self, ranks: Iterable[int]) -> str:
+        return name_nodes(map(self._nodes.name_of, ranks)) if self.is_of_nodes else name_ranks(ranks)
+
     def timed_out(self, timeout_s: float) -> TimeoutError:
         """Return the error that says that the run goes on, and where."""
         return TimeoutError(
-            f"{self.name} goes on after {timeout_s:g} s on {name_ranks(self._left())}: run.result() waits for it "
+            f"{self.name} goes on after {timeout_s:g} s on {self._named(self._left())}: run.result() waits for it "
             "(mesh.running() yields the Run), mesh.interrupt() stops it; variables stay"
         )
 
@@ -277,7 +292,7 @@ class Run:
         for submit in self._submits.values():
             submit.quiet = False  # also of those that wait for the run's number
         for node, ranks in self._nodes.parts():
-            if self.number or not self._submits or node == self._numbered_by:
+            if self.number or not self._submits or node == self._numbered_by or self.mesh.core.tree is not None:
                 connection = self._nodes.connection(node)
                 connection.replay(self, self.mesh.id)
                 if self.done:
@@ -299,8 +314,8 @@ class Run:
             self._submits[node] = pb.Submit(
                 mesh_id=self.mesh.id,
                 run=spec,
-                ranks=by_node.get(node, []),
-                all_ranks=self.ranks,
+                ranks=by_node.get(node, []) if core.tree is None else [],
+                all_ranks=self.ranks if len(self.ranks) < self.mesh.extent.size else [],
                 give_number=node == first,
                 title=self.title,
                 notebook=self.notebook,
@@ -308,8 +323,13 @@ class Run:
                 owner=current_owner(core.connections[first].identity),
                 newest=core.newest_number if node == first else 0,
             )
-        (core.tree or core.connections[first]).submit(self, self._submits[first])
+        if core.tree is not None:
+            core.tree.submit(self, self._submits[first], first)
+        else:
+            core.connections[first].submit(self, self._submits[first])
         self._watch_waits()
+        if core.line_text:
+            self.tell_line()
         if self._spans_nodes:
             self._spawn(self._proceed_later())
 
@@ -327,17 +347,28 @@ class Run:
             self.mesh.core.newest_number = max(self.mesh.core.newest_number, queued.number)
             self._submit_to_others(queued)
         if queued.ahead:
-            self._waits_on.update(queued.nodes or [connection])
+            self._waits_on.update(ranges_of(queued.nodes) or [connection])
             self.emit(events.Notice(f"waits for: {'; '.join(queued.ahead)}", key=events.QUEUE_NOTICE))
         else:
-            self.on_started(connection, queued.nodes)
+            self.on_started(connection, ranges_of(queued.nodes))
+
+    def tell_line(self) -> None:
+        """Say, of a run that goes on for a while, that somebody waits in line for nodes like these, or nobody does."""
+        asyncio.get_running_loop().call_later(
+            max(0.0, self._began_s + LINE_AFTER_S - time.monotonic()), self._tell_line
+        )
+
+    def _tell_line(self) -> None:
+        if not self.done and self.mesh.core.line_text != self._line_told:
+            self._line_told = self.mesh.core.line_text
+            self.emit(events.Notice(self._line_told, key=events.LINE_NOTICE))
 
     def _submit_to_others(self, queued: pb.Queued) -> None:
         core = self.mesh.core
         for node, submit in self._submits.items():
             if node != self._numbered_by:
                 submit.run.number = queued.number
-                submit.after = queued.previous.get(node, 0)
+                submit.after = earlier_run(queued.earlier, node)
                 core.connections[node].submit(self, submit)
                 if self._interrupting:
                     core.connections[node].cancel(self.id)
@@ -347,6 +378,9 @@ class Run:
         one gives the number."""
         core, lost = self.mesh.core, self._numbered_by
         await core.choose_first()
+        if core.tree is not None:
+            await self._number_in_tree(core.tree)
+            return
         if self.number or self.done or core.first_node == lost:
             return
         core.connections[lost].forget(self.id)
@@ -356,6 +390,20 @@ class Run:
         core.connections[self._numbered_by].submit(self, submit)
         if self._interrupting:
             core.connections[self._numbered_by].cancel(self.id)
+
+    async def _number_in_tree(self, tree: TreeConnection) -> None:
+        """As above, where the lost node may have passed the run on, which says no more than the others know."""
+        core, asked = self.mesh.core, self._numbered_by
+        if core.first_node == asked and core.is_node_up(asked):
+            return  # it was asked again
+        number = await core.number_of(self.id)
+        if self.number or self.done:
+            return
+        if number:
+            tree.numbered(self.id, number)
+        elif core.is_node_up(asked) or asked not in core.by_node(self.ranks):
+            self._numbered_by = core.first_node
+            tree.number_by(self.id, core.first_node, core.newest_number)
 
     def on_started(self, connection: FollowedThrough, nodes: Iterable[int] = ()) -> None:
         if self._waits_on:
@@ -372,6 +420,9 @@ class Run:
 
     def on_output(self, connection: FollowedThrough, output: pb.Output) -> None:
         self._waits_watch.printed = True
+        if output.HasField("counted"):
+            for event in self._decoder.events_of_counted(output.counted):
+                self.emit(event)
         for rank_output in output.ranks:
             for rank in (rank_output.rank, *rank_output.also):
                 self._on_items(rank, rank_output.items)
@@ -385,8 +436,7 @@ class Run:
 
     def on_finished(self, connection: FollowedThrough, finished: pb.Finished) -> None:
         if self.done:
-            ranks = [packed.rank for packed in finished.results]
-            self._end_replay(connection, itertools.chain(ranks, *(equal.ranks for equal in finished.equal)))
+            self._end_replay(connection, ranks_finished(finished))
             if self._is_collected:  # by an allocator that was killed before it wrote that down
                 connection.collect(self.id)
         is_first = not self.results
@@ -410,8 +460,7 @@ class Run:
 
     def _on_plain_results(self, equal: pb.EqualResults) -> None:
         """Ranks have come to the end, and there is nothing else to say of them."""
-        wanted = self._on_ranks - self.results.keys()
-        ranks = [rank for rank in equal.ranks if rank in wanted]
+        ranks = self.results.left_of(self._on_ranks & ranges_of(equal.ranks))
         self.results.add_alike(ranks, equal, may_print_later=not (equal.result.untouched or self.is_script))
         self.stops.forget(ranks)
         if self._listeners:
@@ -424,7 +473,7 @@ class Run:
         self._values.add(packed)
         self.stops.forget([packed.rank])
         host = "" if packed.outcome == run_pb2.OUTCOME_OK else self._nodes.name_of(packed.rank)
-        result = result_event(packed, host, of_script=self.is_script)
+        result = result_event(packed, host, of_script=self.is_script, of_node=self.is_of_nodes)
         self.results[packed.rank] = result
         self.emit(result)
         if packed.notice:
@@ -474,12 +523,34 @@ class Run:
             self.emit(events.Notice(text, key=f"link {connection.name}"))
             if not up and self.is_stuck:
                 asyncio.get_running_loop().call_later(GAP_S, self._check_stuck)
-            asked = self.mesh.core.connections.get(self._numbered_by) if self._submits and not self.number else None
-            if not up and asked is connection and not self._submits[self._numbered_by].ranks:
+            if self._submits and not self.number and self._is_asked_in_vain(connection, up):
                 self._spawn(self._number_elsewhere())
         if up and self._spans_nodes and not self.done:
             # The allocator may have died before it wrote the run before this one down.
             self._spawn(self._proceed_later())
+
+    def _is_asked_in_vain(self, connection: Connection, up: bool) -> bool:
+        """Whether the node that is to give it its number can not, now that another one answers, or does not."""
+        core = self.mesh.core
+        if core.tree is not None:  # also when one is back that will be above it
+            return up or core.connections[self._numbered_by] is connection
+        is_asked = core.connections.get(self._numbered_by) is connection
+        return not up and is_asked and not self._submits[self._numbered_by].ranks
+
+    def on_node_replaced(self, node: int, ranks: Iterable[int], why: str) -> None:
+        """Another node has the place of one, with new ranks that know nothing of this run."""
+        connection = self.mesh.core.connections[node]
+        if self._submits and not self.number and node == self._numbered_by:
+            self.on_refused(
+                connection, NodeUnreachable(f"{why}, which was to begin this: run it again", connection.name)
+            )
+        lost = [rank for rank in self._left() if rank in ranks]
+        if lost and not self.done:
+            died = run_pb2.RankResult(outcome=run_pb2.OUTCOME_DIED, death=run_pb2.Death(likely_cause=why))
+            finished = pb.Finished(run_id=self.id)
+            for rank in lost:
+                finished.results.add(rank=rank).MergeFrom(died)
+            self.on_finished(connection, finished)
 
     def _complete(self) -> None:
         """Every rank has finished: fetch large values and repair groups if need be, then tell everybody."""
@@ -519,6 +590,7 @@ class Run:
             self.emit(events.Notice(waited, key="waits"))  # what the interrupt was for stays
             for key in (
                 events.QUEUE_NOTICE,
+                *([events.LINE_NOTICE] if self._line_told else ()),
                 "stuck",
                 "stopped",
                 *(f"link {name}" for name in self._nodes.linked),
@@ -543,7 +615,7 @@ class Run:
     async def _look(self) -> dict[int, run_pb2.Where] | None:
         if not self._listeners or self._waits_on:
             return None
-        return await self.mesh.core.where(self._left(), self.id)
+        return await self.mesh.core.where(self._left(), self.id, is_urgent=False)
 
     def _left_out(self) -> Mapping[int, str]:
         if self.is_script or self.is_calls:
@@ -563,7 +635,7 @@ class Run:
     def _say_aborted(self, ranks: list[int]) -> None:
         """Say for whose failure `ranks` are interrupted: not for those of ranks that others took along."""
         causes = [failure.rank for failure in self.failures if not failure.is_consequence]
-        text = f"{name_ranks(ranks)} interrupted: {name_ranks(causes or self._failed_ranks())} failed"
+        text = f"{self._named(ranks)} interrupted: {self._named(causes or self._failed_ranks())} failed"
         self.emit(events.Notice(text, key="abort"))
 
     def _send_interrupt(self) -> None:

@@ -15,13 +15,15 @@ class Script:
     """A program and how it is to be run.
 
     Attributes:
-        path: a file, relative to `directory`; with `module` a module's name, with `executable` a command.
+        path: a file, relative to `directory`; with `module` a module's name, with `executable` a command, with `shell`
+            a line for the shell.
         arguments: the program's.
         module: as `python -m`. executable: as torchrun's `--no-python`.
         in_place: in the live ranks, in the namespace of the cells, as IPython's `%run -i`; what it leaves stays.
         beside: do not wait for other scripts on the same ranks, nor let them wait for this one.
         max_restarts: when a rank fails, how often all are started again.
         environment: added to the processes'.
+        shell: the first rank of each node runs it, told of nodes instead of ranks.
         directory: where it runs, on nodes that see it; empty for where the live ranks started.
     """
 
@@ -34,16 +36,19 @@ class Script:
     max_restarts: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
     directory: str = ""
+    shell: bool = False
 
     @property
     def title(self) -> str:
         """The command line: `train.py --lr 3e-4`."""
+        if self.shell:
+            return self.path
         return shlex.join([*(["-m"] if self.module else []), self.path, *self.arguments])
 
     @property
     def is_file(self) -> bool:
         """Whether `path` is that of a Python file."""
-        return not (self.module or self.executable)
+        return not (self.module or self.executable or self.shell)
 
     @property
     def place(self) -> str:
@@ -58,8 +63,8 @@ class Script:
 
 def check_script(script: Script) -> None:
     """Raise UsageError for what makes no sense whatever the mesh."""
-    if not script.path:
-        raise UsageError("no script is named")
+    if not script.path.strip():
+        raise UsageError("no command is given" if script.shell else "no script is named")
     if script.module and script.executable:
         raise UsageError("a module is run by Python: -m and --no-python exclude each other")
     if script.max_restarts < 0:

@@ -15,16 +15,24 @@ from monarch_nb.client.runs.run import ABORT_AFTER_S, STOP_WAIT_S, Run
 from monarch_nb.client.runs.values import RunValues
 from monarch_nb.client.scripts.script import Script
 from monarch_nb.errors import MonarchNbError, ProcessGroupAborted
-from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.ground.rank_sets import MOST_NAMED, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
 
-async def host_store(mesh: HeldMesh, run_id: str) -> pb.HostStoreReply:
-    """Host a store for a run on the first of its nodes; it is there until the run is collected."""
+async def host_store(mesh: HeldMesh, run_id: str, *, only_port: bool = False) -> pb.HostStoreReply:
+    """Host a store for a run on the first of its nodes; it is there until the run is collected.
+
+    Args:
+        only_port: find a port for it instead.
+    """
     spec = mesh.reservation.spec
     request = pb.HostStoreRequest(
-        reservation_id=mesh.reservation.id, mesh_id=run_id, python=spec.python, preload=spec.preload
+        reservation_id=mesh.reservation.id,
+        mesh_id=run_id,
+        python=spec.python,
+        preload=spec.preload,
+        only_port=only_port,
     )
     first = mesh.core.connection_of(mesh.ranks[0])
     reply: pb.HostStoreReply = await first.unary("HostStore", request, SPAWN_TIMEOUT_S)
@@ -49,7 +57,7 @@ class ScriptRun(Run):
         **options: Any,
     ) -> None:
         super().__init__(mesh, run_id, mesh.ranks, script.title, **options)
-        self.is_script = True
+        self.is_script, self.is_of_nodes = True, script.shell
         self._script, self._attempt, self._on_attempt = script, 0, on_attempt
         self._held: list[events.Result] = []
 
@@ -73,6 +81,7 @@ class ScriptRun(Run):
             environment=script.environment,
             cell_number=self.cell_number,
             directory=script.directory,
+            shell=script.shell,
         )
         return run_pb2.RunSpec(run_id=self.id, script=told, tree=self.mesh.reservation.files.tree())
 
@@ -81,10 +90,18 @@ class ScriptRun(Run):
     def submit(self, spec: run_pb2.RunSpec) -> None:
         """As a run's; output is labelled by the mesh's ranks, so it is said which of the script's these are."""
         count = len(self.ranks)
-        if self.ranks != tuple(range(count)) and not self._attempt:
+        if self._script.shell:
+            if count > 1:
+                self.emit(events.Notice(self._names_of_nodes(), key="world"))
+        elif self.ranks != tuple(range(count)) and not self._attempt:
             own = "is the script's rank 0" if count == 1 else f"are the script's ranks 0-{count - 1}"
             self.emit(events.Notice(f"{name_ranks(self.ranks)} of the mesh {own}", key="world"))
         super().submit(spec)
+
+    def _names_of_nodes(self) -> str:
+        named = [f"[{rank}] {self._nodes.name_of(rank)}" for rank in self.ranks]
+        shown = named if len(named) <= MOST_NAMED else [*named[:MOST_NAMED], "…"]
+        return f"once on each of {len(named)} nodes: {', '.join(shown)}"
 
     def emit(self, event: events.Event) -> None:
         """Tell every listener; results only when no other attempt follows, and with what can be said at the end."""

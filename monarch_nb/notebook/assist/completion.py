@@ -8,19 +8,23 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.notebook.mode import MeshMode, is_ours
 from monarch_nb.notebook.session import Session
-from monarch_nb.notebook.syntax.command_line import Command, CommandSet, Source, complete, split_words
+from monarch_nb.notebook.syntax.command_line import Command, CommandSet, Source, complete, split_words, unquote
 from monarch_nb.notebook.syntax.declarations import CELL, MESH
 from monarch_nb.shape import Extent
 
+if TYPE_CHECKING:
+    from monarch_nb.client.meshes.mesh import Mesh
+
 _LINE_MAGIC = re.compile(r"(?:[\w\s,.\[\]]+=)?\s*%mesh(?!\w)(?P<rest>.*)", re.DOTALL)
 _CELL_MAGIC = re.compile(r"%%mesh(?!\w)(?P<rest>.*)", re.DOTALL)
+_NAMING = {"-t": "targets", "--targets": "targets", "--mesh": "mesh"}
 _MAX_LISTED_RANKS = 16
 _MAX_LISTED_RUNS = 20
 _IPYTHONS_NAMES = ("In", "Out", "exit", "quit", "get_ipython", "open")
@@ -45,11 +49,12 @@ class InLine:
 
 @dataclass(frozen=True, slots=True)
 class InBody:
-    """The cursor is in code for the ranks."""
+    """The cursor is in code for the ranks of a mesh, or of the main one."""
 
     code: str
     cursor: int
     targets: str | None
+    mesh: str | None
 
 
 def locate(cell: str, line: int, column: int, mode: MeshMode) -> InLine | InBody | None:
@@ -63,11 +68,11 @@ def locate(cell: str, line: int, column: int, mode: MeshMode) -> InLine | InBody
             return InLine(CELL, typed["rest"]) if typed else None
         body = lines[first + 1 :]
         cursor = sum(len(each) + 1 for each in body[: line - first - 1]) + column
-        return InBody("\n".join(body), cursor, _typed_targets(magic["rest"]))
+        return InBody("\n".join(body), cursor, *_typed(magic["rest"]))
     if magic := _LINE_MAGIC.match(before):
         return InLine(MESH, magic["rest"]) if magic["rest"][:1].isspace() else None
     if mode.on and not is_ours(lines):
-        return InBody(cell, sum(len(each) + 1 for each in lines[:line]) + column, mode.targets)
+        return InBody(cell, sum(len(each) + 1 for each in lines[:line]) + column, mode.targets, mode.mesh)
     return None
 
 
@@ -120,29 +125,36 @@ def make_matcher(
             if name.startswith(typed) and not name.startswith("_") and name not in _IPYTHONS_NAMES
         )
 
-    def run_numbers(typed: str) -> Iterable[str]:
-        newest = [str(info.number) for info in session.mesh().past_runs()][: -_MAX_LISTED_RUNS - 1 : -1]
+    def run_numbers(mesh: Mesh, typed: str) -> Iterable[str]:
+        newest = [str(info.number) for info in mesh.past_runs()][: -_MAX_LISTED_RUNS - 1 : -1]
         return [number for number in newest if number.startswith(typed)]
 
-    def rank_names(typed: str) -> Iterable[str]:
-        matches, start = session.mesh().complete(typed, len(typed))
+    def rank_names(mesh: Mesh, typed: str) -> Iterable[str]:
+        matches, start = mesh.complete(typed, len(typed))
         return [typed[:start] + match for match in matches]
+
+    def of_mesh(line: str, offer: Callable[[Mesh, str], Iterable[str]]) -> Callable[[str], Iterable[str]]:
+        return lambda typed: offer(session.mesh(name=_typed(line)[1]), typed)
 
     sources: dict[Source, Callable[[str], Iterable[str]]] = {
         "subcommand": lambda typed: [each.name for each in MESH.commands if each.name.startswith(typed)],
         "reservation": lambda typed: [name for name in session.names() if name.startswith(typed)],
-        "target": lambda typed: target_words(session.mesh().extent, typed),
-        "run": run_numbers,
+        "node": lambda typed: [name for name in session.current().node_names if name.startswith(typed)],
+        "mesh": lambda typed: [name for name in session.current().meshes if name.startswith(typed)],
         "kernel_name": kernel_names,
-        "rank_name": rank_names,
         "script": script_files,
         "module": module_names,
     }
 
     def candidates(place: InLine | InBody) -> tuple[str, list[str] | None]:
         if isinstance(place, InLine):
-            return complete(place.magic, place.text, sources)
-        mesh = session.mesh(place.targets)
+            of_line: dict[Source, Callable[[str], Iterable[str]]] = {
+                "target": of_mesh(place.text, lambda mesh, typed: target_words(mesh.extent, typed)),
+                "run": of_mesh(place.text, run_numbers),
+                "rank_name": of_mesh(place.text, rank_names),
+            }
+            return complete(place.magic, place.text, sources | of_line)
+        mesh = session.mesh(place.targets, place.mesh)
         matches, start = mesh.complete(place.code, place.cursor, rank=mesh.ranks[0])
         return place.code[start : place.cursor], list(matches)
 
@@ -168,14 +180,15 @@ def make_matcher(
     return matcher
 
 
-def _typed_targets(line: str) -> str | None:
+def _typed(line: str) -> tuple[str | None, str | None]:
+    """Return the targets and the mesh that a line names."""
     try:
         words = split_words(line)
     except UsageError:
-        return None
+        return None, None
+    found: dict[str, str] = {}
     for word, following in itertools.pairwise([*words, ""]):
-        if word in ("-t", "--targets"):
-            return following or None
-        if word.startswith("--targets="):
-            return word.removeprefix("--targets=")
-    return None
+        spelling, equals, value = word.partition("=")
+        if name := _NAMING.get(spelling):
+            found.setdefault(name, unquote(value if equals else following))
+    return found.get("targets") or None, found.get("mesh") or None

@@ -44,7 +44,7 @@ def described(session: Session, mode: MeshMode, code: str, cursor: int) -> str:
         return ""
     try:
         name = token_at_cursor(place.code, place.cursor)
-        text, rank = session.mesh(place.targets).inspect(name) if name else ("", 0)
+        text, rank = session.mesh(place.targets, place.mesh).inspect(name) if name else ("", 0)
     except (SyntaxError, MonarchNbError):  # unfit to be read; as for completion
         return ""
     return f"{text}\n\nOn rank {rank}." if text else ""

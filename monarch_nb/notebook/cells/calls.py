@@ -1,4 +1,5 @@
-"""What a cell calls of actors: what they print is shown in it, as what a %%mesh cell prints."""
+"""What a cell calls of actors, and the commands that it runs: what they print is shown in it, as what a %%mesh cell
+prints."""
 
 from __future__ import annotations
 
@@ -42,16 +43,24 @@ class CellCalls:
 
     def listener(self, ranks: Iterable[int], mesh: str) -> Callable[[Event], None]:
         """Return what is told the events of a run of calls on a mesh: the view of its own that it has in this cell."""
+        return self._view(ranks, of_calls=True).on_event
+
+    def run_listener(self, ranks: Iterable[int]) -> Callable[[Event], None]:
+        """Return what is told the events of a run that the cell waits for: its view shows what that of a %%mesh cell
+        does, and the cell raises how it failed."""
+        return self._view(ranks, of_calls=False).on_event
+
+    def _view(self, ranks: Iterable[int], *, of_calls: bool) -> RunView:
         view = RunView(
             ranks,
             self._publish(),
             call_later,
             stream=not os.environ.get(NONINTERACTIVE_VARIABLE),
             terminal=self._terminal,
-            of_calls=True,
+            of_calls=of_calls,
         )
         self._views.append(view)
-        return view.on_event
+        return view
 
     def screen(self) -> Screen:
         """Return the cell that executes when ranks ask."""

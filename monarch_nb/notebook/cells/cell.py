@@ -17,6 +17,7 @@ from monarch_nb.client.connections.events import TIME_NOTICE, Event, Finished, N
 from monarch_nb.client.debug.answering import Answering
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, RunFailed
+from monarch_nb.ground.code_names import mesh_flag
 from monarch_nb.ground.interrupting import anywhere, at_waits
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.notebook.cells.answering import SCREEN, on_breakpoint
@@ -26,7 +27,7 @@ from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
 from monarch_nb.notebook.output.publishing import call_later, displaying, printing
 from monarch_nb.notebook.output.tables import calm_line, is_notebook, preformatted, show
 from monarch_nb.notebook.output.view import RunView
-from monarch_nb.notebook.session import Session
+from monarch_nb.notebook.session import Session, mesh_called
 from monarch_nb.notebook.syntax.command_line import checked_name, help_text, parse, wants_help
 from monarch_nb.notebook.syntax.declarations import CELL
 from monarch_nb.times import duration
@@ -81,11 +82,11 @@ class CellRunner:
         if not code.strip():
             show(calm_line("an empty cell: nothing was run"))
             return
-        mesh = self._session.mesh(parsed.text("targets"))
+        mesh = self._session.mesh(parsed.text("targets"), parsed.text("mesh"))
         if announced:
-            show(calm_line(f"on mesh {self._session.current().name} · {_how_many(mesh)}"))
+            show(calm_line(f"on mesh {mesh_called(mesh)} · {_how_many(mesh)}"))
         if parsed.switch("sync", default=True):
-            self._files.before_run(mesh.core.by_node(mesh.ranks))
+            self._files.before_run(mesh.core.node_names(mesh.ranks))
         on_error: OnError = "abort" if parsed.text("on_error") == "abort" else "wait"
         self._execute(
             partial(mesh.submit, code, on_error=on_error, want_value=out is not None, sync=False),
@@ -127,7 +128,7 @@ class CellRunner:
         Raises:
             RunFailed, RunInterrupted, RunTimeout: as `run`.
         """
-        self._files.before_run(mesh.core.by_node(mesh.ranks))
+        self._files.before_run(mesh.core.node_names(mesh.ranks))
         submit = partial(mesh.start_script, script, sync=False)
         self._execute(
             submit,
@@ -186,7 +187,7 @@ class CellRunner:
             raise failed
 
     def follow(self, runs: Sequence[RunInfo], *, from_start: bool, block: bool) -> None:
-        """Follow runs of the current mesh, one after the other.
+        """Follow runs of the current reservation, one after the other.
 
         Raises:
             RunFailed: the last of those that failed; the others' errors are shown.
@@ -213,7 +214,9 @@ class CellRunner:
             run.replace_listener(before.on_event, None if from_start else view.on_event)
             before.leave(f"goes on in cell [{self._cell_number}]")
         if run is None or before is None or from_start:
-            run = self._session.mesh().attach_run(info.run_id, from_start=from_start, listener=view.on_event)
+            run = self._session.mesh(name=info.mesh or None).attach_run(
+                info.run_id, from_start=from_start, listener=view.on_event
+            )
         self._session.runs[run.id] = run
         self._views[run.id] = view
         if block:
@@ -368,5 +371,6 @@ def _how_many(mesh: Mesh) -> str:
 
 def _followed_line(info: RunInfo, from_start: bool) -> str:
     ago = duration(max(0.0, time.time() - info.submitted_at))
-    earlier = "" if from_start else f"; not what was shown before: %mesh attach --run {info.number} shows all of it"
+    again = f"%mesh attach{mesh_flag(info.mesh)} --run {info.number}"
+    earlier = "" if from_start else f"; not what was shown before: {again} shows all of it"
     return f"{info} · {name_ranks(info.ranks)} · submitted {ago} ago{' · finished' if info.done else ''}{earlier}"

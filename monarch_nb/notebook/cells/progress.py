@@ -48,7 +48,7 @@ class Progress:
     ) -> None:
         self._left.set()
         if kind is not None and not self._final:
-            self._show(f"{self._text} stopped after {duration(self.elapsed_s)}" if self._text else "", final=True)
+            self._show(f"{self._text} · stopped after {duration(self.elapsed_s)}" if self._text else "", final=True)
 
     def __call__(self, text: str) -> None:
         """Say what goes on now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -30,8 +30,8 @@ class FilesBeforeCells:
         self._shell, self._session = shell, session
         self._said: set[str] = set()
 
-    def before_run(self, nodes: Iterable[int]) -> None:
-        """Sync before a cell; says something only when something went, or could not.
+    def before_run(self, nodes: Collection[str]) -> None:
+        """Sync before a cell that runs on some nodes; says something only when something went, or could not.
 
         Raises:
             FilesError, NodeUnreachable: a node that the cell needs does not have the files.

@@ -32,7 +32,7 @@ def debug(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
         choose(chosen)
         show(calm_line(_CHOSEN[chosen]))
         return
-    mesh = session.mesh(parsed.text("targets"))
+    mesh = session.mesh(parsed.text("targets"), parsed.text("mesh"))
     debugger, post_mortem = Debugger(mesh), parsed.switch("post_mortem")
     if post_mortem and not debugger.enter_errors():
         show(calm_line(f"no error to look at: the last run on {name_ranks(mesh.ranks)} did not fail"))

@@ -136,6 +136,8 @@ def missing(there: Differences, everyone: Sequence[str]) -> list[str]:
 def placed_line(reservation: Reservation) -> str:
     """Return where the ranks have their files."""
     files = reservation.files
+    if not files.root and not reservation.is_mine:
+        return f"files: {reservation.owner}'s, from where it was reserved; yours are not synced"
     if not files.root:
         return "no files: it was reserved without any"
     if not files.copies:
@@ -235,14 +237,13 @@ def ignored(local: Mapping[str, Report]) -> list[str]:
 
 def _places(reservation: Reservation, parsed: Parsed) -> list[tuple[str, int, str]]:
     """Return whence to fetch: the directory for it when there may be several, the rank, and its node's name."""
-    ranks = reservation.mesh.ranks
-    per_node = len(ranks) // reservation.nodes
+    per_node, names = reservation.mesh.core.ranks_per_node, reservation.node_names
+    ranks = {"rank": reservation.mesh.ranks, "node": range(0, len(names) * per_node, per_node)}
     for flag, step in (("rank", 1), ("node", per_node)):
         if parsed.text(flag) == "all":
             if parsed.text("node" if flag == "rank" else "rank") is not None:
                 raise UsageError("--rank R or --node N, not both")
-            name_of = reservation.mesh.core.connection_of
-            return [(f"{flag}{rank // step}", rank, name_of(rank).name) for rank in ranks[::step]]
+            return [(f"{flag}{rank // step}", rank, names[rank // per_node]) for rank in ranks[flag]]
     rank, node = _place(reservation, parsed)
     return [("", rank, node)]
 
@@ -265,9 +266,9 @@ def _place(reservation: Reservation, parsed: Parsed) -> tuple[int, str]:
     rank, node = _number(parsed, "rank"), _number(parsed, "node")
     if rank is not None and node is not None:
         raise UsageError("--rank R or --node N, not both")
-    per_node = len(reservation.mesh.ranks) // reservation.nodes
+    per_node = reservation.mesh.core.ranks_per_node
     chosen = rank if rank is not None else (node or 0) * per_node
-    if chosen not in reservation.mesh.ranks:
+    if chosen >= reservation.nodes * per_node:
         what = f"rank {rank}" if rank is not None else f"node {node}"
         raise TargetError(f"{reservation.name} has no {what}: {reservation.nodes} nodes × {per_node} ranks")
-    return chosen, reservation.mesh.core.connection_of(chosen).name
+    return chosen, reservation.node_names[chosen // per_node]

@@ -19,7 +19,7 @@ from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.cells.progress import Progress
 from monarch_nb.notebook.commands.debugging import debug
 from monarch_nb.notebook.commands.files import FileCommands, placed_line
-from monarch_nb.notebook.commands.scripts import run_script
+from monarch_nb.notebook.commands.scripts import run_command, run_script
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.output.actors import actors_table
 from monarch_nb.notebook.output.logs import nothing_line, shown_logs
@@ -34,7 +34,7 @@ from monarch_nb.notebook.output.tables import (
     status_table,
 )
 from monarch_nb.notebook.panels.showing import Panels
-from monarch_nb.notebook.session import Session, attached_line, divided, shape, unseen_line
+from monarch_nb.notebook.session import Session, attached_line, divided, mesh_called, shape, unseen_line
 from monarch_nb.notebook.syntax import declarations
 from monarch_nb.notebook.syntax.command_line import (
     Command,
@@ -44,11 +44,14 @@ from monarch_nb.notebook.syntax.command_line import (
     is_name,
     overview,
     parse,
+    read_environment,
     wants_help,
 )
+from monarch_nb.provision import jobs
 from monarch_nb.times import duration, seconds_of, time_of_day
 
 if TYPE_CHECKING:
+    from monarch_nb.client.meshes.mesh import Mesh
     from monarch_nb.client.reservations.reservation import Reservation
 
 
@@ -71,10 +74,15 @@ class Subcommands:
             declarations.ATTACH: self._attach,
             declarations.DETACH: self._detach,
             declarations.RELEASE: self._release,
+            declarations.REPLACE: self._replace,
+            declarations.GROW: self._grow,
+            declarations.SHRINK: self._shrink,
+            declarations.STOP: self._stop,
             declarations.EXTEND: self._extend,
             declarations.SHARE: self._share,
             declarations.LIST: self._list,
             declarations.RUN: partial(run_script, session, cells),
+            declarations.SH: partial(run_command, session, cells),
             declarations.PANEL: self._panel,
             declarations.STATUS: self._status,
             declarations.STACKS: self._stacks,
@@ -170,14 +178,15 @@ class Subcommands:
         before = self._session.reservation
         reservation = self._session.attach(parsed.word, parsed.text("pool"))
         number, from_start = parsed.count("run"), parsed.switch("from_start")
-        runs, others = divided(self._session.open_runs(), self._session.notebook)
+        on = self._session.mesh(name=parsed.text("mesh")) if parsed.text("mesh") else None
+        runs, others = divided(self._session.open_runs(on), self._session.notebook)
         if number:
-            runs, others = [self._session.run_numbered(number)], []
+            runs, others = [self._session.run_numbered(number, parsed.text("mesh"))], []
         same = before is not None and before.id == reservation.id
         said = same and (bool(runs) or self._session.reattached_in == self._shell.execution_count)
         if not said:  # `%load_ext` has said it, in a cell above or in this one
             show(calm_line(attached_line(reservation)))  # runs follow, each with a line of its own
-        if not runs and (last := self._session.last_cell()):
+        if not runs and (last := self._session.last_cell(on)):
             if from_start:
                 runs = [last]
             else:
@@ -234,6 +243,67 @@ class Subcommands:
         line = f"{name}: released {shape(reservation)} in {duration(progress.elapsed_s)}"
         return "\n".join([line, *map(str, kept)])
 
+    def _replace(self, parsed: Parsed) -> None:
+        reservation = self._named(parsed)
+        wait = parsed.seconds("wait") or parsed.switch("wait")
+        with Progress(is_notebook(self._shell)) as progress:
+            try:
+                time_s = parsed.seconds("time")
+                replaced = reservation.replace(*parsed.many("node"), wait=wait, time=time_s, progress=progress)
+            except KeyboardInterrupt:
+                raise RunInterrupted("interrupted: %mesh status says which nodes there are") from None
+            others = "the other ranks keep theirs; call dist.init_process_group() on all ranks again"
+            took = duration(progress.elapsed_s)
+            progress.done("\n".join([f"{reservation.name}: replaced in {took}", *map(str, replaced), others]))
+
+    def _grow(self, parsed: Parsed) -> None:
+        nodes = parsed.text("nodes")
+        if nodes is None:
+            raise UsageError("say how many nodes there are to be, as in --nodes 4, or --nodes +2 for two more")
+        wait, time_s = parsed.seconds("wait") or parsed.switch("wait"), parsed.seconds("time")
+        self._resize(
+            parsed,
+            lambda held, say: held.grow(
+                nodes,
+                into=parsed.text("into") or "",
+                mesh=parsed.text("mesh") or "",
+                wait=wait,
+                time=time_s,
+                progress=say,
+            ),
+        )
+
+    def _shrink(self, parsed: Parsed) -> None:
+        nodes, named = parsed.text("nodes"), parsed.many("node")
+        self._resize(
+            parsed,
+            lambda held, say: held.shrink(nodes, node=named, into=parsed.text("into") or "", progress=say),
+        )
+
+    def _stop(self, parsed: Parsed) -> None:
+        reservation, name = self._session.current(), parsed.words[0]
+        silent = reservation.stop_mesh(name)
+        do = "does" if len(silent) == 1 else "do"
+        later = f"; {', '.join(silent)} {do} not answer: its ranks there end when that is back" if silent else ""
+        show(calm_line(f"{name} of {reservation.name} has ended{later}"))
+
+    def _resize(self, parsed: Parsed, change: Callable[[Reservation, Progress], object]) -> None:
+        reservation = self._named(parsed)
+        with Progress(is_notebook(self._shell)) as progress:
+            try:
+                progress.done(str(change(reservation, progress)))
+            except KeyboardInterrupt:
+                raise RunInterrupted("interrupted: %mesh status says which nodes there are") from None
+
+    def _mesh(self, parsed: Parsed) -> Mesh:
+        """Return the part of a mesh that a command is for."""
+        return self._session.mesh(parsed.text("targets"), parsed.text("mesh"))
+
+    def _named(self, parsed: Parsed) -> Reservation:
+        """Return the reservation that a command names, else the notebook's."""
+        held = self._session.client.attach(parsed.word, pool=self._session.pool) if parsed.word else None
+        return held or self._session.current()
+
     def _extend(self, parsed: Parsed) -> None:
         reservation = self._session.current()
         by_s = seconds_of(parsed.words[0], "TIME")
@@ -269,24 +339,32 @@ class Subcommands:
     def _list(self, _: Parsed) -> None:
         current = self._session.reservation
         held = self._session.client.list_everywhere()
-        show(reservations_table(held, current.id if current else None))
+        mine = [info for info in held.reservations if info.held_by_me]
+        prices = {info.reservation_id: jobs.price_per_hour(info.pool, info.name) for info in mine}
+        show(reservations_table(held, current.id if current else None, prices))
 
-    def _status(self, _: Parsed) -> None:
+    def _status(self, parsed: Parsed) -> None:
         reservation = self._session.current()
         info = reservation.status(memory=False)
-        mesh = reservation.mesh
+        mesh = self._mesh(parsed)
         actors = [info for info in reservation.actor_infos() if info.mesh == mesh.name]
-        show(status_table(reservation, mesh.status(), self._session.open_runs(), info.left, actors, info.waiting))
+        price = jobs.price_per_hour(info.pool, info.name) if info.held_by_me else 0.0
+        job = jobs.title_of_pool(info.pool)
+        runs = self._session.open_runs(mesh)
+        others = [other for other in reservation.meshes.now() if other.id != mesh.id]
+        show(
+            status_table(mesh, mesh.status(), runs, others, info.left, actors, info.waiting, price, job, info.absences)
+        )
 
     def _stacks(self, parsed: Parsed) -> None:
-        show(stacks_view(self._session.mesh(parsed.text("targets")).stacks().groups))
+        show(stacks_view(self._mesh(parsed).stacks().groups))
 
     def _actors(self, _: Parsed) -> None:
         reservation = self._session.current()
         show(actors_table(reservation.name, reservation.actor_infos()))
 
     def _logs(self, parsed: Parsed) -> None:
-        mesh = self._session.mesh(parsed.text("targets"))
+        mesh = self._mesh(parsed)
         follow = parsed.switch("follow")
         with contextlib.suppress(KeyboardInterrupt) if follow else contextlib.nullcontext():
             line = ""
@@ -300,7 +378,7 @@ class Subcommands:
 
     def _push(self, parsed: Parsed) -> None:
         values = {name: self._evaluate(name, expression) for name, expression in push_items(parsed.words)}
-        mesh = self._session.mesh(parsed.text("targets"))
+        mesh = self._mesh(parsed)
         mesh.push(values)
         show(calm_line(f"pushed {', '.join(values)} to {name_ranks(mesh.ranks)}"))
 
@@ -314,7 +392,7 @@ class Subcommands:
 
     def _pull(self, parsed: Parsed) -> list[Any] | None:
         out = checked_name(parsed.text("out"))
-        mesh = self._session.mesh(parsed.text("targets"))
+        mesh = self._mesh(parsed)
         if out is None:
             return mesh.pull(parsed.words[0])
         try:
@@ -337,23 +415,18 @@ class Subcommands:
         show(calm_line(str(self._session.mesh().interrupt(kill_stuck=True))))
 
     def _restart(self, parsed: Parsed) -> None:
-        mesh = self._session.mesh()
-        targets = parsed.text("targets")
-        ranks = None if targets is None else self._session.mesh(targets).ranks
+        part = self._mesh(parsed)
         with Progress(is_notebook(self._shell)) as progress:
-            chosen = mesh.ranks if ranks is None else ranks
-            progress(f"restarting {name_ranks(chosen)}")
-            mesh.restart(ranks)
-            progress.done(_restarted_line(chosen, mesh.ranks, progress.elapsed_s))
+            progress(f"restarting {name_ranks(part.ranks)}")
+            part.restart()
+            progress.done(_restarted_line(part, progress.elapsed_s))
 
     def _on(self, parsed: Parsed) -> None:
-        targets = parsed.text("targets")
-        mesh = self._session.mesh(targets)
-        self._mode.start(targets)
-        name = self._session.current().name
+        mesh = self._mesh(parsed)
+        self._mode.start(parsed.text("targets"), parsed.text("mesh"))
         show(
             calm_line(
-                f"every following cell runs on mesh {name}, {name_ranks(mesh.ranks)}; "
+                f"every following cell runs on mesh {mesh_called(mesh)}, {name_ranks(mesh.ranks)}; "
                 "%%local at a cell's top runs it in the kernel, %mesh off ends this"
             )
         )
@@ -374,21 +447,6 @@ class Subcommands:
 
 def _files_option(chosen: str | None) -> str | bool:
     return True if chosen is None else False if chosen == "none" else chosen
-
-
-def read_environment(settings: Iterable[str]) -> dict[str, str | None]:
-    """Return what `--env NAME[=VALUE]` sets; a name alone takes the kernel's value, which None stands for.
-
-    Raises:
-        UsageError: a name that no environment variable can have.
-    """
-    environment: dict[str, str | None] = {}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not name.isidentifier():
-            raise UsageError(f"--env is NAME or NAME=VALUE, not {setting!r}")
-        environment[name] = value if equals else None
-    return environment
 
 
 def push_items(words: Sequence[str]) -> list[tuple[str, str | None]]:
@@ -413,21 +471,25 @@ def _shares(texts: Iterable[str]) -> dict[str, str]:
 
 def _is_to_be_read(message: str) -> bool:
     """Whether what was said while something was reserved is not only a step of it: files that were kept, names to which
-    it is shared that nobody may have, and a certificate that expires."""
-    return message.startswith(("kept ", "no certificate ", "whether anybody ")) or " for the pool " in message
+    it is shared that nobody may have, a certificate that expires, and nodes that are called alike."""
+    return message.startswith(("kept ", "no certificate ", "whether anybody ")) or any(
+        words in message for words in (" for the pool ", " nodes are called ")
+    )
 
 
 def _reserved_line(reservation: Reservation, steps: Sequence[str], took: str) -> str:
     mesh = reservation.mesh
     ranks = counted(len(mesh.ranks), "rank")
+    job = jobs.title_of_pool(reservation.pool)
+    where = f" ({job})" if job else ""
     if not steps:  # nothing had to be done
         dead = [info.rank for info in mesh.status() if info.state == "dead"]
-        alive = (
-            f"{ranks} alive" if not dead else f"{name_ranks(dead)} dead, the others alive: %mesh restart -t {dead[0]}"
-        )
+        alive = f"{ranks} alive{where}"
+        if dead:
+            alive = f"{name_ranks(dead)} dead, the others alive{where}: %mesh restart -t {dead[0]}"
         left = reservation.status(memory=False).left
         return f"{reservation.name}: already held, {alive}{f', {left} left' if left else ''}"
-    line = f"{reservation.name}: {shape(reservation)}, {ranks} ready in {took}"
+    line = f"{reservation.name}: {shape(reservation)}, {ranks} ready in {took}{where}"
     if left := reservation.status(memory=False).left:
         line += f", {left} left"
     for message in steps:
@@ -449,8 +511,8 @@ def _files_line(reservation: Reservation, asked: str | None) -> str:
     return placed_line(reservation)
 
 
-def _restarted_line(ranks: Sequence[int], everyone: Sequence[int], elapsed_s: float) -> str:
-    lost = f"{name_ranks(ranks)} restarted in {duration(elapsed_s)}: variables and imports are gone"
-    if len(ranks) == len(everyone):
+def _restarted_line(part: Mesh, elapsed_s: float) -> str:
+    lost = f"{name_ranks(part.ranks)} restarted in {duration(elapsed_s)}: variables and imports are gone"
+    if len(part.ranks) == part.extent.size:
         return lost
     return f"{lost} there, the others keep theirs; call dist.init_process_group() on all ranks again"

@@ -13,7 +13,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from monarch_nb.client.connections.events import Display, Elided, Event, Finished, Notice, Restart, Result, Stream, Text
+from monarch_nb.client.connections.events import (
+    Display,
+    Elided,
+    ElidedOfMany,
+    Event,
+    Finished,
+    Notice,
+    Restart,
+    Result,
+    Stream,
+    Text,
+)
 from monarch_nb.errors import RankFailure, RunFailed
 from monarch_nb.notebook.output.placing import Cursor, Places
 from monarch_nb.notebook.output.rows import (
@@ -122,6 +133,9 @@ class Fold:
                 self._add_text(self._rank(event.rank), event.stream, event.text)
             case Elided():
                 self._add_elided(self._rank(event.rank), event, now_s)
+            case ElidedOfMany():
+                for part in event.parts():
+                    self._add_elided(self._rank(part.rank), part, now_s)
             case Display():
                 self._add_display(self._rank(event.rank), event)
             case Result():

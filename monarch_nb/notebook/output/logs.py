@@ -12,7 +12,7 @@ from monarch_nb.client.connections.events import Finished, Text
 from monarch_nb.config import LOG_LINES
 from monarch_nb.errors import RunFailed
 from monarch_nb.ground.code_names import run_name, run_names
-from monarch_nb.ground.rank_sets import format_ranks
+from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 from monarch_nb.notebook.output.fold import HEAD_ROWS, TAIL_ROWS, Fold
 from monarch_nb.notebook.output.rows import TextRow, members
 
@@ -30,10 +30,14 @@ def shown_logs(mesh: Mesh, lines: int | None, number: int | None, *, follow: boo
         number: only that run, if it failed with its tracebacks.
         follow: go on with what comes.
 
+    What ranks wrote whose node does not answer is left out, which is said at the end.
+
     Raises:
         RunNotFound: there was no run of that number.
+        NodeUnreachable: none of their nodes answers.
     """
     lines = LOG_LINES if lines is None else lines
+    mesh, missing = _answering(mesh)
     batches: Iterator[Iterable[LogRecord]] = mesh.log_batches(lines=lines or None, run=number, follow=follow)
     cut_off = bool(lines)
     if lines and not follow:
@@ -42,6 +46,20 @@ def shown_logs(mesh: Mesh, lines: int | None, number: int | None, *, follow: boo
         batches = iter([records])
     endings = Endings(lambda: mesh.past_runs(number or 0), mesh.ranks, only=number, cut_off=cut_off)
     yield from folded_lines(batches, endings)
+    yield from missing
+
+
+def _answering(mesh: Mesh) -> tuple[Mesh, list[str]]:
+    """Return the part of a mesh whose nodes answer, and a line for each other node; the whole when none does."""
+    away: dict[str, list[int]] = {}
+    for info in mesh.status():
+        if info.absence:
+            away.setdefault(info.host, []).append(info.rank)
+    there = [rank for rank in mesh.ranks if not any(rank in ranks for ranks in away.values())]
+    if not away or not there:
+        return mesh, []
+    lines = [f"{host} does not answer: what {name_ranks(ranks)} wrote is not here" for host, ranks in away.items()]
+    return mesh.select(there), lines
 
 
 def nothing_line(mesh: Mesh, number: int | None) -> str:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import Literal
 
-from monarch_nb.errors import RankFailure, where_besides
+from monarch_nb.errors import RankFailure, name_failed, where_besides
 from monarch_nb.ground import escapes
 from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 from monarch_nb.notebook.output import ansi, mime
@@ -420,20 +420,21 @@ def _failures(fold: Fold, how: Literal["none", "short", "full"]) -> list[_Piece]
     pieces: list[_Piece] = []
     spent = 0
     for ranks, failure in fold.failure_groups():
-        piece = _failure(ranks, failure, full=how == "full")
+        title = name_failed(fold.failures[rank] for rank in ranks)
+        piece = _failure(title, failure, full=how == "full")
         if spent + piece.cost > _MAX_FAILURE_BYTES:
-            piece = _failure(ranks, failure, full=False)
+            piece = _failure(title, failure, full=False)
         if spent + piece.cost <= _MAX_FAILURE_BYTES:
             pieces.append(piece)
             spent += piece.cost
     return pieces
 
 
-def _failure(ranks: list[int], failure: RankFailure, full: bool) -> _Piece:
+def _failure(title: str, failure: RankFailure, full: bool) -> _Piece:
     where = where_besides(failure.message, failure.where)
     place = f" · {where}" if where else ""
     cause = mime.cut_middle(f"{failure.name}: {failure.message}".rstrip(": "), 600)
-    title, rest = name_ranks(ranks), ""
+    rest = ""
     if not full:
         cause = cause.partition("\n")[0]
     elif failure.rendered:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from monarch_nb.client.connections.events import Event, Finished, Notice, Restart, Result, Text
+from monarch_nb.client.connections.events import ElidedOfMany, Event, Finished, Notice, Restart, Result, Text
 
 HOLD_S = 0.8
 """So long at most. Ranks that are further apart in time are not taken for being in step."""
@@ -27,7 +27,8 @@ class Held:
             return [event]
         if isinstance(event, Restart | Finished):
             return [*self.release(), event]
-        self._events.setdefault(event.rank, []).append(event)
+        for one in event.parts() if isinstance(event, ElidedOfMany) else [event]:
+            self._events.setdefault(one.rank, []).append(one)
         return self.release() if self._is_clear() else []
 
     def _is_clear(self) -> bool:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import html
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
+from monarch_nb.client.pools.infos import line_sentence
 from monarch_nb.ground import escapes
 from monarch_nb.ground.code_names import run_names
-from monarch_nb.ground.rank_sets import format_ranks, name_ranks
-from monarch_nb.notebook.session import shape, unseen_line
+from monarch_nb.ground.rank_sets import counted, format_ranks, name_ranks
+from monarch_nb.notebook.session import mesh_called, shape, unseen_line
+from monarch_nb.provision.launchers import priced
 from monarch_nb.times import duration
 
 if TYPE_CHECKING:
     from monarch_nb.client.doctor.diagnosis import Diagnosis
+    from monarch_nb.client.meshes.mesh import Mesh
     from monarch_nb.client.pools.actor_infos import ActorInfo
     from monarch_nb.client.pools.infos import RankInfo, RunInfo
     from monarch_nb.client.reservations.lists import Holdings
-    from monarch_nb.client.reservations.reservation import Reservation
 
 _MUTED = "color:var(--jp-ui-font-color2,#666)"
 _ALARM = "color:var(--jp-error-color1,#b00020)"
@@ -88,20 +90,28 @@ def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], not
 
 
 def status_table(
-    reservation: Reservation,
+    mesh: Mesh,
     ranks: Sequence[RankInfo],
     runs: Sequence[RunInfo],
+    others: Sequence[Mesh] = (),
     left: str = "",
     actors: Sequence[ActorInfo] = (),
     waiting: Sequence[str] = (),
+    price_per_hour: float = 0.0,
+    job: str = "",
+    absences: Sequence[str] = (),
 ) -> Shown:
-    """Return what the ranks do, and why any of them died: equal ranks once.
+    """Return what the ranks of a mesh do, and why any of them died: equal ranks once.
 
     Args:
         runs: those that go on or that nobody has seen.
+        others: the other meshes of the reservation.
         left: how much time is left, if it is limited.
         actors: those that live on these ranks.
         waiting: who waits for such nodes, as `ReservationInfo.waiting` has it.
+        price_per_hour: in US dollars, 0 when it is not known.
+        job: whose nodes these are, as in "Slurm job 12"; empty when they are of no job.
+        absences: what there is to say of nodes of the reservation that do not answer, also where the mesh is not.
     """
     titles = run_names(runs)
     at_work = {info.rank: info for info in sorted(actors, key=lambda info: info.running_s) if info.running}
@@ -124,26 +134,42 @@ def status_table(
     dead = [rank.rank for rank in dead_ranks]
     notes = [*_causes(dead_ranks), *_last_words(dead_ranks)]
     notes += [f"rank {rank.rank}: {rank.trouble}" for rank in ranks if rank.trouble]
-    notes += [f"%mesh restart -t {format_ranks(dead)} gives {name_ranks(dead)} anew"] if dead else []
+    notes += [f"%mesh restart{mesh.flag} -t {format_ranks(dead)} gives {name_ranks(dead)} anew"] if dead else []
     notes += [_queued_note(run, titles[run.run_id]) for run in runs if run.queued]
     notes += [unseen_line(unseen)] if (unseen := [run for run in runs if run.done]) else []
-    notes += sorted({rank.absence for rank in ranks if rank.state == "unreachable"})
+    away = sorted({rank.absence for rank in ranks if rank.state == "unreachable"})
+    notes += [*away, *(text for text in absences if not any(said.startswith(text) for said in away))]
+    notes += [_other_line(other) for other in others]
     if waiting:
-        waits = "waits" if len(waiting) == 1 else "wait"
-        notes.append(f"{', '.join(waiting)} {waits} in line for nodes like yours: %mesh release gives them back")
+        notes.append(line_sentence(waiting))
     alive = sum(rank.is_alive for rank in ranks)
-    title = f"{reservation.name} · {shape(reservation)} · {alive} of {len(ranks)} ranks alive"
+    reservation = mesh.reservation
+    whose = "" if reservation.is_mine else f" of {reservation.owner}"
+    size = "" if mesh.flag else f" · {shape(reservation)}"
+    title = f"{mesh_called(mesh)}{whose}{size} · {alive} of {len(ranks)} ranks alive"
+    if job:
+        title += f" · {job}"
     if left:
         title += f" · {left} left"
+    if price_per_hour:
+        title += f" · {priced(price_per_hour)}"
     return table(title, headers, rows, notes)
 
 
-def reservations_table(held: Holdings, current: str | None) -> Shown:
-    """Return every reservation, with its pool when several were asked; the one named by the id `current` is marked."""
+def _other_line(mesh: Mesh) -> str:
+    return f"{mesh.name}: {counted(mesh.extent.size, 'rank')} more (%mesh status{mesh.flag})"
+
+
+def reservations_table(held: Holdings, current: str | None, prices: Mapping[str, float] | None = None) -> Shown:
+    """Return every reservation, with its pool when several were asked; the one named by the id `current` is marked.
+
+    Args:
+        prices: by id, in US dollars per hour, of those where it is known.
+    """
     infos = held.reservations
     if not infos:
         nothing = "nobody holds anything: %mesh reserve NAME --nodes 1 --procs 4"
-        return calm_line("\n".join([nothing, *held.notes]))
+        return calm_line("\n".join([nothing, *held.unheld, *held.notes]))
     rows = [
         [
             f"{info.name}{' *' if info.reservation_id == current else ''}",
@@ -153,13 +179,15 @@ def reservations_table(held: Holdings, current: str | None) -> Shown:
             info.holder,
             duration(max(0.0, time.time() - info.created_at)),
             info.left,
+            priced((prices or {}).get(info.reservation_id, 0.0)),
             info.notebook,
         ]
         for info in sorted(infos, key=lambda info: (not info.held_by_me, info.name))
     ]
     notes = ["* this notebook's"] if any(info.reservation_id == current for info in infos) else []
-    notes += held.notes
-    return table("", ["name", "pool", "shape", "ranks alive", "held by", "for", "time left", "notebook"], rows, notes)
+    notes += [*held.unheld, *held.notes]
+    headers = ["name", "pool", "shape", "ranks alive", "held by", "for", "time left", "costs", "notebook"]
+    return table("", headers, rows, notes)
 
 
 def stacks_view(groups: Sequence[tuple[Sequence[int], str]]) -> Shown:

@@ -8,7 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal, Protocol
 
-from monarch_nb.client.connections.events import QUEUE_NOTICE, Display, Elided, Event, Finished, Notice, Result, Text
+from monarch_nb.client.connections.events import (
+    QUEUE_NOTICE,
+    Display,
+    Elided,
+    ElidedOfMany,
+    Event,
+    Finished,
+    Notice,
+    Result,
+    Text,
+)
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.notebook.output.fold import Fold
 from monarch_nb.notebook.output.render import Group, arranged, plain_ending, plain_lines, render
@@ -121,6 +131,11 @@ class RunView:
         """Take in an event of the run; it shows soon."""
         if isinstance(event, Text | Elided | Display) and event.rank in self._unshown:
             return
+        if isinstance(event, ElidedOfMany) and self._unshown:
+            shown = event.without(self._unshown)
+            if shown is None:
+                return
+            event = shown
         with self._lock:
             now_s = self._clock()
             if self._held is None:

@@ -2,6 +2,6 @@
 
 showing    which form is shown, and one widget for each thing
 widget     the live panel (anywidget)
-messages   its requests and events, between the browser and monarch_nb.panel
+messages   its requests and events, of each pool, between the browser and monarch_nb.panel
 summaries  what stands there without a widget: HTML and text
 """

@@ -1,5 +1,6 @@
 """A panel in a notebook talks with its kernel by messages: requests and their answers, and events while it is seen.
 
+A message is about the pool that it names, else about the one that the panel shows at first.
 Several views (cells, browsers) may show one panel. A view says when a person begins and ends to see it, and again every
 now and then: one whose browser has gone without a word is forgotten.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -181,6 +183,54 @@ class PanelMessages:
                 job = event["job"]
                 (self._going_jobs.add if job["state"] == "running" else self._going_jobs.discard)(job["id"])
             self._send({"event": event})
+
+
+class PoolsMessages:
+    """The kernel's end of a panel that shows any of the pools that there are. Safe to use from any thread.
+
+    Args:
+        panel: of the pool that is shown at first.
+        others: returns the panel of another pool; None when there is no such pool.
+        send: sends a message to all views.
+        make: returns the kernel's end for one pool, which sends with what it is given.
+    """
+
+    def __init__(
+        self,
+        panel: Panel,
+        others: Callable[[str], Panel | None],
+        send: Send,
+        make: Callable[[Panel, Send], PanelMessages],
+    ) -> None:
+        self._others, self._send, self._make = others, send, make
+        self._first = make(panel, send)
+        self._more: dict[str, PanelMessages] = {}
+        self._lock = threading.Lock()
+
+    def receive(self, content: object) -> None:
+        """Take a message of a view."""
+        pool = content.get("pool") if isinstance(content, dict) else None
+        if messages := self._of(pool) if isinstance(pool, str) else self._first:
+            messages.receive(content)
+        elif isinstance(content, dict) and "request" in content:
+            error = {"status": 404, "message": f"there is no pool {pool!r} (any more)", "errors": {}}
+            self._send({"id": content.get("id"), "error": error, "pool": pool})
+
+    def expect_view(self) -> None:
+        """See PanelMessages."""
+        self._first.expect_view()
+
+    def close(self) -> None:
+        """Send nothing more."""
+        with self._lock:
+            for messages in (self._first, *self._more.values()):
+                messages.close()
+
+    def _of(self, pool: str) -> PanelMessages | None:
+        with self._lock:
+            if pool not in self._more and (panel := self._others(pool)):
+                self._more[pool] = self._make(panel, lambda content: self._send({**content, "pool": pool}))
+            return self._more.get(pool)
 
 
 def _outcome(do: Callable[[Json], object], body: Json) -> Json:

@@ -14,6 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.presenting import present_with
+from monarch_nb.config import default_pool
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.notebook.output.tables import Shown, is_notebook
 from monarch_nb.notebook.session import Session
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from monarch_nb.client.runs.needs import Holder
     from monarch_nb.notebook.panels.summaries import Part
     from monarch_nb.notebook.panels.widget import PanelWidget
+    from monarch_nb.panel.panels import Panels as PoolPanels
     from monarch_nb.panel.requests import Panel
     from monarch_nb.panel.view import Json
 
@@ -90,6 +92,7 @@ class Panels:
         return PanelWidget(
             _panel(pool),
             reservation.id if reservation else "",
+            others=_panels().find,
             describe=lambda: self._summary(pool, reservation)._repr_mimebundle_(),
             defaults={"reserve": {"notebook": self._session.notebook or ""}},
             own={"attach": self._attach},
@@ -118,7 +121,7 @@ class Panels:
         name = body.get("name")
         if not isinstance(name, str) or not name:
             raise UsageError("attach what?")
-        ranks = len(self._session.attach(name).mesh.ranks)
+        ranks = len(self._session.attach(name, body.get("pool")).mesh.ranks)
         on = "its rank" if ranks == 1 else f"its {ranks} ranks"
         return {"text": f"This notebook uses {name} now: a cell with %%mesh at its top runs on {on}."}
 
@@ -139,10 +142,14 @@ class Panels:
 
 
 @cache
-def _panel(pool: str | None) -> Panel:
-    from monarch_nb.panel.requests import Panel
+def _panels() -> PoolPanels:
+    from monarch_nb.panel.panels import Panels
 
-    return Panel(pool)
+    return Panels(default_pool())
+
+
+def _panel(pool: str | None) -> Panel:
+    return _panels().of(pool or default_pool())
 
 
 async def _view(panel: Panel) -> Json:

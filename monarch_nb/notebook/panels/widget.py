@@ -12,7 +12,7 @@ import anywidget
 import traitlets
 
 from monarch_nb.errors import UsageError
-from monarch_nb.notebook.panels.messages import Panel, PanelMessages
+from monarch_nb.notebook.panels.messages import Panel, PanelMessages, PoolsMessages, Send
 from monarch_nb.panel.view import Json
 
 MARK = {"monarch_nb": {"panel": True}}
@@ -21,10 +21,10 @@ SCRIPT = Path(__file__).parents[1] / "static" / "panel.js"
 
 
 class PanelWidget(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]  # untyped
-    """A panel of a pool, or of one reservation in it.
+    """A panel of the pools that there are, or of one reservation.
 
     Attributes:
-        reservation: id of the only reservation to show; "" shows the pool.
+        reservation: id of the only reservation to show; "" shows a pool, at first that of the panel.
     """
 
     reservation = traitlets.Unicode("").tag(sync=True)
@@ -34,6 +34,7 @@ class PanelWidget(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]  # 
         panel: Panel,
         reservation: str = "",
         *,
+        others: Callable[[str], Panel | None],
         describe: Callable[[], dict[str, str]],
         defaults: Mapping[str, Json] | None = None,
         own: Mapping[str, Callable[[Json], object]] | None = None,
@@ -42,13 +43,18 @@ class PanelWidget(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]  # 
         """Make a widget; it is shown by being displayed.
 
         Args:
+            others: see PoolsMessages.
             describe: returns what stands in its place where widgets can not be shown, by MIME type.
             defaults, own, is_busy: see PanelMessages.
         """
         self._esm = script()
         self._describe = describe
         self._heard_in = contextvars.Context()
-        self._messages = PanelMessages(panel, self._say, defaults=defaults, own=own, is_busy=is_busy)
+
+        def make(panel: Panel, send: Send) -> PanelMessages:
+            return PanelMessages(panel, send, defaults=defaults, own=own, is_busy=is_busy)
+
+        self._messages = PoolsMessages(panel, others, self._say, make)
         super().__init__(reservation=reservation)
         self.on_msg(self._hear)
         self.comm.on_close(lambda _: self._messages.close())

@@ -19,7 +19,18 @@ from monarch_nb.times import seconds_of
 
 Value = str | int | float | bool | tuple[str, ...]
 Source = Literal[
-    "", "subcommand", "reservation", "target", "run", "kernel_name", "rank_name", "script", "module", "file"
+    "",
+    "subcommand",
+    "reservation",
+    "node",
+    "target",
+    "run",
+    "mesh",
+    "kernel_name",
+    "rank_name",
+    "script",
+    "module",
+    "file",
 ]
 Sources = Mapping[Source, Callable[[str], Iterable[str]]]
 """What can be completed: each maps the word typed so far to whole words that may replace it. Files are IPython's."""
@@ -209,10 +220,10 @@ def parse(command: Command, line: str) -> Parsed:
         if not _looks_like_flag(word):
             words.append(word)
             if command.words is not None and command.words.rest:
-                words, pending = _program(words + pending[::-1]), []
+                words, pending = _program(command.words, words + pending[::-1]), []
             continue
         spelling, equals, attached = word.partition("=")
-        flag = _find_flag(command, spelling)
+        flag = _find_flag(command, spelling, _of_engine(command, own, word))
         if not flag.value:
             if equals:
                 raise UsageError(f"{spelling} takes no value")
@@ -269,6 +280,21 @@ def wants_help(command: Command, line: str) -> bool:
         words = words[: _first_plain(command, words)]
     words, _ = _divided(command, words)
     return any(word in ("--help", "-h") for word in words)
+
+
+def read_environment(settings: Iterable[str]) -> dict[str, str | None]:
+    """Return what `--env NAME[=VALUE]` sets; a name alone takes the kernel's value, which None stands for.
+
+    Raises:
+        UsageError: a name that no environment variable can have.
+    """
+    environment: dict[str, str | None] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not name.isidentifier():
+            raise UsageError(f"--env is NAME or NAME=VALUE, not {setting!r}")
+        environment[name] = value if equals else None
+    return environment
 
 
 def is_name(text: str) -> bool:
@@ -384,10 +410,10 @@ def _looks_like_flag(word: str) -> bool:
     return (word.startswith("--") and len(word) > 2) or (len(word) > 1 and word[0] == "-" and word[1].isalpha())
 
 
-def _program(words: list[str]) -> list[str]:
+def _program(rule: Words, words: list[str]) -> list[str]:
     """Return a program's name and its arguments, without the one `--` that divides them from what stands before."""
-    if words[0] == "--":
-        return words[1:]
+    if words[0] == "--" or rule.joined:
+        return words[words[0] == "--" :]
     return [words[0], *(words[2:] if words[1:2] == ["--"] else words[1:])]
 
 
@@ -396,16 +422,23 @@ def _is_flag_of(command: Command, word: str) -> bool:
     return word.startswith("--") or any(spelling in flag.spellings for flag in command.flags)
 
 
-def _find_flag(command: Command, spelling: str) -> Flag:
+def _of_engine(command: Command, words: Iterable[str], unknown: str) -> str:
+    """Return where a flag stands that only the engine of --on can know; empty when none is asked."""
+    if not command.passes_on or not any(word.partition("=")[0] == "--on" for word in words):
+        return ""
+    return f"; what is for the engine of --on stands behind --, as in -- {unknown}"
+
+
+def _find_flag(command: Command, spelling: str, hint: str = "") -> Flag:
     for flag in command.flags:
         if spelling.replace("_", "-") in flag.spellings:
             return flag
     known = [each for flag in command.flags for each in flag.spellings if each.startswith("--")]
     suggestion = _suggestion(spelling, known)
-    if not suggestion and known:
+    if not suggestion and known and not hint:
         listed = [each for flag in command.flags if not flag.hidden for each in flag.spellings if each[:2] == "--"]
         suggestion = f"; it has {', '.join(listed)}"
-    raise UsageError(f"{command.title} has no flag {spelling}{suggestion}")
+    raise UsageError(f"{command.title} has no flag {spelling}{suggestion}{hint}")
 
 
 def _suggestion(word: str, names: Iterable[str]) -> str:

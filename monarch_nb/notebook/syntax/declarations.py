@@ -9,7 +9,21 @@ from monarch_nb.notebook.syntax.command_line import Command, CommandSet, Flag, W
 _TARGETS = Flag(
     "--targets", "ranks: 0 | 0,2-3 | ::2 | all | hosts=0,procs=0:2", short="-t", value="T", completes="target"
 )
+_MESH = Flag("--mesh", "a mesh of the reservation beside main: %mesh status names them", value="NAME", completes="mesh")
 _NOBLOCK = Flag("--noblock", "go on at once; output keeps arriving here", short="-a")
+_WAIT = Flag(
+    "--wait",
+    "wait in line for what others hold, as long as it takes, or at most this time: --wait 2h",
+    value="T",
+    kind="duration",
+    optional=True,
+)
+_INTO = Flag(
+    "--into",
+    "main, or another mesh over all nodes: its ranks start anew; their variables are lost",
+    value="MESH",
+    completes="mesh",
+)
 
 RESERVE = Command(
     "reserve",
@@ -26,7 +40,11 @@ RESERVE = Command(
         Flag("--gpus", "GPUs per node, one rank each", value="N", kind="count"),
         Flag("--procs", "CPU ranks per node", value="N", kind="count"),
         Flag("--pool", "the pool to take them from (the local one, started when it is not up)", value="POOL"),
-        Flag("--on", "what to ask for nodes instead, as a job that ends with the release: slurm", value="ENGINE"),
+        Flag(
+            "--on",
+            "the engine to ask for nodes instead: slurm, lsf, k8s, ray, ssh:lab, ...",
+            value="ENGINE",
+        ),
         Flag("--python", "the python of the ranks (this kernel's on the local pool)", value="PATH", completes="file"),
         Flag(
             "--env",
@@ -69,13 +87,7 @@ RESERVE = Command(
             value="WHO[:run]",
             repeat=True,
         ),
-        Flag(
-            "--wait",
-            "wait in line for what others hold, as long as it takes, or at most this time: --wait 2h",
-            value="T",
-            kind="duration",
-            optional=True,
-        ),
+        _WAIT,
         Flag("--replace", "release what is held under that name first"),
     ),
     notes="Ranks stay until they are released: they survive this kernel, the browser and the Jupyter server.",
@@ -84,6 +96,7 @@ RESERVE = Command(
         ("%mesh reserve dev --nodes 2 --procs 4", "8 CPU ranks"),
         ("%mesh reserve dev --gpus 8 --time 8h --idle 2h", "given back in the evening, or when it is forgotten"),
         ("%mesh reserve dev --gpus 8 --on slurm -- -p a100", "a job of Slurm"),
+        ("%mesh reserve dev --nodes 2 --gpus 8 --on ssh:lab", "two of the hosts that ssh knows as lab-..."),
         ("%mesh reserve dev --procs {n} --env WANDB_MODE=offline", "{x} and $x are this kernel's variables"),
     ),
 )
@@ -105,6 +118,7 @@ ATTACH = Command(
             kind="count",
             completes="run",
         ),
+        Flag("--mesh", "only what ran on this mesh; with --run: whose run it is", value="NAME", completes="mesh"),
     ),
     notes="Also shows finished runs of this notebook that nobody has seen, results and errors included.\n"
     "Interrupting it interrupts the run.",
@@ -132,6 +146,86 @@ RELEASE = Command(
     ),
     notes="Never asks. Variables on the ranks are lost.",
     examples=(("%mesh release dev", ""),),
+)
+_MORE_TIME = Flag(
+    "--time", "for which an engine is asked (what is left of the reservation's time)", value="T", kind="duration"
+)
+REPLACE = Command(
+    "replace",
+    "put free nodes in the places of nodes that never come back",
+    usage="[NAME] [--node N ...] [--wait [T]] [--time T]",
+    magic="%mesh ",
+    section="Hold",
+    words=Words("NAME", "a reservation of yours; this notebook's when not said", completes="reservation"),
+    flags=(
+        Flag(
+            "--node",
+            "a node by name or number, also one that answers: its ranks end (those that do not answer)",
+            value="N",
+            repeat=True,
+            completes="node",
+        ),
+        _WAIT,
+        _MORE_TIME,
+    ),
+    notes="The new ranks have the numbers of those that are lost, the same files and environment, and no variables.\n"
+    "The others keep theirs; call dist.init_process_group() on all ranks again. A lost node that is back\n"
+    "ends its ranks and is free.",
+    examples=(
+        ("%mesh replace", "after: host2 unreachable since 14:03:05"),
+        ("%mesh replace --node host3", "host3 answers, but is to be repaired"),
+    ),
+)
+GROW = Command(
+    "grow",
+    "hold more nodes",
+    usage="[NAME] --nodes N [--mesh NAME | --into MESH] [--wait [T]] [--time T]",
+    magic="%mesh ",
+    section="Hold",
+    words=Words("NAME", "a reservation of yours; this notebook's when not said", completes="reservation"),
+    flags=(
+        Flag("--nodes", "how many there are to be, or +2 for two more", value="N"),
+        Flag("--mesh", "what the new mesh over all of them is called (grown when not said)", value="NAME"),
+        _INTO,
+        _WAIT,
+        _MORE_TIME,
+    ),
+    notes="main stays as it is, on the nodes that it is on; the new mesh has as many ranks on each, beside its.\n"
+    "Nodes that were there keep their numbers, and so do their ranks. The same cell again changes nothing.",
+    examples=(
+        ("%mesh grow dev --nodes 4", "4 nodes; %%mesh --mesh grown runs a cell on all of them"),
+        ("%mesh grow dev --nodes 4 --into main", "4 nodes, and main has ranks on all of them"),
+        ("%mesh grow --nodes +1 --into main --wait", "one more, as soon as one is free"),
+    ),
+)
+SHRINK = Command(
+    "shrink",
+    "give some of the nodes back",
+    usage="[NAME] --nodes N | --node N ... [--into MESH]",
+    magic="%mesh ",
+    section="Hold",
+    words=Words("NAME", "a reservation of yours; this notebook's when not said", completes="reservation"),
+    flags=(
+        Flag("--nodes", "how many are to be left: those that do not answer go, then the last ones", value="N"),
+        Flag("--node", "a node to give back, by name or number", value="N", repeat=True, completes="node"),
+        _INTO,
+    ),
+    notes="Nodes on which no mesh has ranks are given back at once; of others --into says whose ranks start anew,\n"
+    "numbered in the order of the nodes that are left, or %mesh stop ends a mesh first.",
+    examples=(
+        ("%mesh shrink dev --nodes 2 --into main", "2 nodes are left, with ranks that are all new"),
+        ("%mesh shrink --node host3 --into main", "go on without host3"),
+    ),
+)
+STOP = Command(
+    "stop",
+    "end a mesh beside main; its nodes are held on",
+    usage="NAME",
+    magic="%mesh ",
+    section="Hold",
+    words=Words("NAME", "a mesh that grow or spawn_procs has made", least=1, completes="mesh"),
+    notes="Its variables are lost, and what runs on it ends.",
+    examples=(("%mesh stop grown", ""),),
 )
 EXTEND = Command(
     "extend",
@@ -183,6 +277,7 @@ RUN = Command(
     ),
     flags=(
         _TARGETS,
+        _MESH,
         _NOBLOCK,
         Flag("--in-place", "in the live ranks' own namespace, as %run -i: what it leaves stays", short="-i"),
         Flag("--beside", "do not wait for other scripts on these ranks"),
@@ -212,6 +307,48 @@ RUN = Command(
         ("%mesh run --max-restarts 3 train.py --resume", "started again when a rank dies"),
     ),
 )
+SH = Command(
+    "sh",
+    "run a line of the shell once on every node: torchrun, nvidia-smi, df",
+    usage="[options] COMMAND...",
+    magic="%mesh ",
+    section="Run",
+    words=Words(
+        "COMMAND",
+        "for the shell, as it stands: pipes and quotes too",
+        most=None,
+        least=1,
+        rest=True,
+        joined=True,
+        completes="file",
+    ),
+    flags=(
+        Flag("--targets", "only the nodes of these ranks", short="-t", value="T", completes="target"),
+        Flag("--mesh", "the nodes of this mesh (main when not said)", value="NAME", completes="mesh"),
+        _NOBLOCK,
+        Flag("--beside", "do not wait for scripts and other commands"),
+        Flag(
+            "--env",
+            "set a variable for it; NAME alone takes this kernel's value",
+            value="NAME[=VALUE]",
+            repeat=True,
+        ),
+        Flag(
+            "--out",
+            "keep the exit codes, a list by node; with --noblock the Run",
+            short="-o",
+            value="NAME",
+            completes="kernel_name",
+        ),
+        Flag("--timeout", "raise TimeoutError after S seconds; the command goes on", value="S", kind="seconds"),
+    ),
+    notes="Begins in the ranks' directory, with what makes `torchrun` without flags run on all that is held:\n"
+    "NODE_RANK, NNODES, NPROC_PER_NODE, MASTER_ADDR, MASTER_PORT. ■ (Ctrl-C) ends it on every node.",
+    examples=(
+        ("%mesh sh torchrun train.py --lr 3e-4", "on all nodes, as one job"),
+        ("%mesh sh --beside nvidia-smi -L | wc -l", "while a script runs"),
+    ),
+)
 PANEL = Command(
     "panel",
     "the pool live: reserve, watch GPUs and ranks, read logs, restart, release",
@@ -223,14 +360,21 @@ PANEL = Command(
     "In JupyterLab, Notebook 7, VS Code and Colab; elsewhere it shows how things are now.",
     examples=(("%mesh panel", ""), ("mesh.panel()", "the same for one mesh, in Python")),
 )
-STATUS = Command("status", "the ranks, what they do, and why any of them died", magic="%mesh ", section="Look")
+STATUS = Command(
+    "status",
+    "the ranks, what they do, and why any of them died",
+    usage="[--mesh NAME]",
+    magic="%mesh ",
+    section="Look",
+    flags=(_MESH,),
+)
 STACKS = Command(
     "stacks",
     "where every rank is: its Python stack, equal ones once",
     usage="[-t T]",
     magic="%mesh ",
     section="Look",
-    flags=(_TARGETS,),
+    flags=(_TARGETS, _MESH),
     notes="Works while ranks run or hang, also inside C code.",
     examples=(("%mesh stacks -t 0,7", "two ranks"),),
 )
@@ -250,6 +394,7 @@ LOGS = Command(
     section="Look",
     flags=(
         _TARGETS,
+        _MESH,
         Flag(
             "--lines",
             f"the last LINES of each rank ({LOG_LINES} when not said; 0: all)",
@@ -280,6 +425,7 @@ DEBUG = Command(
     section="Look",
     flags=(
         _TARGETS,
+        _MESH,
         Flag("--post-mortem", "enter the last exception of ranks whose last run or endpoint failed"),
         Flag(
             "--on-breakpoint",
@@ -305,7 +451,7 @@ PUSH = Command(
     words=Words(
         "NAME", "a variable of this kernel, or NAME=EXPRESSION", most=None, least=1, raw=True, completes="kernel_name"
     ),
-    flags=(_TARGETS,),
+    flags=(_TARGETS, _MESH),
     examples=(
         ("%mesh push tokens config", "two variables"),
         ("%mesh push lr=3e-4", "a value"),
@@ -324,6 +470,7 @@ PULL = Command(
             "--out", "keep the list in this variable of the kernel", short="-o", value="NAME", completes="kernel_name"
         ),
         _TARGETS,
+        _MESH,
     ),
     examples=(("%mesh pull losses -o losses", ""), ("total = %mesh pull sum(losses) -t 0", "a list of one value")),
 )
@@ -401,7 +548,7 @@ RESTART = Command(
     usage="[-t T]",
     magic="%mesh ",
     section="Steer",
-    flags=(_TARGETS,),
+    flags=(_TARGETS, _MESH),
     notes="Variables and imports of restarted ranks are lost; the others keep theirs. Fresh ranks answer while\n"
     "the old processes still end, which takes two seconds at most; on GPUs these end first.",
     examples=(("%mesh restart -t 3", "rank 3 alone"),),
@@ -412,7 +559,7 @@ ON = Command(
     usage="[-t T]",
     magic="%mesh ",
     section="Steer",
-    flags=(_TARGETS,),
+    flags=(_TARGETS, _MESH),
     notes="A cell that begins with %mesh is the kernel's; %mesh lines at the end of another come after its run.",
 )
 OFF = Command("off", "run cells in the kernel again", magic="%mesh ", section="Steer")
@@ -429,8 +576,8 @@ MESH = CommandSet(
     "%mesh",
     "live ranks for this notebook",
     commands=(
-        *(RESERVE, ATTACH, DETACH, RELEASE, EXTEND, SHARE, LIST),
-        RUN,
+        *(RESERVE, ATTACH, DETACH, RELEASE, REPLACE, GROW, SHRINK, STOP, EXTEND, SHARE, LIST),
+        *(RUN, SH),
         *(PANEL, STATUS, STACKS, ACTORS, LOGS, DEBUG, DOCTOR),
         *(PUSH, PULL),
         *(SYNC, FETCH, LS),
@@ -438,6 +585,7 @@ MESH = CommandSet(
     ),
     examples=(
         ("%mesh reserve dev --nodes 2 --procs 4", "8 CPU ranks, live until released"),
+        ("%mesh reserve big --nodes 2 --gpus 8 --on slurm", "nodes of an engine: slurm, k8s, ray, ..."),
         ("%%mesh", "at the top of a cell: run it on every rank"),
         ("%%mesh -t 0 -o loss", "on rank 0; keep the last value in the kernel"),
         ("%mesh attach", "after a kernel restart: everything is still there"),
@@ -450,6 +598,7 @@ CELL = Command(
     usage="[-t T] [-a] [-o NAME] [options]",
     flags=(
         _TARGETS,
+        _MESH,
         _NOBLOCK,
         Flag(
             "--out",
@@ -480,5 +629,6 @@ CELL = Command(
     examples=(
         ("%%mesh -t 0,2-3", "ranks 0, 2 and 3"),
         ("%%mesh -t hosts=0 --noblock -o run", "in the background; run.result() waits"),
+        ("%%mesh --mesh judges", "on the ranks of another mesh of the reservation"),
     ),
 )

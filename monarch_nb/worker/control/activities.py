@@ -35,6 +35,7 @@ class Activity:
         makes_another: whether another group can be made after one was broken: the process goes on.
         task: that executes it when it may await.
         requested_at: when its interrupt was asked for; None when none was.
+        interrupted_by: who asked for that, when it is not who submitted the run.
         delivered: the interrupt was raised in user code, or its task cancelled.
         collective: what it was freed from.
         group_aborted: process groups were broken under it.
@@ -48,6 +49,7 @@ class Activity:
     started_s: float = field(default_factory=time.monotonic)
     task: asyncio.Task[object] | None = None
     requested_at: float | None = None
+    interrupted_by: str = ""
     delivered: bool = False
     collective: str = ""
     group_aborted: bool = False
@@ -66,7 +68,9 @@ class Activity:
 
     def error(self) -> RunInterrupted:
         """Return what its interrupt raises."""
-        return interruption(self.collective, self.group_aborted, makes_another=self.makes_another)
+        return interruption(
+            self.collective, self.group_aborted, makes_another=self.makes_another, by=self.interrupted_by
+        )
 
     @property
     def is_due(self) -> bool:

@@ -84,8 +84,9 @@ class Interrupter:
             signal.signal(signal.SIGINT, self._on_signal)
             sys.unraisablehook = self._on_unraisable
 
-    def request(self, run_id: str) -> bool:
-        """Ask that a run be interrupted (an empty id: whatever runs); return whether it runs. From any thread.
+    def request(self, run_id: str, by: str = "") -> bool:
+        """Ask that a run be interrupted (an empty id: whatever runs); return whether it runs. From any thread. `by` is
+        who asks, when it is not who submitted it.
 
         The run may still be on its way here: requests come on another connection.
         """
@@ -93,6 +94,7 @@ class Interrupter:
         active = self.active
         if active is None or run_id not in ("", active.run_id):
             return False
+        active.interrupted_by = by
         active.request()
         active.forced = False
         self.press()

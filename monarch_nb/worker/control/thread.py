@@ -273,9 +273,9 @@ class ControlThread(threading.Thread):
     def _fill(self, reply: ControlReply, request: ControlRequest) -> None:
         match request.WhichOneof("message"):
             case "interrupt":
-                run_id = request.interrupt.run_id
-                self._withdraw(run_id)
-                reply.ok = any([self._interrupter.request(run_id), self._executions.request(run_id)])
+                run_id, by = request.interrupt.run_id, request.interrupt.by
+                reply.ok = any([self._interrupter.request(run_id, by), self._executions.request(run_id)])
+                self._withdraw(run_id)  # then: what waits for these messages ends with them, and was interrupted
                 self._press_soon()
             case "interrupt_actors":
                 reply.actors.extend(self._describe(actor) for actor in self._actors())

@@ -145,10 +145,10 @@ def _wrap_init(rendezvous: Rendezvous, module: Any) -> Callable[..., None]:
         wanted = signature.bind(*args, **kwargs).arguments
         if c10d.default_group() is not None:
             if state.broken is None and not is_left():
-                if _is_same_group(module, wanted):
-                    _say_kept(module)
-                    return
-                init(*args, **kwargs)  # raises
+                if not _is_same_group(module, wanted):
+                    raise ValueError(_another(module, wanted))
+                _say_kept(module)
+                return
             forget_groups()
         state.made_in = state.run  # first: a break of older groups that comes between these two must not last
         state.broken = None
@@ -178,9 +178,24 @@ def _wrap_init(rendezvous: Rendezvous, module: Any) -> Callable[..., None]:
 
 
 def _is_same_group(module: Any, wanted: dict[str, Any]) -> bool:
-    """Return whether an init asks for what there is, as that of a cell that is run again."""
-    backend, world_size = wanted.get("backend"), wanted.get("world_size", -1)
-    return (backend is None or backend.lower() == module.get_backend()) and world_size in (-1, module.get_world_size())
+    """Return whether an init asks for what there is, as that of a cell that is run again, or of a script after one that
+    had torch choose the backends."""
+    if wanted.get("world_size", -1) not in (-1, module.get_world_size()):
+        return False
+    there = _by_device(module.get_backend_config())
+    asked = _by_device((wanted.get("backend") or "").lower())
+    return all(there.get(device) == name if device else name in there.values() for device, name in asked.items())
+
+
+def _by_device(backends: str) -> dict[str, str]:
+    """Return "cpu:gloo,cuda:nccl" as a mapping; "gloo" is {"": "gloo"}. Pure."""
+    return {device: name for device, _, name in (each.rpartition(":") for each in backends.split(",") if each)}
+
+
+def _another(module: Any, wanted: dict[str, Any]) -> str:
+    there = f"a process group of {module.get_world_size()} ranks with {module.get_backend_config()} is there already"
+    asked = wanted.get("backend") or f"{wanted.get('world_size')} ranks"
+    return f"{there}: call dist.destroy_process_group() before you make one with {asked}"
 
 
 def _say_kept(module: Any) -> None:

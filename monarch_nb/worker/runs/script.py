@@ -13,6 +13,7 @@ import io
 import multiprocessing.process
 import os
 import runpy
+import shutil
 import signal
 import sys
 import threading
@@ -46,8 +47,10 @@ class Program:
         """Run it to its end, with its threads and exit functions; return what it raised, SystemExit too."""
         error: BaseException | None = None
         try:
+            if self._script.shell:
+                self._become([shutil.which("bash") or "sh", "-c", self._script.path])
             if self._script.executable:
-                self._become_executable()
+                self._become([self._script.path, *self._script.arguments])
             code, main = self._load_module() if self._script.module else self._load_file()
             sys.modules["__main__"] = main
             call(exec, code, main.__dict__)
@@ -103,14 +106,13 @@ class Program:
         options = ["-m"] if self._script.module else []
         sys.orig_argv = [sys.executable, "-u", *options, self._script.path, *arguments]
 
-    def _become_executable(self) -> None:
-        path = self._script.path
+    def _become(self, command: list[str]) -> None:
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)  # Python ignores them, and other programs do not expect that
         try:
-            os.execvpe(path, [path, *self._script.arguments], os.environ)
+            os.execvpe(command[0], command, os.environ)
         except OSError as error:
-            raise UsageError(f"can not run {path}: {error.strerror}") from None
+            raise UsageError(f"can not run {command[0]}: {error.strerror}") from None
 
 
 class _NoSuchModule(ImportError):

@@ -46,17 +46,19 @@ RunInterrupted.__name__ = RunInterrupted.__qualname__ = "KeyboardInterrupt"
 RunInterrupted.__module__ = "builtins"
 
 
-def interruption(collective: str, group_aborted: bool, *, makes_another: bool = True) -> RunInterrupted:
+def interruption(collective: str, group_aborted: bool, *, makes_another: bool = True, by: str = "") -> RunInterrupted:
     """Return the error of an interrupted run.
 
     Args:
+        by: who wanted that, when it is not who submitted the run.
         collective: the one that it was freed from; empty when it was none.
         group_aborted: whether process groups were broken for it.
         makes_another: whether the process can make another group: it goes on.
     """
+    interrupted = f"interrupted by {by}" if by else "interrupted"
     if not group_aborted:
-        return RunInterrupted("interrupted")
-    where = f"interrupted in {collective}" if collective else "interrupted"
+        return RunInterrupted(interrupted)
+    where = f"{interrupted} in {collective}" if collective else interrupted
     return RunInterrupted(f"{where}; {GROUP_ABORTED}" if makes_another else where)
 
 

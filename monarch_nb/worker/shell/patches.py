@@ -1,10 +1,13 @@
 """What works differently in a rank than in a script: input(), other debuggers and spawning what only a cell defines say
-so, and progress bars are text."""
+so, progress bars are text, and processes that are spawned may be a world of their own."""
 
 import builtins
+import functools
 import getpass
 import multiprocessing.context
 import multiprocessing.reduction
+import multiprocessing.util
+import os
 import pdb
 import sys
 import warnings
@@ -24,6 +27,7 @@ class SpawnError(RuntimeError):
 
 _plain_input, _plain_getpass = builtins.input, getpass.getpass
 _plain_dump = multiprocessing.reduction.dump
+_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 def install() -> None:
@@ -39,6 +43,8 @@ def install() -> None:
         after_import(module, patch)
     reduction: Any = multiprocessing.reduction
     reduction.dump = _dump_for_spawn(reduction.dump)
+    util: Any = multiprocessing.util
+    util.spawnv_passfds = _with_a_store_of_their_own(util.spawnv_passfds)
 
 
 def undo() -> None:
@@ -87,8 +93,9 @@ def _dump_for_spawn(dump: Callable[..., None]) -> Callable[..., None]:
         def reducer_override(self, item: Any) -> Any:
             if isinstance(item, (type, FunctionType)) and item.__module__ == "__main__":
                 raise SpawnError(
-                    f"{item.__qualname__} is defined in a cell, and a spawned process can not find it there: use the "
-                    "start method 'fork', or put it into a file (%%writefile mycode.py) and import it from there"
+                    f"{item.__qualname__} is defined in a cell, or in a script that runs in a live rank, and a spawned "
+                    "process can not find it there: use the start method 'fork', or put it into a file "
+                    "(%%writefile mycode.py) and import it from there; a script can be run without -i"
                 )
             return NotImplemented
 
@@ -100,3 +107,19 @@ def _dump_for_spawn(dump: Callable[..., None]) -> Callable[..., None]:
             CheckingPickler(file, protocol).dump(item)
 
     return checking_dump
+
+
+def _with_a_store_of_their_own(spawn: Callable[..., int]) -> Callable[..., int]:
+    """`torch.multiprocessing.spawn(train, nprocs=2)`, as DDP's tutorials have it: rank 0 of these hosts their store at
+    the port that they name. All would wait for it if they were told, as ranks are, that an agent hosts one."""
+
+    @functools.wraps(spawn)
+    def spawnv_passfds(*arguments: Any) -> int:
+        told = os.environ.pop(_AGENT_STORE, None)
+        try:
+            return spawn(*arguments)
+        finally:
+            if told is not None:
+                os.environ[_AGENT_STORE] = told
+
+    return spawnv_passfds

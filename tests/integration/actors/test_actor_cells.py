@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from integration.kernels import Kernel
+from integration.live import eventually
 
 TRAINER = """
 import os, signal, time
@@ -62,7 +63,7 @@ def test_the_example(trainers: Kernel) -> None:
     cell = trainers.start("trainers.slice(hosts=0).step.broadcast(1)")
     assert "[0-1] step 1" in trainers.wait(cell, "[0-1] step 1")
     assert "0.0003" in trainers.run('%%mesh\nactors["trainers"].lr')
-    assert "trainers  Trainer  main  0-3    idle" in trainers.run("%mesh actors")
+    eventually(lambda: "trainers  Trainer  main  0-3    idle" in trainers.run("%mesh actors"))  # just after its answer
 
 
 def test_an_error_names_the_ranks(trainers: Kernel) -> None:
@@ -158,7 +159,7 @@ def test_more_meshes_beside_main(trainers: Kernel) -> None:
     trainers.run("g = graders.spawn('graders', Trainer, lr=0)")
     shown = trainers.run("g.step.call(1).get(60)")
     assert "ValueMesh({hosts: 2, gpus: 2})" in shown
-    assert "graders   Trainer  evaluators  0-3" in trainers.run("%mesh actors")
+    eventually(lambda: "graders   Trainer  evaluators  0-3" in trainers.run("%mesh actors"))
     trainers.run("graders.stop().get(60)")
     assert "evaluators" not in trainers.run("%mesh actors")
     assert "already been stopped" in trainers.run("graders.spawn('graders', Trainer, lr=0)")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from integration.hosts.elastic import start_again
 from lab import Lab
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, POOL_VARIABLE
 from network import Network, why_no_hosts
@@ -36,6 +37,17 @@ def two_nodes(lab: Lab) -> Lab:
     lab.start()
     lab.start()
     return lab
+
+
+@pytest.fixture
+def three(lab: Lab) -> Iterator[Lab]:
+    """Nodes with a slot each; those that were killed come back at the end."""
+    for _ in range(3):
+        lab.start(procs=1)
+    yield lab
+    for one in lab.allocators:
+        if one.process.poll() is not None:
+            start_again(lab, one)
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ def target(lab: Lab, tmp_path: Path) -> Iterator[Target]:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "canary").write_text("alive")
-    node = lab.start(procs=4, flags=("--preload", ""))
+    node = lab.start(procs=4)
     dev = reserve("dev", procs=2, preload=[])
     dev.mesh.run("treasure = 42")
     yield Target(node, dev, outside)

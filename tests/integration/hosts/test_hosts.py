@@ -38,7 +38,7 @@ def test_nodes_pass_runs_on_in_the_name_of_who_reserved(two_nodes: Lab, monkeypa
     monkeypatch.setattr(tree, "DIRECT_NODES", 1)
     monkeypatch.setattr(tree, "FAN_OUT", 1)
     two_nodes.start()
-    dev = reserve("dev", nodes=3, procs=2)
+    dev = reserve("dev", nodes=3, procs=2, preload=[])
     recorder = Recorder()
     assert dev.mesh.run("print('rank', rank)\nrank", listener=recorder).values == list(range(6))
     assert [recorder.text(rank) for rank in range(6)] == [f"rank {rank}\n" for rank in range(6)]
@@ -54,7 +54,7 @@ def test_nodes_that_collectives_can_not_connect_to_are_found_before_ranks_hang(
     lab.start(first)
     lab.start(second, flags=["--interface", "lo"])
     with pytest.raises(NodeUnreachable) as raised:
-        reserve("dev", nodes=2, procs=1)
+        reserve("dev", nodes=2, procs=1, preload=[])
     assert f"{first.name} can not connect to {second.name} at 127.0.0.1 port" in str(raised.value)
     assert "allocator --interface" in str(raised.value)
     assert list_reservations() == [], "nothing stays leased"
@@ -81,7 +81,7 @@ def test_hosts_that_share_nothing_but_a_network(lab: Lab, network: Callable[[int
 
 def test_allocators_that_publish_themselves_are_found(lab: Lab, tmp_path: Path) -> None:
     nodes = tmp_path / "nodes"
-    allocator = lab.start(flags=["--publish", str(nodes), "--preload", ""])
+    allocator = lab.start(flags=["--publish", str(nodes)])
     lab.forget_addresses()
     assert main(["pool", "add", "lab", str(nodes)]) == 0
     eventually(lambda: published(nodes))

@@ -9,6 +9,7 @@ import pytest
 from integration.live import TIMEOUT_S, client, eventually, lives, pids_of, started
 from lab import Lab
 from monarch_nb import list_reservations, reserve
+from monarch_nb.client.connections import tree
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.errors import NodeUnreachable
@@ -20,7 +21,7 @@ def test_a_reservation_is_released_without_a_lost_node(lab: Lab, network: Callab
     hosts = network(3).hosts
     for host in hosts:
         lab.start(host, procs=1)
-    dev = reserve("dev", nodes=3, procs=1)
+    dev = reserve("dev", nodes=3, procs=1, preload=[])
     pids, lost = pids_of(dev.mesh), hosts[2]
     lost.swallow()
     assert dev.mesh.select([0, 1]).run("rank").values == [0, 1]
@@ -36,17 +37,19 @@ def test_a_reservation_is_released_without_a_lost_node(lab: Lab, network: Callab
     lost.pass_on()
     eventually(lambda: not lives(pids[2]))
     eventually(lambda: [node.procs_free for node in call(pool_named(None).described())] == [1, 1, 1])
-    assert reserve("again", nodes=3, procs=1).mesh.run("rank").values == [0, 1, 2], "it is as if new"
+    assert reserve("again", nodes=3, procs=1, preload=[]).mesh.run("rank").values == [0, 1, 2], "it is as if new"
 
 
+@pytest.mark.parametrize("direct_nodes", [tree.DIRECT_NODES, 1], ids=["direct", "tree"])
 @pytest.mark.parametrize("number", [0, 1])
 def test_cells_run_on_the_others_whichever_node_is_lost(
-    lab: Lab, network: Callable[[int], Network], number: int
+    lab: Lab, network: Callable[[int], Network], monkeypatch: pytest.MonkeyPatch, number: int, direct_nodes: int
 ) -> None:
+    monkeypatch.setattr(tree, "DIRECT_NODES", direct_nodes)
     hosts = network(3).hosts
     for host in hosts:
         lab.start(host, procs=1)
-    mesh = reserve("dev", nodes=3, procs=1).mesh
+    mesh = reserve("dev", nodes=3, procs=1, preload=[]).mesh
     before = mesh.run("kept = rank")
     lost, others = hosts[number], [rank for rank in range(3) if rank != number]
     lost.swallow()
@@ -54,9 +57,12 @@ def test_cells_run_on_the_others_whichever_node_is_lost(
     assert run.values == others
     assert run.number > before.number
     eventually(lambda: not mesh.core.is_node_up(number))
-    ways = f"-t {format_ranks(others)} leaves rank {number} out; %mesh release works without it"
+    leave_out = f"-t {format_ranks(others)} leaves rank {number} out"
+    ways = f"{leave_out}; %mesh replace puts a free node in its place, %mesh release works without it"
     with pytest.raises(NodeUnreachable, match=f"{lost.name} unreachable since .*, with rank {number}: {ways}"):
         mesh.run("rank")
+    with pytest.raises(NodeUnreachable, match=leave_out):
+        mesh.restart()
     other_run, _ = started(mesh.select(others[1]), "import time\nwhile True: time.sleep(0.01)")
     other_run.cancel()
     assert other_run.wait(TIMEOUT_S)
@@ -71,24 +77,27 @@ def test_a_new_client_attaches_without_a_lost_node_and_releases(lab: Lab, networ
     hosts = network(3).hosts
     for host in hosts:
         lab.start(host, procs=1)
-    dev = reserve("dev", nodes=3, procs=1)
-    dev.mesh.run("kept = rank")
+    dev = reserve("dev", nodes=3, procs=1, preload=[])
+    dev.mesh.run("kept = rank; print('kept')")
     pids = pids_of(dev.mesh)
     hosts[0].swallow()
     code = """
 from monarch_nb import attach
+from monarch_nb.notebook.output.logs import shown_logs
 dev = attach("dev")
 states = {info.rank: info for info in dev.mesh.status()}
 print([states[rank].state for rank in range(3)], states[0].absence)
 print(dev.mesh.select([1, 2]).run("kept").values)
+print(*shown_logs(dev.mesh, 1, None), sep="; ")
 print(*dev.release(), sep="; ")
 """
     with client(code) as other:
-        told = [other.line() for _ in range(3)]
+        told = [other.line() for _ in range(4)]
         other.finish()
     assert told[0].startswith(f"['unreachable', 'idle', 'idle'] {hosts[0].name} unreachable since ")
     assert told[1] == "[1, 2]"
-    assert told[2].startswith(f"{hosts[0].name} does not answer: its ranks go on until it does")
+    assert told[2].endswith(f"; [1-2] kept; {hosts[0].name} does not answer: what rank 0 wrote is not here")
+    assert told[3].startswith(f"{hosts[0].name} does not answer: its ranks go on until it does")
     assert not list_reservations()
     hosts[0].pass_on()
     eventually(lambda: not lives(pids[0]))

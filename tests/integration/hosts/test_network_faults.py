@@ -45,7 +45,7 @@ def two_hosts(lab: Lab, network: Callable[[int], Network], tmp_path: Path) -> Tw
     hosts = network(2).hosts
     for host in hosts:
         lab.start(host, procs=1, flags=["--isolate"])  # else mail would take sockets in the file system
-    dev = reserve("dev", nodes=2, procs=1, directory=tmp_path)
+    dev = reserve("dev", nodes=2, procs=1, preload=[], directory=tmp_path)
     return TwoHosts(dev, hosts)
 
 
@@ -135,7 +135,7 @@ def test_files_are_synced_when_the_cable_is_back(
     [near, far] = network(2).hosts
     for host in (near, far):
         lab.start(host, procs=1, hidden=[tmp_path])
-    dev = reserve("dev", nodes=2, procs=1)
+    dev = reserve("dev", nodes=2, procs=1, preload=[])
     code = "open('model.py').read()"
     Path("model.py").write_text("one")
     assert dev.mesh.run(code).values == ["one"] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from monarch_nb.trust.pools import paths_of
 
 @pytest.fixture
 def node(lab: Lab) -> Allocator:
-    return lab.start(flags=["--preload", ""])
+    return lab.start()
 
 
 @pytest.fixture
@@ -157,6 +158,7 @@ dev = monarch_nb.attach("dev")
 print(hers, dev.mesh.interrupt(), sep="\\n", flush=True)
 code = "import time; print('his output'); time.sleep(1000)"
 run = dev.mesh.submit(code, listener=lambda event: print(event, flush=True))
+later = dev.mesh.submit("1", listener=lambda event: print(event, flush=True))
 input()
 for ask in (dev.status, dev.mesh.status):
     try:
@@ -229,6 +231,10 @@ class TestShares:
                 while "his output" not in line_of(process):
                     pass
                 assert "interrupted bob's run 2 on ranks 0-1" in str(dev.mesh.interrupt())
+                heard: list[str] = []
+                for stopped in ("dropped by alice before it began", "interrupted by alice"):
+                    while not any(stopped in line for line in heard):
+                        heard.append(line_of(process))
                 dev.unshare("bob")
                 said, errors = process.communicate("ended\n", timeout=TIMEOUT_S)
             finally:
@@ -257,3 +263,16 @@ class TestShares:
             finally:
                 process.kill()
         assert dev.shares == {}
+
+
+def test_what_a_revoked_person_holds_is_named_and_the_named_command_releases_it(
+    bob: Person, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bob.run("import monarch_nb; monarch_nb.reserve('his', procs=1, preload=[])")
+    assert main(["pool", "revoke", "lab", "bob"]) == 0
+    told = capsys.readouterr().out
+    [command] = re.findall(r"^still held: bob/his, whose ranks go on; monarch-nb (.*) ends them$", told, re.MULTILINE)
+    assert main(command.split()) == 0
+    assert not list_reservations()
+    assert main(["pool", "revoke", "lab", "bob"]) == 0
+    assert "still held" not in capsys.readouterr().out

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab import Lab
+from monarch_nb import reserve
 from monarch_nb.cli import pool as pool_command
 from monarch_nb.cli.main import main
 from monarch_nb.config import CONFIG_VARIABLE
@@ -41,3 +42,21 @@ def test_who_joins_with_an_invitation_that_was_revoked_is_told(
     assert main(["pool", "join", str(invitation)]) == 1
     assert re.search(r"but its nodes refuse you: bob's certificate .* was revoked: ask who", capsys.readouterr().out)
     monkeypatch.setenv(CONFIG_VARIABLE, mine)
+
+
+def test_two_hosts_of_one_name_are_told_apart_and_named(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = lab.start(), lab.start(flags=["--node-id", "host1"])
+    warning = f"2 nodes are called host1 ({one.address}, {other.address}): start their allocators with --node-id"
+    assert main(["pool", "list", "lab"]) == 1
+    assert warning in capsys.readouterr().out
+    assert main(["status"]) == 0
+    assert warning in capsys.readouterr().out
+    said: list[str] = []
+    dev = reserve("dev", nodes=2, procs=1, preload=[], progress=said.append)
+    try:
+        assert any(warning in line for line in said)
+        hosts = [info.host for info in dev.mesh.status()]
+        assert hosts == [f"host1 at {one.address}", f"host1 at {other.address}"], "not as if they were one"
+        assert dev.mesh.run("rank").values == [0, 1]
+    finally:
+        dev.release()

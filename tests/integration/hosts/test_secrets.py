@@ -19,7 +19,6 @@ from monarch_nb.trust.identity import load_identity
 from monarch_nb.trust.pools import make_paths
 
 SECRET = "swordfish-4711"
-QUICK = ("--preload", "")
 REQUESTS = [
     b"GET / HTTP/1.1\r\nHost: node\r\n\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00",
@@ -35,7 +34,7 @@ def test_nobody_else_can_read_what_a_pool_writes(lab: Lab, tmp_path: Path) -> No
     try:
         assert main(["pool", "init", "other"]) == 0
         assert main(["pool", "invite", "other", "--user", "bob", "-o", str(tmp_path / "bob.pem")]) == 0
-        node = lab.start(flags=QUICK)
+        node = lab.start()
         dev = reserve("dev", procs=1, preload=[])
         dev.mesh.run("print('hello')")
     finally:
@@ -50,7 +49,7 @@ def test_nobody_else_can_read_what_a_pool_writes(lab: Lab, tmp_path: Path) -> No
 
 
 def test_secrets_are_in_no_process_list_log_or_text(lab: Lab) -> None:
-    node = lab.start(flags=QUICK)
+    node = lab.start()
     dev = reserve("dev", procs=1, preload=[], env={"TOKEN": SECRET})
     assert dev.mesh.run("import os; os.environ['TOKEN']").values == [SECRET]
     identity = load_identity(make_paths("lab").identity)
@@ -69,7 +68,7 @@ def test_secrets_are_in_no_process_list_log_or_text(lab: Lab) -> None:
 
 
 def test_what_knocks_at_the_port_disturbs_no_cell(lab: Lab, gate: Gate) -> None:
-    node = lab.start(flags=QUICK)
+    node = lab.start()
     host, _, port = node.address.partition(":")
     dev = reserve("dev", procs=1, preload=[])
     run, _ = started(dev.mesh, f"{gate.wait}\n42")

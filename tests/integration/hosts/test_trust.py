@@ -25,14 +25,11 @@ from monarch_nb.trust.identity import ADMIN, USER, Identity
 from monarch_nb.trust.pools import make_paths
 from monarch_nb.trust.revocation import Revocations, revoke
 
-QUICK = ("--preload", "")
-"""No torch in these templates."""
-
 
 @pytest.fixture
 def node(lab: Lab) -> str:
     """The address of a node."""
-    return lab.start(flags=QUICK).address
+    return lab.start().address
 
 
 def issued(name: str, **when: float) -> Identity:
@@ -111,18 +108,18 @@ def test_who_is_revoked_is_shut_out_at_once(lab: Lab, node: str, capsys: pytest.
 
 def test_a_node_that_was_away_learns_it_from_who_comes_next(lab: Lab) -> None:
     bob = issued("bob")
-    allocator = lab.start(flags=QUICK)
+    allocator = lab.start()
     allocator.process.terminate()
     allocator.process.wait(60.0)
     assert main(["pool", "revoke", "lab", "bob"]) == 1
-    back = lab.start(directory=allocator.paths.directory, number=1, flags=QUICK)
+    back = lab.start(directory=allocator.paths.directory, number=1)
     assert describe(back.address, identity=bob).revocations == 0
     reserve("dev", procs=1, preload=[]).release()
     with pytest.raises(AccessDenied):
         describe(back.address, identity=bob)
     back.process.terminate()
     back.process.wait(60.0)
-    again = lab.start(directory=allocator.paths.directory, number=1, flags=QUICK)
+    again = lab.start(directory=allocator.paths.directory, number=1)
     with pytest.raises(AccessDenied):
         describe(again.address, identity=bob)
 

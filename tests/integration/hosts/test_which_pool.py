@@ -18,7 +18,7 @@ HINT = "dev is held in the pool lab: --pool lab, or MONARCH_NB_POOL=lab"
 
 
 def test_commands_say_in_which_pool_it_is(lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lab.start(flags=["--preload", ""])
+    lab.start()
     with pytest.raises(ReservationNotFound, match="no reservation 'dev'; you hold none"):
         attach("dev")
     held = reserve("dev", procs=1, preload=[])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from integration.kernels import Kernel
 from integration.live import eventually
+from leaks import processes_of
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
 from monarch_nb.provision import jobs
 from slurm import cluster, run, squeue, why_no_slurm
@@ -45,15 +48,29 @@ def slurm(_cluster: None, no_leaks: Callable[[Path], None], monkeypatch: pytest.
     assert left == ([], "")
 
 
+@dataclass(frozen=True)
+class Slurm:
+    """Slurm as a way to have nodes."""
+
+    pools: Path
+    on: str = "slurm"
+    flags: tuple[str, ...] = ("--partition=main",)
+    too_many_nodes: int = 9
+
+    def left(self) -> str:
+        return squeue()
+
+    def lose(self, node: str) -> None:
+        run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=fire")
+
+    def clean_up(self, node: str) -> None:
+        """Slurm gave it no time; and without cgroups it loses processes whose parent has died."""
+        home = Path(os.environ[HOME_VARIABLE])
+        for process in processes_of(home):
+            os.kill(process.pid, signal.SIGKILL)
+        shutil.rmtree(home / "slurm-dev")
+
+
 @pytest.fixture
-def open_kernel(tmp_path: Path) -> Iterator[Callable[[], Kernel]]:
-    """Start kernels of one notebook."""
-    kernels: list[Kernel] = []
-
-    def open_one() -> Kernel:
-        kernels.append(Kernel(tmp_path / "a.ipynb"))
-        return kernels[-1]
-
-    yield open_one
-    for kernel in kernels:
-        kernel.kill()
+def way(slurm: Path) -> Slurm:
+    return Slurm(slurm / "pools")

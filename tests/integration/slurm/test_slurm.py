@@ -2,88 +2,60 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpus import FakeGpus
-from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, eventually
-from leaks import processes_of
+from integration.slurm.conftest import Slurm
+from integration.ways import ALL_REDUCE, AnyWay
+from monarch_nb.client.reservations.jobs import end_job_of
+from monarch_nb.client.reservations.lists import list_everywhere
 from monarch_nb.client.reservations.reservation import attach, reserve
-from monarch_nb.config import HOME_VARIABLE
-from monarch_nb.errors import CapacityError, PoolError, UsageError
+from monarch_nb.config import TrustPaths
+from monarch_nb.errors import CapacityError, NodeUnreachable, PoolError, UsageError
 from monarch_nb.ground.interrupting import Interrupt, interruptible
-from monarch_nb.notebook.session import attached_line
 from monarch_nb.provision import jobs, launchers
 from slurm import run, squeue
-
-ALL_REDUCE = """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.ones(1) * rank
-dist.all_reduce(total)
-total.item()
-"""
 
 
 def has_gone() -> None:
     eventually(lambda: not squeue())
 
 
-@pytest.mark.slow
-@pytest.mark.quick
-def test_a_notebook_has_nodes_and_a_new_kernel_finds_them(slurm: Path, open_kernel: Callable[[], Kernel]) -> None:
-    kernel = open_kernel()
-    kernel.run("%load_ext monarch_nb")
-    shown = kernel.run(
-        "%mesh reserve dev --nodes 2 --procs 1 --on slurm --time 20m -- --partition=main --comment='a b'"
-    )
-    assert shown.startswith("dev: 2 nodes × 1 proc, 2 ranks ready in "), shown
-    assert "19 min" in shown, "the wall time is the reservation's limit"
+class TestSlurm(AnyWay):
+    """What holds for every way holds for Slurm."""
+
+
+def test_a_form_knows_the_partitions_and_what_slurm_would_do(slurm: Path) -> None:
+    way = launchers.launcher("slurm")
+    before = squeue("--states=all")
+    assert [value for value, _ in launchers.options_of(way)[0].choices] == ["", "main", "short"]
+    ask = launchers.Ask("dev", "slurm-dev", 2, 1, 0, 600.0, (), TrustPaths(slurm / "pools" / "slurm-dev"))
+    assert launchers.offer_of(way, ask).text == "would run on n[1-2], partition main"
+    with pytest.raises(CapacityError, match="node configuration is not available"):
+        launchers.offer_of(way, replace(ask, nodes=9))
+    with pytest.raises(UsageError, match="invalid partition specified: nope; there are main, short"):
+        launchers.offer_of(way, replace(ask, arguments=("--partition=nope",)))
+    assert squeue("--states=all") == before, "nothing was asked for"
+
+
+def test_what_stands_after_the_dashes_is_for_sbatch_and_the_wall_time_is_the_limit(slurm: Path) -> None:
+    flags = ["--partition=main", "--comment=a b"]
+    dev = reserve("dev", nodes=2, procs=1, preload=[], time="20m", on="slurm", on_arguments=flags)
     assert squeue("--format=%P %D %k %l") == "main 2 a b 20:00"
-    assert kernel.run(f"%%mesh\n{ALL_REDUCE}") == "Out[0-1]: 1.0"
-    kernel.run("%%mesh\nkept = rank")
-    kernel.restart()
-    assert kernel.run("%load_ext monarch_nb").startswith("attached to dev: 2 nodes × 1 proc, 2 ranks alive")
-    assert "0" in kernel.run("%%mesh -t 0\nkept")
-    assert "21 min more" in kernel.run("%mesh extend 21m")
+    assert 18 * 60 < dev.status().time_left_s < 20 * 60
+    assert sorted(dev._connections[node].name for node in range(2)) == ["n1", "n2"], "as Slurm calls them"
+    dev.extend("21m")
     assert squeue("--format=%l") == "41:00"
-    again = kernel.run("%mesh reserve dev --nodes 2 --procs 1 --on slurm")
-    assert again.startswith("dev: already held, 2 ranks alive"), again
-    assert "already, with 2 nodes × 1 proc" in kernel.run("%mesh reserve dev --nodes 3 --procs 1 --on slurm")
-    assert "2 nodes" in kernel.run("%mesh list")
-    assert "released 2 nodes × 1 proc" in kernel.run("%mesh release dev")
-    has_gone()
-    assert list((slurm / "pools").iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_node_that_fails_is_named_and_the_other_goes_on(slurm: Path) -> None:
-    dev = reserve("dev", nodes=2, procs=1, preload=[], on="slurm")
-    names = [dev._connections[node].name for node in range(2)]
-    assert sorted(names) == ["n1", "n2"], "nodes are called what Slurm calls them"
-    lost = names[1]
-    dev.mesh.run("kept = 42")
-    run("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=fire")
-    eventually(lambda: any(f"; {lost} " in info.absence for info in dev.mesh.status()))
-    assert "; " + lost in attached_line(attach(dev.name))
-    assert dev.mesh.select([0]).run("kept").values == [42]
     dev.release()
     has_gone()
-    # Slurm gave the node no time to clean up; and without cgroups it loses processes whose parent has died.
-    home = Path(os.environ[HOME_VARIABLE])
-    for process in processes_of(home):
-        os.kill(process.pid, signal.SIGKILL)
-    shutil.rmtree(home / "slurm-dev")
 
 
 def test_a_job_that_is_cancelled_says_so(slurm: Path) -> None:
@@ -108,11 +80,22 @@ def test_gpus_are_those_that_slurm_gave(slurm: Path, fake_gpus: FakeGpus) -> Non
     has_gone()
 
 
+def test_a_job_without_the_gpus_that_were_asked_for_is_ended(slurm: Path) -> None:
+    """Its nodes find no GPU: Slurm counts what its configuration names."""
+    with pytest.raises(CapacityError, match=r"has a GPU.*; Slurm job \d+ was asked for this, and is ended"):
+        reserve("dev", gpus=4, preload=[], on="slurm")
+    has_gone()
+    assert list((slurm / "pools").iterdir()) == []
+
+
 INSIDE = """
 import os, subprocess
 import monarch_nb
 dev = monarch_nb.reserve("dev", nodes=2, procs=1, preload=[], on="slurm")
 print(dev.mesh.run("import os\\nos.environ['SLURM_JOB_ID']").values == [os.environ["SLURM_JOB_ID"]] * 2)
+dev.grow(3, into="main")
+print(dev.mesh.run("import os\\nos.environ['SLURM_JOB_ID']").values == [os.environ["SLURM_JOB_ID"]] * 3)
+print(len(set(dev.node_names)), "nodes")
 print(len(subprocess.run(["squeue", "--noheader"], capture_output=True, text=True).stdout.splitlines()))
 monarch_nb.attach("dev").release()
 print(subprocess.run(["squeue", "--noheader", "--steps", "--format=%j"], capture_output=True, text=True).stdout.strip())
@@ -121,9 +104,27 @@ print(subprocess.run(["squeue", "--noheader", "--steps", "--format=%j"], capture
 
 @pytest.mark.slow
 def test_an_allocation_that_is_there_is_used(slurm: Path) -> None:
-    words = ["salloc", "--quiet", "--nodes=2", "--exclusive", sys.executable, "-c", INSIDE]
+    words = ["salloc", "--quiet", "--nodes=3", "--exclusive", sys.executable, "-c", INSIDE]
     done = subprocess.run(words, capture_output=True, text=True, timeout=3 * TIMEOUT_S, check=False)
-    assert done.stdout.split("\n")[:3] == ["True", "1", ""], done.stdout + done.stderr
+    assert done.stdout.split("\n")[:5] == ["True", "True", "3 nodes", "1", ""], done.stdout + done.stderr
+    has_gone()
+
+
+def test_a_job_that_waits_is_listed(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client has died in the queue."""
+    run("sbatch", "--nodes=4", "--exclusive", "--time=1", "--output=/dev/null", "--wrap=sleep 600")
+    eventually(lambda: squeue("--format=%t") == "R")
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "end", lambda _: None)
+        with pytest.raises(CapacityError, match="in vain"):
+            reserve("dev", procs=1, on="slurm", wait=0.1)
+    [line] = list_everywhere().unheld
+    assert re.fullmatch(
+        r"dev: Slurm job \d+ waits \(.*; the same %mesh reserve waits for it, %mesh release .*", line
+    ), line
+    assert end_job_of("dev", None, print)
+    assert squeue("--format=%j") == "wrap"
+    run("scancel", "--user=root")
     has_gone()
 
 
@@ -155,14 +156,19 @@ def test_ctrl_c_in_the_queue_cancels_the_job(slurm: Path) -> None:
 
 
 def test_what_slurm_never_gives_is_refused_and_forgotten(slurm: Path) -> None:
-    with pytest.raises(CapacityError, match=r"would wait for ever: PartitionNodeLimit: the partition has not so many"):
-        reserve("dev", nodes=9, procs=1, on="slurm")
+    config = "PartitionConfig: the partition does not give so many nodes, so much of each, or so much time"
+    never = f"would wait for ever: ({config}|PartitionNodeLimit: the partition has not so many)"
+    for asked in ({"nodes": 9, "procs": 1}, {"nodes": 9, "procs": 2}, {"procs": 200}):
+        with pytest.raises(CapacityError, match=never):
+            reserve("dev", **asked, on="slurm")
     with pytest.raises(CapacityError, match="Requested node configuration is not available"):
         reserve("dev", gpus=5, on="slurm")
-    with pytest.raises(CapacityError, match="PartitionTimeLimit: the partition does not give so much time"):
+    with pytest.raises(CapacityError, match=f"{config}|PartitionTimeLimit: the partition does not give so much time"):
         reserve("dev", procs=1, time="1h", on="slurm", on_arguments=["--partition=short"])
     with pytest.raises(UsageError, match="nvalid partition name specified; there are main, short"):
         reserve("dev", procs=1, on="slurm", on_arguments=["--partition=no-such"])
+    with pytest.raises(UsageError, match="unrecognized option '--gibberish=4'"):
+        reserve("dev", procs=1, on="slurm", on_arguments=["--gibberish=4"])
     assert list((slurm / "pools").iterdir()) == []
 
 
@@ -176,10 +182,118 @@ def test_a_job_whose_allocator_dies_shows_its_log(slurm: Path, monkeypatch: pyte
     assert list((slurm / "pools").iterdir()) == []
 
 
-def test_a_job_whose_client_is_gone_ends_by_itself(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launchers, "UNHELD_S", 2.0)
-    ask = lambda pool, paths: launchers.Ask("dev", pool, 2, 1, 0, 0.0, (), paths)  # noqa: E731
-    job, is_new = jobs.obtain("slurm", ask, "slurm-dev", None, lambda _: None)
-    assert is_new
+def test_a_node_that_failed_is_replaced_by_one_of_another_job(slurm: Path, way: Slurm) -> None:
+    dev = reserve("dev", nodes=2, procs=1, preload=[], on="slurm")
+    lost = dev.node_names[1]
+    dev.mesh.run("kept = 42")
+    way.lose(lost)
+    eventually(lambda: any(f"; {lost} " in info.absence for info in dev.mesh.status()))
+    with pytest.raises(NodeUnreachable, match="%mesh replace asks slurm for another in its place"):
+        dev.mesh.run("1")
+    [replaced] = dev.replace()
+    assert (replaced.number, replaced.old, replaced.ranks) == (1, lost, (1,))
+    assert replaced.new not in ("n1", "n2")
+    assert squeue("--format=%D").split() == ["1", "1"], "the first job goes on without the node"
+    assert dev.mesh.select([0]).run("kept").values == [42]
+    assert dev.mesh.run(ALL_REDUCE).values == [1.0, 1.0]
+    dev.release()
     has_gone()
-    assert not job.paths.directory.exists(), "the job has removed its keys"
+    way.clean_up(lost)
+
+
+def test_when_one_of_two_jobs_is_cancelled_the_nodes_of_the_other_go_on(slurm: Path) -> None:
+    """Here the first, for which the pool was made."""
+    dev = reserve("dev", procs=1, preload=[], on="slurm")
+    dev.grow(2, into="main")
+    dev.mesh.run("kept = rank")
+    first, second = jobs.jobs()
+    run("scancel", first.id)
+    said = f"; Slurm job {first.id} was cancelled (CANCELLED): %mesh replace dev asks for another"
+    eventually(lambda: any(said in info.absence for info in dev.mesh.status()))
+    assert dev.mesh.select([1]).run("kept").values == [1]
+    again = attach("dev")
+    assert again.mesh.select([1]).run("kept").values == [1]
+    assert [replaced.ranks for replaced in again.replace()] == [(0,)]
+    assert again.mesh.run(ALL_REDUCE).values == [1.0, 1.0]
+    assert [job.id == second.id for job in jobs.jobs()] == [True, False], "the first is forgotten"
+    again.release()
+    has_gone()
+
+
+def test_ctrl_c_while_more_nodes_are_waited_for_leaves_all_as_it_was(slurm: Path) -> None:
+    dev = reserve("dev", procs=1, preload=[], on="slurm")
+    dev.mesh.run("kept = 42")
+    run("sbatch", "--nodes=3", "--exclusive", "--time=1", "--output=/dev/null", "--wrap=sleep 600")
+    eventually(lambda: squeue("--format=%t").split() == ["R", "R"])
+    interrupt, said, ended = Interrupt(), [], []
+
+    def hear(text: str) -> None:
+        said.append(text)
+        if "waits (" in text:
+            interrupt.set()
+
+    def ask() -> None:
+        with interruptible(interrupt):
+            try:
+                dev.grow(2, into="main", progress=hear)
+            except KeyboardInterrupt:
+                ended.append(squeue("--format=%j"))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    assert [sorted(left.split()) for left in ended] == [["monarch-nb-dev", "wrap"]], "the new job is gone"
+    assert dev.mesh.run("kept").values == [42]
+    dev.release()
+    run("scancel", "--user=root")
+    has_gone()
+
+
+def test_a_job_for_more_nodes_whose_client_died_is_listed_and_ends_with_the_others(
+    slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dev = reserve("dev", procs=1, preload=[], on="slurm")
+    run("sbatch", "--nodes=3", "--exclusive", "--time=1", "--output=/dev/null", "--wrap=sleep 600")
+    eventually(lambda: squeue("--format=%t").split() == ["R", "R"])
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "end", lambda *_: None)
+        with pytest.raises(CapacityError, match="in vain"):
+            dev.grow(2, into="main", wait=0.1)
+    [line] = list_everywhere().unheld
+    assert re.fullmatch(r"dev: Slurm job \d+ waits \(.*; the same %mesh grow or replace waits for it, .*", line), line
+    run("scancel", "--name=wrap")
+    assert len(dev.grow(2, into="main").joined) == 1
+    assert len(squeue().splitlines()) == 2, "it was not asked for once more"
+    dev.release()
+    has_gone()
+
+
+def test_nodes_that_came_when_their_client_was_gone_go_by_themselves_and_the_others_stay(
+    slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dev = reserve("dev", procs=1, preload=[], on="slurm")
+    [first] = jobs.jobs()
+    monkeypatch.setattr(launchers, "UNHELD_S", 2.0)
+    jobs.add(first, 1, 0.0, None, lambda _: None)
+    eventually(lambda: squeue("--format=%i") == first.id)
+    eventually(lambda: jobs.jobs() == [first])
+    assert attach("dev").mesh.run("40 + 2").values == [42]
+    dev.release()
+    has_gone()
+
+
+def test_the_time_is_that_of_the_job_which_ends_first(slurm: Path) -> None:
+    dev = reserve("dev", procs=1, preload=[], time="40m", on="slurm")
+    assert not dev.grow(2, into="main").ends_first
+    assert sorted(squeue("--format=%l").split()) == ["40:00", "40:00"]
+    said = dev.grow(3, into="main", time="20m").ends_first
+    last = dev.node_names[2]
+    assert re.match(rf"Slurm job \d+ with {last} ends first: dev is held for \d+ min .* now, until ", said), said
+    assert f"%mesh shrink dev --node {last} --into main goes on without" in said
+    assert dev.status().time_left_s < 20 * 60
+    dev.extend("5m")
+    assert sorted(squeue("--format=%l").split()) == ["25:00", "40:00", "40:00"], "the others end late enough"
+    dev.shrink(node=[last], into="main")
+    assert 30 * 60 < dev.status().time_left_s < 40 * 60, "as long as before"
+    dev.release()
+    has_gone()

@@ -122,6 +122,20 @@ def test_an_interrupt_reaches_what_is_called_and_the_actors_go_on(actors: RankPr
     assert actors.ok(again) == ["on", "on"]
 
 
+def test_an_interrupt_reaches_what_waits_for_an_actor_that_has_not_begun(actors: RankProcess) -> None:
+    """The message is answered at once, and who waits for it may have ended before anybody looks what is executed."""
+    actors.ok("run_id = 'others'; busy = others.sleep.call_one()")
+    deadline = time.monotonic() + TIMEOUT_S
+    while not statuses(actors)["others"].running:
+        assert time.monotonic() < deadline
+    actors.ok("run_id = 'calls'; future = trainers.outer.call_one(others)")
+    while not statuses(actors)["others"].waiting:
+        assert time.monotonic() < deadline
+    assert actors.ask(interrupt=InterruptRun(run_id="calls")).ok
+    assert "trainers.outer was interrupted" in actors.run("future.get()").failure.message
+    assert actors.ask(interrupt=InterruptRun(run_id="others")).ok, "what another run called was not touched"
+
+
 def test_what_is_interrupted_before_it_begins_shows_nothing_of_ours(actors: RankProcess) -> None:
     actors.ok("first, queued = trainers.sleep.call_one(), trainers.say.call_one('late')")
     wait_where(actors, SLEEP)

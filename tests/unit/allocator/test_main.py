@@ -55,6 +55,19 @@ def test_a_temporary_node_ends_when_it_has_held_nothing_for_long(monkeypatch: py
     assert len(slept) == 7, "two looks, two at which something was held, three more"
 
 
+def test_one_that_has_never_held_anything_may_wait_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    node = SimpleNamespace(state=SimpleNamespace(leases={}))
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        node.state.leases = {"dev": object()} if len(slept) == 6 else {}
+
+    monkeypatch.setattr(main.asyncio, "sleep", sleep)
+    asyncio.run(main._unheld(cast(Node, node), 3.0, 8.0))
+    assert len(slept) == 9, "five looks, one at which something was held, three more"
+
+
 @pytest.mark.parametrize("call", ["utime", "stat", "listdir"])
 def test_a_storage_that_fails_is_not_one_that_was_removed(
     paths: config.NodePaths, monkeypatch: pytest.MonkeyPatch, call: str

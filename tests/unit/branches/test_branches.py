@@ -116,7 +116,7 @@ async def tree(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Tree]:
 
 
 def submit(ranks: range = range(1, 5)) -> pb.Submit:
-    return pb.Submit(mesh_id="m", run=run_pb2.RunSpec(run_id="r", number=1), ranks=ranks, all_ranks=ranks)
+    return pb.Submit(mesh_id="m", run=run_pb2.RunSpec(run_id="r", number=1), all_ranks=ranks)
 
 
 def printed(rank: int, text: bytes, end: int) -> pb.SessionEvent:
@@ -130,7 +130,7 @@ async def test_each_head_learns_who_is_below_it_and_gets_its_part(tree: Tree) ->
         stream = await tree.nodes.opened(f"n{head}")
         told = await stream.gets("branches")
         assert (told.node_rank, [node.node_rank for node in told.nodes]) == (head, [below])
-        assert list((await stream.gets("submit")).ranks) == [head, below]
+        assert list((await stream.gets("submit")).all_ranks) == [1, 2, 3, 4]
     assert tree.nodes.streams.keys() == {"n1", "n3"}
 
 
@@ -144,7 +144,7 @@ async def test_those_below_a_lost_head_are_adopted_and_go_on_from_the_cursors(tr
     first.end()
     adopted = await tree.nodes.opened("n2")
     told = await adopted.gets("submit")
-    assert list(told.ranks) == [2]
+    assert list(told.cursors) == [2]
     assert told.cursors[2].stdout_bytes == 2
     await tree.hears(lambda event: 1 in event.links.down)
     adopted.say(printed(2, b"b\n", 4))
@@ -163,16 +163,46 @@ async def test_a_head_that_is_back_gets_them_again_and_nothing_comes_twice(tree:
     await adopted.gets("submit")
     adopted.say(printed(2, b"a\n", 2))
     await tree.hears(lambda event: event.HasField("output"))
+    tried = len(tree.nodes.streams["n1"])  # also in vain, as often as there was time for
     tree.nodes.dead.clear()
-    await tree.hears(lambda event: 1 in event.links.up and tree.nodes.streams["n1"][-1] is not first)
-    again = tree.nodes.streams["n1"][-1]
+    again = await tree.nodes.opened("n1", tried + 1)
     told = await again.gets("submit")
-    assert (list(told.ranks), told.cursors[2].stdout_bytes) == ([1, 2], 2)
+    assert len([event for event in tree.came if 1 in event.links.up]) == 2
+    assert told.cursors[2].stdout_bytes == 2
     adopted.say(printed(2, b"again\n", 8))
     again.say(printed(2, b"b\n", 4))
     await tree.hears(lambda event: bool(event.output.ranks) and event.output.ranks[0].items[0].stdout == b"b\n")
     assert tree.texts(2) == [b"a\n", b"b\n"]
     assert adopted.is_cancelled
+
+
+async def test_others_get_a_run_when_it_has_its_number(tree: Tree) -> None:
+    streams = {head: await tree.nodes.opened(f"n{head}") for head in (1, 3)}
+    for stream in streams.values():
+        await stream.gets("branches")
+    unnumbered = submit()
+    unnumbered.run.number, unnumbered.give_number = 0, True
+    tree.branches.submit(unnumbered, numbered_by=1)
+    assert (await streams[1].gets("submit")).give_number
+    assert tree.branches.numbered(tree.branches.runs["r"], 7) == {3, 4}
+    told = await streams[3].gets("submit")
+    assert (told.run.number, told.give_number) == (7, False)
+    tree.branches.tell(pb.SessionRequest(cancel=pb.Cancel(run_id="r")))
+    await streams[1].gets("cancel")
+    assert len([request for request in streams[1].sent if request.HasField("submit")]) == 1, "it has passed it on"
+
+
+async def test_another_node_gives_the_number(tree: Tree) -> None:
+    streams = {head: await tree.nodes.opened(f"n{head}") for head in (1, 3)}
+    for stream in streams.values():
+        await stream.gets("branches")
+    unnumbered = submit(range(3, 5))
+    unnumbered.run.number, unnumbered.give_number = 0, True
+    tree.branches.submit(unnumbered, numbered_by=1)
+    assert (await streams[1].gets("submit")).give_number, "although it has no rank of it"
+    tree.branches.number_by(tree.branches.runs["r"], 3, newest=1000)
+    told = await streams[3].gets("submit")
+    assert (told.run.number, told.give_number, told.newest) == (0, True, 1000)
 
 
 async def test_what_is_for_some_nodes_goes_to_their_branches_only(tree: Tree) -> None:
@@ -193,7 +223,7 @@ async def test_what_was_collected_goes_with_the_next_message(tree: Tree) -> None
     quiet = submit()
     quiet.quiet = True
     tree.branches.submit(quiet)
-    results = [pb.EqualResults(ranks=range(1, 5), durations_s=[0.0] * 4)]
+    results = [pb.EqualResults(ranks=pb.NumberRanges(bounds=(1, 5)), durations_s=[0.0] * 4)]
     stream.say(pb.SessionEvent(finished=pb.Finished(run_id="r", equal=results)))
     await tree.hears(lambda event: event.HasField("finished"))
     tree.branches.collected(["r"])
@@ -211,3 +241,13 @@ async def test_deaths_of_other_meshes_are_not_passed_on(tree: Tree) -> None:
     )
     await tree.hears(lambda event: event.HasField("rank_died"))
     assert [event.rank_died.rank for event in tree.came if event.HasField("rank_died")] == [2]
+
+
+async def test_each_branch_is_asked_where_its_own_ranks_are(tree: Tree) -> None:
+    first, second = await tree.nodes.opened("n1"), await tree.nodes.opened("n3")
+    await first.gets("branches")
+    await second.gets("branches")
+    tree.branches.look(pb.Look(mesh_id="m", look_id="l", ranks=[1, 2, 4], of_run="r"))
+    asked = await first.gets("look")
+    assert (list(asked.ranks), asked.look_id, asked.of_run) == ([1, 2], "l", "r")
+    assert list((await second.gets("look")).ranks) == [4]

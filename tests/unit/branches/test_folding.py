@@ -7,7 +7,18 @@ from collections.abc import Iterable
 
 import pytest
 
-from monarch_nb.branches.folding import FLOOD_BYTES, fold, ranks_of, results_of
+from monarch_nb.branches.folding import (
+    COUNTED_COST,
+    FLOOD_BYTES,
+    FLOOD_RANKS,
+    MANY_COST,
+    fold,
+    ranks_finished,
+    ranks_of,
+    ranks_of_equal,
+    results_of,
+)
+from monarch_nb.ground.ranges import Ranges
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
@@ -22,6 +33,29 @@ def wrote(rank: int, *texts: bytes, end: int | None = None) -> pb.RankOutput:
     return pb.RankOutput(rank=rank, items=items, cursor=run_pb2.Cursor(stdout_bytes=end))
 
 
+def shown_of(told: pb.RankOutput) -> bytes:
+    return b"".join(item.stdout for item in told.items)
+
+
+def told_of(output: pb.Output) -> dict[int, tuple[int, int]]:
+    """Return how many lines and bytes of each rank's stdout a message speaks of, be it that it counts them."""
+    counted = output.counted
+    told = dict(zip(counted.ranks, zip(counted.stdout_lines, counted.stdout_bytes, strict=True), strict=True))
+    for each in output.ranks:
+        elided = [item.elided for item in each.items if item.HasField("elided")]
+        lines = shown_of(each).count(b"\n") + sum(one.lines for one in elided)
+        size_bytes = len(shown_of(each)) + sum(one.size_bytes for one in elided)
+        for rank, _ in ranks_of(each):
+            before = told.get(rank, (0, 0))
+            told[rank] = before[0] + lines, before[1] + size_bytes
+    return told
+
+
+def cursors_of(output: pb.Output) -> dict[int, run_pb2.Cursor]:
+    ends = dict(zip(output.counted.ranks, output.counted.cursors, strict=True))
+    return ends | {rank: cursor for each in output.ranks for rank, cursor in ranks_of(each)}
+
+
 def finished(*results: run_pb2.RankResult, run_id: str = "r") -> pb.SessionEvent:
     return pb.SessionEvent(finished=pb.Finished(run_id=run_id, results=results))
 
@@ -30,6 +64,10 @@ def result(rank: int, duration_s: float = 0.0, **more: object) -> run_pb2.RankRe
     made = run_pb2.RankResult(run_id="r", rank=rank, outcome=run_pb2.OUTCOME_OK, duration_s=duration_s)
     made.MergeFrom(run_pb2.RankResult(**more))  # type: ignore[arg-type]
     return made
+
+
+def ranges(*numbers: int) -> pb.NumberRanges:
+    return pb.NumberRanges(bounds=Ranges.of(numbers).bounds)
 
 
 def kinds(events: Iterable[pb.SessionEvent]) -> list[str | None]:
@@ -41,20 +79,36 @@ class TestResults:
         results = [result(rank, rank / 8, value_inline=b"v") for rank in range(4)]
         events, _ = fold([finished(*results[:2]), finished(*results[2:])])
         (equal,) = events[0].finished.equal
-        assert list(equal.ranks) == [0, 1, 2, 3]
+        assert list(equal.ranks.bounds) == [0, 4]
         assert list(results_of(equal)) == results
 
     def test_what_differs_stays_apart(self) -> None:
         ok, value, failed = result(0), result(1, value_inline=b"v"), result(2)
         failed.outcome = run_pb2.OUTCOME_ERROR
         events, _ = fold([finished(ok, value, failed)])
-        assert [list(equal.ranks) for equal in events[0].finished.equal] == [[0], [1], [2]]
+        assert [list(ranks_of_equal(equal)) for equal in events[0].finished.equal] == [[0], [1], [2]]
 
     def test_folded_again_one_level_up(self) -> None:
         (below,), _ = fold([finished(result(3, 0.3), result(4, 0.4))])
         events, _ = fold([below, finished(result(0, 0.1))])
         (equal,) = events[0].finished.equal
-        assert [(one.rank, one.duration_s) for one in results_of(equal)] == [(3, 0.3), (4, 0.4), (0, 0.1)]
+        assert [(one.rank, one.duration_s) for one in results_of(equal)] == [(0, 0.1), (3, 0.3), (4, 0.4)]
+        assert list(equal.ranks.bounds) == [0, 1, 3, 5]
+        assert list(ranks_finished(events[0].finished)) == [0, 3, 4]
+
+    def test_ranges_between_others_keep_what_is_each_ranks_own(self) -> None:
+        below = [fold([finished(*(result(rank, float(rank)) for rank in ranks))])[0][0] for ranks in ([0, 6], [3, 1])]
+        (equal,) = fold(below)[0][0].finished.equal
+        assert {one.rank: one.duration_s for one in results_of(equal)} == {0: 0.0, 6: 6.0, 3: 3.0, 1: 1.0}
+
+    def test_a_failure_is_not_joined_with_itself(self) -> None:
+        died = result(0, death=run_pb2.Death(stderr_tail=["Killed"]))
+        (below,), _ = fold([finished(died)])
+        other = run_pb2.RankResult()
+        other.CopyFrom(died)
+        other.rank = 1
+        (equal,) = fold([below, finished(other)])[0][0].finished.equal
+        assert list(equal.result.death.stderr_tail) == ["Killed"]
 
     def test_where_files_end_is_for_nobody_above(self) -> None:
         ended = [result(rank, end=run_pb2.Cursor(stdout_bytes=rank)) for rank in range(2)]
@@ -83,25 +137,49 @@ class TestOutput:
         assert joined.items[0].stdout == b"ab\n"
         assert [(rank, cursor.stdout_bytes) for rank, cursor in ranks_of(joined)] == [(0, 3), (1, 3)]
 
+    def test_texts_that_are_joined_of_pieces_stay_each_ranks_own(self) -> None:
+        """However soon the memory of one is used for the next."""
+        pieces = [output(*(wrote(rank, b"%d" % (rank // 2)) for rank in range(50))) for _ in range(2)]
+        (event,), _ = fold(pieces)
+        come = {rank: shown_of(each) for each in event.output.ranks for rank, _ in ranks_of(each)}
+        assert come == {rank: b"%d%d" % (rank // 2, rank // 2) for rank in range(50)}
+
     def test_runs_stay_apart(self) -> None:
         events, _ = fold([output(wrote(0, b"a\n"), run_id="r"), output(wrote(0, b"a\n"), run_id="s")])
         assert [event.output.run_id for event in events] == ["r", "s"]
 
     def test_a_flood_becomes_its_count_but_for_the_end(self) -> None:
         text = b"".join(b"line %d\n" % number for number in range(3000))
-        ranks = 64
-        big = [wrote(rank, b"rank %d\n" % rank + text) for rank in range(ranks)]
-        events, is_flood = fold([output(*big)])
-        assert is_flood
-        assert events[0].ByteSize() < 1.1 * FLOOD_BYTES
-        for each, before in zip(events[0].output.ranks, big, strict=True):
-            shown = b"".join(item.stdout for item in each.items)
-            elided = [item.elided for item in each.items if item.HasField("elided")]
-            assert shown.endswith(b"line 2999\n")
-            assert shown.startswith(b"line ")
-            assert shown.count(b"\n") + sum(one.lines for one in elided) == 3001
-            assert len(shown) + sum(one.size_bytes for one in elided) == len(before.items[0].stdout)
-            assert each.cursor == before.cursor
+        big = [wrote(rank, b"rank %d\n" % rank + text) for rank in range(FLOOD_RANKS)]
+        (event,), flooding = fold([output(*big)])
+        assert flooding == FLOOD_RANKS
+        assert event.ByteSize() < 1.1 * FLOOD_BYTES
+        assert not event.output.HasField("counted")
+        for each in event.output.ranks:
+            assert shown_of(each).endswith(b"line 2999\n")
+            assert shown_of(each).startswith(b"line ")
+        assert told_of(event.output) == {rank: (3001, len(before.items[0].stdout)) for rank, before in enumerate(big)}
+
+    def test_of_a_flood_on_many_ranks_the_end_of_a_few_is_left(self) -> None:
+        text = b"".join(b"line %d\n" % number for number in range(3000))
+        big = [wrote(rank, b"rank %d\n" % rank + text) for rank in reversed(range(64))]
+        (event,), flooding = fold([output(*big)])
+        assert flooding == MANY_COST + COUNTED_COST * (64 - FLOOD_RANKS)
+        assert event.ByteSize() < FLOOD_BYTES
+        assert sorted(each.rank for each in event.output.ranks) == list(range(FLOOD_RANKS))
+        assert all(shown_of(each).endswith(b"line 2999\n") for each in event.output.ranks)
+        assert told_of(event.output) == {each.rank: (3001, len(each.items[0].stdout)) for each in big}
+        assert cursors_of(event.output) == {each.rank: each.cursor for each in big}
+
+    def test_what_comes_after_a_count_stays_after_it_and_what_came_before_is_counted(self) -> None:
+        counted = pb.Counted(ranks=[4], cursors=[run_pb2.Cursor(stdout_bytes=90)])
+        for column, amount in (("stdout_lines", 3), ("stdout_bytes", 80), ("stderr_lines", 0), ("stderr_bytes", 0)):
+            getattr(counted, column).append(amount)
+        below = pb.SessionEvent(output=pb.Output(run_id="r", counted=counted))
+        (event,), _ = fold([output(wrote(4, b"before it\n")), below, output(wrote(4, b"end\n", end=94))])
+        assert (list(event.output.counted.stdout_lines), list(event.output.counted.stdout_bytes)) == ([4], [90])
+        assert shown_of(event.output.ranks[0]) == b"end\n"
+        assert cursors_of(event.output) == {4: run_pb2.Cursor(stdout_bytes=94)}
 
     def test_who_printed_little_is_not_elided(self) -> None:
         loud = [wrote(rank, b"%d\n" % rank * 20_000) for rank in range(8)]
@@ -110,39 +188,64 @@ class TestOutput:
 
     def test_pictures_are_never_elided(self) -> None:
         loud = [wrote(rank, b"%d\n" % rank * 30_000) for rank in range(8)]
-        loud[0].items.add(display=run_pb2.Display(content_json="{}"))
+        loud += [wrote(rank, b"%d\n" % rank * 30_000) for rank in (8, 9)]
+        for rank in (0, 9):
+            loud[rank].items.add(display=run_pb2.Display(content_json="{}"))
         events, _ = fold([output(*loud)])
-        assert sum(item.HasField("display") for each in events[0].output.ranks for item in each.items) == 1
+        pictures = [each.rank for each in events[0].output.ranks for item in each.items if item.HasField("display")]
+        assert pictures == [0, 9], "also that of a rank whose text is only counted"
 
     def test_equal_floods_are_none(self) -> None:
         text = b"x" * (FLOOD_BYTES // 2) + b"\n"
-        events, is_flood = fold([output(*(wrote(rank, text) for rank in range(64)))])
-        assert not is_flood
+        events, flooding = fold([output(*(wrote(rank, text) for rank in range(64)))])
+        assert not flooding
         assert len(events[0].output.ranks) == 1
+
+
+class TestPlaces:
+    def seen(self, *places: tuple[int, str | None], look_id: str = "l") -> pb.SessionEvent:
+        seen = pb.Seen(look_id=look_id)
+        for rank, line in places:
+            seen.places.add(ranks=[rank], where=None if line is None else run_pb2.Where(line=line))
+        return pb.SessionEvent(seen=seen)
+
+    def test_ranks_at_the_same_place_are_one(self) -> None:
+        (below,), _ = fold([self.seen((2, "a.py:1"), (3, None))])
+        (event,), _ = fold([self.seen((0, "a.py:1"), (1, "b.py:2")), below, self.seen((4, None))])
+        assert [(list(place.ranks), place.where.line) for place in event.seen.places] == [
+            ([0, 2], "a.py:1"),
+            ([1], "b.py:2"),
+            ([3, 4], ""),
+        ]
+        assert [place.HasField("where") for place in event.seen.places] == [True, True, False]
+
+    def test_looks_stay_apart(self) -> None:
+        events, _ = fold([self.seen((0, "a.py:1")), self.seen((0, "a.py:2"), look_id="m")])
+        assert [event.seen.look_id for event in events] == ["l", "m"]
 
 
 class TestOrder:
     def test_output_comes_before_the_result_and_queued_before_all(self) -> None:
         events, _ = fold(
             [
-                pb.SessionEvent(queued=pb.Queued(run_id="r", number=1, nodes=[0])),
+                pb.SessionEvent(queued=pb.Queued(run_id="r", number=1, nodes=ranges(0))),
                 finished(result(0)),
                 output(wrote(1, b"a\n")),
-                pb.SessionEvent(queued=pb.Queued(run_id="r", number=1, nodes=[1])),
+                pb.SessionEvent(queued=pb.Queued(run_id="r", number=1, nodes=ranges(1))),
                 output(wrote(1, b"b\n", end=4)),
                 finished(result(1)),
             ]
         )
         assert kinds(events) == ["queued", "output", "finished"]
-        assert list(events[0].queued.nodes) == [0, 1]
+        assert events[0].queued.nodes == ranges(0, 1)
 
     def test_what_waits_is_told_apart(self) -> None:
         queued = [
-            pb.SessionEvent(queued=pb.Queued(run_id="r", number=1, nodes=[node], ahead=["x"] if node % 2 else []))
+            pb.SessionEvent(queued=pb.Queued(run_id="r", number=1, nodes=ranges(node), ahead=["x"] if node % 2 else []))
             for node in range(4)
         ]
         events, _ = fold(queued)
-        assert [list(event.queued.nodes) for event in events] == [[0, 2], [1, 3]]
+        assert [event.queued.nodes for event in events] == [ranges(0, 2), ranges(1, 3)]
 
     def test_the_last_word_on_a_link_counts(self) -> None:
         links = [pb.Links(mesh_id="m", down=[1, 2]), pb.Links(mesh_id="m", up=[2])]
@@ -182,3 +285,37 @@ def test_whatever_is_folded_where(seed: int) -> None:
                 come[rank] += b"".join(item.stdout for item in each.items)
                 assert cursor.stdout_bytes == len(come[rank])
     assert come == written
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_wherever_a_flood_is_folded_every_line_is_told_of_once(seed: int) -> None:
+    """Of 40 ranks, some of which print alike, through a random tree: what is shown and what is counted is all there
+    was, and no count is said to be of what comes before something shown already."""
+    chosen = random.Random(seed)
+    written = {rank: [0, 0] for rank in range(40)}
+    streams: list[list[pb.SessionEvent]] = [[] for _ in range(5)]
+    for _ in range(300):
+        rank = chosen.randrange(40)
+        line = chosen.choice([b"all say this\n", b"rank %d says this\n" % rank])
+        text = line * chosen.choice([1, 5, 2_000])
+        written[rank][0] += text.count(b"\n")
+        written[rank][1] += len(text)
+        streams[rank % 5].append(output(wrote(rank, text, end=written[rank][1])))
+    while len(streams) > 1:
+        left, right = streams.pop(), streams.pop()
+        merged: list[pb.SessionEvent] = []
+        while left or right:
+            source = chosen.choice([each for each in (left, right) if each])
+            count = chosen.randrange(1, 60)
+            merged += fold(source[:count])[0]
+            del source[:count]
+        streams.insert(0, merged)
+    come = {rank: [0, 0] for rank in range(40)}
+    for event in streams[0]:
+        for rank, (lines, size_bytes) in told_of(event.output).items():
+            come[rank][0] += lines
+            come[rank][1] += size_bytes
+        for rank, cursor in cursors_of(event.output).items():
+            assert cursor.stdout_bytes == come[rank][1]
+    assert come == written
+    assert any(event.output.HasField("counted") for event in streams[0])

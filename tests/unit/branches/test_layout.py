@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from monarch_nb.branches.layout import split
+from monarch_nb.branches.layout import nodes_of, ranks_of_run, ranks_on, split
+from monarch_nb.ground.ranges import Ranges
 from monarch_nb.proto import allocator_pb2 as pb
 
 
@@ -34,3 +35,21 @@ def test_none() -> None:
 
 def test_a_thousand_nodes_are_six_deep() -> None:
     assert depth(nodes(range(1, 1024)), 4) == 6
+
+
+def test_nodes_of_a_part_are_next_to_each_other() -> None:
+    (_, left), (head, right) = split(nodes(range(1, 12)), 2)
+    assert [node.node_rank for node in left] == [2, 3, 4, 5]
+    assert [head.node_rank, *(node.node_rank for node in right)] == [6, 7, 8, 9, 10, 11]
+
+
+def test_ranks_are_on_nodes() -> None:
+    some = Ranges.of([0, 3, 4, 5, 12])
+    assert list(nodes_of(some, 4)) == [0, 1, 3]
+    assert list(ranks_on(Ranges.of([1, 3]), 2)) == [2, 3, 6, 7]
+
+
+def test_a_run_that_names_no_ranks_is_on_all() -> None:
+    there = Ranges.of(range(4, 8))
+    assert ranks_of_run([], there) == there
+    assert list(ranks_of_run([1, 5], there)) == [5]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from monarch_nb.branches.passed import PassedRun
+from monarch_nb.ground.ranges import Ranges
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
@@ -14,46 +15,58 @@ def passed(number: int = 7, *, ranks: range = range(8), **more: Any) -> PassedRu
     submit = pb.Submit(
         mesh_id="m",
         run=run_pb2.RunSpec(run_id="r", number=number),
-        ranks=ranks,
         all_ranks=ranks,
         give_number=True,
-        previous={1: 5, 3: 6},
+        earlier=pb.EarlierRuns(by_node={1: 5, 3: 6}),
         **more,
     )
-    return PassedRun("m", "r", ranks, 2, submit=submit)
+    return PassedRun("m", "r", Ranges.of(ranks), 2, submit=submit)
+
+
+def ranges(*numbers: int) -> pb.NumberRanges:
+    return pb.NumberRanges(bounds=Ranges.of(numbers).bounds)
 
 
 def request(run: PassedRun, *nodes: int) -> pb.SessionRequest:
-    made = run.request(nodes)
+    made = run.request(Ranges.of(nodes))
     assert made is not None
     return made
 
 
-def test_each_part_names_its_own_ranks_and_what_came_before_there() -> None:
+def test_each_part_learns_all_ranks_and_what_came_before_there() -> None:
     submit = request(passed(), 1, 3).submit
-    assert list(submit.ranks) == [2, 3, 6, 7]
     assert list(submit.all_ranks) == list(range(8))
-    assert dict(submit.previous) == {1: 5, 3: 6}
+    assert dict(submit.earlier.by_node) == {1: 5, 3: 6}
     assert not submit.give_number, "only the first node does"
     assert request(passed(), 0, 2).submit.give_number
 
 
 def test_nothing_for_nodes_without_ranks() -> None:
-    assert passed(ranks=range(2)).request([1, 2]) is None
+    assert passed(ranks=range(2)).request(Ranges.of([1, 2])) is None
 
 
 def test_without_a_number_only_the_first_node_is_told() -> None:
     run = passed(number=0)
-    assert run.request([1, 2]) is None
+    assert run.request(Ranges.of([1, 2])) is None
     assert request(run, 0, 1).submit.give_number
-    run.numbered(pb.Queued(run_id="r", number=9, previous={1: 8}))
+    assert run.submit is not None
+    run.submit.run.number = 9
+    run.on_queued(pb.Queued(run_id="r", number=9, earlier=pb.EarlierRuns(of_others=8), nodes=ranges(0)))
+    run.on_queued(pb.Queued(run_id="r", number=9, nodes=ranges(1)))
     submit = request(run, 1).submit
-    assert (submit.run.number, dict(submit.previous)) == (9, {1: 8})
+    assert (submit.run.number, submit.earlier.of_others) == (9, 8)
+
+
+def test_only_a_node_directly_below_gives_the_number() -> None:
+    run = passed(number=0)
+    run.numbered_by = 1
+    assert run.request(Ranges.of([0, 1])) is None, "node 0 would give another one"
+    assert request(run, 1, 3).submit.give_number
 
 
 def test_it_goes_on_from_the_cursors_and_in_the_same_files() -> None:
     run = passed()
-    run.on_queued(pb.Queued(run_id="r", number=7, output=4, nodes=[1, 2]))
+    run.on_queued(pb.Queued(run_id="r", number=7, output=4, nodes=ranges(1, 2)))
     cursors = [run_pb2.Cursor(stdout_bytes=size) for size in (3, 5)]
     run.on_output(
         pb.Output(run_id="r", ranks=[pb.RankOutput(rank=2, cursor=cursors[0], also=[4], also_cursors=[cursors[1]])])
@@ -65,7 +78,9 @@ def test_it_goes_on_from_the_cursors_and_in_the_same_files() -> None:
 
 def test_where_all_have_finished_it_is_only_followed() -> None:
     run = passed()
-    run.on_finished(pb.Finished(run_id="r", results=[run_pb2.RankResult(rank=2)], equal=[pb.EqualResults(ranks=[3])]))
+    run.on_finished(
+        pb.Finished(run_id="r", results=[run_pb2.RankResult(rank=2)], equal=[pb.EqualResults(ranks=ranges(3))])
+    )
     assert request(run, 1).WhichOneof("message") == "follow"
     assert list(request(run, 1).follow.ranks) == [2, 3]
     assert request(run, 1, 2).WhichOneof("message") == "submit"
@@ -77,30 +92,48 @@ def test_a_replay_asks_again_from_the_beginning_also_those_that_were_quiet() -> 
     assert request(run, 1).submit.quiet
     run.on_output(pb.Output(run_id="r", ranks=[pb.RankOutput(rank=2, cursor=run_pb2.Cursor(stdout_bytes=3))]))
     run.restart()
-    replay = run.replay([1, 2])
+    replay = run.replay(Ranges.of([1, 2]))
     assert replay is not None
     assert list(replay.follow.ranks) == [2, 3, 4, 5]
     assert not replay.follow.cursors
     assert not request(run, 1).submit.quiet
 
 
-def test_a_replay_before_it_has_its_number_is_for_the_first_node() -> None:
+def test_a_replay_before_it_has_its_number_is_for_the_first_node_and_those_below_it() -> None:
     run = passed(number=0)
-    assert run.replay([1, 2]) is None
-    replay = run.replay([0, 1])
+    assert run.replay(Ranges.of([1, 2])) is None
+    replay = run.replay(Ranges.of([0, 1]))
     assert replay is not None
-    assert list(replay.follow.ranks) == [0, 1]
+    assert list(replay.follow.ranks) == [0, 1, 2, 3]
 
 
 def test_a_run_of_somebody_else_is_followed_from_what_was_shown() -> None:
-    run = PassedRun("m", "r", range(8), 2, from_shown=True)
+    run = PassedRun("m", "r", Ranges.of(range(8)), 2, from_shown=True)
     follow = request(run, 3).follow
     assert (list(follow.ranks), follow.from_shown) == ([6, 7], True)
 
 
 def test_it_is_taken_in_when_every_node_has_said_so() -> None:
     run = passed()
-    run.on_queued(pb.Queued(run_id="r", number=7, output=7, nodes=[0, 1, 2]))
+    run.on_queued(pb.Queued(run_id="r", number=7, output=7, nodes=ranges(0, 1, 2)))
     assert not run.is_taken_in
-    run.on_queued(pb.Queued(run_id="r", number=7, output=7, nodes=[3]))
+    run.on_queued(pb.Queued(run_id="r", number=7, output=7, nodes=ranges(3)))
     assert run.is_taken_in
+
+
+def test_the_last_output_that_a_node_has_named_counts() -> None:
+    run = passed()
+    run.on_queued(pb.Queued(run_id="r", number=7, output=4, nodes=ranges(0, 1, 2, 3)))
+    run.on_queued(pb.Queued(run_id="r", number=7, output=7, nodes=ranges(2)))
+    run.on_queued(pb.Queued(run_id="r", number=7, output=4, nodes=ranges(2)))
+    assert dict(request(run, 1, 2).submit.outputs) == {1: 4, 2: 4}
+    run.on_queued(pb.Queued(run_id="r", number=7, output=7, nodes=ranges(1)))
+    assert dict(request(run, 1, 2).submit.outputs) == {1: 7, 2: 4}
+
+
+def test_what_is_only_counted_is_not_sent_again() -> None:
+    run = passed()
+    counted = pb.Counted(ranks=[2, 3], cursors=[run_pb2.Cursor(stdout_bytes=end) for end in (20, 30)])
+    later = pb.RankOutput(rank=3, cursor=run_pb2.Cursor(stdout_bytes=33))
+    run.on_output(pb.Output(run_id="r", ranks=[later], counted=counted))
+    assert {rank: cursor.stdout_bytes for rank, cursor in request(run, 1).submit.cursors.items()} == {2: 20, 3: 33}

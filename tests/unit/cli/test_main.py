@@ -9,7 +9,10 @@ import pytest
 from monarch_nb.cli.main import _typed_here, main, make_parser
 from monarch_nb.cli.run import exit_status, take_name
 from monarch_nb.client.connections.events import Result
+from monarch_nb.client.pools import others
 from monarch_nb.client.pools.pool import not_found
+from monarch_nb.client.reservations import lists
+from monarch_nb.client.reservations.lists import Holdings
 from monarch_nb.config import HOME_VARIABLE, VERSION
 from monarch_nb.errors import CapacityError, NodeUnreachable, RankFailure, RunFailed
 
@@ -87,7 +90,8 @@ def test_without_a_pool_there_is_nothing_to_do(
 @pytest.mark.parametrize("words", [["status"], ["status", "--json"], ["list"], ["list", "--json"]])
 def test_a_pool_that_is_named_must_be_there(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert main([*words, "--pool", "x"]) == 1
-    assert capsys.readouterr() == ("", "monarch-nb: no pool 'x' is up: monarch-nb up --pool x starts one\n")
+    up, join = "monarch-nb up --pool x starts one", "a pool of hosts is joined with monarch-nb pool join FILE"
+    assert capsys.readouterr() == ("", f"monarch-nb: no pool 'x' is up: {up}; {join}\n")
 
 
 def test_nothing_held_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,6 +128,68 @@ def test_a_reservation_that_can_not_be_released_does_not_keep_the_others(
     captured = capsys.readouterr()
     assert captured.out == "released a (1 node × 1 proc)\nreleased b (1 node × 1 proc)\n"
     assert captured.err == "monarch-nb: 'lost' is held, but 1 of its 2 nodes do not answer\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "pool"), [(["release", "dev"], "slurm-dev"), (["release", "dev", "--pool", "lab"], "lab")]
+)
+def test_a_reservation_is_found_in_the_pool_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], pool: str
+) -> None:
+    asked: list[str | None] = []
+
+    def attach(name: str, pool: str | None) -> SimpleNamespace:
+        asked.append(pool)
+        return SimpleNamespace(release=list)
+
+    held = [SimpleNamespace(name="dev", held_by_me=True, shape="1 node × 1 proc")]
+    monkeypatch.setattr(lists, "pool_of", lambda name, pool: "slurm-dev")
+    monkeypatch.setattr("monarch_nb.list_reservations", lambda pool: held)
+    monkeypatch.setattr("monarch_nb.attach", attach)
+    assert main(words) == 0
+    assert asked == [pool]
+
+
+@pytest.mark.parametrize("pools", [("slurm-dev",), ("local", "slurm-dev")])
+def test_list_says_the_pool_unless_it_is_the_default_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pools: tuple[str, ...]
+) -> None:
+    info = SimpleNamespace(
+        name="dev",
+        pool="slurm-dev",
+        holder="me",
+        shape="1 node × 1 proc",
+        alive_of_all="1 of 1",
+        right="",
+        left="",
+        notebook="",
+    )
+    monkeypatch.setattr("monarch_nb.list_everywhere", lambda memory: Holdings(pools, [info], {}))  # type: ignore[list-item]
+    assert main(["list"]) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert (header.split()[:2], row.split()[:2]) == (["reservation", "pool"], ["dev", "slurm-dev"])
+
+
+def test_status_shows_the_pools_that_there_are_when_there_is_no_default_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(others, "known_pools", lambda: ["far", "lab"])
+    assert main(["status"]) == 1
+    told = capsys.readouterr()
+    assert told.out == "pool far\n\npool lab\n"
+    assert [line.partition(" is up")[0] for line in told.err.splitlines()] == [
+        "monarch-nb: no pool 'far'",
+        "monarch-nb: no pool 'lab'",
+    ]
+
+
+def test_how_a_pool_is_named_is_a_command_that_works() -> None:
+    said = "dev is held in the pool lab: --pool lab, or MONARCH_NB_POOL=lab"
+    typed = ["run", "dev", "a.py", "--lr", "3e-4"]
+    assert _typed_here(said, typed) == "dev is held in the pool lab: monarch-nb run --pool lab dev a.py --lr 3e-4"
+    options = make_parser().parse_args(["run", "--pool", "lab", "dev", "a.py", "--lr", "3e-4"])
+    assert (options.pool, options.script, options.arguments) == ("lab", "dev", ["a.py", "--lr", "3e-4"])
+    assert _typed_here(said, ["release", "--pool", "local", "dev"]) == said, "who has named one knows where"
 
 
 def test_a_home_that_others_can_read_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import inspect
 import json
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
@@ -139,12 +140,35 @@ class TestRunFailed:
 
     def test_it_says_that_the_others_are_kept(self) -> None:
         class Run:
-            ranks = range(8)
+            ranks, mesh = range(8), SimpleNamespace(flag=" --mesh judges")
 
-        text = RunFailed(failures=self.failed().failures.values(), run=Run())._render_traceback_()[-1]  # type: ignore[arg-type]
+        *_, restart, text = RunFailed(failures=self.failed().failures.values(), run=Run())._render_traceback_()  # type: ignore[arg-type]
+        assert restart.startswith("%mesh restart --mesh judges -t ")
         assert text == "5 of 8 ranks failed; results of the others are kept (-o NAME, or run.values)"
 
 
 def test_a_plain_error_shows_its_message_and_no_stack() -> None:
     [line] = errors.CapacityError("too much")._render_traceback_()
     assert line.endswith("CapacityError\x1b[39m: too much")
+
+
+def test_a_command_of_nodes_fails_on_nodes_not_on_ranks() -> None:
+    def failed(*ranks: int) -> RunFailed:
+        died = [
+            RankFailure(rank, f"host{rank}", "died", "ProcessEnded", "exited with code 1", of_node=True)
+            for rank in ranks
+        ]
+        return RunFailed(failures=died, run=SimpleNamespace(ranks=range(0, 40, 4)))
+
+    assert str(failed(0, 4)) == "nodes host0, host4: ProcessEnded: exited with code 1"
+    assert failed(4)._render_traceback_() == [
+        "\x1b[1mnode host4\x1b[0m",
+        "ProcessEnded: exited with code 1",
+        "1 of 10 nodes failed; results of the others are kept (-o NAME, or run.values)",
+    ]
+    many = str(failed(*range(0, 40, 4)))
+    assert many.startswith("nodes host0, host4, ")
+    assert "host28 and 2 more: ProcessEnded" in many
+    again = MonarchNbError.from_facts(failed(4).to_facts())
+    assert isinstance(again, RunFailed)
+    assert again.failures[4].of_node

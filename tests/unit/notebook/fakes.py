@@ -23,7 +23,7 @@ from monarch_nb.client.presenting import served_notebook
 from monarch_nb.client.reservations.lists import Holdings
 from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.client.scripts.script import Script
-from monarch_nb.errors import PickleError, RankFailure, ReservationNotFound, RunFailed, RunNotFound
+from monarch_nb.errors import NoSuchMesh, PickleError, RankFailure, ReservationNotFound, RunFailed, RunNotFound
 from monarch_nb.ground.code_names import run_name
 from monarch_nb.shape import Extent
 
@@ -132,14 +132,23 @@ class FakeRun:
         return RunInfo(
             *(self.id, self.number, title, self.ranks, finished, self.seen, self.submitted_at, self.cell_number),
             notebook=self.notebook,
+            mesh="" if self.mesh.name == "main" else self.mesh.name,
         )
 
 
 class FakeMesh:
     """A mesh that remembers what it was asked."""
 
-    def __init__(self, client: "FakeClient", reservation: Any, extent: Extent, ranks: Iterable[int] | None = None):
-        self.client, self.reservation, self.extent, self.name = client, reservation, extent, "main"
+    def __init__(
+        self,
+        client: "FakeClient",
+        reservation: Any,
+        extent: Extent,
+        ranks: Iterable[int] | None = None,
+        name: str = "main",
+    ) -> None:
+        self.client, self.reservation, self.extent, self.name = client, reservation, extent, name
+        self.id, self.flag = f"{reservation.id}-{name}", "" if name == "main" else f" --mesh {name}"
         self.ranks = tuple(range(extent.size)) if ranks is None else tuple(ranks)
         per_node = extent.size // reservation.nodes
         self.core = SimpleNamespace(
@@ -148,11 +157,12 @@ class FakeMesh:
                 node: [rank for rank in ranks if rank // per_node == node]
                 for node in {rank // per_node for rank in ranks}
             },
+            node_names=lambda ranks: [f"node{node}" for node in dict.fromkeys(rank // per_node for rank in ranks)],
             connection_of=lambda rank: SimpleNamespace(name=f"node{rank // per_node}"),
         )
 
     def select(self, ranks: Iterable[int]) -> "FakeMesh":
-        return FakeMesh(self.client, self.reservation, self.extent, ranks)
+        return FakeMesh(self.client, self.reservation, self.extent, ranks, self.name)
 
     def submit(self, code: str, *, listener: Callable[[Event], None], cell_number: int, **options: Any) -> FakeRun:
         run = FakeRun(self, len(self.client.runs) + 1, code, cell_number)
@@ -178,10 +188,10 @@ class FakeMesh:
         raise RunNotFound(run_id)
 
     def runs(self) -> list[RunInfo]:
-        return [run.info() for run in self.client.runs if not (run.done and run.seen)]
+        return [info for info in self.past_runs() if not (info.done and info.collected)]
 
     def past_runs(self, tracebacks_of: int = 0) -> list[RunInfo]:
-        return [run.info() for run in self.client.runs]
+        return [run.info() for run in self.client.runs if run.mesh.id == self.id]
 
     def interrupt(self, kill_stuck: bool = False) -> InterruptReport:
         going_on = [run for run in self.client.runs if not run.done]
@@ -197,7 +207,7 @@ class FakeMesh:
         return [f"{expression}@{rank}" for rank in self.ranks]
 
     def restart(self, ranks: Iterable[int] | None = None) -> None:
-        self.client.calls.append(("restart", None if ranks is None else tuple(ranks)))
+        self.client.calls.append(("restart", self.name, self.ranks if ranks is None else tuple(ranks)))
 
     def status(self) -> list[RankInfo]:
         return [
@@ -273,18 +283,29 @@ class FakeFiles:
         return self.statuses
 
 
+class FakeMeshes(dict[str, FakeMesh]):
+    """The meshes of a reservation."""
+
+    def __missing__(self, name: str) -> FakeMesh:
+        raise NoSuchMesh(f"no mesh {name!r} in dev: it has {', '.join(self)}")
+
+    def now(self) -> list[FakeMesh]:
+        return list(self.values())
+
+
 class FakeReservation:
     """A reservation of a FakeClient."""
 
     def __init__(self, client: "FakeClient", name: str, nodes: int, procs: int, notebook: str | None) -> None:
         self.client, self.name, self.id, self.notebook = client, name, f"id-{name}", notebook or ""
         self.directory = os.getcwd()
-        self.nodes, self.procs, self.gpus, self.owner = nodes, procs, 0, "me"
+        self.nodes, self.procs, self.gpus, self.owner, self.is_mine = nodes, procs, 0, "me", True
         self.mesh = FakeMesh(client, self, Extent({"hosts": nodes, "procs": procs}))
+        self.meshes = FakeMeshes({"main": self.mesh})
         self.files = FakeFiles()
         self.left = ""
         self.shares: dict[str, str] = {}
-        self.pool = "lab"
+        self.pool, self.node_names = "lab", [f"node{node}" for node in range(nodes)]
 
     def doctor(self) -> Diagnosis:
         differs = Difference("numpy", "2.4.0", (("1.26.4", ("node1",)),))
@@ -295,7 +316,7 @@ class FakeReservation:
         return PipReport((NodeEnvironment((0,), ("node0",), True),), changes=True)
 
     def status(self, *, memory: bool) -> Any:
-        return SimpleNamespace(left=self.left, waiting=())
+        return self.info()
 
     def actor_infos(self) -> list[Any]:
         return []
@@ -328,6 +349,9 @@ class FakeReservation:
             owner="me",
             held_by_me=True,
             holder="you",
+            pool="lab",
+            waiting=(),
+            absences=(),
             nodes=self.nodes,
             procs=self.procs,
             gpus=0,

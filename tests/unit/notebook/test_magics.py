@@ -1,5 +1,6 @@
 """The magics in a shell, against a client made of plain objects (conftest.py)."""
 
+import re
 import threading
 import time
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from monarch_nb.errors import NodeUnreachable, PickleError, RankFailure, RunFail
 from monarch_nb.notebook import load_ipython_extension
 from monarch_nb.notebook.cells.cell import KernelCellFailed
 from monarch_nb.notebook.cells.following import RunInterrupted, RunTimeout
+from monarch_nb.provision import jobs
 from unit.notebook.fakes import FakeClient, FakeMesh, FakeReservation, FakeRun, Notebook, hello, nothing
 
 # ---- holding ----
@@ -46,7 +48,7 @@ def test_an_interrupted_reserve_says_so_in_a_line(notebook: Notebook, client: Fa
     error = notebook.error("%mesh reserve dev --procs 2")
     assert isinstance(error, RunInterrupted)
     assert error._render_traceback_() == ["\x1b[31mKeyboardInterrupt\x1b[39m: interrupted: nothing is reserved"]
-    assert "starting local pool stopped after" in notebook.text()
+    assert "starting local pool · stopped after" in notebook.text()
     client.ctrl_c = 0
     notebook.ok("%mesh reserve dev --procs 2")
     client.ctrl_c = 1
@@ -162,6 +164,20 @@ def test_list_and_status(held: Notebook, client: FakeClient) -> None:
     assert "0,2-3" in shown
     assert "dead: killed" in shown
     assert held.ok("%mesh") == shown
+
+
+def test_the_job_is_named_when_it_is_there_and_afterwards(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "title_of_pool", {"lab": "Slurm job 12"}.__getitem__)
+    reserve = "%mesh reserve dev --nodes 2 --procs 2"
+    assert re.search(r"4 ranks ready in [\d.]+ m?s \(Slurm job 12\)", notebook.ok(reserve))
+    assert notebook.ok(reserve).startswith("dev: already held, 4 ranks alive (Slurm job 12)")
+    assert notebook.ok("%mesh status").splitlines()[0].endswith(" · 4 of 4 ranks alive · Slurm job 12")
+
+
+def test_list_and_status_say_what_it_costs(held: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "price_per_hour", lambda pool, name: {("lab", "dev"): 12.4}[pool, name])
+    assert "≈ $12.40 an hour" in held.ok("%mesh list")
+    assert held.ok("%mesh status").splitlines()[0].endswith("4 of 4 ranks alive · ≈ $12.40 an hour")
 
 
 def test_help(notebook: Notebook) -> None:
@@ -287,7 +303,7 @@ def test_an_empty_cell_runs_nothing(held: Notebook, client: FakeClient, cell: st
 
 def test_restart(held: Notebook, client: FakeClient) -> None:
     assert "variables and imports are gone there, the others keep theirs" in held.ok("%mesh restart -t 3")
-    assert client.calls[-1] == ("restart", (3,))
+    assert client.calls[-1] == ("restart", "main", (3,))
     assert held.ok("%mesh restart").startswith("ranks 0-3 restarted in ")
     assert isinstance(held.error("%mesh restart -t 4"), TargetError)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from monarch_nb import config
 from monarch_nb.client.reservations.memory import Memory, choose, choose_unnamed, recall, remember
 from monarch_nb.errors import UsageError
-from monarch_nb.notebook.session import bounded, notebook_path
+from monarch_nb.notebook import session as session_module
+from monarch_nb.notebook.session import Session, bounded, notebook_path
 
 
 @dataclass
@@ -95,3 +97,17 @@ def test_bounded() -> None:
     with pytest.raises(TimeoutError):
         bounded(release.wait, 0.01)
     release.set()
+
+
+@pytest.mark.parametrize(("job_of_pool", "after"), [(object(), None), (None, "lab")])
+def test_the_pool_of_a_job_is_gone_with_it(
+    monkeypatch: pytest.MonkeyPatch, job_of_pool: object, after: str | None
+) -> None:
+    monkeypatch.setattr(session_module, "job_of_pool", lambda _: job_of_pool)
+    client: Any = None
+    held: Any = SimpleNamespace(id="r", pool="lab", add_time_listener=lambda _: None, detach=lambda: None)
+    session = Session(client)
+    session.hold(held, "lab")
+    assert session.pool == "lab"
+    session.released()
+    assert session.pool == after

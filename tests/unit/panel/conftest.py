@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.config import HOME_VARIABLE
+from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
 from monarch_nb.panel.requests import Panel
 from unit.panel.fake_pool import FakePool, panel_on
 from unit.panel.replies import node
@@ -16,6 +16,7 @@ from unit.panel.replies import node
 def private_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No pool of the user's is looked at."""
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "settings"))
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.pools.pool import HeldReservation
+from monarch_nb.client.pools.held import HeldReservation
 from monarch_nb.client.reservations import waiting
 from monarch_nb.errors import NodeUnreachable
-from monarch_nb.panel import actions, live, requests
+from monarch_nb.panel import actions, live, requests, ways
 from monarch_nb.panel.requests import Panel
 from monarch_nb.panel.view import Json
 from monarch_nb.proto import allocator_pb2 as pb
@@ -28,15 +28,19 @@ class FakeNode:
 
     Attributes:
         reply: what it says. asked: how often.
+        found: as what it is found.
         alive: whether its allocator lives. hangs: it does not answer. refuses: it can not be reached, for a reason.
     """
 
     def __init__(self, reply: pb.StatusReply) -> None:
-        self.name = self.address = self.node_address = reply.node.node_id
+        self.name = self.found = self.address = self.node_address = reply.node.node_id
         self.reply, self.asked = reply, 0
         self.alive, self.hangs, self.refuses = True, False, False
         self.reason = f"{self.name} does not answer"
         self.up, self.client_id = True, "client"
+
+    def is_known_as(self, name: str, node_address: str) -> None:
+        self.name = name
 
     def hold_session(self) -> None:
         """It is open, also when nobody holds it."""
@@ -69,10 +73,10 @@ class FakePool(LocalProvisioner):
         self.fakes = [FakeNode(reply) for reply in replies]
 
     def nodes(self, *, pool: str = "local") -> list[Node]:
-        return [Node(fake.name, Path("/nowhere"), fake.address, 1 if fake.alive else None) for fake in self.fakes]
+        return [Node(fake.found, Path("/nowhere"), fake.address, 1 if fake.alive else None) for fake in self.fakes]
 
     def connection_to(self, node: Node) -> FakeNode:
-        return next(fake for fake in self.fakes if fake.name == node.node_id)
+        return next(fake for fake in self.fakes if fake.found == node.node_id)
 
     async def reservations(self) -> list[HeldReservation]:
         held: dict[str, HeldReservation] = {}
@@ -89,6 +93,7 @@ def panel_on(pool: FakePool, monkeypatch: pytest.MonkeyPatch, **options: Any) ->
         monkeypatch.setattr(module, "provisioner_of", lambda _: pool)
     monkeypatch.setattr(live, "BETWEEN_DELIVERIES_S", 0.001)
     monkeypatch.setattr(requests, "pool_named", lambda _: pool)
+    monkeypatch.setattr(ways, "launcher_names", list)
     return Panel(**{"refresh_s": 3600.0, "notice_s": 7200.0, **options})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monarch_nb.client.pools.pool import current_owner
+from monarch_nb.client.pools.held import current_owner
 from monarch_nb.client.reservations.memory import Memory
 from monarch_nb.panel.view import Before, Json, NodeAnswer, Notebooks, build_view
 from monarch_nb.proto import allocator_pb2 as pb
@@ -47,7 +47,8 @@ def hold(
         )
         status.MergeFrom(pb.ReservationStatus(**facts))
         mesh = status.meshes.add(mesh_id=f"mesh-{name}", name="main")
-        mesh.spec.world_size = len(replies) * per_node
+        mesh.spec.name, mesh.spec.mesh_id, mesh.spec.node_rank = mesh.name, mesh.mesh_id, node_rank
+        mesh.spec.ranks, mesh.spec.world_size = per_node, len(replies) * per_node
         mesh.spec.extent.add(name="hosts", size=len(replies))
         mesh.spec.extent.add(name="gpus" if gpus else "procs", size=per_node)
         taken = len(reply.node.gpus) - reply.node.gpus_free

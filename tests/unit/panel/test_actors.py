@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from monarch_nb.client.pools.pool import current_owner
+from monarch_nb.client.pools.held import current_owner
 from monarch_nb.panel.actors import MAX_ACTORS, MAX_DOINGS
 from monarch_nb.panel.view import Before, Json, NodeAnswer, build_view
 from monarch_nb.proto import allocator_pb2 as pb

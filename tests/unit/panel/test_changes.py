@@ -102,7 +102,14 @@ def run_everywhere(replies: list[pb.StatusReply]) -> list[pb.MeshStatus]:
 
 
 def test_an_object_with_other_keys_comes_whole() -> None:
-    view: Json = {"pool": {}, "ended": [], "now": NOW, "nodes": {}, "reservations": {"a": {"extent": {"gpus": 2}}}}
+    view: Json = {
+        "pool": {},
+        "pools": [],
+        "ended": [],
+        "now": NOW,
+        "nodes": {},
+        "reservations": {"a": {"extent": {"gpus": 2}}},
+    }
     other = told(view, view | {"reservations": {"a": {"extent": {"hosts": 2}}}}, NOW)
     event = change(view, other)
     assert event is not None

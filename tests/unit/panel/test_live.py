@@ -57,6 +57,35 @@ def test_the_view_comes_first_and_then_what_changes(live: Live, pool: FakePool) 
     assert change.keys() == {"type", "now", "nodes", "reservations"}
 
 
+def test_a_node_is_called_as_it_calls_itself_and_not_as_it_was_found(live: Live, pool: FakePool) -> None:
+    pool.fakes[0].found = "10.0.0.1"
+    assert list(call(live.fresh())["nodes"]) == ["node0", "node1"]
+
+
+def test_two_nodes_of_one_name_are_two(live: Live, pool: FakePool) -> None:
+    pool.fakes[1].reply.node.node_id, pool.fakes[1].reply.node.address = "node0", "10.0.0.2:7878"
+    assert list(call(live.fresh())["nodes"]) == ["node0", "node0 at 10.0.0.2:7878"]
+
+
+def test_a_pool_of_hosts_without_nodes_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "config"))
+    make_pool("lab", "alice")
+    view = call(Live(pool_named("lab"), refresh_s=3600.0, notice_s=7200.0).fresh())
+    assert "has no nodes yet: monarch-nb pool add lab HOST" in view["pool"]["message"]
+
+
+def test_where_no_pool_is_up_those_of_hosts_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, live: Live, pool: FakePool
+) -> None:
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "config"))
+    make_pool("lab", "alice")
+    pool.fakes.clear()
+    message = call(live.fresh())["pool"]["message"]
+    assert message == (
+        "no pool 'local' is up; you have the pool lab: JupyterLab's panel shows it when it is chosen at its top"
+    )
+
+
 def test_a_pool_whose_certificate_can_not_be_used_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "config"))
     make_pool("lab", "alice")

@@ -122,6 +122,37 @@ def test_ranks_of_a_node_that_does_not_answer_are_unreachable() -> None:
     assert the_only(view)["nodes_answering"] == 1
 
 
+def test_a_node_that_lost_its_place_while_it_was_away_is_none_of_the_reservations() -> None:
+    """What it said last is from before."""
+    replies = [node("node0"), node("node1"), node("node2")]
+    hold(replies[:2], procs=2)
+    hold([replies[0], replies[2]], "new", procs=2)
+    for reply in replies:  # node2 has the place of node1
+        for status in reply.reservations:
+            status.reservation_id, status.meshes[0].mesh_id = "id-dev", "mesh-dev"
+    del replies[0].reservations[0]
+    for reply in (replies[0], replies[2]):
+        status = reply.reservations[0]
+        status.revision = 1
+        status.members.add(node_id="node0")
+        status.members.add(node_id="node2")
+    answers = [NodeAnswer(f"node{number}", reply=reply) for number, reply in enumerate(replies)]
+    answers[1].silent_s = 4.0
+    view = build_view("local", answers, "me", NOW, Before())
+    assert states(view) == ["idle"] * 4
+    held = the_only(view)
+    assert (held["node_ids"], held["nodes"], held["nodes_answering"]) == (["node0", "node2"], 2, 2)
+
+
+def test_a_node_of_which_others_know_is_named_although_it_never_answered() -> None:
+    replies = [node("node0"), node("node1")]
+    hold(replies, procs=2)
+    for number in range(2):
+        replies[0].reservations[0].members.add(node_id=f"node{number}")
+    held = the_only(view_of(replies[0]))
+    assert (held["node_ids"], held["nodes_answering"]) == (["node0", "node1"], 1)
+
+
 def test_ranks_of_a_node_that_never_answered_are_unreachable() -> None:
     replies = [node("node0"), node("node1")]
     hold(replies, procs=2)
@@ -202,6 +233,20 @@ def test_gpus_have_their_holders_and_readings() -> None:
     assert (lost["utilisation"], lost["reservation"]) == (None, None)
     assert lost["error"] == "GPU 1 has fallen off the bus"
     assert lost["memory"] == {"used": None, "total": 141 << 30}
+
+
+def test_gpus_that_others_hold_are_not_drawn_as_free() -> None:
+    reply = node(gpus=3)
+    hold([reply], gpus=2, owner="bob")
+    del reply.reservations[0].meshes[:]  # as a node tells of what is others'
+    reply.node.holders[0].owner = "bob"
+    reply.node.holders[0].gpu_indices.extend([0, 2])
+    slots = view_of(reply)["nodes"]["node0"]["slots"]
+    assert [(slot["reservation"], slot["rank"]) for slot in slots[:3]] == [
+        ("id-dev", None),
+        (None, None),
+        ("id-dev", None),
+    ]
 
 
 def test_cpu_slots_show_the_ranks_in_them() -> None:

@@ -16,7 +16,8 @@ from tornado.testing import bind_unused_port
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 from traitlets.config import Config
 
-from monarch_nb.config import HOME_VARIABLE
+from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
+from monarch_nb.panel.requests import Panel
 from monarch_nb.server.extension import MonarchNB
 from unit.panel.fake_pool import FakePool, panel_on
 from unit.panel.replies import node
@@ -35,6 +36,12 @@ class Client:
     def extension(self) -> MonarchNB:
         made: MonarchNB = self.app.web_app.settings["monarch_nb"]
         return made
+
+    @property
+    def panel(self) -> Panel:
+        found = self.extension.panels.find()
+        assert found is not None
+        return found
 
     async def fetch(
         self, path: str, body: object = None, *, method: str = "POST", token: str | None = TOKEN, **headers: str
@@ -55,10 +62,10 @@ class Client:
         answer = await AsyncHTTPClient().fetch(url)
         return "; ".join(each.partition(";")[0] for each in answer.headers.get_list("Set-Cookie"))
 
-    async def connect(self, *, token: str | None = TOKEN, **headers: str) -> WebSocketClientConnection:
+    async def connect(self, *, token: str | None = TOKEN, pool: str = "", **headers: str) -> WebSocketClientConnection:
         """Open the WebSocket."""
         request = HTTPRequest(
-            f"ws://127.0.0.1:{self.port}/user/me/monarch-nb/events",
+            f"ws://127.0.0.1:{self.port}/user/me/monarch-nb/events?pool={pool}",
             headers=headers | ({"Authorization": f"token {token}"} if token else {}),
         )
         return await websocket_connect(request)
@@ -68,6 +75,7 @@ class Client:
 def private_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No pool of the user's is looked at."""
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "settings"))
 
 
 @pytest.fixture
@@ -102,7 +110,7 @@ async def client(
     server = HTTPServer(app.web_app)
     server.add_sockets([sock])
     made = Client(app, port)
-    made.extension.panel = panel_on(pool, monkeypatch, root=str(notebooks))
+    monkeypatch.setitem(made.extension.panels._panels, "local", panel_on(pool, monkeypatch, root=str(notebooks)))
     yield made
     server.stop()
     await server.close_all_connections()

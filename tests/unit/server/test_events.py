@@ -12,8 +12,8 @@ from tornado.websocket import WebSocketClientConnection
 
 from monarch_nb.client.connections.bridge import post
 from monarch_nb.server.handlers import run_on
-from unit.panel.fake_pool import FakePool
-from unit.panel.replies import hold
+from unit.panel.fake_pool import FakePool, panel_on
+from unit.panel.replies import hold, node
 from unit.server.conftest import Client
 
 
@@ -49,15 +49,29 @@ async def test_the_view_comes_first_and_then_what_changes(client: Client, pool: 
     socket = await client.connect(Origin=f"http://127.0.0.1:{client.port}")
     assert set((await event(socket))["view"]["nodes"]) == {"node0", "node1"}
     hold([pool.fakes[0].reply], procs=2)
-    post(client.extension.panel.live.wake)
+    post(client.panel.live.wake)
     assert list((await event(socket))["reservations"]) == ["id-dev"]
     socket.close()
+
+
+async def test_another_pool_is_heard_by_its_name(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = panel_on(FakePool(node("far")), monkeypatch)
+    monkeypatch.setitem(client.extension.panels._panels, "lab", other)
+    socket = await client.connect(pool="lab")
+    assert set((await event(socket))["view"]["nodes"]) == {"far"}
+    socket.close()
+
+
+async def test_the_connection_ends_where_there_is_no_such_pool(client: Client) -> None:
+    socket = await client.connect(pool="nowhere")
+    assert await asyncio.wait_for(socket.read_message(), 10) is None
+    assert (socket.close_code, socket.close_reason) == (4404, "there is no such pool (any more)")
 
 
 async def test_a_browser_that_looks_away_is_heard(client: Client) -> None:
     socket = await client.connect()
     await event(socket)
-    (subscription,) = client.extension.panel.live._subscriptions
+    (subscription,) = client.panel.live._subscriptions
     assert subscription.looking
     await socket.write_message(json.dumps({"type": "look", "looking": False}))
     while subscription.looking:
@@ -80,7 +94,7 @@ async def test_a_message_of_a_newer_browser_is_ignored(client: Client) -> None:
     await event(socket)
     await socket.write_message('{"type": "dance"}')
     await socket.write_message('{"type": "look", "looking": false}')
-    (subscription,) = client.extension.panel.live._subscriptions
+    (subscription,) = client.panel.live._subscriptions
     while subscription.looking:
         await asyncio.sleep(0.001)
     socket.close()
@@ -90,7 +104,7 @@ async def test_a_browser_that_has_left_is_forgotten(client: Client) -> None:
     socket = await client.connect()
     await event(socket)
     socket.close()
-    while client.extension.panel.live._subscriptions:
+    while client.panel.live._subscriptions:
         await asyncio.sleep(0.001)
 
 

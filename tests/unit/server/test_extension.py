@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from monarch_nb import server
+from monarch_nb.config import POOL_VARIABLE
 from monarch_nb.server.extension import MonarchNB
 from unit.server.conftest import Client
 
@@ -26,6 +27,13 @@ def test_the_configuration_that_is_installed_enables_it() -> None:
 async def test_traits_reach_it(client: Client) -> None:
     extension = client.extension
     assert (extension.pool, extension.refresh_s, extension.notice_s) == ("lab", 2.5, 30.0)
+
+
+def test_the_pool_of_the_environment_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(POOL_VARIABLE, "lab")
+    assert MonarchNB().pool == "lab"
+    monkeypatch.delenv(POOL_VARIABLE)
+    assert MonarchNB().pool == "local"
 
 
 def test_every_trait_is_documented() -> None:

@@ -22,7 +22,9 @@ BAD = {
     "up": {"values": {"nodes": "many"}},
     "down": {"values": "all"},
     "release": {},
+    "replace": {},
     "extend": {"reservation": "id-dev", "values": {"by": "soon"}},
+    "resize": {"reservation": "id-dev", "values": {"nodes": 0}},
     "restart": {"reservation": "id-dev", "ranks": "99"},
     "interrupt": {"reservation": "id-dev", "ranks": "x"},
     "stacks": {"reservation": "id-dev", "ranks": 3},
@@ -38,7 +40,10 @@ BAD = {
 
 UNKNOWN = {
     "check": {"action": "dance", "values": {}},
-    **{name: {"reservation": "x", "by": "1h"} for name in ("release", "extend", "restart", "interrupt", "stacks")},
+    **{
+        name: {"reservation": "x", "by": "1h"}
+        for name in ("release", "extend", "resize", "replace", "restart", "interrupt", "stacks")
+    },
     "lost": {"reservation": "x"},
     "attach_lines": {"reservation": "x"},
     "cancel": {"job": "x"},
@@ -47,7 +52,10 @@ UNKNOWN = {
     "log_find": {"log": "x", "text": "x", "from": 0},
     "dance": {},
 }
-POOL_AWAY = ("release", "extend", "restart", "interrupt", "stacks", "lost", "attach_lines", "log_open")
+POOL_AWAY = (
+    *("release", "extend", "resize", "replace", "restart", "interrupt", "stacks"),
+    *("lost", "attach_lines", "log_open"),
+)
 
 
 def test_the_table_has_every_request(panel_requests: set[str]) -> None:
@@ -139,7 +147,7 @@ async def test_a_request_that_may_not_be_authorized_is_refused(client: Client) -
 class Reserved:
     """Stands for a Reservation."""
 
-    id = "id-dev"
+    id, pool = "id-dev", "local"
 
     def detach(self) -> None:
         pass
@@ -179,6 +187,7 @@ async def reserved(client: Client, notebook: str) -> None:
     assert status == 200, answer
     while "done" not in str(message := await socket.read_message()):
         assert message is not None
+        assert '"failed"' not in str(message), message
     socket.close()
 
 
@@ -194,3 +203,9 @@ def kernels(client: Client, monkeypatch: pytest.MonkeyPatch, **spec: Any) -> Non
 
     monkeypatch.setattr(client.app.session_manager, "list_sessions", list_sessions)
     monkeypatch.setattr(client.app.kernel_spec_manager, "get_kernel_spec", lambda _: Spec())
+
+
+async def test_a_pool_that_there_is_not_is_refused(client: Client) -> None:
+    status, answer = await client.fetch("api/view", {"pool": "nowhere"})
+    assert (status, answer["message"]) == (404, "there is no pool 'nowhere' (any more)")
+    assert (await client.fetch("api/view", {"pool": "local"}))[0] == 200

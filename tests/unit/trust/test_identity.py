@@ -74,6 +74,23 @@ class TestFile:
         with pytest.raises(TrustError, match=f"chmod 600 {file}"):
             load_identity(file, NOW)
 
+    @pytest.mark.parametrize(("group", "mode", "is_read"), [(7, 0o440, True), (8, 0o440, False), (7, 0o444, False)])
+    def test_one_that_root_has_put_there_for_the_own_group_counts(
+        self, file: Path, monkeypatch: pytest.MonkeyPatch, group: int, mode: int, is_read: bool
+    ) -> None:
+        """So it is in a container of Kubernetes that does not run as root."""
+        if os.geteuid() != 0:
+            pytest.skip("only root can put it there")
+        os.chown(file, 0, 7)
+        file.chmod(mode)
+        monkeypatch.setattr(os, "getuid", lambda: 1000)
+        monkeypatch.setattr(os, "getegid", lambda: group)
+        if is_read:
+            assert load_identity(file, NOW).facts.name == "ada"
+        else:
+            with pytest.raises(TrustError, match="others can read"):
+                load_identity(file, NOW)
+
     def test_a_missing_one_says_how_to_get_it(self, tmp_path: Path) -> None:
         with pytest.raises(TrustError, match="pool join takes an invitation in"):
             load_identity(tmp_path / "none.pem", NOW)

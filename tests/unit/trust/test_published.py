@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from monarch_nb.trust.published import STALE_S, SUFFIX, Published, publish, published, withdraw
+from monarch_nb.trust.published import STALE_S, SUFFIX, Published, overwritten_by, publish, published, withdraw
 
 NODE = Published("host1", "host1:7878", "0.1.0", ["NVIDIA H200"], 64, heartbeat=0.0)
 
@@ -22,8 +23,8 @@ def test_what_a_node_tells_is_found(tmp_path: Path) -> None:
         64,
     )
     assert not found.is_stale
-    withdraw(tmp_path / "nodes", "host1")
-    withdraw(tmp_path / "nodes", "host1")
+    withdraw(tmp_path / "nodes", NODE)
+    withdraw(tmp_path / "nodes", NODE)
     assert published(tmp_path / "nodes") == []
 
 
@@ -45,3 +46,15 @@ def test_what_is_no_nodes_file_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("ours")
     assert [node.node_id for node in published(tmp_path)] == ["host1"]
     assert published(tmp_path / "nowhere") == []
+
+
+def test_a_node_notices_another_one_of_its_name_and_tells_of_itself_beside_it(tmp_path: Path) -> None:
+    other = replace(NODE, address="host9:7878")
+    publish(tmp_path, NODE)
+    assert overwritten_by(tmp_path, NODE) == ""
+    publish(tmp_path, other)
+    assert overwritten_by(tmp_path, NODE) == "host9:7878"
+    publish(tmp_path, NODE, beside=True)
+    assert sorted(node.address for node in published(tmp_path)) == ["host1:7878", "host9:7878"]
+    withdraw(tmp_path, NODE)
+    assert [node.address for node in published(tmp_path)] == ["host9:7878"], "not the other one's"

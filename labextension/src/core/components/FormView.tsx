@@ -1,53 +1,83 @@
-import { FormEvent, useEffect, useId, useRef, useState } from 'react';
+import { FormEvent, useEffect, useId, useMemo, useRef, useState } from 'react';
 import { useSurroundings } from '../context';
 import { RequestError, explain } from '../transport';
 import { Check, Field, Form, Job, Value, Values } from '../types';
 import { Button, Mark, Progress, useFocus } from './basics';
 
 const CHECK_AFTER_MS = 120;
+/** An engine has others to serve, too. */
+const ASK_AFTER_MS = 600;
+const HERE = 'here';
 /** What the person wanted is nothing to be alarmed at. */
 const CANCELLED: Check = { ok: false, message: 'Cancelled.' };
 
 /** A declared form. It says at once whether what is entered can be done, shows the progress, and can be cancelled. */
 export function FormView(props: {
   form: Form;
+  /** What the fields have at first, where the form does not know. */
+  start?: Values;
   /** What the request says beside the values. */
   body?: object;
-  /** What the answer depends on besides the values: it is asked for again when this changes. */
+  /** What the answer depends on besides the values, as long as nodes come from here: asked for again when it changes. */
   premise?: unknown;
+  /** Takes what was entered, to ask before it is done. Absent: it is done. */
+  onSubmit?: (values: Values) => void;
+  /** What is done goes on, or has come to its end: null. */
+  onJob?: (id: string | null) => void;
   onDone: (job: Job | null) => void;
   onClose: () => void;
 }) {
   const { store } = useSurroundings();
   const { form } = props;
-  const [values, setValues] = useState<Values>(() =>
-    Object.fromEntries(form.fields.map(field => [field.name, field.default ?? null]))
+  const [entered, setEntered] = useState<Values>(props.start ?? {});
+  const fields = useMemo(() => fieldsOf(form, entered), [form, entered]);
+  const values = useMemo(
+    () => Object.fromEntries(fields.map(field => [field.name, valueOf(field, entered)])),
+    [fields, entered]
   );
+  const isElsewhere = (values.where ?? HERE) !== HERE;
   const [check, setCheck] = useState<Check | null>(null);
   const [job, setJob] = useState<Job | null>(null);
   const [refusal, setRefusal] = useState<Check | null>(null);
   const box = useRef<HTMLFormElement>(null);
+  const isGone = useRef(false);
   const id = useId();
+  useEffect(() => {
+    isGone.current = false;
+    return () => void (isGone.current = true);
+  }, []);
 
   useEffect(() => {
     let isCurrent = true;
-    const timer = setTimeout(() => {
-      store.transport.request<Check>('check', { ...props.body, action: form.action, values }).then(
-        answer => isCurrent && setCheck(answer),
-        reason => isCurrent && setCheck(asCheck(reason))
-      );
-    }, CHECK_AFTER_MS);
+    const timer = setTimeout(
+      () => {
+        store.transport.request<Check>('check', { ...props.body, action: form.action, values }).then(
+          answer => isCurrent && setCheck(answer),
+          reason => isCurrent && setCheck(asCheck(reason))
+        );
+      },
+      isElsewhere ? ASK_AFTER_MS : CHECK_AFTER_MS
+    );
     return () => {
       isCurrent = false;
       clearTimeout(timer);
     };
     // `body` is as constant as the form.
-  }, [store, form.action, values, props.premise]);
+  }, [store, form.action, values, isElsewhere ? null : props.premise]);
+  const { onJob } = props;
+  useEffect(() => {
+    onJob?.(job?.id ?? null);
+    return () => onJob?.(null);
+  }, [job?.id, onJob]);
 
   useFocus(box, 'input, select');
 
   const submit = async (event: FormEvent): Promise<void> => {
     event.preventDefault();
+    if (props.onSubmit) {
+      props.onSubmit(values);
+      return;
+    }
     setRefusal(null);
     try {
       const answer = await store.act<Job>(form.action, { ...props.body, values });
@@ -59,6 +89,9 @@ export function FormView(props: {
       const stop = store.subscribe(() => setJob(store.state.jobs[answer.id] ?? answer));
       const ended = await store.ended(answer);
       stop();
+      if (isGone.current) {
+        return; // it is shown elsewhere since
+      }
       setJob(null);
       if (ended.state === 'done') {
         store.dismissJob(ended.id);
@@ -81,7 +114,7 @@ export function FormView(props: {
   const verdict = Object.keys(shown?.errors ?? {}).some(name => name in values) ? '' : shown?.message;
   const set = (name: string, value: Value | null): void => {
     setRefusal(null);
-    setValues({ ...values, [name]: value });
+    setEntered({ ...entered, [name]: value });
   };
   return (
     <form
@@ -91,7 +124,7 @@ export function FormView(props: {
       noValidate
       onSubmit={event => void submit(event)}
       onKeyDown={event => {
-        if (event.key === 'Escape' && !job) {
+        if (event.key === 'Escape') {
           event.stopPropagation();
           props.onClose();
         }
@@ -99,9 +132,9 @@ export function FormView(props: {
     >
       <div className="mnb-form-title">{form.title}</div>
       <div className="mnb-fields">
-        {form.fields.map(field => (
+        {fields.map(field => (
           <FieldView
-            key={field.name}
+            key={`${field.where ?? ''} ${field.name}`}
             id={`${id}-${field.name}`}
             field={field}
             value={values[field.name]}
@@ -119,14 +152,17 @@ export function FormView(props: {
       ) : (
         <p className={`mnb-verdict${isVerdict ? (shown?.ok ? ' mnb-good' : ' mnb-bad') : ''}`} role="status">
           {verdict && isVerdict && <Mark shape={shown?.ok ? 'done' : 'error'} />}
-          <span>{verdict}</span>
+          <span className="mnb-pre-line">{verdict}</span>
         </p>
       )}
       <div className="mnb-row mnb-row-end">
         {job ? (
-          <Button onClick={() => void store.cancel(job)} disabled={!job.cancellable}>
-            Cancel
-          </Button>
+          <>
+            <Button onClick={props.onClose}>Close</Button>
+            <Button onClick={() => void store.cancel(job)} disabled={!job.cancellable}>
+              Cancel
+            </Button>
+          </>
         ) : (
           <>
             <Button onClick={props.onClose}>Close</Button>
@@ -142,6 +178,21 @@ export function FormView(props: {
       </div>
     </form>
   );
+}
+
+/** The fields that are asked for at the place that is chosen. */
+function fieldsOf(form: Form, entered: Values): Field[] {
+  const where = form.fields.find(field => field.name === 'where');
+  const chosen = where && valueOf(where, entered);
+  return form.fields.filter(field => !field.where || field.where === chosen);
+}
+
+/** What was entered, at whatever place, if it can be chosen here; else what the field has at first. */
+function valueOf(field: Field, entered: Values): Value | null {
+  const value = entered[field.name];
+  const can =
+    value !== undefined && (field.type !== 'choice' || field.choices?.some(each => each.value === value));
+  return can ? value : (field.default ?? null);
 }
 
 function FieldView(props: {

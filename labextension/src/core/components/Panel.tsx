@@ -12,8 +12,8 @@ import { LogViewer } from './LogViewer';
 import { PoolView, poolSummary } from './PoolView';
 import { ReservationCard, TimeLeft } from './ReservationCard';
 
-/** Jobs whose form or card says already how they go. */
-const SHOWN_ELSEWHERE = new Set(['reserve', 'up', 'extend']);
+/** Jobs whose card says already how they go. */
+const SHOWN_ELSEWHERE = new Set(['extend']);
 
 const takeView = (state: State): View | null => state.view;
 const takeConnection = (state: State): State['connection'] => state.connection;
@@ -66,6 +66,7 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
   const intent = useStore(store, takeIntent);
   const [form, setForm] = useState<'reserve' | 'up' | null>(null);
   const [formError, setFormError] = useState('');
+  const [formJob, setFormJob] = useState<string | null>(null);
   const [folded, setFolded] = useState<ReadonlySet<string>>(new Set<string>());
   const box = useRef<HTMLDivElement>(null);
 
@@ -139,7 +140,11 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
       {only === null && (
         <div className="mnb-toolbar">
           <span className="mnb-toolbar-title">
-            <strong>{pool.name}</strong>
+            {host.showPool && view.pools.length > 1 ? (
+              <PoolChooser view={view} onChoose={host.showPool} />
+            ) : (
+              <strong>{pool.name}</strong>
+            )}
             <span className="mnb-dim mnb-number">
               {isUp ? poolSummary(view.nodes) : POOL_STATES[pool.state]}
             </span>
@@ -177,7 +182,14 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
           form={current}
           body={current.action === 'reserve' ? { notebook: host.notebook?.() ?? null } : undefined}
           premise={pool.state === 'up' ? view.reservations : pool.state}
-          onDone={() => setForm(null)}
+          onJob={setFormJob}
+          onDone={job => {
+            setForm(null);
+            const there = (job?.result as { pool?: string } | null)?.pool;
+            if (there && there !== pool.name) {
+              host.showPool?.(there);
+            }
+          }}
           onClose={() => setForm(null)}
         />
       )}
@@ -257,7 +269,7 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
           )}
         </>
       )}
-      <NoticesAndJobs only={only} />
+      <NoticesAndJobs only={only} formJob={formJob} />
     </div>
   );
 }
@@ -271,12 +283,14 @@ function nodesAside(nodes: PoolNode[]): string {
 const POOL_STATES = { up: 'up', down: 'not up', silent: 'does not answer' };
 
 /** What comes by itself stands at the foot, always in sight: nobody's button moves. */
-function NoticesAndJobs({ only }: { only: string | null }) {
+function NoticesAndJobs({ only, formJob }: { only: string | null; formJob: string | null }) {
   const { store } = useSurroundings();
   const notices = useStore(store, takeNotices);
   const jobs = useStore(store, takeJobs);
   const shown = Object.values(jobs).filter(
-    job => job.state === 'failed' || (job.state === 'running' && !SHOWN_ELSEWHERE.has(job.action))
+    job =>
+      job.id !== formJob &&
+      (job.state === 'failed' || (job.state === 'running' && !SHOWN_ELSEWHERE.has(job.action)))
   );
   const heard = only === null ? notices : notices.filter(notice => notice.reservation === only);
   return heard.length || shown.length ? (
@@ -285,6 +299,24 @@ function NoticesAndJobs({ only }: { only: string | null }) {
       {shown.length > 0 && <Jobs jobs={shown} />}
     </div>
   ) : null;
+}
+
+/** Which pool is shown. */
+function PoolChooser({ view, onChoose }: { view: View; onChoose: (name: string) => void }) {
+  return (
+    <select
+      className="mnb-pools"
+      aria-label="Pool"
+      value={view.pool.name}
+      onChange={event => onChoose(event.target.value)}
+    >
+      {view.pools.map(({ name, what }) => (
+        <option key={name} value={name}>
+          {name} ({what})
+        </option>
+      ))}
+    </select>
+  );
 }
 
 function Other({ reservation }: { reservation: Reservation }) {

@@ -1,30 +1,33 @@
-import { memo, useCallback, useEffect, useRef, useState } from 'react';
+import { memo, useCallback, useEffect, useMemo, useRef, useState } from 'react';
 import { useSurroundings } from '../context';
 import { MOST_RANKS_UNFOLDED } from '../folds';
-import {
-  bytes,
-  count,
-  mainMesh,
-  parseRanks,
-  percent,
-  rankNames,
-  rankSet,
-  shape,
-  STATE_LABELS
-} from '../format';
+import { count, mainMesh, parseRanks, price, rankNames, rankSet, shape } from '../format';
 import { useStore } from '../store';
 import { explain } from '../transport';
 import { Intent, State } from '../store';
-import { Actor, Hang, Job, Mesh, Rank, RankState, Reservation, Run, StackGroup } from '../types';
+import { Actor, Job, Reservation, StackGroup, Values } from '../types';
 import { ActorList } from './ActorList';
-import { Button, Elapsed, Left, Mark, Question } from './basics';
+import { Button, Left, Mark, Question } from './basics';
 import { FormView, isJob } from './FormView';
+import { MeshMemory, RankDetail, Runs, Stacks, Trouble, Waiting, waiters } from './MeshState';
 import { RankGrid, Tally } from './RankGrid';
 import { RankGroups } from './RankGroups';
+import { ResizeForm } from './ResizeForm';
+
+/** What an action is about, besides the reservation: ranks (null: all), or what was entered. */
+interface About {
+  ranks: string | null;
+  values?: Values;
+}
+
+const ALL: About = { ranks: null };
+
+/** What is asked before it is done: it costs variables. */
+type Costly = 'release' | 'restart' | 'replace' | 'resize';
 
 type Aside =
-  | { kind: 'release' | 'restart'; ranks: string | null; text: string | null }
-  | { kind: 'extend' }
+  | { kind: 'question'; action: Costly; about: About; text: string | null }
+  | { kind: 'form'; action: 'extend' | 'resize' }
   | { kind: 'stacks'; groups: StackGroup[] }
   | { kind: 'message'; text: string; isBad: boolean; holds?: Holds };
 
@@ -39,11 +42,13 @@ export const ReservationCard = memo(function ReservationCard(props: {
   const { reservation, intent } = props;
   const { store, host } = useSurroundings();
   const [meshId, setMeshId] = useState<string | null>(null);
-  const [chosen, setChosen] = useState<ReadonlySet<number>>(new Set<number>());
+  const [picked, setChosen] = useState<ReadonlySet<number>>(new Set<number>());
   const [aside, setAside] = useState<Aside | null>(null);
   const [pending, setPending] = useState('');
   const forms = useStore(store, takeForms);
   const mesh = reservation.meshes.find(each => each.id === meshId) ?? mainMesh(reservation);
+  const size = mesh?.ranks.length ?? 0;
+  const chosen = useMemo(() => new Set([...picked].filter(rank => rank < size)), [picked, size]);
 
   const latest = useRef(reservation);
   useEffect(() => {
@@ -55,28 +60,28 @@ export const ReservationCard = memo(function ReservationCard(props: {
   const ranks = chosen.size ? rankSet(chosen) : null;
 
   const ask = useCallback(
-    async (kind: 'release' | 'restart', only: string | null): Promise<void> => {
-      setAside({ kind, ranks: only, text: null });
+    async (action: Costly, about: About): Promise<void> => {
+      setAside({ kind: 'question', action, about, text: null });
       let text: string;
       try {
-        const body = { action: kind, reservation: reservation.id, mesh: mesh?.id, ranks: only };
+        const body = { action, reservation: reservation.id, mesh: mesh?.id, ...about };
         text = (await store.transport.request<{ text: string }>('lost', body)).text;
       } catch (reason) {
         text = `What would be lost is not known: ${explain(reason)}`;
       }
-      setAside(now => (now?.kind === kind ? { ...now, text } : now));
+      setAside(now => (now?.kind === 'question' && now.action === action ? { ...now, text } : now));
     },
     [store, reservation.id, mesh?.id]
   );
 
-  const perform = async (action: string, only: string | null): Promise<void> => {
+  const perform = async (action: string, about: About): Promise<void> => {
     setAside(null);
     setPending(action);
     try {
       const answer = await store.act<Job>(action, {
         reservation: reservation.id,
         mesh: mesh?.id,
-        ranks: only
+        ...about
       });
       if (!isJob(answer)) {
         return;
@@ -102,13 +107,13 @@ export const ReservationCard = memo(function ReservationCard(props: {
 
   useEffect(() => {
     if (intent?.action === 'release' || intent?.action === 'restart') {
-      void ask(intent.action, null);
-    } else if (intent?.action === 'extend') {
-      setAside(
-        reservation.time_s === null ? { kind: 'message', text: NO_LIMIT, isBad: false } : { kind: 'extend' }
-      );
+      void ask(intent.action, ALL);
+    } else if (intent?.action === 'extend' && reservation.time_s === null) {
+      setAside({ kind: 'message', text: NO_LIMIT, isBad: false });
+    } else if (intent?.action === 'extend' || intent?.action === 'resize') {
+      setAside({ kind: 'form', action: intent.action });
     } else if (intent?.action === 'stacks') {
-      void perform('stacks', null);
+      void perform('stacks', ALL);
     }
     // Only a new question counts.
   }, [intent]);
@@ -165,6 +170,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
           <span className="mnb-dim">
             {isOwn ? '' : `${reservation.owner}’s, shared to ${reservation.right} · `}
             {shape(reservation)}
+            {reservation.price_per_hour !== null && ` · ${price(reservation.price_per_hour)}`}
           </span>
         </button>
         <span className={`mnb-card-time${reservation.nearly_up ? ' mnb-soon' : ''}`}>
@@ -222,7 +228,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
             )}
             <Button
               label={`Stacks${of}`}
-              onClick={() => void perform('stacks', ranks)}
+              onClick={() => void perform('stacks', { ranks })}
               disabled={pending === 'stacks'}
             >
               Stacks
@@ -231,58 +237,51 @@ export const ReservationCard = memo(function ReservationCard(props: {
               <>
                 <Button
                   label={`Interrupt${of}`}
-                  onClick={() => void perform('interrupt', ranks)}
+                  onClick={() => void perform('interrupt', { ranks })}
                   disabled={pending === 'interrupt'}
                 >
                   Interrupt
                 </Button>
                 <Button
                   label={`Restart…${of}`}
-                  onClick={() => void ask('restart', ranks)}
+                  onClick={() => void ask('restart', { ranks })}
                   disabled={pending === 'restart'}
                 >
                   Restart…
                 </Button>
+                {forms?.resize && (
+                  <Button
+                    onClick={() => setAside({ kind: 'form', action: 'resize' })}
+                    disabled={pending === 'resize'}
+                    title="More nodes, or fewer"
+                  >
+                    Resize…
+                  </Button>
+                )}
                 {forms?.extend && (
                   <Button
-                    onClick={() => setAside({ kind: 'extend' })}
+                    onClick={() => setAside({ kind: 'form', action: 'extend' })}
                     disabled={reservation.time_s === null}
                     title={reservation.time_s === null ? NO_LIMIT : undefined}
                   >
                     Extend…
                   </Button>
                 )}
-                <Button onClick={() => void ask('release', null)} disabled={pending === 'release'}>
+                <Button onClick={() => void ask('release', ALL)} disabled={pending === 'release'}>
                   Release…
                 </Button>
               </>
             )}
           </div>
-          {aside?.kind === 'release' && (
+          {aside?.kind === 'question' && (
             <Question
-              title={`Release ${reservation.name}?`}
+              {...wordsOf(aside.action, aside.about, reservation)}
               text={aside.text}
-              accept="Release"
-              keep="Keep"
-              onAccept={() => void perform('release', null)}
+              onAccept={() => void perform(aside.action, aside.about)}
               onKeep={() => setAside(null)}
             />
           )}
-          {aside?.kind === 'restart' && (
-            <Question
-              title={
-                aside.ranks === null
-                  ? `Restart all ranks of ${reservation.name}?`
-                  : `Restart ${rankNames(parseRanks(aside.ranks) ?? [])}?`
-              }
-              text={aside.text}
-              accept="Restart"
-              keep="Keep"
-              onAccept={() => void perform('restart', aside.ranks)}
-              onKeep={() => setAside(null)}
-            />
-          )}
-          {aside?.kind === 'extend' && forms?.extend && (
+          {aside?.kind === 'form' && aside.action === 'extend' && forms?.extend && (
             <FormView
               form={forms.extend}
               body={{ reservation: reservation.id }}
@@ -290,10 +289,18 @@ export const ReservationCard = memo(function ReservationCard(props: {
               onClose={() => setAside(null)}
             />
           )}
+          {aside?.kind === 'form' && aside.action === 'resize' && forms?.resize && (
+            <ResizeForm
+              form={forms.resize}
+              reservation={reservation}
+              onEntered={(values, isCostly) => void (isCostly ? ask : perform)('resize', { ...ALL, values })}
+              onClose={() => setAside(null)}
+            />
+          )}
           {aside?.kind === 'stacks' && <Stacks groups={aside.groups} onClose={() => setAside(null)} />}
           {aside?.kind === 'message' && (
             <div className={`mnb-message${aside.isBad ? ' mnb-bad' : ''}`} role="status">
-              <span>{aside.text}</span>
+              <span className="mnb-pre-line">{aside.text}</span>
               <Button kind="icon" label="Close message" onClick={() => setAside(null)}>
                 <Mark shape="close" />
               </Button>
@@ -302,7 +309,12 @@ export const ReservationCard = memo(function ReservationCard(props: {
           {reservation.nodes_answering < reservation.nodes && (
             <p className="mnb-note mnb-soon">
               <Mark shape="warning" /> {reservation.nodes_answering} of {count(reservation.nodes, 'node')}{' '}
-              answer
+              answer{' '}
+              {isOwn && reservation.nodes_answering > 0 && (
+                <Button onClick={() => void ask('replace', ALL)} disabled={pending === 'replace'}>
+                  Replace nodes…
+                </Button>
+              )}
             </p>
           )}
           <div>
@@ -318,7 +330,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
               {isOwn && (
                 <Button
                   label={`Interrupt the hung ${rankNames(parseRanks(mesh.hang.ranks) ?? [])}`}
-                  onClick={() => void perform('interrupt', mesh.hang!.ranks)}
+                  onClick={() => void perform('interrupt', { ranks: mesh.hang!.ranks })}
                   disabled={pending === 'interrupt'}
                 >
                   Interrupt
@@ -354,6 +366,31 @@ export const ReservationCard = memo(function ReservationCard(props: {
     </article>
   );
 });
+
+/** How a person is asked. */
+function wordsOf(
+  action: Costly,
+  { ranks, values }: About,
+  { name, nodes }: Reservation
+): { title: string; accept: string; keep: string } {
+  switch (action) {
+    case 'release':
+      return { title: `Release ${name}?`, accept: 'Release', keep: 'Keep' };
+    case 'restart': {
+      const which = ranks === null ? `all ranks of ${name}` : rankNames(parseRanks(ranks) ?? []);
+      return { title: `Restart ${which}?`, accept: 'Restart', keep: 'Keep' };
+    }
+    case 'replace': {
+      const title = `Put other nodes in the places of those of ${name} that do not answer?`;
+      return { title, accept: 'Replace', keep: 'Wait' };
+    }
+    case 'resize': {
+      const wanted = Number(values?.nodes);
+      const title = `Have ${name} on ${count(wanted, 'node')} instead of ${nodes}?`;
+      return { title, accept: wanted > nodes ? 'Grow' : 'Shrink', keep: 'Keep' };
+    }
+  }
+}
 
 const NO_LIMIT = 'It has no time limit: there is nothing to extend.';
 
@@ -394,190 +431,5 @@ export function TimeLeft({ reservation }: { reservation: Reservation }) {
     <span className="mnb-dim">no limit</span>
   ) : (
     <Left until_s={at_s + time_left_s} />
-  );
-}
-
-function MeshMemory({ mesh }: { mesh: Mesh }) {
-  const known = mesh.ranks.flatMap(rank => rank.memory ?? []);
-  return known.length ? (
-    <span className="mnb-dim mnb-number mnb-nowrap" title="Memory of all ranks">
-      {bytes(known.reduce((sum, size) => sum + size, 0))}
-    </span>
-  ) : null;
-}
-
-interface Group {
-  ranks: Rank[];
-  detail: string;
-}
-
-/** Ranks in these states with the same words together, largest first. */
-function groups(ranks: readonly Rank[], states: readonly RankState[]): Group[] {
-  const found = new Map<string, Group>();
-  for (const rank of ranks) {
-    if (rank.detail && states.includes(rank.state)) {
-      const group = found.get(rank.detail) ?? { ranks: [], detail: rank.detail };
-      group.ranks.push(rank);
-      found.set(rank.detail, group);
-    }
-  }
-  return [...found.values()].sort((one, other) => other.ranks.length - one.ranks.length);
-}
-
-/** "ranks 0-1 wait in barrier (train.py:5)". */
-function sentence({ ranks, detail }: Group): string {
-  const words = ranks.length > 1 ? detail.replace(/^waits /, 'wait ') : detail;
-  return `${rankNames(ranks.map(rank => rank.rank))} ${words}`;
-}
-
-function waiters({ ranks }: Hang): string {
-  return (parseRanks(ranks)?.length ?? 0) === 1 ? 'it' : 'them';
-}
-
-/** Where most of those wait that wait. It comes and goes: its line is always there. */
-function Waiting({ ranks }: { ranks: readonly Rank[] }) {
-  const waiting = groups(ranks, ['waiting']);
-  const [largest] = waiting;
-  const text = largest && sentence(largest);
-  return (
-    <p
-      className="mnb-detail mnb-waits mnb-state-waiting"
-      title={waiting.map(group => group.detail).join('\n')}
-    >
-      {largest && <Mark shape="waiting" />}
-      <span className="mnb-number">{text}</span>
-    </p>
-  );
-}
-
-/** Why ranks failed, died or can not be reached, and whose GPU can not be used. */
-function Trouble({ ranks }: { ranks: readonly Rank[] }) {
-  const troubled = groups(ranks, ['dead', 'unreachable', 'failed']);
-  const unlucky = ranks.filter(rank => rank.trouble);
-  return troubled.length || unlucky.length ? (
-    <ul className="mnb-troubles">
-      {unlucky.map(rank => (
-        <li key={rank.rank} className="mnb-detail" title={rank.trouble}>
-          <span className="mnb-state-failed">
-            <Mark shape="warning" />
-          </span>
-          <span className="mnb-clamped mnb-number">
-            rank {rank.rank}: {rank.trouble}
-          </span>
-        </li>
-      ))}
-      {troubled.slice(0, 4).map(({ ranks: group, detail }) => (
-        <li key={detail} className="mnb-detail" title={[detail, ...group[0].stderr_tail].join('\n')}>
-          <span className={`mnb-state-${group[0].state}`}>
-            <Mark shape={group[0].state} />
-          </span>
-          <span className="mnb-clamped mnb-number">{sentence({ ranks: group, detail })}</span>
-        </li>
-      ))}
-      {troubled.length > 4 && <li className="mnb-dim">and {troubled.length - 4} more</li>}
-    </ul>
-  ) : null;
-}
-
-function Runs({ mesh }: { mesh: Mesh }) {
-  const going = mesh.runs.filter(run => run.state !== 'finished');
-  const last = mesh.runs[mesh.runs.length - 1];
-  const shown = going.length ? going.slice(0, 3) : last ? [last] : [];
-  if (!shown.length) {
-    return <p className="mnb-run mnb-dim">No cell is running</p>;
-  }
-  return (
-    <>
-      {shown.map(run => (
-        <p key={run.id} className="mnb-run" title={run.title}>
-          <RunState run={run} />
-          <span className="mnb-dim">
-            {run.owner ? `${run.owner}’s ` : ''}
-            {run.cell_number ? `[${run.cell_number}]` : `run ${run.number}`}
-          </span>
-          <code>{run.title}</code>
-        </p>
-      ))}
-      {going.length > shown.length && (
-        <p className="mnb-run mnb-dim">and {going.length - shown.length} more</p>
-      )}
-    </>
-  );
-}
-
-function RunState({ run }: { run: Run }) {
-  if (run.state === 'running') {
-    return (
-      <span className="mnb-run-state">
-        {run.running_s === null ? 'running' : <Elapsed since_s={run.at_s - run.running_s} />}
-      </span>
-    );
-  }
-  if (run.state === 'queued') {
-    return <span className="mnb-run-state mnb-dim">queued</span>;
-  }
-  return <span className={`mnb-run-state ${run.failed ? 'mnb-bad' : 'mnb-dim'}`}>{run.outcome}</span>;
-}
-
-function RankState({ rank }: { rank: Rank }) {
-  return (
-    <p className="mnb-detail">
-      <span className={`mnb-state-${rank.state}`}>
-        <Mark shape={rank.state} />
-      </span>
-      <span className="mnb-number">
-        {[STATE_LABELS[rank.state], rank.detail, rank.trouble].filter(Boolean).join(' · ')}
-      </span>
-    </p>
-  );
-}
-
-/** A rank that is chosen. isAlone: nothing else says why it is as it is. */
-function RankDetail({ rank, isAlone }: { rank: Rank; isAlone: boolean }) {
-  const facts = [rank.node];
-  if (rank.gpu !== null) {
-    facts.push(`GPU ${rank.gpu}`);
-  }
-  if (rank.pid) {
-    facts.push(`pid ${rank.pid}`);
-  }
-  if (rank.cpu !== null) {
-    facts.push(`CPU ${percent(rank.cpu)}`);
-  }
-  if (rank.memory !== null) {
-    facts.push(bytes(rank.memory));
-  }
-  return (
-    <div className="mnb-rank-detail">
-      <strong>rank {rank.rank}</strong> <span className="mnb-number">{facts.join(' · ')}</span>
-      {rank.running_s !== null && (
-        <>
-          {' · '}
-          <Elapsed since_s={rank.at_s - rank.running_s} />
-        </>
-      )}
-      {isAlone && <RankState rank={rank} />}
-      {rank.stderr_tail.length > 0 && <pre>{rank.stderr_tail.join('\n')}</pre>}
-    </div>
-  );
-}
-
-function Stacks({ groups, onClose }: { groups: StackGroup[]; onClose: () => void }) {
-  return (
-    <div className="mnb-stacks" role="region" aria-label="Stacks">
-      <div className="mnb-row">
-        <strong>Stacks</strong>
-        <span className="mnb-grow" />
-        <Button kind="icon" label="Close stacks" onClick={onClose}>
-          <Mark shape="close" />
-        </Button>
-      </div>
-      {groups.map(group => (
-        <div key={group.ranks}>
-          <div className="mnb-dim">{rankNames(parseRanks(group.ranks) ?? [])}</div>
-          <pre tabIndex={0}>{group.stack}</pre>
-        </div>
-      ))}
-    </div>
   );
 }

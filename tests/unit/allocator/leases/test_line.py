@@ -10,6 +10,7 @@ import pytest
 
 from monarch_nb.allocator.leases import line as lines
 from monarch_nb.allocator.leases.line import Line
+from monarch_nb.allocator.sessions.sessions import Session
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto import allocator_pb2 as pb
 from unit.allocator.idle_node import NodeWithoutProcesses, reserve
@@ -131,3 +132,36 @@ async def test_a_release_is_told(node: NodeWithoutProcesses) -> None:
     await node.leases.release("r")
     assert await waiting.told() == (1, True)
     await waiting.leave()
+
+
+async def test_clients_of_a_reservation_are_told_who_waits_for_such_slots(node: NodeWithoutProcesses) -> None:
+    reserve(node)
+    attached, late, stranger = Session(), Session(), Session()
+    node.sessions |= {attached, late, stranger}
+    node.leases.attach(attached, "r")
+    line = node.leases.line
+    first, second = Waiting(line, procs=4, wait_id="a"), Waiting(line, procs=2, wait_id="b")
+    await first.told()
+    await second.told()
+    node.leases.attach(late, "r")
+    await first.leave()
+    await second.leave()
+    assert told_of_line(attached) == [["a"], ["a", "b"], ["b"], []]
+    assert told_of_line(late) == [["a", "b"], ["b"], []]
+    assert told_of_line(stranger) == []
+
+
+async def test_who_waits_for_gpus_is_nothing_to_those_who_hold_cpu_slots(node: NodeWithoutProcesses) -> None:
+    reserve(node)
+    session = Session()
+    node.sessions.add(session)
+    node.leases.attach(session, "r")
+    gpus = Waiting(node.leases.line, gpus=8)
+    await gpus.told()
+    assert not any(told_of_line(session))
+    await gpus.leave()
+
+
+def told_of_line(session: Session) -> list[list[str]]:
+    told = [event.in_line for event in session._events if event.HasField("in_line")]
+    return [[one.wait_id for one in each.waiting] for each in told]

@@ -118,6 +118,21 @@ async def test_what_is_done_stays(node: NodeWithoutProcesses, told: Told, monkey
     assert told.calls.empty()
 
 
+async def test_a_mesh_that_is_whole_stays_whoever_says_so(
+    node: NodeWithoutProcesses, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The change of nodes that came with it, and not the client, which may have died since."""
+    monkeypatch.setattr(config, "PROVISIONAL_LEASE_S", 0.01)
+    session = session_of(node)
+    node.undertakings.take(begun(mesh_id="m"))
+    node.undertakings.mesh_is_whole("m")
+    leave(node, session)
+    assert not node.undertakings._waiting
+    assert told.calls.empty()
+    node.records.flush()
+    assert not node.records.undertakings()
+
+
 async def test_the_next_allocator_looks_after_it(
     node: NodeWithoutProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,10 @@
 """A rank's environment: torchrun's variables, the leased GPUs, the allocator's own and what --env adds."""
 
+from collections.abc import Sequence
+
 import pytest
 
-from monarch_nb.allocator.ranks.environment import Job, Place, rank_environment
+from monarch_nb.allocator.ranks.environment import Job, Place, node_environment, rank_environment
 from monarch_nb.config import RANK_TOKEN_VARIABLE, SHARED_VARIABLE
 from monarch_nb.proto import allocator_pb2 as pb
 
@@ -126,3 +128,35 @@ def test_shared_storage_is_what_the_reservation_named_never_the_allocators_own()
     assert SHARED_VARIABLE not in environment({SHARED_VARIABLE: "/old"})
     named = spec(environment={SHARED_VARIABLE: "/data"})
     assert environment({SHARED_VARIABLE: "/old"}, named)[SHARED_VARIABLE] == "/data"
+
+
+def place(node_rank: int, ranks: Sequence[int]) -> Place:
+    return Place.of_node(spec(ranks=4, world_size=12, first_rank=4 * node_rank, node_rank=node_rank), ranks)
+
+
+class TestCommands:
+    def test_are_told_of_the_nodes_that_run_them(self) -> None:
+        told = [node_environment(environment(), place(node, (0, 8)), "/env/bin/python") for node in (0, 2)]
+        for number, own in enumerate(told):
+            ours = {name: own[name] for name in ("NODE_RANK", "NNODES", "NPROC_PER_NODE")}
+            assert ours == {"NODE_RANK": str(number), "NNODES": "2", "NPROC_PER_NODE": "4"}
+            assert {f"PET_{name}": value for name, value in ours.items()}.items() <= own.items()
+            assert (own["PET_MASTER_ADDR"], own["PET_MASTER_PORT"]) == (own["MASTER_ADDR"], own["MASTER_PORT"])
+
+    def test_know_nothing_of_ranks_nor_of_who_started_the_allocator(self) -> None:
+        base = {"PET_NNODES": "7", "PET_RDZV_BACKEND": "c10d", "RANKS_OF_MINE": "1"}
+        own = node_environment(environment(base), place(0, (0, 8)), "/env/bin/python")
+        assert (own["PET_NNODES"], own["RANKS_OF_MINE"]) == ("2", "1")
+        names = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "PET_RDZV_BACKEND"}
+        assert not [name for name in own if name in names or name.startswith("TORCHELASTIC")]
+
+    def test_find_what_is_installed_for_the_ranks_first(self) -> None:
+        assert node_environment(environment({"PATH": "/bin"}), place(0, (0,)), "/env/bin/python")["PATH"] == (
+            "/env/bin:/bin"
+        )
+        assert node_environment(environment({"PATH": "/bin"}), place(0, (0,)), "")["PATH"] == "/bin"
+
+    def test_print_at_once_unless_told_otherwise(self) -> None:
+        assert node_environment(environment(), place(0, (0,)), "")["PYTHONUNBUFFERED"] == "1"
+        own = node_environment(environment({"PYTHONUNBUFFERED": ""}), place(0, (0,)), "")
+        assert own["PYTHONUNBUFFERED"] == ""

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from monarch_nb.errors import MeshNotFound
 from monarch_nb.proto import state_pb2
 from unit.allocator.idle_node import (
     MESH,
     NodeWithoutProcesses,
     assert_nothing_left,
+    reserve,
     spawn,
+    spawn_request,
 )
 
 
@@ -54,3 +59,23 @@ class TestRestart:
         node.supervisor.may_end.set()
         assert (await release, left) == (2, 4)
         assert_nothing_left(node)
+
+    async def test_a_mesh_that_has_taken_the_place_of_its_own_meanwhile_is_left_alone(
+        self, node: NodeWithoutProcesses
+    ) -> None:
+        """A client whose reservation was released may make another with the same ids."""
+        await spawn(node)
+        node.supervisor.may_fork.clear()
+        node.supervisor.asked.clear()
+        restart = asyncio.create_task(node.restarts.restart(MESH, [0, 1]))
+        await node.supervisor.asked.wait()
+        await node.leases.release("r")
+        reserve(node)
+        again = asyncio.create_task(node.forking.spawn(spawn_request()))
+        while MESH not in node.state.meshes:
+            await asyncio.sleep(0)
+        node.supervisor.may_fork.set()
+        with pytest.raises(MeshNotFound, match="released while its ranks were being started"):
+            await restart
+        mesh = await again
+        assert [(slot.ready, slot.death) for slot in mesh.ranks.values()] == [(True, None)] * 2

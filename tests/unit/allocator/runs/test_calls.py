@@ -53,7 +53,7 @@ class TestCalls:
         await spawn(node)
         call(node, "calls")
         [queued] = events(submit(node, "after"), "queued")
-        assert dict(queued.previous) == {}
+        assert queued.earlier == pb.EarlierRuns()
 
     async def test_their_client_ends_them_with_what_was_printed(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)

@@ -34,6 +34,18 @@ class TestRuns:
         node.records.flush()
         assert link.forgotten == ["a"]
 
+    async def test_a_run_is_written_down_before_a_rank_executes_it(
+        self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else an allocator killed in between would leave output that the next one does not find."""
+        await spawn(node)
+        noted: list[str] = []
+        monkeypatch.setattr(node.records, "run_added", lambda _, run_id: noted.append(run_id))
+        seen_before: list[list[str]] = []
+        monkeypatch.setattr(node.runs, "apply", lambda _: seen_before.append(list(noted)))
+        submit(node, "a")
+        assert seen_before == [["a"]]
+
     async def test_an_interrupt_is_told_to_the_ranks_that_run_it_and_to_no_other(
         self, node: NodeWithoutProcesses
     ) -> None:

@@ -201,6 +201,13 @@ class TestRuns:
             for run_id in ("his", "hers"):
                 shared.admit_message(ALICE, kind, message(run_id=run_id))
 
+    async def test_where_ranks_are_is_told_to_who_may_read(self, shared: Access) -> None:
+        look = pb.Look(mesh_id=MESH, look_id="l", ranks=[0], of_run="hers")
+        for caller in (ALICE, BOB):
+            shared.admit_message(caller, "look", look)
+        with pytest.raises(AccessDenied):
+            shared.admit_message(Caller("carol", "user"), "look", look)
+
     async def test_others_cells_are_not_dropped(self, shared: Access) -> None:
         shared.admit("Drop", BOB, pb.DropRequest(mesh_id=MESH, run_ids=["his", "not here yet"]))
         with pytest.raises(AccessDenied):

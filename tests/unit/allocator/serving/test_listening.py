@@ -5,14 +5,20 @@ from __future__ import annotations
 import argparse
 import re
 import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from monarch_nb.allocator.__main__ import main
 from monarch_nb.allocator.serving.network import network_of
-from monarch_nb.config import CONFIG_VARIABLE
+from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
 from monarch_nb.errors import UsageError
-from monarch_nb.trust.membership import make_pool
+from monarch_nb.trust.membership import invite, make_pool
+from monarch_nb.trust.pools import paths_of
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +55,65 @@ def test_every_interface_needs_the_name_of_one(listen: str) -> None:
         network_of(said(listen))
 
 
+def test_only_the_certificate_of_the_pools_nodes_will_do(tmp_path: Path) -> None:
+    invitation = tmp_path / "bob.pem"
+    invite("lab", "bob", 60.0, invitation)
+    make_pool("other", "alice")
+    for certificate, pool, message in (
+        (invitation, "lab", "is the certificate of bob, a person: an allocator needs the pool's node.pem"),
+        (paths_of("other").node, "lab", "is for nodes of the pool other, not of lab"),
+    ):
+        asked = argparse.Namespace(**{**vars(said("127.0.0.1")), "certificate": str(certificate), "pool": pool})
+        with pytest.raises(UsageError, match=message):
+            network_of(asked)
+
+
 @pytest.mark.parametrize("listen", ["host1:", "host1:port", "host1:70000", "2001:db8::1", "[::1"])
 def test_what_can_not_be_read_is_explained(listen: str) -> None:
     with pytest.raises(UsageError, match=re.escape(f"--listen {listen} is no address: HOST:PORT, as in host1:7878")):
         network_of(said(listen))
+
+
+@contextmanager
+def taken(answer: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Have a port on which something answers once."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+
+        def serve() -> None:
+            with suppress(OSError), listener.accept()[0] as connection:
+                answer(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join()
+
+
+def refused(port: int, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["--pool", "lab", "--listen", f"127.0.0.1:{port}", "--temporary", "1s"]) == 1
+    return capsys.readouterr().err
+
+
+def test_a_port_that_something_has_is_named_and_nothing_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    with taken(lambda _: None) as port:
+        said = refused(port, capsys)
+    assert f"can not listen on 127.0.0.1:{port}: something else has this port already" in said
+    assert f"--port {port + 1}" in said
+    assert not (tmp_path / "home").exists()
+
+
+def test_the_pool_that_has_a_port_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    make_pool("other", "alice")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(paths_of("other").node)
+
+    def show(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as shown:
+            shown.recv(1)
+
+    with taken(show) as port:
+        assert "the allocator of the pool other has this port already" in refused(port, capsys)

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from monarch_nb.allocator.state.runs import MAX_FINISHED_RUNS, Effect, Mesh, RankFinished, Run, RunDropped, StartRun
 from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.branches.layout import earlier_run
 from monarch_nb.errors import MeshNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -76,7 +77,7 @@ def mesh(state: NodeState) -> Mesh:
 class TestOrder:
     def test_a_free_mesh_starts_at_once(self) -> None:
         queued, effects = submit(node(), "a")
-        assert (queued.number, dict(queued.previous), queued.ahead) == (1, {}, [])
+        assert (queued.number, queued.earlier, queued.ahead) == (1, pb.EarlierRuns(), [])
         assert started(effects) == dict.fromkeys(ALL, "a")
 
     def test_runs_wait_their_turn_rank_by_rank(self) -> None:
@@ -176,9 +177,11 @@ class TestGaps:
         submit(state, "a", [0, 1], all_ranks=[0, 1])
         submit(state, "b", [], all_ranks=[4, 5])
         queued, _ = submit(state, "c", ALL, all_ranks=range(8))
-        assert (queued.number, dict(queued.previous)) == (3, {0: 1, 1: 2})
+        assert (queued.number, queued.earlier) == (3, pb.EarlierRuns(by_node={0: 1, 1: 2}))
         queued, _ = submit(state, "d", [0], all_ranks=[0])
-        assert dict(queued.previous) == {0: 3, 1: 3}
+        assert queued.earlier == pb.EarlierRuns(of_others=3)
+        queued, _ = submit(state, "e", [0, 1], all_ranks=[0, 1])
+        assert queued.earlier == pb.EarlierRuns(of_others=3, by_node={0: 4})
 
     def test_a_number_that_the_client_knows_of_is_not_given_again(self) -> None:
         state = node()
@@ -212,7 +215,7 @@ class TestAgain:
         submit(state, "b", all_ranks=range(8))
         submit(state, "c", all_ranks=range(8))
         again, _ = submit(state, "b", all_ranks=range(8))
-        assert (again.number, again.output, dict(again.previous)) == (2, 2, {0: 1, 1: 1})
+        assert (again.number, again.output, again.earlier.of_others) == (2, 2, 1)
 
     def test_one_that_has_a_number_keeps_it(self) -> None:
         """The allocator was killed before it wrote the run down; its client still knows."""
@@ -570,7 +573,7 @@ class RunMachine(RuleBasedStateMachine):
         assert queued.number == self.numbers[run_id]
         self.note(effects)
         if there:
-            self.late.append((run_id, there, queued.number, queued.previous.get(1, 0)))
+            self.late.append((run_id, there, queued.number, earlier_run(queued.earlier, 1)))
 
     @precondition(lambda self: self.late)
     @rule(data=st.data())

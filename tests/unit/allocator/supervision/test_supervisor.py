@@ -12,6 +12,7 @@ import pytest
 
 from leaks import wait_for_end
 from monarch_nb.allocator.supervision import processes
+from monarch_nb.allocator.supervision.links import RankLink
 from monarch_nb.allocator.supervision.supervisor import ProcessWatch, Supervisor
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import SpawnError
@@ -99,3 +100,37 @@ async def test_what_is_just_being_forked_ends_with_the_rest_and_nothing_is_forke
     finally:
         template.process.kill()
         template.process.wait()
+
+
+async def test_ranks_whose_places_were_taken_meanwhile_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nobody would know of those that have them, nor end them."""
+
+    async def connect(_: RankLink) -> None:
+        pass
+
+    async def control(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(RankLink, "connect", connect)
+    monkeypatch.setattr(RankLink, "control", control)
+    supervisor, ranks = supervisor_of(NodePaths(tmp_path)), [sleeper(), sleeper()]
+
+    class Template:
+        async def fork_ranks(self, _: object) -> list[int]:
+            return [ranks.pop().pid]
+
+    template: Any = Template()
+    forked = list(ranks)
+    try:
+        plan: Any = [(state_pb2.RankRecord(mesh_id="m", rank=0), wire.RankSpec())]
+        [first] = await supervisor.fork_ranks(template, plan)
+        plan = [(state_pb2.RankRecord(mesh_id="m", rank=0, incarnation=1), wire.RankSpec())]
+        with pytest.raises(SpawnError, match="their places were taken"):
+            await supervisor.fork_ranks(template, plan)
+        assert list(supervisor.ranks.values()) == [first]
+        assert [process.poll() is None for process in forked] == [False, True]
+    finally:
+        await supervisor.close(end_processes=True)
+        for process in forked:
+            process.kill()
+            process.wait()

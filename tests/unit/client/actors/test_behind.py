@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from types import SimpleNamespace
+from typing import Any
 
 from monarch_nb.actor.engine.outside import Address, CallState
-from monarch_nb.client.actors.behind import behind
+from monarch_nb.client.actors.behind import Behind, behind
+from monarch_nb.client.connections.events import Notice
 from monarch_nb.client.pools.actor_infos import ActorInfo, grouped
 
 
@@ -57,3 +61,29 @@ def test_actors_that_do_the_same_are_one_group() -> None:
     [group, other] = grouped([*infos, actor(3)])
     assert (group.ranks, group.waiting, group.running_s) == ((0, 1, 2), 2, 2.0)
     assert other.ranks == (3,)
+
+
+class FakeRun:
+    """A run of calls, as `Behind` sees it."""
+
+    def __init__(self) -> None:
+        self.id, self.mesh = "run", SimpleNamespace(id="m")
+        self.told: list[Notice] = []
+
+    def emit(self, notice: Notice) -> None:
+        self.told.append(notice)
+
+
+async def test_what_was_said_of_an_interrupted_run_is_not_taken_back_when_its_calls_are_answered() -> None:
+    """Its cell decides, which is not over yet."""
+    run: Any = FakeRun()
+    looker = Behind(lambda _: None)
+    looker.look([call(3)], [run])
+    assert looker._asking is not None
+    await asyncio.wait_for(looker._asking, 10)
+    assert len(run.told) == 1
+    looker.look([], [])
+    await asyncio.sleep(0)
+    assert len(run.told) == 1
+    looker.look([], [run])
+    assert len(run.told) == 2, "what goes on, and waits no more"

@@ -14,7 +14,9 @@ import pytest
 from monarch_nb.client.connections import asking
 from monarch_nb.client.connections.asking import answers
 from monarch_nb.client.connections.connection import LINK_PATIENCE_S, Connection
+from monarch_nb.client.connections.mail import own_mailbox
 from monarch_nb.client.pools import pool as pools
+from monarch_nb.config import TrustPaths
 from monarch_nb.errors import (
     CapacityError,
     MeshNotFound,
@@ -28,6 +30,7 @@ from monarch_nb.errors import (
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import allocator_pb2_grpc as service
 from monarch_nb.proto import run_pb2
+from monarch_nb.provision.launchers import Job
 from monarch_nb.rpc.channel import make_server
 from monarch_nb.rpc.status import error_to_json, refuse, translate
 
@@ -40,6 +43,7 @@ class Scripted(service.AllocatorServicer):
     def __init__(self) -> None:
         self.requests: asyncio.Queue[pb.SessionRequest] = asyncio.Queue()
         self.replies: asyncio.Queue[pb.SessionEvent | None] = asyncio.Queue()
+        self.mailboxes: asyncio.Queue[str] = asyncio.Queue()
         self.sessions = 0
         self.left = asyncio.Event()
         self.error: MonarchNbError | None = None
@@ -59,6 +63,7 @@ class Scripted(service.AllocatorServicer):
         async for request in request_iterator:
             if request.HasField("open"):
                 self.replies.put_nowait(pb.SessionEvent(opened=pb.Opened()))
+                self.mailboxes.put_nowait(request.open.mailbox)
             else:
                 self.requests.put_nowait(request)
 
@@ -459,6 +464,22 @@ class TestCalls:
             await connection.describe(timeout_s=0.2)
         await connection.close()
 
+    async def test_a_node_of_a_job_is_replaced_by_another_of_its_engine(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        job = Job("slurm", "7", "dev", "slurm-dev", 2, 0, 8, TrustPaths(Path("/nowhere")))
+        monkeypatch.setattr(f"{Connection.__module__}.job_of_pool", {"slurm-dev": job}.get)
+        said = {}
+        for pool in ("lab", "slurm-dev"):
+            connection = Connection("n2", f"unix:{tmp_path}/s")
+            connection.address = "127.0.0.1:1"
+            connection.identity = SimpleNamespace(pool=pool)  # type: ignore[assignment]
+            said[pool] = connection.absence_of([1], [0])
+            await connection.close()
+        begin, end = "n2 unreachable, with rank 1: -t 0 leaves rank 1 out; ", ", %mesh release works without it"
+        assert said["lab"] == f"{begin}%mesh replace puts a free node in its place{end}"
+        assert said["slurm-dev"] == f"{begin}%mesh replace asks slurm for another in its place{end}"
+
     @pytest.mark.parametrize("left_a_socket", [False, True])
     async def test_a_dead_node_is_not_waited_for(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_a_socket: bool
@@ -506,6 +527,19 @@ class TestCalls:
         connection.submit(Listener(), pb.Submit(mesh_id="m", run=run_pb2.RunSpec(run_id="a")))
         assert (await node.next("submit")).run.run_id == "a"
         assert node.sessions == 2
+
+    async def test_mail_is_taken_on_the_session_after_one_that_was_let_go(
+        self, node: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("monarch_nb.client.connections.connection.LINGER_S", 0)
+        connection.hold_session()
+        assert await asyncio.wait_for(node.mailboxes.get(), 20) == ""
+        await asyncio.wait_for(connection._opened.wait(), 20)
+        connection.let_go()
+        await asyncio.wait_for(node.left.wait(), 20)
+        connection.mail.open(SimpleNamespace(node_lost=lambda *_: None))  # type: ignore[arg-type]
+        opened = [await asyncio.wait_for(node.mailboxes.get(), 20) for _ in range(2)]
+        assert opened == ["", own_mailbox()], "a session takes no mail before it is said whose"
 
     async def test_a_method_that_the_node_does_not_have(self, node: Scripted, connection: Connection) -> None:
         with pytest.raises(VersionMismatch, match="another version"):

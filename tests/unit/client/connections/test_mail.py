@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
+import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +208,20 @@ def test_mail_goes_on_the_session_when_only_the_socket_breaks(tmp_path: Path, mo
         await until(lambda: bool(node.sent))
 
     on_loop(test)
+
+
+def test_every_thread_of_a_process_has_the_same_mailbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when two ask for it first at the same time: what is answered to one would not come to the other."""
+    both = threading.Barrier(2)
+
+    def made() -> uuid.UUID:
+        both.wait(TIMEOUT_S)
+        return uuid.UUID(int=threading.get_ident())
+
+    monkeypatch.setattr(uuid, "uuid4", made)
+    monkeypatch.setattr(os, "getpid", lambda: 0)  # a process that has not asked yet
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda _: mail.own_mailbox(), range(2))
+    assert first == second
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert mail.own_mailbox() != first, "a forked one is another"

@@ -141,9 +141,9 @@ class TestPack:
 
 def test_one_rank_may_be_named_by_its_number() -> None:
     mesh = object.__new__(Mesh)
-    mesh.id, mesh.name, mesh.extent, mesh.ranks = "one rank", "main", Extent({"hosts": 1, "procs": 4}), (0, 1, 2, 3)
+    mesh.id, mesh.name, mesh._part = "one rank", "main", None
     mesh.reservation = cast(Reservation, SimpleNamespace(name="dev", id="dev"))
-    mesh.core = MeshCore("one rank", {}, 4)
+    mesh.core = MeshCore("one rank", {}, Extent({"hosts": 1, "procs": 4}))
     assert (mesh.select(3).ranks, mesh.select([3, 1]).ranks) == ((3,), (1, 3))
     with pytest.raises(TargetError, match="rank 4 not in"):
         mesh.select(4)
@@ -157,7 +157,7 @@ def test_stacks_read_well() -> None:
 
 def test_runs_that_go_on_here_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = object.__new__(Mesh)
-    mesh.ranks = (0, 1)
+    mesh._part = (0, 1)
     known, new, elsewhere = (
         SimpleNamespace(id=run_id, ranks=ranks, done=False)
         for run_id, ranks in (("known", (0,)), ("under way", (1,)), ("under way elsewhere", (2,)))
@@ -185,10 +185,10 @@ def test_runs_that_go_on_here_are_asked_for_once(monkeypatch: pytest.MonkeyPatch
 
 def test_ranks_of_a_node_that_does_not_answer_are_not_left_out_of_the_count() -> None:
     ranks = tuple(RankInfo(rank, "node0", 1, "idle", (), 0, "", 0.0, None) for rank in range(4))
-    whole = ReservationInfo("dev", "id", "me", 2, 4, 0, "", 0.0, ranks, nodes_answering=1)
+    whole = ReservationInfo("dev", "id", "me", 2, 4, 0, "", 0.0, ranks, nodes_answering=1, size=8)
     assert whole.alive_of_all == "4 of 8, 1 node does not answer"
     dead = RankInfo(3, "node0", 1, "dead", (), 0, "", 0.0, "killed")
-    assert ReservationInfo("dev", "id", "me", 1, 4, 0, "", 0.0, (*ranks[:3], dead), 1).alive_of_all == "3 of 4"
+    assert ReservationInfo("dev", "id", "me", 1, 4, 0, "", 0.0, (*ranks[:3], dead), 1, 4).alive_of_all == "3 of 4"
 
 
 def test_notebooks_are_named_where_runs_come_from_several() -> None:

@@ -98,11 +98,14 @@ class TestChooseNodes:
     def test_more_nodes_than_there_are(self) -> None:
         with pytest.raises(CapacityError, match="monarch-nb up --nodes 3 adds nodes"):
             choose_nodes(Shape(3, 1, 0), [node(0), node(1)])
+        with pytest.raises(CapacityError, match="monarch-nb up --nodes 5 adds nodes"):
+            choose_nodes(Shape(3, 1, 0), [node(0), node(1)], besides=2)
 
     def test_nodes_that_do_not_answer_are_named(self) -> None:
         with pytest.raises(CapacityError) as raised:
             choose_nodes(Shape(2, 1, 0), [node(0)], silent=["host3"])
         assert "  host3: does not answer" in str(raised.value).splitlines()
+        assert "only 1 of 2 nodes can take 1 proc:" in str(raised.value), "it is one of the pool's"
 
     def test_a_pool_of_hosts_is_not_told_to_grow_by_itself(self) -> None:
         hosts = [node(0), node(1)]
@@ -160,8 +163,11 @@ class TestArguments:
             reserve(name, procs=1)
 
 
+MAIN = pb.MeshStatus(mesh_id="m", name="main", spec=pb.SpawnRequest(mesh_id="m", name="main", ranks=4, world_size=8))
+
+
 def held(name: str = "dev", owner: str = "me", nodes: int = 2, answering: int = 2, meshes: int = 1) -> HeldReservation:
-    status = pb.ReservationStatus(name=name, owner=owner, nodes=nodes, procs=4, meshes=[pb.MeshStatus()] * meshes)
+    status = pb.ReservationStatus(name=name, owner=owner, nodes=nodes, procs=4, meshes=[MAIN] * meshes)
     connection: Any = SimpleNamespace(identity=None)
     return HeldReservation("id", dict.fromkeys(range(answering), (connection, status)))
 
@@ -169,7 +175,7 @@ def held(name: str = "dev", owner: str = "me", nodes: int = 2, answering: int = 
 class TestWhatIsHeld:
     @pytest.fixture(autouse=True)
     def me(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("monarch_nb.client.pools.pool.current_owner", lambda identity: "me")
+        monkeypatch.setattr("monarch_nb.client.pools.held.current_owner", lambda identity: "me")
 
     def test_complete(self) -> None:
         assert held().complete

@@ -10,7 +10,7 @@ import pytest
 
 from monarch_nb.client.pools.choosing import Shape
 from monarch_nb.client.pools.conflicts import Asked, check_same
-from monarch_nb.client.pools.pool import HeldReservation
+from monarch_nb.client.pools.held import HeldReservation
 from monarch_nb.config import SHARED_VARIABLE
 from monarch_nb.errors import ReservationConflict
 from monarch_nb.proto import allocator_pb2 as pb
@@ -20,7 +20,7 @@ SHAPE = Shape(1, 4, 0)
 
 def held(**spec: Any) -> HeldReservation:
     facts = {"python": "/opt/python", "preload": ["torch"], "directory": "/project/books", "root": "/project", **spec}
-    main = pb.MeshStatus(name="main", spec=pb.SpawnRequest(**facts))
+    main = pb.MeshStatus(name="main", spec=pb.SpawnRequest(name="main", ranks=4, world_size=4, **facts))
     status = pb.ReservationStatus(name="dev", nodes=1, procs=4, meshes=[main])
     node: Any = object()
     return HeldReservation("id", {0: (node, status)})
@@ -61,6 +61,11 @@ def test_everything_that_differs_is_said_at_once() -> None:
     told = refused(held(), shape=Shape(2, 4, 0), python="/opt/other", preload=["torch", "numpy"])
     assert told == "with 1 node × 4 procs, with --python /opt/python, with --preload torch"
     assert refused(held(preload=[]), preload=["torch"]) == "without preload"
+
+
+def test_where_only_nodes_are_more_or_fewer_it_is_said_how_that_can_be() -> None:
+    assert refused(held(), shape=Shape(2, 4, 0)) == "with 1 node × 4 procs (%mesh grow dev --nodes 2 changes that)"
+    assert refused(held(), shape=Shape(2, 8, 0)) == "with 1 node × 4 procs"
 
 
 def test_two_names_of_one_python(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from monarch_nb.client.pools.others import check_meant, known_pools, no_nodes, o
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
 from monarch_nb.errors import PoolError
 from monarch_nb.trust.membership import make_pool
+from monarch_nb.trust.pools import make_paths
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +36,13 @@ def test_who_names_none_is_told_which_there_are() -> None:
     make_pool("cluster", "alice")
     assert other_pools("local") == "you have the pools cluster, lab: --pool cluster, or MONARCH_NB_POOL=cluster"
     assert other_pools("cluster") == "you have the pool lab: --pool lab, or MONARCH_NB_POOL=lab"
+
+
+def test_the_pools_of_jobs_are_not_among_them() -> None:
+    """Nobody names these."""
+    make_pool("slurm-dev", "alice")
+    make_paths("slurm-dev").jobs.mkdir()
+    assert other_pools("local") == ""
 
 
 def test_a_pool_without_nodes_says_how_it_gets_some() -> None:

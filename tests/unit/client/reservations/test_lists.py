@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from monarch_nb.client.pools.pool import HeldReservation
+from monarch_nb.client.pools.held import HeldReservation
 from monarch_nb.client.reservations import lists
-from monarch_nb.client.reservations.lists import elsewhere, list_everywhere
+from monarch_nb.client.reservations.lists import elsewhere, list_everywhere, pool_of
 from monarch_nb.config import POOL_VARIABLE
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
@@ -83,6 +84,14 @@ class TestEverywhere:
         given(monkeypatch)
         assert list_everywhere().reservations == []
 
+    def test_jobs_that_nobody_holds_are_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        given(monkeypatch, lab=Held("a"), far=Dead())
+        asked: list[Any] = []
+        monkeypatch.setattr(lists.jobs, "unheld", lambda *of: asked.append(of) or ["dev: waits"])
+        assert list_everywhere().unheld == ("dev: waits",)
+        [(held, silent)] = asked
+        assert (held, set(silent)) == ({("lab", "a")}, {"far"})
+
 
 class TestElsewhere:
     def test_it_says_where_and_how_to_ask_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,3 +115,23 @@ class TestElsewhere:
         monkeypatch.setattr(lists, "ELSEWHERE_S", 0.0)
         given(monkeypatch, far=Dead(), slow=Hanging(), down=Down())
         assert elsewhere("dev", "local") == ""
+
+
+class TestPoolOf:
+    def test_it_is_the_one_that_is_asked_when_it_is_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        given(monkeypatch, local=Held("dev"), lab=Held("dev"))
+        assert pool_of("dev", "local") == "local"
+
+    def test_it_is_the_only_other_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        given(monkeypatch, local=Down(), lab=Held("dev"), cluster=Held("eve/dev/run", "eve/eval/run", "bob/train"))
+        assert pool_of("dev", "local") == "lab", "ours goes before what is shared"
+        assert pool_of("eval", "local") == "cluster"
+        assert pool_of("train", "local") == "local", "nobody shares it"
+
+    def test_nobody_guesses_between_several(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        given(monkeypatch, local=Held(), lab=Held("dev"), cluster=Held("dev"))
+        assert pool_of("dev", "local") == "local"
+
+    def test_a_pool_that_does_not_say_what_it_has_stays_meant(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        given(monkeypatch, local=Dead(), lab=Held("dev"))
+        assert pool_of("dev", "local") == "local"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.client.reservations import reservation as module
+from monarch_nb.client.reservations import taking, waiting
 from monarch_nb.client.reservations.reservation import Reservation, reserve
 
 
@@ -40,11 +41,12 @@ def test_a_ctrl_c_just_after_it_was_made_gives_it_back(
         raise KeyboardInterrupt
 
     pool = SimpleNamespace(name="local", revive=lambda say: None, is_up=True, default_python="", identity=None)
+    pool.namesakes = ""
     steady = SimpleNamespace(steady=lambda **_: nullcontext())
-    monkeypatch.setattr(module, "provisioner_of", lambda _: steady)
+    monkeypatch.setattr(waiting, "provisioner_of", lambda _: steady)
     monkeypatch.setattr(module, "pool_named", lambda name: pool)
-    monkeypatch.setattr(module, "_reserve", made)
-    monkeypatch.setattr(module, "release", release)
+    monkeypatch.setattr(taking, "_reserve", made)
+    monkeypatch.setattr(taking, "release", release)
     monkeypatch.setattr(module, "Reservation", interrupted)
     with pytest.raises(KeyboardInterrupt):
         reserve("dev", procs=1)

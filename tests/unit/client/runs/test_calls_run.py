@@ -11,6 +11,7 @@ from monarch_nb.client.runs.calls_run import CallsRun
 from monarch_nb.errors import MeshNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
+from monarch_nb.shape import Extent
 from unit.client.runs.test_run import FakeConnection, FakeCore
 
 
@@ -24,7 +25,9 @@ async def run() -> CallsRun:
     """One that has come to both nodes."""
     core = FakeCore()
     core.connections = {0: Node("node0"), 1: Node("node1")}
-    mesh: Any = SimpleNamespace(core=core, id="mesh", reservation=SimpleNamespace(name="dev"))
+    mesh: Any = SimpleNamespace(
+        core=core, id="mesh", reservation=SimpleNamespace(name="dev"), extent=Extent({"hosts": 2, "procs": 4})
+    )
     made = CallsRun(mesh, "run-id", range(8), "trainers.step", listener=lambda _: None)
     made.submit(run_pb2.RunSpec(run_id="run-id"))
     made.on_queued(core.connections[0], pb.Queued(run_id="run-id", number=5))

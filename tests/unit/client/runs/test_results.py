@@ -6,6 +6,7 @@ import pytest
 
 from monarch_nb.client.connections import events
 from monarch_nb.client.runs.results import RunResults
+from monarch_nb.ground.ranges import Ranges
 from monarch_nb.proto import allocator_pb2 as pb
 
 
@@ -17,8 +18,8 @@ def failed(rank: int) -> events.Result:
 def results() -> RunResults:
     results = RunResults()
     results[3] = failed(3)
-    equal = pb.EqualResults(ranks=[0, 2, 1], durations_s=[0.1, 0.3, 0.2])
-    results.add_alike([0, 1], equal, may_print_later=True)
+    equal = pb.EqualResults(ranks=pb.NumberRanges(bounds=(2, 3, 0, 2)), durations_s=[0.3, 0.1, 0.2])
+    results.add_alike(Ranges.of([0, 1]), equal, may_print_later=True)
     return results
 
 
@@ -36,6 +37,10 @@ def test_each_rank_has_its_own(results: RunResults) -> None:
 def test_who_looks_at_one_makes_it_no_more_notable(results: RunResults) -> None:
     list(results.values())
     assert results.notable == [failed(3)]
+
+
+def test_who_is_left(results: RunResults) -> None:
+    assert list(results.left_of(Ranges.of(range(6)))) == [2, 4, 5]
 
 
 def test_a_script_begins_anew(results: RunResults) -> None:

@@ -67,6 +67,7 @@ class FakeCore:
     """Two nodes of four ranks."""
 
     first_node = newest_number = 0
+    line_text = ""
     tree = None
     lost: int | None = None
 
@@ -95,7 +96,7 @@ class FakeCore:
     async def control(self, ranks: list[int], **message: Any) -> dict[int, pb.RankReply]:
         return {}
 
-    async def where(self, ranks: list[int], run_id: str = "") -> dict[int, run_pb2.Where]:
+    async def where(self, ranks: list[int], run_id: str = "", *, is_urgent: bool = True) -> dict[int, run_pb2.Where]:
         self.asked_where.append(ranks)
         return self.places
 
@@ -127,7 +128,8 @@ class Harness:
         self.run.submit(run_pb2.RunSpec(run_id="run-id"))
 
     def queued(self, node: int = 0, number: int = 5, previous: dict[int, int] | None = None, **more: Any) -> None:
-        self.run.on_queued(self.nodes[node], pb.Queued(run_id="run-id", number=number, previous=previous, **more))
+        earlier = pb.EarlierRuns(by_node=previous)
+        self.run.on_queued(self.nodes[node], pb.Queued(run_id="run-id", number=number, earlier=earlier, **more))
 
     def output(self, rank: int, *items: pb.OutputItem) -> None:
         output = pb.Output(run_id="run-id", ranks=[pb.RankOutput(rank=rank, items=items)])
@@ -173,7 +175,7 @@ class TestSubmit:
         harness.start()
         assert [kind for kind, _ in harness.nodes[1].sent] == []
         [(_, first)] = harness.nodes[0].sent
-        assert (first.give_number, list(first.ranks), list(first.all_ranks)) == (True, [0, 1, 2, 3], list(range(8)))
+        assert (first.give_number, list(first.ranks), list(first.all_ranks)) == (True, [0, 1, 2, 3], []), "all"
         harness.queued(number=5, previous={0: 4, 1: 3})
         [(_, second)] = harness.nodes[1].sent
         assert (second.give_number, second.run.number, second.after, list(second.ranks)) == (False, 5, 3, [4, 5, 6, 7])
@@ -297,6 +299,40 @@ class TestListeners:
         assert isinstance(harness.told[-1], events.Finished)
 
 
+class TestLine:
+    """Somebody waits in line for the run's nodes."""
+
+    @pytest.fixture(autouse=True)
+    def at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(run_module, "LINE_AFTER_S", 0.0)
+
+    def said(self, harness: Harness) -> list[str]:
+        return [notice.text for notice in harness.of(events.Notice) if notice.key == events.LINE_NOTICE]
+
+    async def test_it_says_so_while_it_goes_on(self, harness: Harness) -> None:
+        for text in ("bob waits", "bob waits", "", "eve waits"):
+            harness.core.line_text = text
+            harness.run.tell_line()
+            await several_turns()
+        harness.finished(*range(8))
+        assert self.said(harness) == ["bob waits", "", "eve waits", ""], "nothing of it stays"
+
+    async def test_also_when_they_waited_before_it_began(self) -> None:
+        harness = Harness()
+        harness.core.line_text = "bob waits"
+        harness.start()
+        await several_turns()
+        assert self.said(harness) == ["bob waits"]
+        harness.finished(*range(8))
+
+    async def test_a_short_one_says_nothing(self, harness: Harness) -> None:
+        harness.core.line_text = "bob waits"
+        harness.run.tell_line()
+        harness.finished(*range(8))
+        await several_turns()
+        assert self.said(harness) == []
+
+
 class TestOutput:
     def text(self, harness: Harness, rank: int = 0) -> str:
         return "".join(event.text for event in harness.of(events.Text) if event.rank == rank)
@@ -330,6 +366,26 @@ class TestOutput:
             events.Text(0, "stdout", "\\xe2\\x82"),
             events.Elided(0, "stdout", 7, 1000),
             events.Text(0, "stdout", "€\n"),
+        ]
+
+    async def test_a_flood_on_many_ranks_is_one_event_a_stream(self, harness: Harness) -> None:
+        harness.output(2, out(b"x\xe2\x82"))
+        counted = pb.Counted(
+            ranks=[1, 2, 3],
+            cursors=[run_pb2.Cursor()] * 3,
+            stdout_lines=[5, 0, 7],
+            stdout_bytes=[50, 9, 70],
+            stderr_lines=[0, 0, 1],
+            stderr_bytes=[0, 0, 10],
+        )
+        after = pb.RankOutput(rank=1, items=[out(b"the end\n")])
+        harness.run.on_output(harness.nodes[0], pb.Output(run_id="run-id", ranks=[after], counted=counted))
+        assert [event for event in harness.told if not isinstance(event, events.Notice)] == [
+            events.Text(2, "stdout", "x"),
+            events.Text(2, "stdout", "\\xe2\\x82"),
+            events.ElidedOfMany((1, 2, 3), "stdout", (5, 0, 7), (50, 9, 70)),
+            events.ElidedOfMany((3,), "stderr", (1,), (10,)),
+            events.Text(1, "stdout", "the end\n"),
         ]
 
     async def test_displays(self, harness: Harness) -> None:

@@ -21,10 +21,12 @@ CELL_TEXT = "%%mesh -t 2 --no\nimport torch\nmodel.to"
         ("print(x)", 0, 8, None),
         (CELL_TEXT, 0, 16, InLine(CELL, " -t 2 --no")),
         (CELL_TEXT, 0, 4, None),
-        (CELL_TEXT, 1, 3, InBody("import torch\nmodel.to", 3, "2")),
-        (CELL_TEXT, 2, 8, InBody("import torch\nmodel.to", 21, "2")),
-        ("\n%%mesh --targets=0:2\nx", 2, 1, InBody("x", 1, "0:2")),
-        ("%%mesh -o 'x\ny", 1, 1, InBody("y", 1, None)),
+        (CELL_TEXT, 1, 3, InBody("import torch\nmodel.to", 3, "2", None)),
+        (CELL_TEXT, 2, 8, InBody("import torch\nmodel.to", 21, "2", None)),
+        ("\n%%mesh --targets=0:2\nx", 2, 1, InBody("x", 1, "0:2", None)),
+        ("%%mesh --mesh judges -t 1\nx", 1, 1, InBody("x", 1, "1", "judges")),
+        ("%%mesh --mesh='two words'\nx", 1, 1, InBody("x", 1, None, "two words")),
+        ("%%mesh -o 'x\ny", 1, 1, InBody("y", 1, None, None)),
         ("%%time\nx", 1, 1, None),
     ],
 )
@@ -34,8 +36,8 @@ def test_what_is_being_completed(cell: str, line: int, column: int, place: InLin
 
 def test_what_is_being_completed_while_on() -> None:
     mode = MeshMode()
-    mode.start("3")
-    assert locate("import os\nos.pa", 1, 5, mode) == InBody("import os\nos.pa", 15, "3")
+    mode.start("3", "judges")
+    assert locate("import os\nos.pa", 1, 5, mode) == InBody("import os\nos.pa", 15, "3", "judges")
     assert locate("%%local\nx", 1, 1, mode) is None
     assert locate("%mesh o", 0, 7, mode) == InLine(MESH, " o")
 

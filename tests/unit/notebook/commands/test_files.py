@@ -140,7 +140,7 @@ class TestBeforeACell:
         shown = held.ok("%%mesh -t 2\ntrain()")
         assert "sent 3 files, 12 kB, to 2 nodes in 0.04 s" in shown
         assert "hello" in shown
-        assert copied.calls == [("sync", [1], False)]
+        assert copied.calls == [("sync", ["node1"], False)]
 
     def test_says_nothing_when_nothing_went(self, held: Notebook, copied: FakeFiles, client: FakeClient) -> None:
         client.on_submit = hello
@@ -357,6 +357,14 @@ class TestWhereFilesAre:
         again = "%mesh reserve dev --nodes 2 --procs 2"
         assert held.ok(f"{again} --files none").endswith("\nno files: it was reserved without any")
         assert "your home directory is never copied whole; " in held.ok(again)
+
+    def test_of_what_somebody_shares_they_are_the_owners(
+        self, held: Notebook, copied: FakeFiles, client: FakeClient
+    ) -> None:
+        copied.root, copied.copies = "", False
+        client.held["dev"].is_mine, client.held["dev"].owner = False, "alice"
+        assert held.ok("%mesh sync") == "files: alice's, from where it was reserved; yours are not synced"
+        assert held.ok("%mesh status").startswith("dev of alice · ")
 
 
 class TestFetchAndList:

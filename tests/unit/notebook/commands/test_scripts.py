@@ -84,7 +84,7 @@ def test_files_go_first(held: Notebook, client: FakeClient) -> None:
     files = client.held["dev"].files
     files.copies = True
     held.ok("%mesh run -t hosts=1 train.py")
-    assert files.calls == [("sync", [1], False)]
+    assert files.calls == [("sync", ["node1"], False)]
 
 
 def test_the_mode_leaves_it_alone(held: Notebook, client: FakeClient) -> None:

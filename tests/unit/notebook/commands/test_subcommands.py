@@ -3,7 +3,8 @@
 import pytest
 
 from monarch_nb.errors import UsageError
-from monarch_nb.notebook.commands.subcommands import push_items, read_environment
+from monarch_nb.notebook.commands.subcommands import push_items
+from monarch_nb.notebook.syntax.command_line import read_environment
 
 
 def test_push_items() -> None:

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_nb.client.connections.events import Display, Elided, Event, Finished, Notice, Restart, Result, Text
+from monarch_nb.client.connections.events import (
+    Display,
+    Elided,
+    ElidedOfMany,
+    Event,
+    Finished,
+    Notice,
+    Restart,
+    Result,
+    Text,
+)
 from monarch_nb.errors import RankFailure
 from monarch_nb.notebook.output.fold import Fold
 from monarch_nb.notebook.output.rows import DisplayRow, ElidedRow, NoteRow, Row, TextRow, members
@@ -389,6 +399,22 @@ def test_elisions_align_ranks_by_line_number() -> None:
     assert _counted(rows) == {0: 1100, 1: 1100}
     assert _shown(rows[-100:]) == [("0,1", f"line {n}") for n in range(1000, 1100)]
     assert sum(isinstance(row, ElidedRow) for row in rows) == 1
+
+
+def test_of_a_flood_on_many_ranks_most_are_only_counted() -> None:
+    fold = Fold(range(64))
+    for burst in range(5):
+        now_s = burst / 2
+        fold.add(ElidedOfMany(tuple(range(8, 64)), "stdout", (1_000,) * 56, (9_000,) * 56), now_s)
+        for rank in range(8):
+            fold.add(Elided(rank, "stdout", 900, 8_000), now_s)
+            text = "".join(f"{rank} at {n}\n" for n in range(1_000 * burst + 900, 1_000 * burst + 1_000))
+            fold.add(Text(rank, "stdout", text), now_s)
+    fold.add(Text(40, "stdout", "the end of 40\n"), 2.5)
+    rows = fold.rows()
+    assert _counted(rows) == dict.fromkeys(range(64), 5_000) | {40: 5_001}
+    assert _shown(rows)[-1] == ("40", "the end of 40")
+    assert {text for _, text in _shown(rows)} >= {f"{rank} at 4999" for rank in range(8)}
 
 
 @pytest.mark.parametrize("last", ["the end", "the end of {rank}"])

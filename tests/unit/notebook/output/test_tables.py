@@ -4,8 +4,9 @@ import time
 from typing import Any
 
 from monarch_nb.client.pools.actor_infos import ActorInfo
-from monarch_nb.client.pools.infos import RankInfo, RunInfo
-from monarch_nb.notebook.output.tables import stacks_view, status_table, table
+from monarch_nb.client.pools.infos import RankInfo, ReservationInfo, RunInfo
+from monarch_nb.client.reservations.lists import Holdings
+from monarch_nb.notebook.output.tables import reservations_table, stacks_view, status_table, table
 
 
 def test_tables_leave_out_empty_columns_and_escape() -> None:
@@ -47,13 +48,17 @@ def run_info(**changes: Any) -> RunInfo:
 
 
 class Held:
-    name, nodes, procs, gpus = "dev", 2, 4, 0
+    name, nodes, procs, gpus, is_mine = "dev", 2, 4, 0, True
+
+
+class Main:
+    name, flag, reservation = "main", "", Held()
 
 
 def test_status_says_how_much_memory_each_rank_has() -> None:
     sizes = [300, 300, 300, 300, 210, 1500, 0]
     ranks = [rank_info(rank, memory_bytes=size << 20) for rank, size in enumerate(sizes)]
-    _, headers, *rows = status_table(Held(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
+    _, headers, *rows = status_table(Main(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
     assert headers == "  ranks  host   state  memory per rank"
     assert rows == ["  0-3    node0  idle   300 MiB", "  4-6    node1  idle   210 to 1,500 MiB"]
 
@@ -64,23 +69,47 @@ def test_a_rank_whose_actor_computes_is_not_idle() -> None:
         ActorInfo("main", 0, "e", "E", "e-1", running="load", running_s=3.0),
         ActorInfo("main", 1, "e", "E", "e-1"),
     ]
-    shown = status_table(Held(), [rank_info(0), rank_info(1)], [], actors=actors)  # type: ignore[arg-type]
+    shown = status_table(Main(), [rank_info(0), rank_info(1)], [], actors=actors)  # type: ignore[arg-type]
     _, _, *rows = shown.plain.splitlines()
     assert [row.split(maxsplit=2)[2] for row in rows] == ["running e.sleep  12 s", "idle"]
 
 
 def test_who_waits_for_such_nodes_is_named() -> None:
-    shown = status_table(Held(), [rank_info(0)], [], waiting=["bob (1 node × 2 procs)"])  # type: ignore[arg-type]
+    shown = status_table(Main(), [rank_info(0)], [], waiting=["bob (1 node × 2 procs)"])  # type: ignore[arg-type]
     assert shown.plain.splitlines()[-1] == (
         "bob (1 node × 2 procs) waits in line for nodes like yours: %mesh release gives them back"
     )
+
+
+def test_nodes_that_do_not_answer_are_named_once_also_where_the_mesh_is_not() -> None:
+    away = rank_info(1, state="unreachable", absence="host2 does not answer; the job was preempted")
+    absences = ["host2 does not answer", "host3 does not answer"]
+    shown = status_table(Main(), [rank_info(0), away], [], absences=absences)  # type: ignore[arg-type]
+    assert shown.plain.splitlines()[-2:] == ["host2 does not answer; the job was preempted", "host3 does not answer"]
+
+
+def test_what_is_known_of_the_price_is_shown() -> None:
+    shown = status_table(Main(), [rank_info(0)], [], left="3 h", price_per_hour=12.4)  # type: ignore[arg-type]
+    assert shown.plain.splitlines()[0].endswith(" · 1 of 1 ranks alive · 3 h left · ≈ $12.40 an hour")
+    facts: dict[str, Any] = {"nodes": 1, "procs": 1, "gpus": 0, "notebook": "", "created_at": time.time(), "ranks": ()}
+    infos = [ReservationInfo(name, f"id-{name}", "me", nodes_answering=1, **facts) for name in ("dev", "eval")]
+    held = Holdings(("lab",), infos, {})
+    headers, dev, other = reservations_table(held, None, {"id-dev": 12.4}).plain.splitlines()
+    assert dev[headers.index("costs") :].strip() == "≈ $12.40 an hour"
+    assert len(other) <= headers.index("costs")
+    assert "costs" not in reservations_table(held, None).plain
+
+
+def test_jobs_that_nobody_holds_stand_below() -> None:
+    held = Holdings(("lab",), [], {}, ("dev: Slurm job 7 waits",))
+    assert reservations_table(held, None).plain.splitlines()[-1] == "dev: Slurm job 7 waits"
 
 
 def test_a_long_death_stands_below_the_table() -> None:
     death = "killed by signal 9 (SIGKILL): killed by another process or, with a memory limit, by its OOM killer"
     odd = "could not be restarted because of something that nobody could have thought of before"
     ranks = [rank_info(rank, state="dead", death=death) for rank in (0, 1)] + [rank_info(2, state="dead", death=odd)]
-    _, _, first, second, *notes = status_table(Held(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
+    _, _, first, second, *notes = status_table(Main(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
     assert first.split(maxsplit=2)[2] == "dead: killed by signal 9 (SIGKILL)"
     assert second.endswith("dead: could not be restarted because of something tha…")
     assert notes[:2] == [f"ranks 0-1: {death}", f"rank 2: {odd}"]
@@ -94,7 +123,7 @@ def test_status_folds_equal_ranks() -> None:
         run_info(run_id="s", number=13, finished=tuple(range(8))),
         run_info(run_id="t", number=14, submitted_at=time.time() - 90.0),
     ]
-    seen = status_table(Held(), ranks, runs)  # type: ignore[arg-type]
+    seen = status_table(Main(), ranks, runs)  # type: ignore[arg-type]
     assert seen.plain.splitlines() == [
         "dev · 2 nodes × 4 procs · 7 of 8 ranks alive",
         "  ranks  host   state                               for",
@@ -110,7 +139,7 @@ def test_status_folds_equal_ranks() -> None:
 def test_status_shows_the_last_words_of_the_dead_equal_ones_once() -> None:
     dead: dict[str, Any] = {"state": "dead", "death": "killed", "stderr_tail": ("CUDA error", "  in kernel")}
     ranks = [rank_info(0), rank_info(1, **dead), rank_info(2, **dead), rank_info(3, state="dead", death="killed")]
-    lines = status_table(Held(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
+    lines = status_table(Main(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
     assert lines[4:] == [
         "last words of ranks 1-2:",
         "    CUDA error",
@@ -122,7 +151,7 @@ def test_status_shows_the_last_words_of_the_dead_equal_ones_once() -> None:
 def test_status_does_not_count_ranks_alive_of_which_nothing_is_known() -> None:
     away: dict[str, Any] = {"state": "unreachable", "absence": "host2 unreachable since 14:03:05: its ranks go on"}
     ranks = [rank_info(rank, **(away if rank > 3 else {})) for rank in range(8)]
-    lines = status_table(Held(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
+    lines = status_table(Main(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
     assert lines[0].endswith("4 of 8 ranks alive")
     assert lines[-1] == away["absence"], "once"
 

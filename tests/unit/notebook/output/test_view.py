@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.connections.events import QUEUE_NOTICE, Display, Elided, Finished, Notice, Result, Text
+from monarch_nb.client.connections.events import (
+    QUEUE_NOTICE,
+    Display,
+    Elided,
+    ElidedOfMany,
+    Finished,
+    Notice,
+    Result,
+    Text,
+)
 from monarch_nb.errors import RankFailure
 from monarch_nb.notebook.output.view import RunView
 
@@ -311,6 +320,16 @@ def test_a_terminal_gets_only_what_is_new() -> None:
     cell.view.close()
     assert cell.texts[-1] == "      … 5 lines on rank 0 not shown; `%mesh logs` has them\nOut[0-1]: 1"
     assert all("text/html" not in bundle for _, bundle, _ in cell.published)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_of_many_ranks_that_are_counted_those_are_told_that_are_shown(resumed: bool) -> None:
+    cell = _Cell(ranks=4, shown=[0, 1], resumed=resumed)
+    cell.view.on_event(ElidedOfMany((2, 3), "stdout", (5, 6), (50, 60)))
+    cell.view.on_event(ElidedOfMany((0, 1, 3), "stdout", (7, 7, 9), (70, 70, 90)))
+    cell.finish(4)
+    cell.view.close()
+    assert cell.texts[-1].strip() == "… 14 lines on ranks 0-1 not shown; `%mesh logs` has them"
 
 
 def test_a_terminal_gets_arranged_output_at_the_end() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.errors import MonarchNbError, UsageError
-from monarch_nb.notebook.panels.messages import PanelMessages
+from monarch_nb.notebook.panels.messages import Panel, PanelMessages, PoolsMessages, Send
 from monarch_nb.notebook.panels.showing import _view
 from monarch_nb.panel.view import Json
 
@@ -215,6 +215,41 @@ def test_a_view_hears_how_its_job_ended_even_when_it_is_silent(panel: FakePanel,
         call(subscription.deliver([event("done")]))
         panel.wait_until(lambda: not subscription.open)
     assert heard.messages == [{"event": event("running")}, {"event": event("done")}]
+
+
+def test_each_pool_has_its_own_messages_and_is_there_when_somebody_looks(panel: FakePanel, heard: Heard) -> None:
+    lab, asked = FakePanel(), []
+
+    def others(pool: str) -> FakePanel | None:
+        asked.append(pool)
+        return lab if pool == "lab" else None
+
+    def make(panel: Panel, send: Send) -> PanelMessages:
+        return PanelMessages(panel, send)
+
+    with closing(PoolsMessages(panel, others, heard, make)) as messages:
+        messages.receive({"type": "look", "view": "a", "looking": True})
+        panel.wait_until(lambda: len(panel.subscriptions) == 1)
+        assert asked == []
+        messages.receive({"type": "look", "view": "b", "looking": True, "pool": "lab"})
+        lab.wait_until(lambda: len(lab.subscriptions) == 1)
+        call(lab.subscriptions[0].deliver([{"type": "notice"}]))
+        call(panel.subscriptions[0].deliver([{"type": "notice"}]))
+        messages.receive({"id": 1, "request": "view", "body": {}, "pool": "lab"})
+        heard.wait_for(lambda all_of_them: len(all_of_them) == 3)
+        messages.receive({"id": 2, "request": "view", "body": {}, "pool": "gone"})
+        messages.receive({"type": "look", "view": "c", "looking": True, "pool": "gone"})
+        messages.receive({"type": "leave", "view": "b", "pool": "lab"})
+        lab.wait_until(lambda: not lab.subscriptions[0].open)
+        assert panel.subscriptions[0].open
+    panel.wait_until(lambda: not panel.subscriptions[0].open)
+    error = {"status": 404, "message": "there is no pool 'gone' (any more)", "errors": {}}
+    assert heard.messages == [
+        {"event": {"type": "notice"}, "pool": "lab"},
+        {"event": {"type": "notice"}},
+        {"id": 1, "result": ["view", {}], "pool": "lab"},
+        {"id": 2, "error": error, "pool": "gone"},
+    ]
 
 
 def test_a_view_that_can_not_be_had_says_why() -> None:

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from monarch_nb.client.pools.pool import current_owner
+from monarch_nb.client.pools.held import current_owner
 from monarch_nb.notebook.panels.summaries import Part, pool_summary, reservation_summary
 from monarch_nb.panel.view import Before, Json, NodeAnswer, build_view, no_view
 from monarch_nb.proto import allocator_pb2 as pb

@@ -119,6 +119,12 @@ def test_expressions_stay_as_written() -> None:
         (declarations.RESERVE, "--node 2", "%mesh reserve has no flag --node: did you mean --nodes?"),
         (declarations.RESERVE, "--gpu=2", "did you mean --gpus?"),
         (declarations.RESERVE, "--zzz", "%mesh reserve has no flag --zzz; it has --nodes, --gpus"),
+        (
+            declarations.RESERVE,
+            "dev --on slurm --partition=main",
+            "has no flag --partition; what is for the engine of --on stands behind --, as in -- --partition=main",
+        ),
+        (declarations.RESERVE, "--on=slurm --node 2", "did you mean --nodes?; what is for the engine of --on"),
         (declarations.DETACH, "--zzz", "%mesh detach has no flag --zzz"),
         (declarations.RESERVE, "--nodes 0", "--nodes is at least 1, not 0"),
         (declarations.RESERVE, "--nodes -3", "--nodes is at least 1, not -3"),
@@ -204,7 +210,7 @@ def test_help_names_everything_and_is_aligned() -> None:
     ("text", "fragment", "offered"),
     [
         ("", "", " ".join([*(command.name for command in declarations.MESH.commands), "--help"])),
-        ("re", "re", "reserve release restart"),
+        ("re", "re", "reserve release replace restart"),
         ("reserve --no", "--no", "--nodes"),
         ("reserve --nodes 2 --no", "--no", ""),
         ("reserve --env A=1 --en", "--en", "--env"),
@@ -281,6 +287,18 @@ class TestRest:
     def test_what_follows_the_name_is_the_programs(self, line: str, words: list[str]) -> None:
         """As torchrun's parser does: what argparse gives for these lines was looked at."""
         assert list(parse(declarations.RUN, line).words) == words
+
+    @pytest.mark.parametrize(
+        ("line", "command"),
+        [
+            ("-t 0 torchrun train.py -t 1", "torchrun train.py -t 1"),
+            ("echo 'a  b' \"$HOME\" | wc -l", "echo 'a  b' \"$HOME\" | wc -l"),
+            ("--beside -- --odd -- x", "--odd -- x"),
+            ("ls -- -x", "ls -- -x"),
+        ],
+    )
+    def test_a_command_of_the_shell_stays_as_it_is_written(self, line: str, command: str) -> None:
+        assert parse(declarations.SH, line).words == (command,)
 
     def test_flags_before_the_name_are_ours(self) -> None:
         parsed = parse(declarations.RUN, "-t 0-3 -a --nproc_per_node 4 --max-restarts=2 -m pkg.train -a")

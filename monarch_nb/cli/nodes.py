@@ -1,0 +1,103 @@
+"""`monarch-nb replace`, `grow` and `shrink`: which nodes a reservation has."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from monarch_nb.times import seconds_of
+
+REPLACE = ("put free nodes in the places of nodes that never come back", "replace dev", "replace dev --node host3")
+GROW = ("hold more nodes", "grow dev --nodes 4", "grow dev --nodes +1 --into main --wait 2h")
+SHRINK = (
+    "give some of the nodes of a reservation back",
+    "shrink dev --nodes 2 --into main",
+    "shrink dev --node host3 --into main",
+)
+"""What a command does, and examples."""
+
+
+def add_replace_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `replace` takes."""
+    _add_name(parser)
+    replaced = "a node by name or number, also one that answers: its ranks end (default: those that do not answer)"
+    parser.add_argument("--node", action="append", default=[], metavar="N", help=replaced)
+    _add_wait(parser)
+    _add_time(parser)
+
+
+def add_grow_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `grow` takes."""
+    _add_name(parser)
+    parser.add_argument("--nodes", required=True, metavar="N", help="how many there are to be, or +2 for two more")
+    new = "what the new mesh over all of them is called (default: grown); others stay as they are"
+    parser.add_argument("--mesh", metavar="NAME", default="", help=new)
+    _add_into(parser)
+    _add_wait(parser)
+    _add_time(parser)
+
+
+def add_shrink_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `shrink` takes."""
+    _add_name(parser)
+    left = "how many are to be left: those that do not answer go, then the last ones"
+    parser.add_argument("--nodes", metavar="N", help=left)
+    node = "a node to give back, by name or number"
+    parser.add_argument("--node", action="append", default=[], metavar="N", help=node)
+    _add_into(parser)
+
+
+def _add_name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
+
+
+def _add_into(parser: argparse.ArgumentParser) -> None:
+    into = "main, or another mesh over all nodes: its ranks start anew; their variables are lost"
+    parser.add_argument("--into", metavar="MESH", default="", help=into)
+
+
+def _add_wait(parser: argparse.ArgumentParser) -> None:
+    in_line = "wait in line for what others hold, as long as it takes, or at most this time: 2h"
+    parser.add_argument("--wait", nargs="?", const="", metavar="T", help=in_line)
+
+
+def _add_time(parser: argparse.ArgumentParser) -> None:
+    asked = "for which an engine is asked (default: what is left of the reservation's time)"
+    parser.add_argument("--time", metavar="T", help=asked)
+
+
+def replace(options: argparse.Namespace) -> int:
+    """Put free nodes in the places of some."""
+    from monarch_nb import attach
+
+    reservation = attach(options.name, pool=options.pool)
+    replaced = reservation.replace(*options.node, wait=_wait(options), time=options.time, progress=_say)
+    print("\n".join([*map(str, replaced), "the other ranks keep theirs; notebooks that are attached go on with these"]))
+    return 0
+
+
+def grow(options: argparse.Namespace) -> int:
+    """Hold more nodes."""
+    from monarch_nb import attach
+
+    reservation = attach(options.name, pool=options.pool)
+    into, mesh, wait = options.into, options.mesh, _wait(options)
+    print(reservation.grow(options.nodes, into=into, mesh=mesh, wait=wait, time=options.time, progress=_say))
+    return 0
+
+
+def shrink(options: argparse.Namespace) -> int:
+    """Give nodes back."""
+    from monarch_nb import attach
+
+    reservation = attach(options.name, pool=options.pool)
+    print(reservation.shrink(options.nodes, node=options.node, into=options.into, progress=_say))
+    return 0
+
+
+def _wait(options: argparse.Namespace) -> bool | float:
+    return options.wait is not None and (seconds_of(options.wait, "--wait") if options.wait else True)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

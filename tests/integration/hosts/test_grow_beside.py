@@ -1,0 +1,225 @@
+"""A reservation gets more nodes, and main stays as it is: a new mesh is over all of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from integration.hosts.elastic import SUM, free, kill, start_again, stops_after, stops_before
+from integration.kernels import Kernel
+from integration.live import client, eventually, lives, pids_of
+from lab import Lab
+from monarch_nb import attach, list_reservations, reserve
+from monarch_nb.errors import NodeUnreachable, NoSuchMesh, UsageError
+from network import Network
+
+GROWS = "grow(3)"
+WORLD = "import os; (rank, int(os.environ['WORLD_SIZE']), int(os.environ['NODE_RANK']), globals().get('kept'))"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("three")
+class TestOnThisMachine:
+    def test_main_stays_as_it_is(self) -> None:
+        dev = reserve("dev", nodes=1, procs=1)
+        dev.mesh.run("kept = 3")
+        pids = pids_of(dev.mesh)
+
+        grown = dev.grow(2)
+
+        assert str(grown).splitlines() == [
+            "dev has 2 nodes: host2 is new",
+            "grown has 2 ranks on all of them: %%mesh --mesh grown runs a cell there; main stays as it is",
+        ]
+        mesh = dev.meshes["grown"]
+        assert (dev.nodes, dev.mesh.extent, mesh.extent) == (2, {"hosts": 1, "procs": 1}, {"hosts": 2, "procs": 1})
+        assert mesh.run("kept = rank + 5; " + WORLD).values == [(0, 2, 0, 5), (1, 2, 1, 6)]
+        assert mesh.run(SUM).values == [(1, 5), (1, 6)]
+        assert dev.mesh.run("kept").values == [3]
+        assert pids_of(dev.mesh) == pids
+        assert str(dev.grow(2)) == "dev has 2 nodes already"
+        with pytest.raises(UsageError, match=r"dev has grown already, on 2 nodes: --into grown .*--mesh NAME makes"):
+            dev.grow(3)
+        with pytest.raises(UsageError, match="--into main: main is on 1 of the 2 nodes of dev"):
+            dev.grow(3, into="main")
+
+        assert str(dev.grow(3, into="grown")).splitlines() == [
+            "dev has 3 nodes: host3 is new",
+            "grown has 3 ranks, all new: run the cells that define their variables",
+        ]
+        assert mesh.run(WORLD).values == [(rank, 3, rank, None) for rank in range(3)], "the mesh is the same one"
+        assert mesh.run(SUM).values == [(3, None)] * 3
+        assert dev.mesh.run("kept").values == [3]
+        mesh.run("kept = rank + 5")
+        with pytest.raises(UsageError, match="grown has ranks on host3: %mesh stop grown ends them, --into grown"):
+            dev.shrink(2)
+        assert dev.shrink(2, into="grown").left == ("host3",)
+        assert mesh.run(WORLD).values == [(0, 2, 0, None), (1, 2, 1, None)]
+
+        with pytest.raises(UsageError, match="main ends with its reservation: %mesh release dev"):
+            dev.stop_mesh("main")
+        dev.stop_mesh("grown")
+        with pytest.raises(NoSuchMesh, match="no mesh 'grown' in dev: it has main"):
+            dev.meshes["grown"]
+        assert attach("dev").node_names == ["host1", "host2"], "one without ranks is held all the same"
+        assert dev.mesh.run("kept").values == [3]
+        assert dev.grow(2).joined == (), "the mesh alone is missing"
+        assert dev.meshes["grown"].run("rank").values == [0, 1]
+        dev.stop_mesh("grown")
+        assert str(dev.shrink(1)) == "dev has 1 node: host2 is given back"
+        assert dev.mesh.run("kept").values == [3]
+        assert pids_of(dev.mesh) == pids
+        dev.release()
+        eventually(lambda: sorted(free()) == [1, 1, 1])
+        assert not lives(pids[0])
+
+    def test_a_new_client_finds_it(self) -> None:
+        dev = reserve("dev", nodes=1, procs=1)
+        with client("""
+dev = monarch_nb.attach("dev")
+print(dev.mesh.run("rank").values)
+input()
+print(dev.meshes["all"].run("rank").values, dev.mesh.run("rank").values, dev.node_names)
+""") as other:
+            assert other.line() == "[0]"
+            dev.grow(3, mesh="all")
+            dev.meshes["all"].run("kept = rank")
+            other.tell()
+            assert other.line() == "[0, 1, 2] [0] ['host1', 'host2', 'host3']"
+        again = attach("dev")
+        assert again.meshes["all"].run("kept").values == [0, 1, 2]
+        [held] = list_reservations()
+        assert (held.nodes, held.alive_of_all) == (3, "1 of 1")
+        assert [each.name for each in again.actor_infos()] == []
+        assert again.doctor().node_names == ("host1", "host2", "host3")
+        again.release()
+        eventually(lambda: sorted(free()) == [1, 1, 1])
+
+    @pytest.mark.parametrize("method", ["Spawn", "ChangeMembers"])
+    def test_a_client_dies_before_it_is_so(self, method: str) -> None:
+        dev = reserve("dev", nodes=1, procs=1)
+        dev.mesh.run("kept = rank + 3")
+        with client(stops_before(method, GROWS)) as other:
+            assert other.line() == "there"
+            other.process.kill()
+        eventually(lambda: sorted(free()) == [0, 1, 1])
+        eventually(lambda: list(dev.meshes) == ["main"])
+        assert dev.mesh.run(WORLD).values == [(0, 1, 0, 3)]
+        assert attach("dev").node_names == ["host1"]
+        dev.grow(3)
+        assert dev.meshes["grown"].run(SUM).values == [(3, None)] * 3
+
+    def test_a_client_dies_when_it_is_so(self) -> None:
+        """The nodes tell each other, and the mesh is whole."""
+        dev = reserve("dev", nodes=1, procs=1)
+        dev.mesh.run("kept = rank + 3")
+        with client(stops_after("ChangeMembers", GROWS)) as other:
+            assert other.line() == "there"
+            other.process.kill()
+        eventually(lambda: dev.node_names == ["host1", "host2", "host3"])
+        eventually(lambda: attach("dev").meshes["grown"].run(SUM).values == [(3, None)] * 3)
+        assert dev.mesh.run(WORLD).values == [(0, 1, 0, 3)]
+
+    def test_a_node_without_main_is_lost_and_replaced(self, three: Lab) -> None:
+        dev = reserve("dev", nodes=1, procs=1)
+        dev.mesh.run("kept = 3")
+        dev.grow(2)
+        mesh = dev.meshes["grown"]
+        mesh.run("kept = rank + 5")
+        _, second, _ = three.allocators
+        kill(second)
+        assert attach("dev").mesh.run("kept").values == [3], "main does not need it"
+        with pytest.raises(NodeUnreachable):
+            dev.meshes["grown"].run("1")
+        assert [info.state for info in dev.meshes["grown"].status()] == ["idle", "unreachable"]
+        [replaced] = dev.replace()
+        assert str(replaced).startswith("host3 has the place of host2: rank 1 of grown is new there")
+        assert mesh.run(SUM).values == [(1, 5), (1, None)]
+        assert dev.mesh.run("kept").values == [3]
+        start_again(three, second)
+        eventually(lambda: sorted(free()) == [0, 0, 1])
+
+    def test_a_mesh_that_is_stopped_ends_on_a_node_that_was_away(self, three: Lab) -> None:
+        dev = reserve("dev", nodes=1, procs=1)
+        dev.grow(2)
+        pids = pids_of(dev.meshes["grown"])
+        _, second, _ = three.allocators
+        kill(second)
+        assert dev.stop_mesh("grown") == ["host2"]
+        assert lives(pids[1])
+        start_again(three, second)
+        eventually(lambda: not lives(pids[1]))
+        assert list(attach("dev").meshes) == ["main"]
+        assert dev.shrink(1).left == ("host2",)
+
+    def test_a_node_with_parts_of_both_is_replaced(self, three: Lab) -> None:
+        dev = reserve("dev", nodes=1, procs=1)
+        dev.grow(2)
+        dev.mesh.run("kept = 3")
+        mesh = dev.meshes["grown"]
+        mesh.run("kept = rank + 5")
+        [replaced] = dev.replace("host1")
+        assert str(replaced).startswith("host3 has the place of host1: rank 0, rank 0 of grown are new there")
+        assert mesh.run(SUM).values == [(1, None), (1, 6)]
+        assert dev.mesh.run(WORLD).values == [(0, 1, 0, None)]
+        eventually(lambda: sorted(free()) == [0, 0, 1])
+
+
+@pytest.mark.slow
+def test_nodes_without_main_get_the_files(lab: Lab, network: Callable[[int], Network], tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "model.py").write_text("width = 8\n")
+    hosts = network(2).hosts
+    for host in hosts:
+        lab.start(host, procs=1, hidden=[tmp_path])
+    dev = reserve("dev", nodes=1, procs=1, directory=project, files=project)
+    dev.mesh.run("from model import width")
+    dev.grow(2)
+    mesh = dev.meshes["grown"]
+    assert mesh.run("from model import width; width").values == [8, 8]
+    (project / "model.py").write_text("width = 9\n")
+    assert attach("dev").meshes["grown"].run("from model import width; width").values == [9, 9]
+    mesh.select(1).run("open('last.pt', 'w').write('x')")
+    assert [info.path for info in dev.list_files(rank=1)] == ["last.pt", "model.py"]
+    dev.stop_mesh("grown")
+    [kept] = dev.shrink(1).kept
+    assert (kept.node, kept.files) == (hosts[1].name, 1)
+    shutil.rmtree(lab.home / hosts[1].name / "kept")
+    assert dev.mesh.run("from model import width; width").values == [9]
+
+
+@pytest.mark.slow
+def test_in_a_notebook(lab: Lab, tmp_path: Path) -> None:
+    for _ in range(2):
+        lab.start(procs=1)
+    kernel = Kernel(tmp_path / "train.ipynb")
+    try:
+        kernel.run("%load_ext monarch_nb.notebook")
+        kernel.run("%mesh reserve dev --nodes 1 --procs 1")
+        kernel.run("%%mesh\nkept = rank + 3")
+        said = kernel.run("%mesh grow --nodes 2")
+        assert "%%mesh --mesh grown runs a cell there; main stays as it is" in said
+        assert "dev has 2 nodes already" in kernel.run("%mesh grow --nodes 2")
+        kernel.run(f"%%mesh --mesh grown -o sums\n{SUM}")
+        assert kernel.run("sums") == "[(1, None), (1, None)]"
+        assert kernel.run("%mesh pull kept") == "[3]"
+        assert "grown: 2 ranks more" in kernel.run("%mesh status")
+        assert "host2" in kernel.run("%mesh status --mesh grown")
+        assert "1 of 1" in kernel.run("%mesh list")
+        assert "train.ipynb" not in kernel.run("%mesh ls --node 1")
+        kernel.restart()
+        said = kernel.run("%load_ext monarch_nb.notebook")
+        assert "attached to dev: 2 nodes × 1 proc, 1 rank alive" in said
+        assert "and beside main grown" in said
+        assert kernel.run("%mesh pull rank --mesh grown") == "[0, 1]"
+        assert "ranks on host2: %mesh stop grown ends them" in kernel.run("%mesh shrink --nodes 1")
+        assert "grown of dev has ended" in kernel.run("%mesh stop grown")
+        assert "host2 is given back" in kernel.run("%mesh shrink --nodes 1")
+        assert kernel.run("%mesh pull kept") == "[3]"
+        kernel.run("%mesh release")
+    finally:
+        kernel.kill()

@@ -1,0 +1,114 @@
+"""Hosts of a stand-in for LSF: asked for, waited for, used, found again, lost, and given back without a trace."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration.live import TIMEOUT_S, eventually
+from integration.ways import AnyWay
+from monarch_nb.client.reservations.reservation import attach, reserve
+from monarch_nb.errors import CapacityError, PoolError, UsageError
+from monarch_nb.ground.interrupting import Interrupt, interruptible
+from monarch_nb.provision import launchers
+
+if TYPE_CHECKING:
+    from integration.lsf.conftest import Lsf
+
+
+class TestLsf(AnyWay):
+    """What holds for every way holds for LSF, as far as its stand-in does what it does."""
+
+
+def test_what_stands_after_the_dashes_is_for_bsub_and_the_run_limit_is_the_limit(way: Lsf) -> None:
+    dev = reserve("dev", nodes=2, procs=2, preload=[], time="20m", on="lsf", on_arguments=["-q", "gpu", "-P", "a b"])
+    told = (way.directory / "jobs" / "1" / "told").read_text()
+    assert told == "-J monarch-nb-dev -n 4 -R span[ptile=2] -W 20 -o /dev/null -q gpu -P a b"
+    assert 17 * 60 < dev.status().time_left_s < 20 * 60
+    assert sorted(dev._connections[node].name for node in range(2)) == ["h1", "h2"], "as LSF calls them"
+    dev.extend("21m")
+    assert (way.directory / "jobs" / "1" / "limit").read_text() == "41"
+    with pytest.raises(UsageError, match=r"does not let you extend job 1 \(.*hard limit.*bmod -W 999 1, or save"):
+        dev.extend(60.0 * (999 - 41))
+    dev.release()
+    eventually(lambda: not way.left())
+
+
+def test_a_job_that_is_cancelled_says_so(way: Lsf) -> None:
+    dev = reserve("dev", procs=1, preload=[], on="lsf")
+    subprocess.run(["bkill", "1"], check=True)
+    eventually(lambda: not way.left())
+    with pytest.raises(PoolError, match=r"LSF job 1 was cancelled \(TERM_OWNER: .*\): %mesh reserve dev --on lsf"):
+        dev.status()
+    with pytest.raises(PoolError, match="was cancelled"):
+        attach("dev")
+    dev.release()
+
+
+def test_ctrl_c_in_the_queue_cancels_the_job(way: Lsf) -> None:
+    words = ["bsub", "-n", "4", "-R", "span[ptile=1]"]
+    subprocess.run(words, input="exec sleep 1000", text=True, check=True)
+    interrupt, said, ended = Interrupt(), [], []
+
+    def hear(text: str) -> None:
+        said.append(text)
+        interrupt.set()
+
+    def ask() -> None:
+        with interruptible(interrupt):
+            try:
+                reserve("dev", nodes=4, procs=1, on="lsf", progress=hear)
+            except KeyboardInterrupt:
+                ended.append(way.left())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    assert ended == ["1"], "only the other job is there"
+    assert re.search(r"waits \(Job slot limit reached: 4 hosts\), starts at about Nov 23 14:02", said[-1]), said
+    assert list(way.pools.iterdir()) == []
+    subprocess.run(["bkill", "1"], check=True)
+
+
+def test_what_lsf_refuses_is_said_in_its_words(way: Lsf) -> None:
+    with pytest.raises(CapacityError, match=r"Too many processors requested.*Ask for less.*there are gpu, normal"):
+        reserve("dev", nodes=9, procs=1, on="lsf")
+    with pytest.raises(UsageError, match=r"nosuch: No such queue\. Job not submitted\.; there are gpu, normal"):
+        reserve("dev", procs=1, on="lsf", on_arguments=["-q", "nosuch"])
+    assert list(way.pools.iterdir()) == []
+
+
+def test_a_job_whose_allocator_dies_shows_its_log(way: Lsf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho the module is not here\nexit 3\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(launchers.sys, "executable", str(python))
+    with pytest.raises(PoolError, match=r"(?s)LSF job 1.*its log ends with\n.*the module is not here"):
+        reserve("dev", procs=1, on="lsf")
+    assert list(way.pools.iterdir()) == []
+
+
+INSIDE = """
+import monarch_nb
+dev = monarch_nb.reserve("dev", nodes=2, procs=1, preload=[], on="lsf")
+print(dev.mesh.run("import os\\nos.environ['LSB_JOBID']").values)
+print(sorted(dev._connections[node].name for node in range(2)))
+monarch_nb.attach("dev").release()
+print("released")
+"""
+
+
+@pytest.mark.slow
+def test_a_job_that_is_there_is_used(way: Lsf, tmp_path: Path) -> None:
+    (tmp_path / "inside.py").write_text(INSIDE)
+    line = f"{sys.executable} {tmp_path}/inside.py > {tmp_path}/said 2>&1"
+    subprocess.run(["bsub", "-n", "2", "-R", "span[ptile=1]"], input=line, text=True, check=True)
+    eventually(lambda: not way.left())
+    assert (tmp_path / "said").read_text().splitlines() == ["['1', '1']", "['h1', 'h2']", "released"]
+    assert len(list((way.directory / "jobs").iterdir())) == 1, "no other job was asked for"

@@ -1,0 +1,59 @@
+"""Notebooks of the project, run to their ends by nbclient."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+CELL_TIMEOUT_S = 600
+"""The longest cell needs about 20 s on two idle cores."""
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class Executed:
+    """A notebook with its outputs."""
+
+    notebook: nbformat.NotebookNode
+
+    def outputs(self, code: str, place: int = 0) -> list[nbformat.NotebookNode]:
+        """Return the outputs of the first code cell that contains `code`, or of the one at `place` among those."""
+        cells = [cell for cell in self.notebook.cells if cell.cell_type == "code" and code in cell.source]
+        return list(cells[place].outputs)
+
+    def text(self, code: str, place: int = 0) -> str:
+        """Return all that such a cell shows, as plain text."""
+        return "".join(_plain(output) for output in self.outputs(code, place))
+
+    def images(self, code: str) -> int:
+        """Return how many figures such a cell shows; those of ranks are part of its HTML."""
+        bundles = [output.get("data", {}) for output in self.outputs(code)]
+        return sum(("image/png" in data) + data.get("text/html", "").count("data:image/png") for data in bundles)
+
+    def losses(self, code: str) -> dict[int, float]:
+        """Return the losses that the cell printed, by step."""
+        return {int(step): float(loss) for step, loss in re.findall(r"step +(\d+) +loss (\d+\.\d+)", self.text(code))}
+
+
+def execute(name: str, folder: Path, without: str | None = None) -> Executed:
+    """Run a copy of a notebook in a folder, in a kernel of its own; a cell with the text `without` is left out."""
+    notebook = nbformat.read(Path(shutil.copy(NOTEBOOKS / f"{name}.ipynb", folder)), as_version=4)
+    notebook.cells = [cell for cell in notebook.cells if cell.source != without]
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT_S,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+    )
+    return Executed(client.execute())
+
+
+def _plain(output: nbformat.NotebookNode) -> str:
+    text = output.get("text") or output.get("data", {}).get("text/plain") or "\n".join(output.get("traceback", []))
+    return f"{ANSI.sub('', text)}\n"

@@ -1,0 +1,28 @@
+"""Nodes on hosts that a real sshd leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from integration.live import eventually
+from integration.ways import AnyWay
+from monarch_nb.client.reservations.reservation import reserve
+from sshd import SshLab
+
+
+class TestSsh(AnyWay):
+    """What holds for every way holds for hosts that ssh reaches."""
+
+
+@pytest.mark.slow
+def test_a_host_that_was_away_at_the_release_is_cleaned_up_by_the_next_job(make_lab: Callable[..., SshLab]) -> None:
+    lab = make_lab(2)
+    dev = reserve("dev", nodes=2, procs=1, preload=[], on="ssh:lab")
+    lab.host("lab-2").pull_the_cable()
+    dev.release()
+    lab.host("lab-2").plug_it_in()
+    assert [each for each in lab.processes() if each.startswith("lab-2")] != []
+    reserve("other", procs=1, preload=[], on="ssh:lab-1").release()
+    eventually(lambda: not lab.processes() and not lab.left())

@@ -1,0 +1,84 @@
+"""A flood on more ranks than anyone looks at, through a tree: a few are shown, all are counted, the logs have all."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.live import Recorder
+from leaks import leaks_of
+from monarch_nb.branches.folding import FLOOD_RANKS
+from monarch_nb.client.connections import events, tree
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.config import HOME_VARIABLE
+from monarch_nb.provision.local import LocalProvisioner
+
+pytestmark = pytest.mark.slow
+NODES, PROCS = 3, 4
+RANKS = NODES * PROCS
+LINES = 20_000
+
+local = LocalProvisioner()
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    """On a pool of its own, in a small tree."""
+    home = Path(tempfile.mkdtemp(prefix="mnb-", dir="/tmp"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(HOME_VARIABLE, str(home))
+        patch.setattr(tree, "DIRECT_NODES", 2)
+        local.up(NODES, PROCS, gpus="none")
+        yield reserve("dev", nodes=NODES, procs=PROCS, preload=()).mesh
+        local.down(force=True)
+    leaks = leaks_of(home)
+    shutil.rmtree(home)
+    assert not leaks, "left behind:\n" + "\n".join(leaks)
+
+
+def lines_told(recorder: Recorder) -> Counter[int]:
+    """Return of how many lines of each rank it was told, those counted among them."""
+    told: Counter[int] = Counter()
+    for event in recorder.events:
+        match event:
+            case events.Text(rank, "stdout", text):
+                told[rank] += text.count("\n")
+            case events.Elided(rank, "stdout", lines):
+                told[rank] += lines
+            case events.ElidedOfMany(ranks, "stdout", lines):
+                told.update(dict(zip(ranks, lines, strict=True)))
+    return told
+
+
+def test_every_line_is_shown_or_counted_and_is_in_the_log(mesh: Mesh) -> None:
+    recorder = Recorder()
+    line = "line {i} of rank {rank}, which is long enough for a flood to be one"
+    run = mesh.submit(f"for i in range({LINES}): print(f{line!r})\nprint('the end of', rank)", listener=recorder)
+    run.result()
+    assert lines_told(recorder) == dict.fromkeys(range(RANKS), LINES + 1)
+    counted = {rank for event in recorder.of(events.ElidedOfMany) for rank in event.ranks}
+    assert counted, "those beyond the first few"
+    assert counted.isdisjoint(range(min(FLOOD_RANKS, RANKS) // 2)), "the first few are shown"
+    logged: dict[int, list[str]] = {rank: [] for rank in range(RANKS)}
+    for record in run.logs():
+        logged[record.rank].append(record.text)
+    for rank in range(RANKS):
+        numbered = [line.format(i=i, rank=rank) for i in range(LINES)]
+        assert "".join(logged[rank]).splitlines() == [*numbered, f"the end of {rank}"]
+
+
+def test_one_that_prints_little_is_heard_among_those_that_flood(mesh: Mesh) -> None:
+    recorder = Recorder()
+    quiet = RANKS - 1
+    mesh.run(
+        f"if rank == {quiet}:\n    print('this matters')\nelse:\n    for i in range({LINES}): print('noise', i, rank)",
+        listener=recorder,
+    )
+    assert recorder.text(quiet) == "this matters\n"
+    assert lines_told(recorder) == dict.fromkeys(range(quiet), LINES) | {quiet: 1}

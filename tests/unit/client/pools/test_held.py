@@ -1,0 +1,64 @@
+"""A reservation as its nodes tell of it: which meshes are on which of them, and whether it can be used."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from monarch_nb.client.pools.held import HeldReservation
+from monarch_nb.client.pools.pool import not_whole
+from monarch_nb.proto import allocator_pb2 as pb
+
+
+def held(*nodes: dict[str, tuple[int, int]] | None, revision: int = 0) -> HeldReservation:
+    """What there is: of each node (None: it does not answer) the meshes, each with the part it has, of how many."""
+    there: dict[int, Any] = {}
+    for place, parts in enumerate(nodes):
+        if parts is not None:
+            status = pb.ReservationStatus(name="dev", nodes=len(nodes), procs=2, confirmed=True, revision=revision)
+            for name, (number, hosts) in parts.items():
+                spec = pb.SpawnRequest(mesh_id=name, name=name, ranks=2, node_rank=number, world_size=2 * hosts)
+                status.meshes.add(mesh_id=name, name=name, spec=spec)
+            there[place] = SimpleNamespace(name=f"host{place}"), status
+    away: dict[int, Any] = {
+        place: SimpleNamespace(name=f"host{place}") for place, parts in enumerate(nodes) if parts is None
+    }
+    return HeldReservation("r", there, away)
+
+
+def places(reservation: HeldReservation) -> dict[str, dict[int, int]]:
+    return {name: dict(mesh.places) for name, mesh in reservation.meshes.items()}
+
+
+def test_the_main_mesh_is_on_the_first_nodes_also_when_they_do_not_answer() -> None:
+    grown = held({"main": (0, 2), "grown": (0, 4)}, None, None, {"grown": (3, 4)})
+    every = {0: 0, 1: 1, 2: 2, 3: 3}
+    assert places(grown) == {"main": {0: 0, 1: 1}, "grown": every}
+    assert grown.main is not None
+    assert (grown.main.hosts, grown.main.extent) == (2, {"hosts": 2, "procs": 2})
+    assert grown.usable
+
+
+def test_which_part_a_lost_node_had_is_said_only_where_it_is_known() -> None:
+    assert places(held({"main": (0, 3)}, None, {"main": (2, 3), "two": (1, 2)}))["two"] == {0: 1, 1: 2}
+    assert places(held({"main": (0, 4)}, None, None, {"main": (3, 4), "two": (1, 2)}))["two"] == {1: 3}
+
+
+def test_a_node_without_ranks_is_a_whole_one() -> None:
+    assert held({"main": (0, 1)}, {}).usable
+    assert held({"main": (0, 1)}, {}).complete
+
+
+def test_one_whose_main_mesh_nobody_tells_of_can_not_be_used() -> None:
+    lost = held(None, {"grown": (1, 2)})
+    assert lost.main is None
+    assert not lost.usable
+    assert "main was only there: %mesh reserve dev --replace gives the others back" in str(not_whole(lost))
+    assert "%mesh attach dev uses the others" in str(not_whole(held({"main": (0, 2)}, None)))
+
+
+def test_who_knows_of_the_newest_change_says_what_a_mesh_is() -> None:
+    reservation = held({"main": (0, 1)}, {"main": (1, 2)})
+    reservation.nodes[1][1].revision = 1
+    assert reservation.main is not None
+    assert reservation.main.hosts == 2

@@ -1,0 +1,18 @@
+"""Which reservation is meant, and what is said when there is none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monarch_nb.client.reservations import finding
+from monarch_nb.errors import ReservationNotFound
+
+
+def test_what_nobody_holds_is_said_also_when_no_pool_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding, "elsewhere", lambda name, pool: "")
+    local: Any = SimpleNamespace(name="local", is_up=False)
+    with pytest.raises(ReservationNotFound, match=r"^no reservation 'dev'; you hold none"):
+        finding.find(local, "dev", None)

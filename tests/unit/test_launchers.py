@@ -1,0 +1,42 @@
+"""How launchers are found: also those of others, whose code may not be in order."""
+
+from __future__ import annotations
+
+from importlib.metadata import Distribution, EntryPoint
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.errors import PoolError
+from monarch_nb.provision import launchers
+from monarch_nb.provision.launchers import launcher
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A package "their-engine" with an entry point `theirs`; returns where its module is looked for."""
+    facts = tmp_path / "their_engine-1.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: their-engine\nVersion: 1\n")
+    (facts / "entry_points.txt").write_text(f"[{launchers.ENTRY_POINTS}]\ntheirs = their_engine.nodes:Launcher\n")
+    [point] = Distribution.at(facts).entry_points
+    monkeypatch.setattr(launchers, "entry_points", lambda group: [point])
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_one_without_its_module_is_named_with_its_package(installed: Path) -> None:
+    with pytest.raises(PoolError) as raised:
+        launcher("theirs")
+    assert str(raised.value) == (
+        "--on theirs: the entry point theirs = their_engine.nodes:Launcher of the package their-engine can not be "
+        "loaded (ModuleNotFoundError: No module named 'their_engine'): pip install --force-reinstall their-engine, "
+        "with what it needs, or tell whoever wrote it"
+    )
+
+
+def test_one_that_fails_as_it_is_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("broken", "pathlib:PurePath.no_such_class", launchers.ENTRY_POINTS)
+    monkeypatch.setattr(launchers, "entry_points", lambda group: [point])
+    with pytest.raises(PoolError, match=r"broken = pathlib:\S+ can not be loaded \(AttributeError: .*no_such_class"):
+        launcher("broken")
