@@ -264,7 +264,8 @@ class AllocatorService(service.AllocatorServicer):
         return lease is not None and any(node.peer.address not in known for node in branches.nodes)
 
     async def _write_events(self, session: ClientSession, context: Any) -> None:
-        with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
+        gone = (grpc.RpcError, grpc.aio.InternalError, asyncio.InvalidStateError)  # as gRPC says that nobody reads
+        with contextlib.suppress(asyncio.CancelledError, *gone):
             while events := await session.batches():
                 await context.write(events)
 
