@@ -3,6 +3,8 @@
 packing           variables on their way to ranks
 needs             what a run knows of its mesh
 run               Run: submitted, told to listeners, joined, interrupted, collected
+submission        how it comes to its nodes, and who gives it its number
+freeing           interrupts of it, and what did not stop
 printed           what it prints, in the cell that waits for it, or as lines
 calls_run         one that is of calls of actors
 nodes             its connections, and which of its nodes answer

@@ -9,9 +9,10 @@ from typing import Any
 from monarch_nb.client.connections.bridge import post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.tree import FollowedThrough
+from monarch_nb.client.runs.freeing import STOP_WAIT_S
 from monarch_nb.client.runs.interrupt_report import InterruptReport, place_of
 from monarch_nb.client.runs.needs import HeldMesh
-from monarch_nb.client.runs.run import STOP_WAIT_S, Run
+from monarch_nb.client.runs.run import Run
 from monarch_nb.errors import MeshNotFound, MonarchNbError
 from monarch_nb.ground.flag import Flag
 from monarch_nb.proto import allocator_pb2 as pb
@@ -90,7 +91,7 @@ class CallsRun(Run):
         self._check_printed()
 
     def _check_printed(self) -> None:
-        if self.is_ended and not self._nodes.reachable(self._left()):
+        if self.is_ended and not self._nodes.reachable(self.left()):
             self._printed.set()
 
     def _finish(self) -> None:
@@ -111,12 +112,12 @@ class CallsRun(Run):
             restarted = list(await self._executing(reachable))
             await self.mesh.core.restart(restarted)
         else:
-            self._send_interrupt()
+            self.send_interrupt()
         stuck = {rank: place_of(where) for rank, where in (await self._still_executing(reachable)).items()}
         self.is_stuck = bool(stuck)
         for connection in self._nodes.connections():
             connection.withdraw_cancel(self.id)
-        self._freed.set()
+        self._freeing.freed.set()
         return InterruptReport(
             stopped=tuple(rank for rank in reachable if rank not in stuck and rank not in restarted),
             free=tuple(sorted(before)),

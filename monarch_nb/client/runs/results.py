@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from monarch_nb.branches.folding import ranks_of_equal
 from monarch_nb.client.connections import events
 from monarch_nb.ground.ranges import Ranges
+from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 
 
@@ -24,6 +25,7 @@ class RunResults(Mapping[int, events.Result]):
         self._alike: list[_Alike] = []
         self._ranks_alike = Ranges()
         self._came: list[Ranges | tuple[int]] = []
+        self._lost: dict[tuple[str, str], list[int]] = {}
 
     def add_alike(self, ranks: Ranges, equal: pb.EqualResults, *, may_print_later: bool) -> None:
         """Ranks have come to the end, and there is nothing else to say of them.
@@ -39,6 +41,11 @@ class RunResults(Mapping[int, events.Result]):
         """Return those of some ranks that have no result."""
         left = ranks - self._ranks_alike
         return Ranges.of(rank for rank in left if rank not in self._notable) if self._notable else left
+
+    def lost(self, rank: int, node: str, what: str) -> str:
+        """A rank says that something of it was lost; return what there is to say of all that have said so."""
+        self._lost.setdefault((node, what), []).append(rank)
+        return "; ".join(f"{name_ranks(ranks)} on {node}: {what}" for (node, what), ranks in self._lost.items())
 
     @property
     def notable(self) -> list[events.Result]:

@@ -10,21 +10,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from monarch_nb.branches.folding import ranges_of, ranks_finished, results_of
-from monarch_nb.branches.layout import earlier_run
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import GAP_S, Connection
 from monarch_nb.client.connections.decoding import OutputDecoder, is_plain, result_event
-from monarch_nb.client.connections.tree import FollowedThrough, TreeConnection
+from monarch_nb.client.connections.tree import FollowedThrough
 from monarch_nb.client.logs.records import LogRecord
-from monarch_nb.client.pools.held import current_owner
 from monarch_nb.client.presenting import name_here, served_notebook
-from monarch_nb.client.runs.interrupt_report import InterruptReport, left_by_kernel, place_of, unstopped_lines
+from monarch_nb.client.runs.freeing import Freeing
+from monarch_nb.client.runs.interrupt_report import InterruptReport, left_by_kernel
 from monarch_nb.client.runs.lone_training import LoneTraining
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.nodes import RunNodes
 from monarch_nb.client.runs.results import RunResults
 from monarch_nb.client.runs.stops import RunStops
+from monarch_nb.client.runs.submission import Submission
 from monarch_nb.client.runs.values import RunValues
 from monarch_nb.client.runs.waits_watch import WaitsWatch
 from monarch_nb.errors import (
@@ -47,11 +47,8 @@ _log = logging.getLogger(__name__)
 Listener = Callable[[events.Event], None]
 OnError = Literal["wait", "abort"]
 
-STOP_WAIT_S = 4.0
-"""How long ranks may take to stop after an interrupt before they are called stuck."""
 ABORT_AFTER_S = 0.5
 """How long after a rank has failed the others are interrupted: those that fail likewise do so by then."""
-PROCEED_AFTER_S = 2.0
 LINE_AFTER_S = 2.0
 """How long a run has gone on before it says who waits in line for its nodes."""
 
@@ -98,25 +95,22 @@ class Run:
         self._on_error = on_error
         self._listeners: list[Listener] = [listener] if listener else []
         self._values = RunValues()
-        self._lossy: dict[tuple[str, str], list[int]] = {}
         self._refusal: MonarchNbError | None = None
-        self._done, self._freed = Flag(), Flag()
+        self._done = Flag()
         self._lone_training = LoneTraining(self)
         self._decoder = OutputDecoder(self._lone_training.add)
         self.stops = RunStops()
-        self._submits: dict[int, pb.Submit] = {}
-        self._numbered_by = 0  # the node that was asked for its number
+        self._submission: Submission | None = None  # None of one that another client has submitted
         self._tasks: set[asyncio.Task[None]] = set()
-        self._started_on_first = self._is_aborting = self._spans_nodes = False
+        self._is_aborting = False
         self._waits_watch = WaitsWatch(self.results, self._look, self._left_out, self.emit)
         self._watching_waits: asyncio.Task[None] | None = None
         self._waited = ""  # who waited for whom when it was interrupted from here
-        self._completing = self._interrupting = self._is_collected = False
+        self.is_completing = self.is_interrupted = self._is_collected = False
         self.is_stuck = False  # ranks did not stop after the last interrupt, although they have had the time to
-        self._stop_by_s: float | None = None  # until then ranks that were interrupted have the time to stop
+        self._freeing = Freeing(self, self._nodes)
         self._replaying: dict[FollowedThrough, set[int]] = {}  # ranks whose results have yet to come
         self._waits_on: set[object] = set()  # on some ranks of these nodes, for its turn
-        self._news = asyncio.Event()  # a rank has finished, or a node answers no more
 
     def __repr__(self) -> str:
         state = "done" if self.done else f"{len(self.results)} of {len(self.ranks)} ranks finished"
@@ -164,7 +158,7 @@ class Run:
     def timed_out(self, timeout_s: float) -> TimeoutError:
         """Return the error that says that the run goes on, and where."""
         return TimeoutError(
-            f"{self.name} goes on after {timeout_s:g} s on {self._named(self._left())}: run.result() waits for it "
+            f"{self.name} goes on after {timeout_s:g} s on {self._named(self.left())}: run.result() waits for it "
             "(mesh.running() yields the Run), mesh.interrupt() stops it; variables stay"
         )
 
@@ -205,7 +199,7 @@ class Run:
 
     def cancel(self) -> None:
         """Interrupt it where it runs and drop it where it has not begun; does not wait."""
-        post(self._send_interrupt)
+        post(self.send_interrupt)
 
     def interrupt(self, kill_stuck: bool = False) -> InterruptReport:
         """Free its ranks without costing their memory, and wait a few seconds until they are.
@@ -236,7 +230,7 @@ class Run:
 
     def wait_freed(self, timeout_s: float | None = None) -> bool:
         """Wait after an interrupt until every rank has finished, but for those whose node does not answer."""
-        return self._freed.wait(timeout_s)
+        return self._freeing.freed.wait(timeout_s)
 
     def _free(self) -> InterruptReport:
         """Interrupt the ranks until they are free, with Ctrl-C held back but where it waits. Those that have had no
@@ -289,10 +283,10 @@ class Run:
 
     def _ask_for_output(self) -> None:
         """Nobody listened so far: have everything sent from the beginning."""
-        for submit in self._submits.values():
-            submit.quiet = False  # also of those that wait for the run's number
+        if self._submission is not None:
+            self._submission.want_output()
         for node, ranks in self._nodes.parts():
-            if self.number or not self._submits or node == self._numbered_by or self.mesh.core.tree is not None:
+            if self._submission is None or self._submission.is_sent_to(node):
                 connection = self._nodes.connection(node)
                 connection.replay(self, self.mesh.id)
                 if self.done:
@@ -306,36 +300,25 @@ class Run:
 
     def submit(self, spec: run_pb2.RunSpec) -> None:
         """Send it: to the first node, which gives it its number, and when it has one to the others."""
-        core = self.mesh.core
-        by_node, first = dict(self._nodes.parts()), core.first_node
-        self._numbered_by = first
-        self._spans_nodes = core.tree is not None or len({first, *by_node}) > 1
-        for node in {first, *by_node}:
-            self._submits[node] = pb.Submit(
-                mesh_id=self.mesh.id,
-                run=spec,
-                ranks=by_node.get(node, []) if core.tree is None else [],
-                all_ranks=self.ranks if len(self.ranks) < self.mesh.extent.size else [],
-                give_number=node == first,
-                title=self.title,
-                notebook=self.notebook,
-                quiet=not self._listeners,
-                owner=current_owner(core.connections[first].identity),
-                newest=core.newest_number if node == first else 0,
-            )
-        if core.tree is not None:
-            core.tree.submit(self, self._submits[first], first)
-        else:
-            core.connections[first].submit(self, self._submits[first])
+        self._submission = Submission(self, self._nodes, lambda: self._described(spec))
+        self._submission.begin()
         self._watch_waits()
-        if core.line_text:
+        if self.mesh.core.line_text:
             self.tell_line()
-        if self._spans_nodes:
-            self._spawn(self._proceed_later())
+        self._spawn(self._submission.proceed_later())
+
+    def _described(self, spec: run_pb2.RunSpec) -> pb.Submit:
+        return pb.Submit(
+            mesh_id=self.mesh.id,
+            run=spec,
+            all_ranks=self.ranks if len(self.ranks) < self.mesh.extent.size else [],
+            title=self.title,
+            notebook=self.notebook,
+            quiet=not self._listeners,
+        )
 
     def follow(self, *, from_shown: bool) -> None:
         """Follow a run that another client submitted."""
-        self._started_on_first = True
         self._watch_waits()
         self._spawn(self._find_stops())
         for connection in self._nodes.connections():
@@ -345,7 +328,8 @@ class Run:
         if not self.number:
             self.number = queued.number
             self.mesh.core.newest_number = max(self.mesh.core.newest_number, queued.number)
-            self._submit_to_others(queued)
+            if self._submission is not None:
+                self._submission.on_number(queued)
         if queued.ahead:
             self._waits_on.update(ranges_of(queued.nodes) or [connection])
             self.emit(events.Notice(f"waits for: {'; '.join(queued.ahead)}", key=events.QUEUE_NOTICE))
@@ -363,60 +347,11 @@ class Run:
             self._line_told = self.mesh.core.line_text
             self.emit(events.Notice(self._line_told, key=events.LINE_NOTICE))
 
-    def _submit_to_others(self, queued: pb.Queued) -> None:
-        core = self.mesh.core
-        for node, submit in self._submits.items():
-            if node != self._numbered_by:
-                submit.run.number = queued.number
-                submit.after = earlier_run(queued.earlier, node)
-                core.connections[node].submit(self, submit)
-                if self._interrupting:
-                    core.connections[node].cancel(self.id)
-
-    async def _number_elsewhere(self) -> None:
-        """The node that is to give it its number does not answer. If it runs nothing of it, nothing has begun: another
-        one gives the number."""
-        core, lost = self.mesh.core, self._numbered_by
-        await core.choose_first()
-        if core.tree is not None:
-            await self._number_in_tree(core.tree)
-            return
-        if self.number or self.done or core.first_node == lost:
-            return
-        core.connections[lost].forget(self.id)
-        unused, self._numbered_by = self._submits.pop(lost), core.first_node
-        submit = self._submits.setdefault(self._numbered_by, unused)
-        submit.give_number, submit.newest = True, core.newest_number
-        core.connections[self._numbered_by].submit(self, submit)
-        if self._interrupting:
-            core.connections[self._numbered_by].cancel(self.id)
-
-    async def _number_in_tree(self, tree: TreeConnection) -> None:
-        """As above, where the lost node may have passed the run on, which says no more than the others know."""
-        core, asked = self.mesh.core, self._numbered_by
-        if core.first_node == asked and core.is_node_up(asked):
-            return  # it was asked again
-        number = await core.number_of(self.id)
-        if self.number or self.done:
-            return
-        if number:
-            tree.numbered(self.id, number)
-        elif core.is_node_up(asked) or asked not in core.by_node(self.ranks):
-            self._numbered_by = core.first_node
-            tree.number_by(self.id, core.first_node, core.newest_number)
-
     def on_started(self, connection: FollowedThrough, nodes: Iterable[int] = ()) -> None:
         if self._waits_on:
             self._waits_on.difference_update(nodes or [connection])
             if not self._waits_on:
                 self.emit(events.Notice("", key=events.QUEUE_NOTICE))
-
-    async def _proceed_later(self) -> None:
-        """A run before this one may never reach a node because its client died half-way: do not wait for it."""
-        await asyncio.sleep(PROCEED_AFTER_S)
-        if self.number and not self.done:
-            for connection in self._nodes.connections():
-                connection.send(proceed=pb.Proceed(mesh_id=self.mesh.id, run_id=self.id))
 
     def on_output(self, connection: FollowedThrough, output: pb.Output) -> None:
         self._waits_watch.printed = True
@@ -448,7 +383,7 @@ class Run:
             else:
                 for packed in results_of(equal):
                     self._on_result(packed)
-        self._news.set()
+        self._freeing.news.set()
         if len(self.results) == len(self.ranks):
             self._complete()
         elif is_first:
@@ -477,9 +412,7 @@ class Run:
         self.results[packed.rank] = result
         self.emit(result)
         if packed.notice:
-            self._lossy.setdefault((self._nodes.name_of(packed.rank), packed.notice), []).append(packed.rank)
-            lossy = self._lossy.items()
-            text = "; ".join(f"{name_ranks(ranks)} on {node}: {why}" for (node, why), ranks in lossy)
+            text = self.results.lost(packed.rank, self._nodes.name_of(packed.rank), packed.notice)
             self.emit(events.Notice(text, key="loss"))
         if packed.hint:
             self.emit(events.Notice(packed.hint, key="hint"))
@@ -491,7 +424,7 @@ class Run:
 
     async def _find_stops(self) -> None:
         """What has stopped before this process follows the run may have been told to another one."""
-        replies = await self.mesh.core.control(self._left(), stops=True)
+        replies = await self.mesh.core.control(self.left(), stops=True)
         for rank, reply in replies.items():
             for stop in reply.stops:
                 if stop.run_id == self.id:
@@ -517,34 +450,26 @@ class Run:
 
     def on_link(self, connection: Connection, up: bool) -> None:
         self._nodes.on_link(connection.name, up)
-        self._news.set()
+        self._freeing.news.set()
         if not self.done:
             text = "" if up else connection.absence
             self.emit(events.Notice(text, key=f"link {connection.name}"))
             if not up and self.is_stuck:
                 asyncio.get_running_loop().call_later(GAP_S, self._check_stuck)
-            if self._submits and not self.number and self._is_asked_in_vain(connection, up):
-                self._spawn(self._number_elsewhere())
-        if up and self._spans_nodes and not self.done:
+            if self._submission is not None and self._submission.is_asked_in_vain(connection, up):
+                self._spawn(self._submission.number_elsewhere())
+        if up and self._submission is not None and not self.done:
             # The allocator may have died before it wrote the run before this one down.
-            self._spawn(self._proceed_later())
-
-    def _is_asked_in_vain(self, connection: Connection, up: bool) -> bool:
-        """Whether the node that is to give it its number can not, now that another one answers, or does not."""
-        core = self.mesh.core
-        if core.tree is not None:  # also when one is back that will be above it
-            return up or core.connections[self._numbered_by] is connection
-        is_asked = core.connections.get(self._numbered_by) is connection
-        return not up and is_asked and not self._submits[self._numbered_by].ranks
+            self._spawn(self._submission.proceed_later())
 
     def on_node_replaced(self, node: int, ranks: Iterable[int], why: str) -> None:
         """Another node has the place of one, with new ranks that know nothing of this run."""
         connection = self.mesh.core.connections[node]
-        if self._submits and not self.number and node == self._numbered_by:
+        if self._submission is not None and not self.number and node == self._submission.numbered_by:
             self.on_refused(
                 connection, NodeUnreachable(f"{why}, which was to begin this: run it again", connection.name)
             )
-        lost = [rank for rank in self._left() if rank in ranks]
+        lost = [rank for rank in self.left() if rank in ranks]
         if lost and not self.done:
             died = run_pb2.RankResult(outcome=run_pb2.OUTCOME_DIED, death=run_pb2.Death(likely_cause=why))
             finished = pb.Finished(run_id=self.id)
@@ -554,12 +479,12 @@ class Run:
 
     def _complete(self) -> None:
         """Every rank has finished: fetch large values and repair groups if need be, then tell everybody."""
-        if self._completing:
+        if self.is_completing:
             return
-        self._completing = True
+        self.is_completing = True
         blobs = self._values.to_fetch()
         # Only who interrupted it repairs: to others it may be an old run, and the mesh may have a new group since.
-        aborted = self._interrupting and any(result.group_aborted for result in self.results.notable)
+        aborted = self.is_interrupted and any(result.group_aborted for result in self.results.notable)
         if blobs or aborted:
             self._spawn(self._complete_slowly(blobs, aborted))
         else:
@@ -568,7 +493,7 @@ class Run:
     async def _complete_slowly(self, blobs: list[run_pb2.RankResult], aborted: bool) -> None:
         try:
             if aborted:
-                await self._abort_groups()
+                await self._freeing.abort_groups()
             await asyncio.gather(*(self._fetch(packed) for packed in blobs))
         finally:
             self._finish()
@@ -588,19 +513,14 @@ class Run:
             freed = any(result.outcome == "interrupted" for result in self.results.notable)
             waited = (self._waited or self._waits_watch.past) if freed else ""
             self.emit(events.Notice(waited, key="waits"))  # what the interrupt was for stays
-            for key in (
-                events.QUEUE_NOTICE,
-                *([events.LINE_NOTICE] if self._line_told else ()),
-                "stuck",
-                "stopped",
-                *(f"link {name}" for name in self._nodes.linked),
-            ):
+            over = [events.QUEUE_NOTICE, "stuck", "stopped", *(f"link {name}" for name in self._nodes.linked)]
+            for key in [*over, *([events.LINE_NOTICE] if self._line_told else [])]:
                 self.emit(events.Notice("", key=key))
             self.emit(events.Finished())
             self._done.set()
-            self._freed.set()
+            self._freeing.freed.set()
             self.stops.over()
-            self._news.set()
+            self._freeing.news.set()
             for task in self._tasks:
                 if task is not asyncio.current_task():
                     task.cancel()
@@ -615,7 +535,7 @@ class Run:
     async def _look(self) -> dict[int, run_pb2.Where] | None:
         if not self._listeners or self._waits_on:
             return None
-        return await self.mesh.core.where(self._left(), self.id, is_urgent=False)
+        return await self.mesh.core.where(self.left(), self.id, is_urgent=False)
 
     def _left_out(self) -> Mapping[int, str]:
         if self.is_script or self.is_calls:
@@ -628,9 +548,9 @@ class Run:
     async def _abort_others(self) -> None:
         """With on_error="abort": a rank has failed, so the others are interrupted, whatever they do."""
         await asyncio.sleep(ABORT_AFTER_S)
-        if not self._interrupting and (left := self._left()):
+        if not self.is_interrupted and (left := self.left()):
             self._say_aborted(left)
-            self._send_interrupt()
+            self.send_interrupt()
 
     def _say_aborted(self, ranks: list[int]) -> None:
         """Say for whose failure `ranks` are interrupted: not for those of ranks that others took along."""
@@ -638,9 +558,9 @@ class Run:
         text = f"{self._named(ranks)} interrupted: {self._named(causes or self._failed_ranks())} failed"
         self.emit(events.Notice(text, key="abort"))
 
-    def _send_interrupt(self) -> None:
+    def send_interrupt(self) -> None:
         self._waited = self._waited or self._waits_watch.past
-        self._interrupting = True
+        self.is_interrupted = True
         self._cancel_left()
 
     def _cancel_left(self) -> None:
@@ -648,106 +568,15 @@ class Run:
             connection.cancel(self.id)
 
     async def _interrupt(self, kill_stuck: bool) -> InterruptReport:
-        if not self.done:
-            self._freed.clear()
-        before = self.results.keys() | self.finished_before
-        left = [rank for rank in self.ranks if rank not in before]
-        restarted: tuple[int, ...] = ()
-        if kill_stuck:
-            restarted = tuple(self._nodes.reachable(left))
-            if restarted and self.is_script:
-                await self.mesh.core.kill_script(self.id, restarted)
-            elif restarted:
-                await self.mesh.core.restart(restarted)
-        else:
-            self._send_interrupt()
-        await self._wait_stopped(left)
-        self._stop_by_s = None
-        stuck, unreachable = await self._unstopped()
-        ended = {rank: self.results[rank].outcome for rank in left if rank in self.results and rank not in restarted}
-        unbegun = tuple(rank for rank, outcome in ended.items() if outcome == "cancelled")
-        ahead: tuple[str, ...] = ()
-        with contextlib.suppress(MonarchNbError):  # nobody has to know that
-            ahead = await self.mesh.core.names_running_on(unbegun)
-        return InterruptReport(
-            stopped=tuple(rank for rank in ended if rank not in unbegun),
-            free=tuple(sorted(before)),
-            unbegun=unbegun,
-            ahead=ahead,
-            stuck=stuck,
-            unreachable=unreachable,
-            aborted=tuple(result.rank for result in self.results.notable if result.group_aborted),
-            restarted=restarted,
-            is_script=self.is_script,
-        )
+        return await self._freeing.interrupt(kill_stuck)
 
-    def _left(self) -> list[int]:
+    def left(self) -> list[int]:
         """The ranks that the run goes on on."""
         return [] if self._refusal else [rank for rank in self.ranks if rank not in self.results]
 
-    async def _wait_stopped(self, ranks: list[int]) -> None:
-        """Wait a few seconds for ranks to finish. Nodes that do not answer have the time to start an allocator."""
-        is_patient = True
-
-        def lose_patience() -> None:
-            nonlocal is_patient
-            is_patient = False
-            self._news.set()
-
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(GAP_S, lose_patience)
-        if self._stop_by_s is None:  # who presses again and again does not give them more time each time
-            self._stop_by_s = loop.time() + STOP_WAIT_S
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(self._stop_by_s):
-                while not self.done:
-                    left = set(ranks) - self.results.keys()
-                    if not self._completing and not (left if is_patient else self._nodes.reachable(left)):
-                        break
-                    self._news.clear()
-                    await self._news.wait()
-        timer.cancel()
-
-    async def _unstopped(self) -> tuple[dict[int, str], dict[int, str]]:
-        """Return the ranks that did not stop, and where each is; and those that can not be reached, and their nodes."""
-        reachable = self._nodes.reachable(self._left())
-        where = await self.mesh.core.where(reachable, self.id) if reachable else {}
-        left = self._left()  # some have stopped meanwhile
-        reachable = self._nodes.reachable(left)
-        stuck = {rank: place_of(where.get(rank)) for rank in reachable}
-        unreachable = {rank: self._nodes.name_of(rank) for rank in left if rank not in reachable}
-        self.is_stuck = bool(stuck)
-        if self.number:  # they have been told: not again when a link breaks
-            for connection in self._nodes.connections(stuck):
-                connection.withdraw_cancel(self.id)
-        if left:
-            self.emit(
-                events.Notice("; ".join(unstopped_lines(stuck, unreachable, is_script=self.is_script)), key="stuck")
-            )
-        if unreachable and not stuck:
-            await self._let_go()
-        return stuck, unreachable
-
     def _check_stuck(self) -> None:
-        """What did not stop after an interrupt may have stopped by now, or its node may be away."""
-        if self.is_stuck and not self.done and not self._nodes.reachable(self._left()):
-            self.is_stuck = False
-            self._spawn(self._let_go())
-
-    async def _let_go(self) -> None:
-        """All that can be reached is free. The rest goes on: it is not interrupted when its node is there again, for
-        nobody waits for that any more."""
-        if self.number:  # a run that may not have begun must not begin later
-            self._interrupting = False
-            for connection in self._nodes.connections():
-                connection.withdraw_cancel(self.id)
-        if any(result.group_aborted for result in self.results.notable):
-            await self._abort_groups()
-        self._freed.set()
-
-    async def _abort_groups(self) -> None:
-        """Let all ranks of the mesh forget the groups that the interrupt broke, but not what a queued run has made."""
-        await self.mesh.core.abort_groups("a run was interrupted in a collective", last_run=self.number)
+        if self._freeing.is_over():
+            self._spawn(self._freeing.let_go())
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -10,8 +10,9 @@ from typing import Any
 
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S
+from monarch_nb.client.runs.freeing import STOP_WAIT_S
 from monarch_nb.client.runs.needs import HeldMesh
-from monarch_nb.client.runs.run import ABORT_AFTER_S, STOP_WAIT_S, Run
+from monarch_nb.client.runs.run import ABORT_AFTER_S, Run
 from monarch_nb.client.runs.values import RunValues
 from monarch_nb.client.scripts.script import Script
 from monarch_nb.errors import MonarchNbError, ProcessGroupAborted
@@ -63,7 +64,7 @@ class ScriptRun(Run):
 
     @property
     def _has_attempts(self) -> bool:
-        return self._attempt < self._script.max_restarts and not self._interrupting
+        return self._attempt < self._script.max_restarts and not self.is_interrupted
 
     def spec(self, store: pb.HostStoreReply) -> run_pb2.RunSpec:
         """Return what the ranks are told of this attempt."""
@@ -138,7 +139,7 @@ class ScriptRun(Run):
             store = await host_store(self.mesh, new)
         except MonarchNbError as error:
             self._refusal = error
-        if self._refusal is not None or self._interrupting:
+        if self._refusal is not None or self.is_interrupted:
             self._script = replace(self._script, max_restarts=self._attempt)
             self._finish()
             return
@@ -156,7 +157,7 @@ class ScriptRun(Run):
         self.results.clear()
         self._held.clear()
         self._values = RunValues()
-        self._completing = self._is_aborting = self._is_collected = False
+        self.is_completing = self._is_aborting = self._is_collected = False
         self._on_attempt(self)
         self.submit(self.spec(store))
 
@@ -164,12 +165,12 @@ class ScriptRun(Run):
         """A rank has failed: the others end, as torchrun's do."""
         attempt = self._attempt
         await asyncio.sleep(ABORT_AFTER_S)
-        if self._interrupting or attempt != self._attempt or not (left := self._left()):
+        if self.is_interrupted or attempt != self._attempt or not (left := self.left()):
             return
         self._say_aborted(left)
         self._cancel_left()
         await asyncio.sleep(STOP_WAIT_S)
-        if attempt == self._attempt and (left := self._left()):
+        if attempt == self._attempt and (left := self.left()):
             await self.mesh.core.kill_script(self.id, left)
 
 

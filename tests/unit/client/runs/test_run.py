@@ -14,8 +14,8 @@ import pytest
 
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.connection import ALLOCATOR_DOWN
+from monarch_nb.client.runs import freeing, waits_watch
 from monarch_nb.client.runs import run as run_module
-from monarch_nb.client.runs import waits_watch
 from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.client.runs.run import Run
 from monarch_nb.deaths import signal_name
@@ -165,7 +165,7 @@ class TestSubmit:
         harness.start()
         harness.queued()
         harness.run.on_link(harness.nodes[1], up=False)
-        monkeypatch.setattr("monarch_nb.client.runs.run.PROCEED_AFTER_S", 0.0)
+        monkeypatch.setattr("monarch_nb.client.runs.submission.PROCEED_AFTER_S", 0.0)
         harness.run.on_link(harness.nodes[1], up=True)
         for _ in range(5):
             await asyncio.sleep(0)
@@ -518,7 +518,7 @@ class TestResults:
         assert harness.run._values.of(0) == "from big"
 
     async def test_who_interrupted_it_repairs_groups_on_all_ranks_before_it_is_done(self, harness: Harness) -> None:
-        harness.run._send_interrupt()
+        harness.run.send_interrupt()
         harness.finished(*range(7))
         harness.finished(7, outcome=run_pb2.OUTCOME_INTERRUPTED, group_aborted=True)
         assert await asyncio.to_thread(harness.run.wait, 10)
@@ -526,21 +526,21 @@ class TestResults:
 
     async def test_an_interrupt_comes_after_the_run_on_every_node(self, harness: Harness) -> None:
         harness.start()
-        harness.run._send_interrupt()
+        harness.run.send_interrupt()
         harness.queued(previous={1: 4})
         assert [kind for kind, _ in harness.nodes[0].sent] == ["submit", "cancel"]
         assert [kind for kind, _ in harness.nodes[1].sent][-2:] == ["submit", "cancel"]
 
     async def test_an_interrupt_goes_where_ranks_have_not_finished(self, harness: Harness) -> None:
         harness.finished(*range(4))
-        harness.run._send_interrupt()
+        harness.run.send_interrupt()
         assert [node.sent for node in harness.nodes] == [[], [("cancel", "run-id")]]
 
     async def test_an_interrupt_does_not_wait_for_a_node_that_does_not_answer(
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(run_module, "STOP_WAIT_S", 60.0)
-        monkeypatch.setattr(run_module, "GAP_S", 0.0)
+        monkeypatch.setattr(freeing, "STOP_WAIT_S", 60.0)
+        monkeypatch.setattr(freeing, "GAP_S", 0.0)
         harness.finished(0)
         harness.run.on_link(harness.nodes[1], up=False)
         interrupt = asyncio.ensure_future(harness.run._interrupt(kill_stuck=False))
@@ -556,8 +556,8 @@ class TestResults:
     async def test_a_node_that_goes_away_meanwhile_is_waited_for_no_longer(
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(run_module, "STOP_WAIT_S", 60.0)
-        monkeypatch.setattr(run_module, "GAP_S", 0.0)
+        monkeypatch.setattr(freeing, "STOP_WAIT_S", 60.0)
+        monkeypatch.setattr(freeing, "GAP_S", 0.0)
         harness.finished(*range(4))
         interrupt = asyncio.ensure_future(harness.run._interrupt(kill_stuck=False))
         await asyncio.sleep(0)
@@ -576,8 +576,8 @@ class TestResults:
     async def test_after_it_only_what_can_be_reached_is_waited_for(
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(run_module, "STOP_WAIT_S", 0.05)
-        monkeypatch.setattr(run_module, "GAP_S", 0.0)
+        monkeypatch.setattr(freeing, "STOP_WAIT_S", 0.05)
+        monkeypatch.setattr(freeing, "GAP_S", 0.0)
         harness.start()
         harness.queued()
         harness.run.on_link(harness.nodes[1], up=False)
@@ -597,7 +597,7 @@ class TestResults:
     async def test_what_finished_while_it_was_asked_where_it_hangs_did_stop(
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(run_module, "STOP_WAIT_S", 0.0)
+        monkeypatch.setattr(freeing, "STOP_WAIT_S", 0.0)
 
         async def where(_: list[int], run_id: str) -> dict[int, run_pb2.Where]:
             harness.finished(*range(7), outcome=run_pb2.OUTCOME_INTERRUPTED)
@@ -611,7 +611,7 @@ class TestResults:
     async def test_only_ranks_that_can_be_reached_are_killed(
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(run_module, "GAP_S", 0.0)
+        monkeypatch.setattr(freeing, "GAP_S", 0.0)
         harness.finished(0)
         harness.run.on_link(harness.nodes[1], up=False)
         interrupt = asyncio.ensure_future(harness.run._interrupt(kill_stuck=True))
@@ -665,7 +665,7 @@ class TestResults:
     ) -> None:
         monkeypatch.setattr(run_module, "ABORT_AFTER_S", 0.0)
         harness = Harness(on_error="abort")
-        harness.run._send_interrupt()
+        harness.run.send_interrupt()
         harness.finished(7, outcome=run_pb2.OUTCOME_ERROR)
         await several_turns()
         assert [node.sent for node in harness.nodes] == [[("cancel", "run-id")]] * 2
