@@ -2,6 +2,7 @@
 
 bridge      from callers' threads to the loop, and back
 connection  calls, and the session stream that comes back after every break
+listeners   who hears of what comes there
 asking      calls to many nodes at once
 tree        the same for the runs of a mesh on many nodes, through the first of them
 decoding    what allocators send becomes events and failures

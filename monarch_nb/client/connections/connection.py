@@ -11,12 +11,13 @@ import socket
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.rpc.channel import is_local, open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
 from monarch_nb import config
+from monarch_nb.client.connections.listeners import Followed, ReservationListener, RunListener
 from monarch_nb.client.connections.mail import ConnectionMail
 from monarch_nb.errors import MonarchNbError, VersionMismatch
 from monarch_nb.ground.namespaces import pid_namespace
@@ -56,60 +57,6 @@ LINGER_S = 1.0
 """So long a session stays that nobody needs: somebody may be about to."""
 
 
-class RunListener(Protocol):
-    """What a run gives to a connection that follows it. All methods are called on the background loop."""
-
-    run_id: str
-
-    ranks: tuple[int, ...]
-
-    @property
-    def done(self) -> bool: ...
-
-    def on_queued(self, connection: Any, queued: pb.Queued) -> None: ...
-    def on_started(self, connection: Any, nodes: Iterable[int] = ()) -> None: ...
-    def on_output(self, connection: Any, output: pb.Output) -> None: ...
-    def on_finished(self, connection: Any, finished: pb.Finished) -> None: ...
-    def on_refused(self, connection: Any, error: MonarchNbError) -> None: ...
-    def on_link(self, connection: Connection, up: bool) -> None: ...
-
-
-class _Followed:
-    """A run on this connection: what to send again after a break."""
-
-    def __init__(self, listener: RunListener, submit: pb.Submit | None, follow: pb.Follow) -> None:
-        self.listener, self.submit, self.follow = listener, submit, follow
-        self.accepted = False
-        self.cancelled = False
-        self.ended = False
-
-    @property
-    def is_quiet(self) -> bool:
-        return self.submit is not None and self.submit.quiet
-
-    def request(self) -> pb.SessionRequest:
-        # The node ends calls whose client is away for long: it has to know that they go on.
-        goes_on = self.submit is not None and self.submit.run.HasField("calls") and not self.ended
-        if self.submit is None or (self.accepted and not goes_on):
-            return pb.SessionRequest(follow=self.follow)
-        submit = pb.SessionRequest(submit=self.submit)
-        for rank, cursor in self.follow.cursors.items():
-            submit.submit.cursors[rank].CopyFrom(cursor)
-        return submit
-
-
-class ReservationListener(Protocol):
-    """What hears of a reservation, on the background loop, while it is attached."""
-
-    def on_time_left(self, message: pb.TimeLeft) -> None: ...
-
-    def on_files_changed(self, message: pb.FilesChanged) -> None: ...
-
-    def on_members_changed(self, message: pb.MembersChanged) -> None: ...
-
-    def on_line(self, message: pb.InLine) -> None: ...
-
-
 def _is_deserted(address: str) -> bool:
     """Return whether nobody listens there: an allocator of this machine that is dead and was not started again."""
     kind, _, path = address.partition(":")
@@ -144,7 +91,7 @@ class Connection:
         self._stub: Any = AllocatorStub(self._channel)  # type: ignore[no-untyped-call, unused-ignore]
         self.client_id = uuid.uuid4().hex
         self._outgoing: asyncio.Queue[pb.SessionRequest] = asyncio.Queue()
-        self._followed: dict[str, _Followed] = {}
+        self._followed: dict[str, Followed] = {}
         self._session: asyncio.Task[None] | None = None
         self._shown: dict[str, asyncio.TimerHandle] = {}
         self._collected: list[str] = []
@@ -302,12 +249,12 @@ class Connection:
     def submit(self, listener: RunListener, submit: pb.Submit) -> None:
         """Submit a run and follow it; sent again after a break, executed once."""
         follow = pb.Follow(mesh_id=submit.mesh_id, run_id=listener.run_id)
-        self._track(_Followed(listener, submit, follow))
+        self._track(Followed(listener, submit, follow))
 
     def follow(self, listener: RunListener, mesh_id: str, *, from_shown: bool) -> None:
         """Follow a run that another client submitted."""
         follow = pb.Follow(mesh_id=mesh_id, run_id=listener.run_id, from_shown=from_shown)
-        self._track(_Followed(listener, None, follow))
+        self._track(Followed(listener, None, follow))
 
     def replay(self, listener: RunListener, mesh_id: str) -> None:
         """Have the output of a run sent from its beginning, which the listener did not want so far."""
@@ -318,7 +265,7 @@ class Connection:
         followed.follow.cursors.clear()
         self._outgoing.put_nowait(pb.SessionRequest(follow=followed.follow))  # after the submit, if that is under way
 
-    def _track(self, followed: _Followed) -> None:
+    def _track(self, followed: Followed) -> None:
         self._forget_old()
         self._followed[followed.listener.run_id] = followed
         self._outgoing.put_nowait(followed.request())
@@ -326,7 +273,7 @@ class Connection:
         if not self.up:  # it may be opening just now
             asyncio.get_running_loop().call_later(LINK_PATIENCE_S, self._tell_if_down, followed)
 
-    def _tell_if_down(self, followed: _Followed) -> None:
+    def _tell_if_down(self, followed: Followed) -> None:
         if not self.up and self._followed.get(followed.listener.run_id) is followed:
             followed.listener.on_link(self, up=False)
 
@@ -561,7 +508,7 @@ class Connection:
         elif kind == "finished":
             followed.listener.on_finished(self, event.finished)
 
-    def _on_output(self, followed: _Followed, output: pb.Output) -> None:
+    def _on_output(self, followed: Followed, output: pb.Output) -> None:
         for rank in output.ranks:
             followed.follow.cursors[rank.rank].CopyFrom(rank.cursor)
         followed.follow.from_shown = False
@@ -576,7 +523,7 @@ class Connection:
         if followed := self._followed.get(run_id):
             self.send(shown=pb.Shown(run_id=run_id, cursors=dict(followed.follow.cursors)))
 
-    def _on_refused(self, followed: _Followed | None, refused: pb.Refused) -> None:
+    def _on_refused(self, followed: Followed | None, refused: pb.Refused) -> None:
         error = error_from_json(refused.error_json)
         if isinstance(error, VersionMismatch) and followed is None:
             raise error

@@ -20,8 +20,8 @@ from monarch_nb.client.connections.connection import (
     LINK_PATIENCE_S,
     SHOWN_INTERVAL_S,
     Connection,
-    RunListener,
 )
+from monarch_nb.client.connections.listeners import RunListener
 from monarch_nb.errors import MeshNotFound, MonarchNbError, VersionMismatch
 from monarch_nb.ground.ranges import Ranges
 from monarch_nb.proto import allocator_pb2 as pb

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from monarch_nb.branches.layout import earlier_run
-from monarch_nb.client.connections.connection import Connection, RunListener
+from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.connections.listeners import RunListener
 from monarch_nb.client.connections.tree import TreeConnection
 from monarch_nb.client.pools.held import current_owner
 from monarch_nb.client.runs.needs import HeldMesh
