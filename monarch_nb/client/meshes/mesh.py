@@ -14,7 +14,8 @@ from monarch_nb.actor.engine.outside import Address
 from monarch_nb.actor.hosts import ProcMesh
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import Connection
-from monarch_nb.client.logs.records import LogRecord, follow_logs, read_logs
+from monarch_nb.client.logs.records import LogRecord
+from monarch_nb.client.meshes import looking, past
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.holder import MeshHolder
 from monarch_nb.client.meshes.interrupt import Part, interrupt_parts
@@ -33,7 +34,6 @@ from monarch_nb.config import MAIN_MESH, OnBreakpoint
 from monarch_nb.errors import (
     MonarchNbError,
     RankDead,
-    RankUnresponsive,
     RunNotFound,
     TargetError,
 )
@@ -413,7 +413,7 @@ class Mesh:
         dead = [rank for rank in self.ranks if rank in self.core.dead]
         if not dead:
             return
-        alive = [rank for rank in self.ranks if rank not in self.core.dead]
+        alive = self._alive()
         them, are = ("it", "is") if len(dead) == 1 else ("them", "are")
         others = f", or leave {them} out: -t {format_ranks(alive)}" if alive else ""
         restart = f"%mesh restart{self.flag} -t {format_ranks(dead)}"
@@ -531,21 +531,8 @@ class Mesh:
         listener: Listener | None = None,
         own_connections: bool = False,
     ) -> Run:
-        kind = CallsRun if info.is_calls else Run
-        run = kind(
-            self,
-            info.run_id,
-            info.ranks,
-            info.title,
-            cell_number=info.cell_number,
-            listener=listener,
-            own_connections=own_connections,
-        )
+        run = past.run_of(self, info, listener, own_connections=own_connections)
         self.core.runs.setdefault(info.run_id, run)
-        run.number, run.submitted_at, run.notebook = info.number, info.submitted_at, info.notebook
-        run.owner = info.owner
-        run.is_script = info.is_script
-        run.finished_before = frozenset(info.finished)
         follow = lambda: run.follow(from_shown=not from_start)  # noqa: E731
         post(follow)
         return run
@@ -578,41 +565,24 @@ class Mesh:
 
     def stacks(self) -> StackReport:
         """Return every rank's Python stack, also while C code holds the interpreter; equal ones together."""
-        replies = call(self.core.control(self.ranks, stack=True))
-        groups: dict[str, list[int]] = {}
-        for rank in self.ranks:
-            reply = replies.get(rank)
-            groups.setdefault(reply.stack if reply else self._why_silent(rank), []).append(rank)
-        return StackReport([(tuple(ranks), stack) for stack, ranks in groups.items()])
-
-    def _why_silent(self, rank: int) -> str:
-        """Return why a rank said nothing, if that is its node's fault."""
-        number = rank // self.core.ranks_per_node
-        node = self.core.connections.get(number)
-        return "" if node is None or self.core.is_node_up(number) else node.absence
+        return looking.stacks(self.core, self.ranks)
 
     def complete(self, code: str, cursor: int, rank: int | None = None) -> tuple[list[str], int]:
         """Return completions of live names on a rank, and where in the code the completed word begins."""
-        alive = [one for one in self.ranks if one not in self.core.dead]
+        alive = self._alive()
         if not alive:
             return [], cursor
-        chosen = alive[0] if rank is None else rank
-        completion = pb.Completion(code=code, cursor=cursor)
-        reply = call(self.core.control([chosen], timeout_s=1.0, complete=completion)).get(chosen)
-        if reply is None:
-            raise RankUnresponsive(f"rank {chosen} does not answer", [chosen])
-        return list(reply.completions), reply.completion_start
+        return looking.complete(self.core, alive[0] if rank is None else rank, code, cursor)
 
     def inspect(self, name: str) -> tuple[str, int]:
         """Return what the first rank that lives knows of a live name (with dots), and that rank: the name's signature,
         documentation and type; empty when there is no such name there."""
-        alive = [rank for rank in self.ranks if rank not in self.core.dead]
-        if not alive:
-            return "", self.ranks[0]
-        reply = call(self.core.control(alive[:1], timeout_s=1.0, inspect=name)).get(alive[0])
-        if reply is None:
-            raise RankUnresponsive(f"rank {alive[0]} does not answer", alive[:1])
-        return reply.inspection, alive[0]
+        if alive := self._alive():
+            return looking.inspect(self.core, alive[0], name), alive[0]
+        return "", self.ranks[0]
+
+    def _alive(self) -> list[int]:
+        return [rank for rank in self.ranks if rank not in self.core.dead]
 
     def logs(
         self,
@@ -646,28 +616,7 @@ class Mesh:
     ) -> Iterator[Iterable[LogRecord]]:
         """As `logs`, but yield together what can be folded together: everything, or what came at a time."""
         chosen = self.ranks if ranks is None else self.select(ranks).ranks
-        number = run if isinstance(run, int) else run.number if run is not None else 0
-        request = pb.ReadLogsRequest(mesh_id=self.id, number=number, last_lines=lines or 0, follow=follow)
-        requests = []
-        for on_node in self.core.by_node(chosen).values():
-            of_node = pb.ReadLogsRequest(ranks=on_node)
-            of_node.MergeFrom(request)
-            requests.append((self.core.connection_of(on_node[0]), of_node))
-        batches = follow_logs(requests) if follow else iter([read_logs(requests)])
-        return self._checked(batches, run) if isinstance(run, int) else batches
-
-    def _checked(self, batches: Iterator[Iterable[LogRecord]], number: int) -> Iterator[Iterable[LogRecord]]:
-        """Yield a run's records, or raise RunNotFound if there was no such run."""
-        any_came = False
-        for batch in batches:
-            records = iter(batch)
-            for first in records:
-                any_came = True
-                yield itertools.chain([first], records)
-        if not any_came and number > max(mesh.last_number for _, mesh in call(self.core.status())):
-            newest = max((record.run for record in self.logs(lines=1)), default=0)
-            there = f"the newest that printed is run {newest}" if newest else "nothing was printed yet"
-            raise RunNotFound(f"there is no run {number}; {there}")
+        return past.log_batches(self, chosen, lines, run, follow=follow)
 
 
 def _ended(run: Run, is_done: bool, timeout_s: float | None) -> Run:

@@ -1,0 +1,66 @@
+"""What was before this process looked: runs that others have submitted, and what ranks printed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.logs.records import LogRecord, follow_logs, read_logs
+from monarch_nb.client.pools.infos import RunInfo
+from monarch_nb.client.runs.calls_run import CallsRun
+from monarch_nb.client.runs.needs import HeldMesh, Numbered
+from monarch_nb.client.runs.run import Listener, Run
+from monarch_nb.errors import RunNotFound
+from monarch_nb.proto import allocator_pb2 as pb
+
+
+def run_of(mesh: HeldMesh, info: RunInfo, listener: Listener | None, *, own_connections: bool) -> Run:
+    """Return a run that another client submitted, to be followed.
+
+    Args:
+        own_connections: this process follows it already.
+    """
+    run = (CallsRun if info.is_calls else Run)(
+        mesh,
+        info.run_id,
+        info.ranks,
+        info.title,
+        cell_number=info.cell_number,
+        listener=listener,
+        own_connections=own_connections,
+    )
+    run.number, run.submitted_at, run.notebook = info.number, info.submitted_at, info.notebook
+    run.owner, run.is_script = info.owner, info.is_script
+    run.finished_before = frozenset(info.finished)
+    return run
+
+
+def log_batches(
+    mesh: HeldMesh, ranks: Iterable[int], lines: int | None, run: Numbered | int | None, *, follow: bool
+) -> Iterator[Iterable[LogRecord]]:
+    """Yield what ranks wrote, together what can be folded together. See `Mesh.log_batches`."""
+    number = run if isinstance(run, int) else run.number if run is not None else 0
+    request = pb.ReadLogsRequest(mesh_id=mesh.id, number=number, last_lines=lines or 0, follow=follow)
+    requests = []
+    for on_node in mesh.core.by_node(ranks).values():
+        of_node = pb.ReadLogsRequest(ranks=on_node)
+        of_node.MergeFrom(request)
+        requests.append((mesh.core.connection_of(on_node[0]), of_node))
+    batches = follow_logs(requests) if follow else iter([read_logs(requests)])
+    return _of_known_run(mesh, batches, run) if isinstance(run, int) else batches
+
+
+def _of_known_run(mesh: HeldMesh, batches: Iterator[Iterable[LogRecord]], number: int) -> Iterator[Iterable[LogRecord]]:
+    """Yield a run's records, or raise RunNotFound if there was no such run."""
+    any_came = False
+    for batch in batches:
+        records = iter(batch)
+        for first in records:
+            any_came = True
+            yield itertools.chain([first], records)
+    if not any_came and number > max(told.last_number for _, told in call(mesh.core.status())):
+        [newest_of_each] = log_batches(mesh, mesh.ranks, 1, None, follow=False)
+        newest = max((record.run for record in newest_of_each), default=0)
+        there = f"the newest that printed is run {newest}" if newest else "nothing was printed yet"
+        raise RunNotFound(f"there is no run {number}; {there}")
