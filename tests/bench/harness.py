@@ -238,6 +238,19 @@ def program(name: str) -> str:
     return (PROGRAMS / name).read_text()
 
 
+def first_and_second_s(way: str, nodes: int, procs: int, name: str) -> tuple[float, float]:
+    """Return how long a program takes on nodes that an engine is asked for first, and again in the same ranks."""
+    text = program(name)
+    began_s = time.perf_counter()
+    reservation = reserve("bench", nodes=nodes, procs=procs, on=way)
+    try:
+        reservation.mesh.run(text)
+        first_s = time.perf_counter() - began_s
+        return first_s, seconds(lambda: reservation.mesh.run(text))
+    finally:
+        reservation.release()
+
+
 def numbers_after(word: str, text: str) -> list[float]:
     """Return the numbers of the lines that consist of `word` and one."""
     lines = [line.split() for line in text.splitlines()]

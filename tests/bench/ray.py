@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +13,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from monarch_nb.client.reservations.reservation import reserve
 from monarch_nb.config import CONFIG_VARIABLE
-from tests.bench.harness import PROGRAMS, Bench, CannotRun, Outcome, Row, compared, duration, median, program, seconds
+from tests.bench.harness import (
+    PROGRAMS,
+    Bench,
+    CannotRun,
+    Outcome,
+    Row,
+    compared,
+    duration,
+    first_and_second_s,
+    median,
+)
 from tests.bench.rivals import rival_python
 
 NODES, PROCS = 4, 2
@@ -29,7 +37,7 @@ def programs(bench: Bench) -> Outcome:
     ours, theirs = [], []
     with _cluster(bench) as train:
         for _ in range(bench.repeats(3, 1)):
-            ours.append(_ours())
+            ours.append(first_and_second_s("ray", NODES, PROCS, PROGRAM))
             bench.say(f"ours {duration(ours[-1][0])}, then {duration(ours[-1][1])}; now Ray Train")
             theirs.append((train(), train()))
             bench.say(f"Ray Train {duration(theirs[-1][0])}, then {duration(theirs[-1][1])}")
@@ -41,18 +49,6 @@ def programs(bench: Bench) -> Outcome:
         f"`TorchTrainer` {duration(their_first_s)} and {duration(their_second_s)}",
         f"{compared(first_s, their_first_s)}; the second {compared(second_s, their_second_s)}",
     )
-
-
-def _ours() -> tuple[float, float]:
-    text = program(PROGRAM)
-    began_s = time.perf_counter()
-    reservation = reserve("bench", nodes=NODES, procs=PROCS, on="ray")
-    try:
-        reservation.mesh.run(text)
-        first_s = time.perf_counter() - began_s
-        return first_s, seconds(lambda: reservation.mesh.run(text))
-    finally:
-        reservation.release()
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 
-from monarch_nb.client.reservations.reservation import reserve
 from monarch_nb.config import CONFIG_VARIABLE
 from tests import slurm
 from tests.bench.harness import (
@@ -20,11 +19,10 @@ from tests.bench.harness import (
     Row,
     compared,
     duration,
+    first_and_second_s,
     free_port,
     median,
     numbers_after,
-    program,
-    seconds,
 )
 
 NODES, PROCS = 4, 2
@@ -51,7 +49,7 @@ def _compared(bench: Bench) -> Outcome:
     ours, torchruns, ipyparallels = [], [], []
     profile = bench.directory / "ipyparallel"
     for _ in range(bench.repeats(3, 1)):
-        ours.append(_ours())
+        ours.append(first_and_second_s("slurm", NODES, PROCS, PROGRAM))
         bench.say(f"ours {duration(ours[-1][0])}, then {duration(ours[-1][1])}; now torchrun")
         torchruns.append(_torchrun())
         bench.say(f"torchrun {duration(torchruns[-1])}; now ipyparallel")
@@ -66,18 +64,6 @@ def _compared(bench: Bench) -> Outcome:
         f"srun torchrun {duration(torchrun_s)} each, ipyparallel {duration(theirs[0])} and {duration(theirs[1])}",
         f"{compared(first_s, torchrun_s)}; the second {compared(second_s, torchrun_s)}",
     )
-
-
-def _ours() -> tuple[float, float]:
-    text = program(PROGRAM)
-    began_s = time.perf_counter()
-    reservation = reserve("bench", nodes=NODES, procs=PROCS, on="slurm")
-    try:
-        reservation.mesh.run(text)
-        first_s = time.perf_counter() - began_s
-        return first_s, seconds(lambda: reservation.mesh.run(text))
-    finally:
-        reservation.release()
 
 
 def _torchrun() -> float:
