@@ -10,7 +10,7 @@ import ctypes
 import functools
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,6 +55,21 @@ def default_group() -> Any:
     """Return the default group, or None."""
     c10d: Any = sys.modules.get(MODULE)
     return c10d._world.default_pg if c10d is not None and hasattr(c10d, "_world") else None
+
+
+def wait_for_peers(made: Mapping[str, Any]) -> None:
+    """Wait until all ranks have made the default group, as they have: a rank that ends sooner, or destroys it, closes
+    connections that a slower one is still making, and Gloo fails there. Ranks come and go in milliseconds here; under
+    torchrun it takes a process longer to end than its peers to connect.
+
+    Args:
+        made: what `_new_process_group_helper` was called with.
+    """
+    c10d: Any = sys.modules[MODULE]
+    backend, size = str(made["backend"]).lower(), made["group_size"]
+    if size > 1 and ("gloo" in backend or backend == "undefined"):  # NCCL connects later; Gloo is among the defaults
+        timeout = made.get("timeout") or c10d.default_pg_timeout
+        c10d._store_based_barrier(made["group_rank"], made["store"], made["group_name"], size, timeout)
 
 
 def clear_books() -> list[Any]:

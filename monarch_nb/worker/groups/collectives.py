@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
 
-_SKIPPED_FILES = re.compile(r"/torch/distributed/c10d_logger\.py$|/monarch_nb/worker/[a-z_/]+\.py$|/contextlib\.py$")
+_SKIPPED_FILES = re.compile(r"/torch/distributed/c10d_logger\.py$|/monarch_nb/worker/[a-z0-9_/]+\.py$|/contextlib\.py$")
 _PUBLIC_FILES = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives|rendezvous)\.py$")
 _NAMES = (
     (re.compile(r"/torch/distributed/distributed_c10d\.py$"), "_new_group_with_tag", "new_group"),

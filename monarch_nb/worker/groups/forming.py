@@ -121,6 +121,7 @@ def _make_store(make: Any, host: str, port: int, rank: int, world_size: int, tim
 
 def _wrap_helper(helper: Callable[..., Any]) -> Callable[..., Any]:
     """The function of torch's that makes every group."""
+    signature = inspect.signature(helper)
 
     @functools.wraps(helper)
     def wrapper(group_size: int, *args: Any, **kwargs: Any) -> Any:
@@ -128,6 +129,8 @@ def _wrap_helper(helper: Callable[..., Any]) -> Callable[..., Any]:
         try:
             with state.connections.making(group_size):
                 made = helper(group_size, *args, **kwargs)
+                if c10d.default_group() is None:
+                    c10d.wait_for_peers(signature.bind(group_size, *args, **kwargs).arguments)
         except KeyboardInterrupt:
             note_interrupt()
             raise

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -474,6 +475,31 @@ def test_all_wants_of_a_dead_world_are_stale(ranks: ForkedRanks) -> None:
 
 
 # ---- what users call
+
+
+def test_a_group_is_there_when_all_ranks_have_made_it(ranks: ForkedRanks, tmp_path: Path) -> None:
+    """A rank that ended before closed connections that others were still making: they failed, "closed by peer"."""
+    connected, gate = tmp_path / "connected", tmp_path / "gate"
+
+    def slowly(space: Space) -> None:
+        wait = dist.distributed_c10d._store_based_barrier
+
+        def last(*args: Any) -> None:
+            connected.touch()
+            while not gate.exists():
+                time.sleep(0.01)
+            wait(*args)
+
+        dist.distributed_c10d._store_based_barrier = last
+        init(space)
+
+    ranks.submit(init, [0, 2, 3])
+    ranks.submit(slowly, [1])
+    eventually(connected.exists)
+    ranks.wait_until_in("init_process_group", [0, 2, 3])
+    gate.touch()
+    assert ranks.collect() == [None] * WORLD
+    assert ranks.run(total) == [WORLD] * WORLD
 
 
 def test_init_without_arguments(ranks: ForkedRanks) -> None:
