@@ -44,6 +44,11 @@ class MonarchNbError(Exception):
         return [f"\x1b[31m{type(self).__name__}\x1b[39m: {self}"]
 
 
+def say_too(error: BaseException, *said: str) -> None:
+    """Have an error's message go on with what else there is to say, if there is anything."""
+    error.args = ("; ".join(filter(None, [str(error), *said])), *error.args[1:])
+
+
 class UsageError(MonarchNbError, ValueError):
     """A request that makes no sense as written: bad flag, bad number, bad name."""
 

@@ -4,6 +4,8 @@ main    all commands: what they take, what they do
 run     monarch-nb run: a script on ranks
 debug   monarch-nb debug: the debugger's prompt
 nodes   monarch-nb replace, grow, shrink: the nodes of a reservation
+release monarch-nb release: what is held is given back
 pool    monarch-nb pool: pools of hosts, and who may use them
+hints   what to type in a terminal
 tables  columns
 """

@@ -7,7 +7,6 @@ import difflib
 import json
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +17,12 @@ from monarch_nb.cli import debug as debug_command
 from monarch_nb.cli import manifest as manifest_command
 from monarch_nb.cli import nodes as nodes_command
 from monarch_nb.cli import pool as pool_command
+from monarch_nb.cli import release as release_command
 from monarch_nb.cli import run as run_command
+from monarch_nb.cli.hints import typed_here
 from monarch_nb.cli.tables import print_table
-from monarch_nb.config import DEFAULT_POOL, LOG_LINES, POOL_VARIABLE, PROTOCOL, VERSION, default_pool
-from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, UsageError
+from monarch_nb.config import DEFAULT_POOL, LOG_LINES, PROTOCOL, VERSION, default_pool
+from monarch_nb.errors import MonarchNbError, PoolError, UsageError
 from monarch_nb.times import duration, seconds_of
 
 if TYPE_CHECKING:
@@ -66,26 +67,6 @@ class _Parser(argparse.ArgumentParser):
 def _nearest(word: str, known: Sequence[str], shown: Sequence[str] = ()) -> str:
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
     return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(shown or known)}"
-
-
-_HINTS = (
-    (r" starts one, and so does %mesh reserve", " starts one"),
-    (r": %mesh reserve NAME (--nodes \d+ --procs \d+)", r": monarch-nb run \1 SCRIPT reserves ranks for a script"),
-    (r"%mesh (release|replace|grow|shrink|doctor|logs|debug)\b", r"monarch-nb \1"),
-)
-
-
-_NAMED_POOL = re.compile(rf"--pool (\S+), or {POOL_VARIABLE}=\1")
-
-
-def _typed_here(text: str, words: Sequence[str] = ()) -> str:
-    """Return a message of the client's with what to type in a terminal, where `words` were typed."""
-    for pattern, advice in _HINTS:
-        text = re.sub(pattern, advice, text)
-    if words and not any(word.partition("=")[0] == "--pool" for word in words):
-        before, after = words[0], shlex.join(words[1:])
-        text = _NAMED_POOL.sub(lambda match: f"monarch-nb {before} --pool {match[1]} {after}".rstrip(), text)
-    return text
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -161,12 +142,8 @@ def make_parser() -> argparse.ArgumentParser:
         help="the reservation (default: the only one you hold; when there is none, the whole pool)",
     )
 
-    release = command(
-        "release", _release, "end the ranks of a reservation and give its slots back", "release dev", "release --all"
-    )
-    which = release.add_mutually_exclusive_group()
-    which.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
-    which.add_argument("--all", action="store_true", help="everything that you hold")
+    release = command("release", release_command.run, *release_command.SUMMARY)
+    release_command.add_arguments(release)
 
     replace = command("replace", nodes_command.replace, *nodes_command.REPLACE)
     nodes_command.add_replace_arguments(replace)
@@ -225,12 +202,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = options.run(options)
         sys.stdout.flush()
     except UsageError as error:
-        options.parser.error(_typed_here(str(error), options.words))
+        options.parser.error(typed_here(str(error), options.words))
     except MonarchNbError as error:
-        print(f"monarch-nb: {_typed_here(str(error), options.words)}", file=sys.stderr)
+        print(f"monarch-nb: {typed_here(str(error), options.words)}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("\nmonarch-nb: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        said = typed_here(str(interrupt), options.words)
+        print(f"\nmonarch-nb: {': '.join(filter(None, ['interrupted', said]))}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # Whoever read our output (head, less) has enough; without this, Python complains at exit.
@@ -314,7 +292,7 @@ def _status_of(pool: str, *, as_json: bool = False, are_others_shown: bool = Fal
         _print_json({"pool": pool, "nodes": described, "reservations": held})
         return 0
     if not nodes:
-        print(_typed_here(no_nodes(pool)))
+        print(typed_here(no_nodes(pool)))
         return 0
     rows = [
         (node["node"], node["state"], node["pid"], _used(node["procs_free"], node["procs"]), _gpus(node))
@@ -375,7 +353,7 @@ def _list(options: argparse.Namespace) -> int:
         with_pool = not options.pool and any(pool != default_pool() for pool in held.pools)
         _print_reservations(held.reservations, options.pool or default_pool(), with_pool=with_pool)
         for line in held.unheld:
-            print(line)
+            print(typed_here(line))
     for note in held.notes:
         _say(f"monarch-nb: {note}")
     return 1 if held.notes else 0
@@ -447,40 +425,6 @@ def _doctor(options: argparse.Namespace) -> int:
     return 0 if diagnosis.healthy else 1
 
 
-def _release(options: argparse.Namespace) -> int:
-    from monarch_nb import attach, list_reservations
-    from monarch_nb.client.reservations.lists import elsewhere
-
-    if options.name and "/" in options.name:
-        return _release_of(options.name, options.pool)
-    mine = {info.name: info for info in list_reservations(options.pool) if info.held_by_me}
-    chosen = list(mine) if options.all else _chosen(options.name, list(mine), options.pool)
-    failed = 0
-    for name in chosen:
-        try:
-            kept = attach(name, pool=options.pool).release()
-        except MonarchNbError as error:
-            print(f"monarch-nb: {error}", file=sys.stderr)
-            failed = 1
-        else:
-            print("\n".join([f"released {name} ({mine[name].shape})", *map(str, kept)]))
-    if not chosen:
-        there = elsewhere(None, options.pool)
-        there = _typed_here(there, options.words)
-        print(f"nothing is held in the pool {options.pool}; {there}" if there else "nothing is held")
-    return failed
-
-
-def _release_of(name: str, pool: str) -> int:
-    """Somebody else's, OWNER/NAME: who made the pool may."""
-    from monarch_nb.client.reservations.lists import release_of
-
-    owner, _, short = name.partition("/")
-    kept = release_of(owner, short, pool)
-    print("\n".join([f"released {short} of {owner}", *map(str, kept)]))
-    return 0
-
-
 def _extend(options: argparse.Namespace) -> int:
     from monarch_nb import attach, list_reservations
 
@@ -515,18 +459,6 @@ def _share(options: argparse.Namespace) -> int:
         if doubtful:
             _say(doubtful)
     return 0
-
-
-def _chosen(name: str | None, mine: list[str], pool: str) -> list[str]:
-    from monarch_nb.client.reservations.lists import elsewhere
-
-    if name is None and len(mine) > 1:
-        raise UsageError(f"you hold {', '.join(mine)}: name one, or --all")
-    if name is not None and name not in mine:
-        if there := elsewhere(name, pool):
-            raise ReservationNotFound(f"no reservation {name!r} of yours in the pool {pool}; {there}")
-        raise ReservationNotFound(f"no reservation {name!r}; you hold {', '.join(mine) or 'none'}")
-    return mine if name is None else [name]
 
 
 def _allocator(options: argparse.Namespace) -> int:

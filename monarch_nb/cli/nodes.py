@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from monarch_nb.cli.hints import typed_here
 from monarch_nb.times import seconds_of
 
 REPLACE = ("put free nodes in the places of nodes that never come back", "replace dev", "replace dev --node host3")
@@ -72,7 +73,7 @@ def replace(options: argparse.Namespace) -> int:
 
     reservation = attach(options.name, pool=options.pool)
     replaced = reservation.replace(*options.node, wait=_wait(options), time=options.time, progress=_say)
-    print("\n".join([*map(str, replaced), "the other ranks keep theirs; notebooks that are attached go on with these"]))
+    _tell("\n".join([*map(str, replaced), "the other ranks keep theirs; notebooks that are attached go on with these"]))
     return 0
 
 
@@ -82,7 +83,7 @@ def grow(options: argparse.Namespace) -> int:
 
     reservation = attach(options.name, pool=options.pool)
     into, mesh, wait = options.into, options.mesh, _wait(options)
-    print(reservation.grow(options.nodes, into=into, mesh=mesh, wait=wait, time=options.time, progress=_say))
+    _tell(reservation.grow(options.nodes, into=into, mesh=mesh, wait=wait, time=options.time, progress=_say))
     return 0
 
 
@@ -91,7 +92,7 @@ def shrink(options: argparse.Namespace) -> int:
     from monarch_nb import attach
 
     reservation = attach(options.name, pool=options.pool)
-    print(reservation.shrink(options.nodes, node=options.node, into=options.into, progress=_say))
+    _tell(reservation.shrink(options.nodes, node=options.node, into=options.into, progress=_say))
     return 0
 
 
@@ -99,5 +100,9 @@ def _wait(options: argparse.Namespace) -> bool | float:
     return options.wait is not None and (seconds_of(options.wait, "--wait") if options.wait else True)
 
 
+def _tell(what: object) -> None:
+    print(typed_here(str(what)))
+
+
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(typed_here(line), file=sys.stderr, flush=True)

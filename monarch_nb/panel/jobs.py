@@ -84,8 +84,8 @@ class Jobs:
             with interruptible(interrupt):
                 result = work(say)
             facts = {"state": "done", "result": result}
-        except KeyboardInterrupt:
-            facts = {"state": "cancelled", "message": "cancelled"}
+        except KeyboardInterrupt as error:
+            facts = {"state": "cancelled", "message": ": ".join(filter(None, ["cancelled", clickable(str(error))]))}
         except MonarchNbError as error:
             facts = {"state": "failed", "error": clickable(str(error))}
         except Exception as error:  # noqa: BLE001 (told, in the job)

@@ -15,16 +15,16 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from monarch_nb.config import CONFIG_VARIABLE, TrustPaths, private_directory
-from monarch_nb.errors import CapacityError, PoolError, ReservationConflict, TrustError, UsageError
+from monarch_nb.errors import CapacityError, PoolError, ReservationConflict, TrustError, UsageError, say_too
 from monarch_nb.ground.interrupting import pause
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Progress
-from monarch_nb.provision.launchers import Ask, Job, Launcher, Look, launcher, target_of
+from monarch_nb.provision.launchers import UNHELD_S, Ask, Job, Launcher, Look, launcher, target_of
 from monarch_nb.times import duration
 from monarch_nb.trust.membership import make_pool
 from monarch_nb.trust.pools import (
@@ -164,6 +164,8 @@ def obtain(
             "--replace ends it first, or choose another name"
         )
     if job.served and way.look(job).state == "running":
+        if job.unwanted:
+            remember(job := replace(job, unwanted=False))
         return job, False  # what has become of its nodes they say themselves
     return _served(way, job, longest_s, say), True
 
@@ -213,10 +215,12 @@ def _served(way: Launcher, job: Job, longest_s: float | None, say: Progress) -> 
     try:
         look = _wait(way, job, longest_s, say)
         price = look.price_per_hour if look else job.price_per_hour
-        job = replace(job, served=True, addresses=tuple(nodes_of(job, look)), price_per_hour=price)
+        addresses = tuple(nodes_of(job, look))
+        job = replace(job, served=True, addresses=addresses, price_per_hour=price, unwanted=False)
         remember(job)
-    except BaseException:
-        end(job)
+    except BaseException as error:
+        had_to_wait = isinstance(error, KeyboardInterrupt) or (isinstance(error, CapacityError) and error.waiting_helps)
+        say_too(error, why_not_ended(job) or (f"{title_of(job)} was cancelled" if had_to_wait else ""))
         raise
     return job
 
@@ -286,8 +290,7 @@ def _wait(way: Launcher, job: Job, longest_s: float | None, say: Progress) -> Lo
                 f"{duration(START_S)}{_log_tail(job)}"
             )
         if longest_s is not None and not running_s and now_s - began_s > longest_s:
-            gone = f"{way.title} {job.id} was cancelled"
-            raise CapacityError(f"waited {duration(longest_s)}, in vain: {said}; {gone}", waiting_helps=True)
+            raise CapacityError(f"waited {duration(longest_s)}, in vain: {said}", waiting_helps=True)
         pause(PUBLISHED_EVERY_S if running_s or now_s - began_s < AT_ONCE_S else LOOK_EVERY_S)
     if look and look.addresses:
         change_hosts(job.paths, lambda hosts: replace(hosts, nodes=tuple(look.addresses)))
@@ -350,18 +353,18 @@ def _log_tail(job: Job) -> str:
 
 def time_left_s(pool: str) -> float:
     """Return how long a reservation in a pool's jobs can last, until the first of them ends; 0 when none does."""
-    first = ends_first(pool)
+    first = ends_first(jobs_of_pool(pool))
     return first[1] if first else 0.0
 
 
-def ends_first(pool: str) -> tuple[Job, float] | None:
-    """Return the job of a pool that ends first, and how long a reservation in it can last; None when none ends. What
-    jobs cost is remembered: the engine may not have known while they were waited for."""
+def ends_first(some: Iterable[Job]) -> tuple[Job, float] | None:
+    """Return which of some jobs ends first, and how long a reservation in it can last; None when none ends. What they
+    cost is remembered: the engine may not have known while they were waited for."""
     left = []
-    for job in jobs_of_pool(pool):
-        look = launcher(job.on).look(job)
+    for each in some:
+        job, look = each, launcher(each.on).look(each)
         if look.price_per_hour != job.price_per_hour:
-            remember(replace(job, price_per_hour=look.price_per_hour))
+            remember(job := replace(job, price_per_hour=look.price_per_hour))
         if look.ends_at and look.state != "ended":
             left_s = look.ends_at - time.time()
             left.append((job, max(1.0, left_s - min(SOONER_S, left_s / 10))))
@@ -403,31 +406,33 @@ def trouble(pool: str) -> str:
     return "; ".join(dict.fromkeys(filter(None, lines)))
 
 
-def unheld(held: Collection[tuple[str, str]], silent: Collection[str] = ()) -> list[str]:
-    """Return what there is to say of jobs that wait, or whose nodes nobody holds.
+def unheld(held: Mapping[tuple[str, str], int], silent: Collection[str] = ()) -> list[str]:
+    """Return what there is to say of jobs that wait, that were to be ended, or whose nodes nobody holds.
 
     Args:
-        held: pools and names of reservations.
+        held: how many nodes reservations have, by their pools and names.
         silent: pools whose nodes do not say what is held.
     """
     lines, said = [], set[str]()
     for job in jobs():
         is_held = (job.pool, job.reservation) in held
-        if not job.id or (job.served and (is_held or job.pool in silent or job.pool in said)):
+        is_known = job.served and not job.unwanted
+        if not job.id or (is_known and (is_held or job.pool in silent or job.pool in said)):
             continue
         try:
             look = launcher(job.on).look(job)
         except (PoolError, UsageError) as error:
-            lines.append(f"{job.reservation}: {error}")
+            lines.append(f"{job.reservation}: {title_of(job)}: {error}")
             continue
         if look.state == "ended":
             continue
         if job.served:
             said.add(job.pool)
+        name = job.reservation
         asks = "grow or replace" if is_held else "reserve"
         does = "has its nodes, which nobody holds" if look.state == "running" else "waits for it"
-        ways = f"the same %mesh {asks} {does}, %mesh release {job.reservation} ends it"
-        lines.append(f"{job.reservation}: {look.text}; {ways}")
+        ends = f"shrink {name} --nodes {held[job.pool, name]}" if is_held and job.unwanted else f"release {name}"
+        lines.append(f"{name}: {look.text}; the same %mesh {asks} {does}, %mesh {ends} ends it")
     return lines
 
 
@@ -437,14 +442,19 @@ def end_all(pool: str, say: Progress | None = None) -> None:
     Raises:
         PoolError: an engine does not answer: what is remembered stays, so that it can be done again.
     """
-    failures = []
+    failed, why = list[Job](), list[str]()
     for job in reversed(jobs_of_pool(pool)):
         try:
             end(job, say)
-        except PoolError as error:
-            failures.append(error)
-    if failures:
-        raise failures[0]
+        except (PoolError, UsageError) as error:
+            failed.append(job)
+            why.append(str(error))
+    if failed:
+        it = "it" if len(failed) == 1 else "them"
+        raise PoolError(
+            f"{', '.join(map(title_of, failed))} could not be ended ({'; '.join(dict.fromkeys(why))}): %mesh release "
+            f"{failed[0].reservation} again ends {it}; allocators that hold nothing end after {duration(UNHELD_S)}"
+        )
 
 
 def has_ended(job: Job) -> bool:
@@ -467,6 +477,20 @@ def nodes_in(job: Job, named: Mapping[str, str]) -> list[str]:
     return [name for address, name in named.items() if address in of_job]
 
 
+def why_not_ended(job: Job, say: Progress | None = None) -> str:
+    """End a job; return what there is to say when that can not be done now, nothing when it has ended."""
+    try:
+        end(job, say)
+    except (PoolError, UsageError) as error:
+        why = str(error)
+    except KeyboardInterrupt:
+        why = "interrupted"
+    else:
+        return ""
+    ends = "%mesh list says what ends it" if jobs_of_pool(job.pool)[1:] else f"%mesh release {job.reservation} ends it"
+    return f"{title_of(job)} could not be ended ({why}): {ends}"
+
+
 def end(job: Job, say: Progress | None = None) -> None:
     """End a job; remove what is remembered of it, and with the last of a pool that, with its keys. Again is as once.
 
@@ -479,9 +503,13 @@ def end(job: Job, say: Progress | None = None) -> None:
     with locked(private_pools_directory()):
         if all((known.paths, known.id) != (job.paths, job.id) for known in jobs_of_pool(job.pool)):
             return
-        if way.look(job).state != "ended":
-            way.end(job)
-            _wait_for_end(way, job)
+        try:
+            if way.look(job).state != "ended":
+                way.end(job)
+                _wait_for_end(way, job)
+        except (PoolError, KeyboardInterrupt):
+            remember(replace(job, unwanted=True))
+            raise
         _remove(job.paths)
 
 

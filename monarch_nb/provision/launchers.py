@@ -92,6 +92,7 @@ class Job:
         served: whether all its nodes have served already. addresses: where these were then.
         price_per_hour: of all its nodes, in US dollars; 0 when the engine does not know.
         cuts_s: by how much its reservation ends sooner as this job does.
+        unwanted: whether it was to be ended, and the engine did not do it.
     """
 
     on: str
@@ -108,6 +109,7 @@ class Job:
     addresses: tuple[str, ...] = ()
     price_per_hour: float = 0.0
     cuts_s: float = 0.0
+    unwanted: bool = False
 
 
 @dataclass(frozen=True)

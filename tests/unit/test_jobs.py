@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -149,7 +148,7 @@ def test_one_whose_client_died_in_the_queue_is_waited_for_by_the_next(
     interrupt = Interrupt()
     interrupt.set()
     with monkeypatch.context() as patch, interruptible(interrupt):
-        patch.setattr(jobs, "end", lambda _: None)
+        patch.setattr(jobs, "end", lambda *_: None)
         engine.looks = [WAITING]
         with pytest.raises(KeyboardInterrupt):
             have()
@@ -165,23 +164,55 @@ def test_another_shape_is_a_conflict(engine: Engine) -> None:
     assert engine.ended == []
 
 
-def test_ctrl_c_ends_the_job(engine: Engine) -> None:
+def interrupted_in_the_queue(engine: Engine) -> str:
+    """Return what Ctrl-C says."""
     engine.looks = [WAITING]
     interrupt = Interrupt()
-    caught: list[type[BaseException]] = []
+    interrupt.set()
+    with interruptible(interrupt), pytest.raises(KeyboardInterrupt) as caught:
+        have()
+    return str(caught.value)
 
-    def wait() -> None:
-        with interruptible(interrupt):
-            try:
-                obtain("engine", ask(), "engine-dev", None, lambda _: interrupt.set())
-            except KeyboardInterrupt:
-                caught.append(KeyboardInterrupt)
 
-    thread = threading.Thread(target=wait)
-    thread.start()
-    thread.join(60)
-    assert caught
+def test_ctrl_c_ends_the_job(engine: Engine) -> None:
+    assert interrupted_in_the_queue(engine) == "engine job 1 was cancelled"
     assert engine.ended == ["1"]
+    assert nothing_is_left()
+
+
+def busy(_: Job) -> NoReturn:
+    raise PoolError("busy")
+
+
+def test_ctrl_c_says_when_the_job_could_not_be_ended(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "end", busy)
+        said = interrupted_in_the_queue(engine)
+    assert said == "engine job 1 could not be ended (busy): %mesh release dev ends it"
+    [line] = jobs.unheld({})
+    assert line == "dev: engine job 1 waits; the same %mesh reserve waits for it, %mesh release dev ends it"
+    engine.looks = [RUNNING]
+    again, _ = have()
+    assert (again.id, again.unwanted) == ("1", False), "who asks again wants it after all"
+
+
+def test_a_failure_is_told_also_when_the_job_can_not_be_ended(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.looks = [WAITING]
+    monkeypatch.setattr(engine, "end", busy)
+    with pytest.raises(CapacityError, match=r"in vain: engine job 1 waits; engine job 1 could not be ended \(busy\): "):
+        have(longest_s=1e-9)
+
+
+def test_what_could_not_be_ended_is_said_with_what_ends_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, _ = have()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "end", busy)
+        said = (
+            r"^engine job 1 could not be ended \(busy\): %mesh release dev again ends it; allocators that hold nothing"
+        )
+        with pytest.raises(PoolError, match=said):
+            jobs.end_all(job.pool)
+    jobs.end_all(job.pool)
     assert nothing_is_left()
 
 
@@ -383,7 +414,7 @@ class TestFurtherJobs:
             patch.setattr(engine, "end", stubborn)
             with pytest.raises(PoolError, match="busy"):
                 jobs.end_all(POOL)
-        assert jobs.jobs() == [second]
+        assert jobs.jobs() == [replace(second, unwanted=True)]
         jobs.end_all(POOL)
         assert nothing_is_left()
 
@@ -407,7 +438,7 @@ class TestFurtherJobs:
         ends_at = {first.id: 8200.0, second.id: 4600.0}
         monkeypatch.setattr(engine, "look", lambda job: replace(RUNNING, ends_at=ends_at[job.id]))
         monkeypatch.setattr(engine, "extend", lambda job, by_s: extended.append((job.id, by_s)))
-        assert jobs.ends_first(POOL) == (second, 3600.0 - jobs.SOONER_S)
+        assert jobs.ends_first(jobs.jobs_of_pool(POOL)) == (second, 3600.0 - jobs.SOONER_S)
         jobs.extend(POOL, 600.0, 3570.0)
         assert extended == [(second.id, 600.0)], "the other ends late enough"
 
@@ -415,8 +446,20 @@ class TestFurtherJobs:
         second = self.more(first)
         jobs.remember(replace(second, served=False))
         engine.looks = [WAITING]
-        [line] = jobs.unheld([(POOL, "dev")])
+        [line] = jobs.unheld({(POOL, "dev"): 4})
         assert line.endswith("the same %mesh grow or replace waits for it, %mesh release dev ends it")
+
+    def test_one_that_could_not_be_ended_is_listed_while_the_others_are_held(
+        self, engine: Engine, first: Job, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        second = self.more(first)
+        assert jobs.unheld({(POOL, "dev"): 2}) == []
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "end", busy)
+            said = jobs.why_not_ended(second)
+        assert said == "engine job 2 could not be ended (busy): %mesh list says what ends it"
+        [line] = jobs.unheld({(POOL, "dev"): 2})
+        assert line.endswith("has its nodes, which nobody holds, %mesh shrink dev --nodes 2 ends it")
 
     def test_what_the_last_one_leaves_is_removed_on_its_node(self, engine: Engine, first: Job) -> None:
         self.more(first)
@@ -432,19 +475,19 @@ class TestUnheld:
         jobs.remember(replace(job, served=False))
         engine.looks = [WAITING]
         ways = "the same %mesh reserve waits for it, %mesh release dev ends it"
-        assert jobs.unheld([], [job.pool]) == [f"dev: engine job 1 waits; {ways}"]
+        assert jobs.unheld({}, [job.pool]) == [f"dev: engine job 1 waits; {ways}"]
 
     def test_one_whose_nodes_nobody_holds(self, engine: Engine) -> None:
         job, _ = have()
-        [line] = jobs.unheld([(job.pool, "another")])
+        [line] = jobs.unheld({(job.pool, "another"): 1})
         assert line.startswith("dev: engine job 1 runs; the same %mesh reserve has its nodes, which nobody holds")
-        assert jobs.unheld([(job.pool, "dev")]) == []
-        assert jobs.unheld([], [job.pool]) == [], "its nodes do not say who holds them"
+        assert jobs.unheld({(job.pool, "dev"): 1}) == []
+        assert jobs.unheld({}, [job.pool]) == [], "its nodes do not say who holds them"
 
     def test_one_that_has_ended_is_nothing(self, engine: Engine) -> None:
         job, _ = have()
         engine.ended.append(job.id)
-        assert jobs.unheld([]) == []
+        assert jobs.unheld({}) == []
 
     def test_an_engine_that_does_not_answer_is_named(self, engine: Engine) -> None:
         have()
@@ -453,4 +496,4 @@ class TestUnheld:
             raise PoolError("the engine does not answer")
 
         engine.look = away  # type: ignore[method-assign]
-        assert jobs.unheld([]) == ["dev: the engine does not answer"]
+        assert jobs.unheld({}) == ["dev: engine job 1: the engine does not answer"]

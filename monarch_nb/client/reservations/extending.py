@@ -11,6 +11,7 @@ from dataclasses import replace
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.held import HeldReservation
 from monarch_nb.client.pools.pool import Pool, not_whole
+from monarch_nb.client.reservations.further import Ended
 from monarch_nb.errors import NodeUnreachable, PoolError, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import jobs
@@ -36,26 +37,29 @@ def extend(pool: Pool, reservation_id: str, name: str, by_s: float) -> float:
     return left_s + by_s
 
 
-def hold_while_all_last(pool: Pool, held: HeldReservation, ended: Sequence[Job] = ()) -> str:
+def hold_while_all_last(pool: Pool, held: HeldReservation, ended: Ended | None = None) -> str:
     """Let a reservation end before the first of its jobs does; return what there is to say of that, if it is sooner
-    than it was to end, or if that can not be known or done now.
+    than it was to end, or if that can not be known or done now; and of jobs that could not be ended.
 
     Args:
         ended: jobs that bring no nodes to it any more: what they cut from its time it gets back first.
     """
+    ended = ended or Ended()
     try:
-        return _held_while_all_last(pool, held, ended)
+        said = _held_while_all_last(pool, held, ended.jobs)
     except (PoolError, NodeUnreachable) as error:
-        return f"how long {held.facts.name} is held was left as it is, though its jobs may end sooner: {error}"
+        said = f"how long {held.facts.name} is held was left as it is, though its jobs may end sooner: {error}"
+    return "\n".join(filter(None, [*ended.failures, said]))
 
 
 def _held_while_all_last(pool: Pool, held: HeldReservation, ended: Sequence[Job]) -> str:
     name = held.facts.name
-    if cut_s := sum(job.cuts_s for job in ended):
+    bringing, cut_s = _jobs_of(pool, held)
+    if cut_s := cut_s + sum(job.cuts_s for job in ended):
         limit_s = 0.0 if math.isinf(cut_s) else held.facts.time_s + cut_s
         call(_set_limit(pool, held.reservation_id, name, limit_s))
         held = call(pool.held(held.reservation_id, name))
-    if (first := jobs.ends_first(pool.name)) is None:
+    if (first := jobs.ends_first(bringing)) is None:
         return ""
     (job, most_s), facts = first, held.facts
     left_s = facts.time_left_s if facts.time_s else math.inf
@@ -70,6 +74,22 @@ def _held_while_all_last(pool: Pool, held: HeldReservation, ended: Sequence[Job]
         f"{jobs.title_of(job)} with {', '.join(names)} ends first: {name} is held for {duration(most_s)} now, "
         f"until {time_of_day(time.time() + most_s)}; {shrink} goes on without"
     )
+
+
+def _jobs_of(pool: Pool, held: HeldReservation) -> tuple[list[Job], float]:
+    """Return the jobs of which a reservation has nodes, and by how much others have cut its time: they do no longer."""
+    named = {node.node_address: node.name for node in held.connections.values()}
+    bringing, cut_s = list[Job](), 0.0
+    for job in jobs.jobs_of_pool(pool.name):
+        if jobs.nodes_in(job, named):
+            bringing.append(replace(job, unwanted=False))
+            kept = bringing[-1]
+        else:
+            cut_s += job.cuts_s
+            kept = replace(job, cuts_s=0.0)
+        if kept != job:
+            jobs.remember(kept)
+    return bringing, cut_s
 
 
 async def _limit_and_left_s(pool: Pool, reservation_id: str, name: str) -> tuple[float, float]:

@@ -4,14 +4,13 @@ than there are, ended when it has none of them any more."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.pools.pool import Pool, Progress
-from monarch_nb.errors import MonarchNbError, UsageError
+from monarch_nb.errors import MonarchNbError, UsageError, say_too
 from monarch_nb.provision import jobs
 from monarch_nb.provision.launchers import Job
 from monarch_nb.times import Duration, seconds_of
@@ -30,6 +29,19 @@ class Asking:
 
     wait: bool | Duration
     time: Duration | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of jobs that are needed no more.
+
+    Attributes:
+        jobs: those that have ended.
+        failures: what there is to say of those that could not be ended.
+    """
+
+    jobs: tuple[Job, ...] = ()
+    failures: tuple[str, ...] = ()
 
 
 def with_further_nodes(
@@ -67,33 +79,43 @@ def with_further_nodes(
             if count >= before:
                 break  # the new nodes are not what they should be: `take` says so
         return take(False)
-    except BaseException:
-        end_unused(pool, added, say)
+    except BaseException as error:
+        ended = end_unused(pool, added, say)
+        titles = map(jobs.title_of, ended.jobs if isinstance(error, KeyboardInterrupt) else ())
+        say_too(error, *(f"{title} was cancelled" for title in titles), *ended.failures)
         raise
 
 
-def end_jobs_of(pool: Pool, left: Collection[Connection], say: Progress) -> list[Job]:
-    """End the jobs that have brought some nodes, and of which no node is held any more; return which. Those that have
-    ended by themselves, without a node that is held, are forgotten.
+def end_jobs_of(pool: Pool, left: Collection[Connection], say: Progress) -> Ended:
+    """End the jobs that have brought some nodes, and of which no node is held any more; and those that were to be
+    ended before. Those that have ended by themselves, without a node that is held, are forgotten.
 
     Args:
         left: nodes that a reservation has given back.
     """
     named = {node.node_address: node.name for node in left}
-    of_pool = jobs.jobs_of_pool(pool.name) if named else []
-    return end_unused(pool, [job for job in of_pool if jobs.nodes_in(job, named) or jobs.has_ended(job)], say)
+    of_pool = jobs.jobs_of_pool(pool.name)
+    done = [job for job in of_pool if named and (jobs.nodes_in(job, named) or jobs.has_ended(job))]
+    return end_unused(pool, [*done, *(job for job in of_pool if job.unwanted and job not in done)], say)
 
 
-def end_unused(pool: Pool, some: Collection[Job], say: Progress) -> list[Job]:
-    """End those of some jobs of which no node is held; return which. One that can not be ended now ends by itself."""
+def end_unused(pool: Pool, some: Collection[Job], say: Progress) -> Ended:
+    """End those of some jobs of which no node is held."""
     ended: list[Job] = []
-    with suppress(MonarchNbError):
+    failures: list[str] = []
+    try:
         used = call(_used(pool)) if some else {}
-        for job in some:
-            if not jobs.nodes_in(job, used):
-                ended.append(job)
-                jobs.end(job, say)
-    return ended
+    except MonarchNbError as error:
+        titles = ", ".join(map(jobs.title_of, some))
+        return Ended(failures=(f"it is not known whether a node of {titles} is held ({error}): %mesh list says more",))
+    for job in some:
+        if jobs.nodes_in(job, used):
+            continue
+        if said := jobs.why_not_ended(job, say):
+            failures.append(said)
+        else:
+            ended.append(job)
+    return Ended(tuple(ended), tuple(failures))
 
 
 async def _used(pool: Pool) -> dict[str, str]:

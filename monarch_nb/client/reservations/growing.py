@@ -46,7 +46,7 @@ class Resized:
         ranks: how many it has now.
         is_new_mesh: it was not there before.
         kept: what ranks wrote on nodes that were given back, and where it is.
-        ends_first: what there is to say of a job that ends before the others.
+        ends_first: what there is to say of a job that ends before the others, or that could not be ended.
     """
 
     name: str

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from monarch_nb.client.pools.choosing import Shape
 from monarch_nb.client.pools.pool import Progress
 from monarch_nb.config import TrustPaths
-from monarch_nb.errors import CapacityError, ReservationConflict, UsageError
+from monarch_nb.errors import CapacityError, ReservationConflict, UsageError, say_too
 from monarch_nb.provision import jobs
 from monarch_nb.provision.launchers import Ask, Job
 
@@ -57,16 +57,15 @@ def nodes_of_job(request: JobRequest, pool: str | None, say: Progress) -> Iterat
     try:
         left_s = jobs.time_left_s(job.pool)
         yield job.pool, min(filter(None, (request.time_s, left_s)), default=0.0)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         if found.is_new:
-            jobs.end(job)
+            say_too(interrupt, jobs.why_not_ended(job) or f"{jobs.title_of(job)} was cancelled")
         raise
     except CapacityError as error:
         if not found.is_own:
             raise  # others may have its nodes
-        called = jobs.title_of(job)
-        jobs.end(job, say)
-        raise CapacityError(f"{error}; {called} was asked for this, and is ended") from None
+        ended = jobs.why_not_ended(job, say) or f"{jobs.title_of(job)} was asked for this, and is ended"
+        raise CapacityError(f"{error}; {ended}") from None
 
 
 @dataclass(frozen=True)
@@ -132,8 +131,9 @@ def _make_way(request: JobRequest, made: str, say: Progress) -> None:
             )
 
 
-def end_job_of(name: str, pool: str | None, say: Progress) -> bool:
-    """End the jobs that a reservation of that name is in, or waits for; return whether there was one.
+def end_job_of(name: str, pool: str | None, say: Progress) -> str:
+    """End the jobs that a reservation of that name is in, or waits for; return what they are called, nothing if there
+    are none.
 
     Args:
         pool: that is meant; None for any.
@@ -143,6 +143,7 @@ def end_job_of(name: str, pool: str | None, say: Progress) -> bool:
     """
     job = next((job for job in jobs.jobs_of(name) if pool in (None, job.pool)), None)
     if job is None:
-        return False
+        return ""
+    titles = jobs.title_of_pool(job.pool)
     jobs.end_all(job.pool, say)
-    return True
+    return titles

@@ -63,8 +63,8 @@ def list_everywhere(*, memory: bool = False) -> Holdings:
     held = call(_ask_pools(pools, memory=memory))
     if len(pools) == 1 and held.failed:
         raise held.failed[pools[0]]
-    names = {(info.pool, info.name) for info in held.reservations}
-    return replace(held, unheld=tuple(jobs.unheld(names, held.failed)))
+    nodes = {(info.pool, info.name): info.nodes for info in held.reservations}
+    return replace(held, unheld=tuple(jobs.unheld(nodes, held.failed)))
 
 
 def elsewhere(name: str | None, pool: str) -> str:
@@ -82,12 +82,14 @@ def elsewhere(name: str | None, pool: str) -> str:
 
 def pool_of(name: str, pool: str) -> str:
     """Return the pool that a reservation is in: `pool`, or when it is not there the only other one in which we hold
-    such, or else may use one. `pool` when there is none, or several."""
+    such, or else may use one; or that of its job, if nobody holds what that brought. `pool` when there is none, or
+    several."""
     here = call(_ask_pools([pool], timeout_s=ELSEWHERE_S))
     if here.failed or any(_is_meant(info, name) for info in here.reservations):
         return pool
     meant = [info for info in _held_in_others(pool) if _is_meant(info, name)]
     found = {info.pool for info in meant if info.held_by_me} or {info.pool for info in meant}
+    found = found or {job.pool for job in jobs.jobs_of(name)}
     return found.pop() if len(found) == 1 else pool
 
 

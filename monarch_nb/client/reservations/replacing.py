@@ -31,7 +31,7 @@ class Replaced:
         old, new: what the nodes are called.
         ranks: those of the main mesh that are new.
         beside: those of other meshes: "rank 5 of grown".
-        ends_first: what there is to say of a job that ends before the others.
+        ends_first: what there is to say of a job that ends before the others, or that could not be ended.
     """
 
     number: int

@@ -61,7 +61,7 @@ from monarch_nb.client.runs.printed import shown_here
 from monarch_nb.client.runs.run import Listener, Run
 from monarch_nb.client.scripts.script import Script
 from monarch_nb.config import MAIN_MESH
-from monarch_nb.errors import NodeUnreachable, UsageError
+from monarch_nb.errors import NodeUnreachable, PoolError, UsageError
 from monarch_nb.provision import jobs, provisioner_of
 from monarch_nb.shape import Extent
 from monarch_nb.times import Duration, seconds_of
@@ -415,7 +415,11 @@ class Reservation(Elastic):
         self.files.close()
         self.meshes.close()
         if job is not None and job.reservation == self.name:
-            jobs.end_all(job.pool)
+            try:
+                jobs.end_all(job.pool)
+            except PoolError as failure:
+                told = [f"{self.name}: its ranks have ended, but {failure}", *map(str, released.kept)]
+                raise PoolError("\n".join(told)) from None
             return [*released.kept]
         exist = {node.address for node in provisioner_of(self._pool.name).nodes(pool=self._pool.name)}
         exist_names = {connection.name for connection in self._connections.values() if connection.address in exist}

@@ -136,10 +136,10 @@ class Subcommands:
         with Progress(is_notebook(self._shell)) as progress:
             try:
                 reservation = self._asked_for(parsed, gpus, procs, progress)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as interrupt:
                 had_begun = bool(progress.messages)
                 what = "nothing is reserved" if had_begun else "nothing has changed"
-                raise RunInterrupted(f"interrupted: {what}") from None
+                raise _interrupted(what, interrupt) from None
             self._session.hold(reservation, parsed.text("pool"))
             steps = [message for message in progress.messages if not _is_to_be_read(message)]
             took = duration(progress.elapsed_s)
@@ -236,9 +236,9 @@ class Subcommands:
         try:
             reservation = current or self._session.client.attach(name, pool=pool)
         except MonarchNbError:
-            if not end_job_of(name, pool, progress):
+            if not (ended := end_job_of(name, pool, progress)):
                 raise
-            return f"{name}: none of its nodes answered; its job has ended"
+            return f"{name}: no node of it is held; ended {ended}"
         kept = reservation.release()
         line = f"{name}: released {shape(reservation)} in {duration(progress.elapsed_s)}"
         return "\n".join([line, *map(str, kept)])
@@ -250,8 +250,8 @@ class Subcommands:
             try:
                 time_s = parsed.seconds("time")
                 replaced = reservation.replace(*parsed.many("node"), wait=wait, time=time_s, progress=progress)
-            except KeyboardInterrupt:
-                raise RunInterrupted("interrupted: %mesh status says which nodes there are") from None
+            except KeyboardInterrupt as interrupt:
+                raise _interrupted("%mesh status says which nodes there are", interrupt) from None
             others = "the other ranks keep theirs; call dist.init_process_group() on all ranks again"
             took = duration(progress.elapsed_s)
             progress.done("\n".join([f"{reservation.name}: replaced in {took}", *map(str, replaced), others]))
@@ -292,8 +292,8 @@ class Subcommands:
         with Progress(is_notebook(self._shell)) as progress:
             try:
                 progress.done(str(change(reservation, progress)))
-            except KeyboardInterrupt:
-                raise RunInterrupted("interrupted: %mesh status says which nodes there are") from None
+            except KeyboardInterrupt as interrupt:
+                raise _interrupted("%mesh status says which nodes there are", interrupt) from None
 
     def _mesh(self, parsed: Parsed) -> Mesh:
         """Return the part of a mesh that a command is for."""
@@ -443,6 +443,11 @@ class Subcommands:
             show(preformatted(help_text(declarations.CELL)))
         else:
             show(preformatted(help_text(declarations.MESH.find(parsed.word))))
+
+
+def _interrupted(what: str, interrupt: KeyboardInterrupt) -> RunInterrupted:
+    """Return what is raised after Ctrl-C, with what there is to say of a job that was asked for."""
+    return RunInterrupted("; ".join(filter(None, [f"interrupted: {what}", str(interrupt)])))
 
 
 def _files_option(chosen: str | None) -> str | bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from gpus import FakeGpus
 from integration.live import TIMEOUT_S, eventually
 from integration.slurm.conftest import Slurm
 from integration.ways import ALL_REDUCE, AnyWay
+from monarch_nb.cli.main import main
 from monarch_nb.client.reservations.jobs import end_job_of
 from monarch_nb.client.reservations.lists import list_everywhere
 from monarch_nb.client.reservations.reservation import attach, reserve
@@ -115,7 +117,7 @@ def test_a_job_that_waits_is_listed(slurm: Path, monkeypatch: pytest.MonkeyPatch
     run("sbatch", "--nodes=4", "--exclusive", "--time=1", "--output=/dev/null", "--wrap=sleep 600")
     eventually(lambda: squeue("--format=%t") == "R")
     with monkeypatch.context() as patch:
-        patch.setattr(jobs, "end", lambda _: None)
+        patch.setattr(jobs, "end", lambda *_: None)
         with pytest.raises(CapacityError, match="in vain"):
             reserve("dev", procs=1, on="slurm", wait=0.1)
     [line] = list_everywhere().unheld
@@ -279,6 +281,35 @@ def test_nodes_that_came_when_their_client_was_gone_go_by_themselves_and_the_oth
     eventually(lambda: jobs.jobs() == [first])
     assert attach("dev").mesh.run("40 + 2").values == [42]
     dev.release()
+    has_gone()
+
+
+def test_jobs_that_could_not_be_ended_are_said_and_ended_by_the_next_command(
+    slurm: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scancel = tmp_path / "scancel"
+    scancel.write_text("#!/bin/sh\necho 'scancel: error: Kill job error' >&2\nexit 1\n")
+    scancel.chmod(0o755)
+    dev = reserve("dev", procs=1, preload=[], on="slurm")
+    dev.grow(2)
+    dev.stop_mesh("grown")
+    first, second = jobs.jobs()
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        said = str(dev.shrink(1))
+        assert f"Slurm job {second.id} could not be ended (Slurm did not cancel job {second.id}: Kill job error" in said
+        [line] = list_everywhere().unheld
+        assert line.endswith("%mesh shrink dev --nodes 1 ends it")
+    dev.shrink(1)
+    assert jobs.jobs() == [first]
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        assert main(["release", "dev"]) == 1
+        said = capsys.readouterr().err
+        assert f"dev: its ranks have ended, but Slurm job {first.id} could not be ended (" in said
+        assert "monarch-nb release dev again ends it" in said
+    assert main(["release", "dev"]) == 0
+    assert capsys.readouterr().out == f"dev: no node of it is held; ended Slurm job {first.id}\n"
     has_gone()
 
 

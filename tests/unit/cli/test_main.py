@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from monarch_nb.cli.main import _typed_here, main, make_parser
+from monarch_nb.cli.hints import typed_here
+from monarch_nb.cli.main import main, make_parser
 from monarch_nb.cli.run import exit_status, take_name
 from monarch_nb.client.connections.events import Result
 from monarch_nb.client.pools import others
@@ -15,6 +16,7 @@ from monarch_nb.client.reservations import lists
 from monarch_nb.client.reservations.lists import Holdings
 from monarch_nb.config import HOME_VARIABLE, VERSION
 from monarch_nb.errors import CapacityError, NodeUnreachable, RankFailure, RunFailed
+from monarch_nb.provision import jobs
 
 
 @pytest.fixture(autouse=True)
@@ -130,6 +132,21 @@ def test_a_reservation_that_can_not_be_released_does_not_keep_the_others(
     assert captured.err == "monarch-nb: 'lost' is held, but 1 of its 2 nodes do not answer\n"
 
 
+def test_a_job_whose_reservation_has_ended_is_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slurm did not answer when it was released."""
+
+    def end(name: str, pool: str, _say: object) -> str:
+        return "Slurm job 12" if (name, pool) == ("dev", "slurm-dev") else ""
+
+    monkeypatch.setattr(jobs, "jobs_of", lambda name: [SimpleNamespace(pool="slurm-dev")] if name == "dev" else [])
+    monkeypatch.setattr("monarch_nb.client.reservations.jobs.end_job_of", end)
+    assert main(["release", "dev"]) == 0
+    assert capsys.readouterr().out == "dev: no node of it is held; ended Slurm job 12\n"
+    assert main(["release", "other"]) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "pool"), [(["release", "dev"], "slurm-dev"), (["release", "dev", "--pool", "lab"], "lab")]
 )
@@ -186,10 +203,10 @@ def test_status_shows_the_pools_that_there_are_when_there_is_no_default_one(
 def test_how_a_pool_is_named_is_a_command_that_works() -> None:
     said = "dev is held in the pool lab: --pool lab, or MONARCH_NB_POOL=lab"
     typed = ["run", "dev", "a.py", "--lr", "3e-4"]
-    assert _typed_here(said, typed) == "dev is held in the pool lab: monarch-nb run --pool lab dev a.py --lr 3e-4"
+    assert typed_here(said, typed) == "dev is held in the pool lab: monarch-nb run --pool lab dev a.py --lr 3e-4"
     options = make_parser().parse_args(["run", "--pool", "lab", "dev", "a.py", "--lr", "3e-4"])
     assert (options.pool, options.script, options.arguments) == ("lab", "dev", ["a.py", "--lr", "3e-4"])
-    assert _typed_here(said, ["release", "--pool", "local", "dev"]) == said, "who has named one knows where"
+    assert typed_here(said, ["release", "--pool", "local", "dev"]) == said, "who has named one knows where"
 
 
 def test_a_home_that_others_can_read_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,7 +254,7 @@ def test_advice_is_what_one_types_in_a_terminal(capsys: pytest.CaptureFixture[st
     assert main(["run", "dev", "a.py"]) == 1
     assert "%mesh" not in capsys.readouterr().err
     for error in (not_found(None, []), CapacityError("release all that is held (%mesh release NAME): …")):
-        assert "%mesh" not in _typed_here(str(error))
+        assert "%mesh" not in typed_here(str(error))
 
 
 def failure(rank: int, kind: str = "error", **facts: int) -> RankFailure:

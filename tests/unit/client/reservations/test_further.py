@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from monarch_nb.client.pools.choosing import Shape, lacking
 from monarch_nb.client.reservations import further
-from monarch_nb.client.reservations.further import Asking, with_further_nodes
+from monarch_nb.client.reservations.further import Asking, Ended, end_jobs_of, end_unused, with_further_nodes
 from monarch_nb.config import TrustPaths
 from monarch_nb.errors import CapacityError, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
@@ -44,7 +45,12 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine()
     monkeypatch.setattr(further.jobs, "job_of_pool", {"slurm-dev": FIRST}.get)
     monkeypatch.setattr(further.jobs, "add", made.add)
-    monkeypatch.setattr(further, "end_unused", lambda _pool, some, _say: made.ended.extend(some))
+
+    def end(_pool: object, some: list[int], _say: object) -> Ended:
+        made.ended.extend(some)
+        return Ended()
+
+    monkeypatch.setattr(further, "end_unused", end)
     return made
 
 
@@ -100,6 +106,41 @@ def test_a_pool_that_no_job_was_made_for_is_as_it_was(engine: Engine) -> None:
     assert with_further_nodes(lab, Asking("2h"), missing(), silent, taken) == "taken, wait=2h"
     with pytest.raises(UsageError, match="--time is for nodes that an engine is asked for"):
         with_further_nodes(lab, Asking(False, "2h"), missing(), silent, taken)
+
+
+class TestEnding:
+    """Jobs that are needed no more; of the second one a node is held."""
+
+    SECOND = replace(FIRST, id="2")
+
+    @pytest.fixture(autouse=True)
+    def _known(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def used(_: object) -> dict[str, str]:
+            return {"n2:1": "n2"}
+
+        monkeypatch.setattr(further, "_used", used)
+        monkeypatch.setattr(further.jobs, "nodes_in", lambda job, named: [n for n in named if n == f"n{job.id}:1"])
+        monkeypatch.setattr(further.jobs, "why_not_ended", lambda job, _say: "it is stuck" if job.id == "3" else "")
+        monkeypatch.setattr(further.jobs, "has_ended", lambda _: False)
+
+    def test_one_that_can_not_be_ended_is_said_and_keeps_no_other(self) -> None:
+        some = [replace(FIRST, id="3"), FIRST, self.SECOND]
+        assert end_unused(POOL, some, silent) == Ended((FIRST,), ("it is stuck",))
+
+    def test_one_that_was_to_be_ended_is_ended_by_the_next_change(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        unwanted = replace(FIRST, id="4", unwanted=True)
+        monkeypatch.setattr(further.jobs, "jobs_of_pool", lambda _: [FIRST, self.SECOND, unwanted])
+        assert end_jobs_of(POOL, [], silent) == Ended((unwanted,))
+
+    def test_ctrl_c_says_what_was_cancelled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupted(_: object) -> None:
+            raise KeyboardInterrupt
+
+        some = [replace(FIRST, id="3"), FIRST]
+        monkeypatch.setattr(further.jobs, "job_of_pool", lambda _: FIRST)
+        monkeypatch.setattr(further.jobs, "add", lambda *_: some.pop())
+        with pytest.raises(KeyboardInterrupt, match=r"^Slurm job 1 was cancelled; it is stuck$"):
+            with_further_nodes(POOL, Asking(False), missing(2, 1, 0), silent, interrupted)
 
 
 def test_nodes_that_have_room_are_not_missing() -> None:

@@ -76,7 +76,7 @@ class TestALeaseThatFails:
         assert known.there
 
     def test_ctrl_c_ends_it(self, known: Jobs) -> None:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt, match=r"^engine job 7 was cancelled$"):
             lease(KeyboardInterrupt())
         assert known.there == []
 

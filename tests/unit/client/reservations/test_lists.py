@@ -90,7 +90,7 @@ class TestEverywhere:
         monkeypatch.setattr(lists.jobs, "unheld", lambda *of: asked.append(of) or ["dev: waits"])
         assert list_everywhere().unheld == ("dev: waits",)
         [(held, silent)] = asked
-        assert (held, set(silent)) == ({("lab", "a")}, {"far"})
+        assert (held, set(silent)) == ({("lab", "a"): 0}, {"far"})
 
 
 class TestElsewhere:

@@ -1,0 +1,92 @@
+"""`monarch-nb release`: what is held is given back, and jobs of engines end."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from monarch_nb.cli.hints import typed_here
+from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError
+
+SUMMARY = ("end the ranks of a reservation and give its slots back", "release dev", "release --all")
+"""What it does, and examples."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what it takes."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
+    which.add_argument("--all", action="store_true", help="everything that you hold")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Release what is named, or everything. One that can not be released does not keep the others."""
+    from monarch_nb.client.reservations.lists import elsewhere, list_everywhere
+
+    if options.name and "/" in options.name:
+        return _release_of(options.name, options.pool)
+    names = [options.name] if options.name else _held(options.pool)
+    if len(names) > 1 and not options.all:
+        raise UsageError(f"you hold {', '.join(names)}: name one, or --all")
+    errors: list[MonarchNbError] = []
+    for name in names:
+        try:
+            print(_released(name, options.pool))
+        except MonarchNbError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0] if len(errors) == 1 else MonarchNbError("\n".join(map(str, errors)))
+    if not names:
+        there = typed_here(elsewhere(None, options.pool), options.words)
+        print(f"nothing is held in the pool {options.pool}; {there}" if there else "nothing is held")
+        for line in list_everywhere().unheld:
+            print(typed_here(line))
+    return 0
+
+
+def _held(pool: str) -> list[str]:
+    """Return the names of what we hold in a pool, and of what its jobs were asked for."""
+    from monarch_nb import list_reservations
+    from monarch_nb.provision import jobs
+
+    held = [info.name for info in list_reservations(pool) if info.held_by_me]
+    return list(dict.fromkeys([*held, *(job.reservation for job in jobs.jobs_of_pool(pool))]))
+
+
+def _released(name: str, pool: str) -> str:
+    """Release a reservation, or end the jobs of one that nobody holds (any more); return what there is to say."""
+    from monarch_nb import attach, list_reservations
+    from monarch_nb.client.reservations.jobs import end_job_of
+
+    try:
+        mine = {info.name: info for info in list_reservations(pool) if info.held_by_me}
+        if name not in mine:
+            raise _not_held(name, list(mine), pool)
+        reservation = attach(name, pool=pool)
+    except MonarchNbError:
+        if not (ended := end_job_of(name, pool, _say)):
+            raise
+        return f"{name}: no node of it is held; ended {ended}"
+    return "\n".join([f"released {name} ({mine[name].shape})", *map(str, reservation.release())])
+
+
+def _not_held(name: str, mine: list[str], pool: str) -> ReservationNotFound:
+    from monarch_nb.client.reservations.lists import elsewhere
+
+    if there := elsewhere(name, pool):
+        return ReservationNotFound(f"no reservation {name!r} of yours in the pool {pool}; {there}")
+    return ReservationNotFound(f"no reservation {name!r}; you hold {', '.join(mine) or 'none'}")
+
+
+def _release_of(name: str, pool: str) -> int:
+    """Somebody else's, OWNER/NAME: who made the pool may."""
+    from monarch_nb.client.reservations.lists import release_of
+
+    owner, _, short = name.partition("/")
+    kept = release_of(owner, short, pool)
+    print("\n".join([f"released {short} of {owner}", *map(str, kept)]))
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
