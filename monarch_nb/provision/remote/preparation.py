@@ -21,8 +21,8 @@ from monarch_nb.ground.interrupting import pause
 from monarch_nb.provision.daemons import daemon_environment, detach
 from monarch_nb.provision.launchers import Ask, Job, Look
 from monarch_nb.provision.remote.command import waited_for
-from monarch_nb.provision.remote.owed import settle
-from monarch_nb.provision.remote.preparing import Prepared, Say, Wanted, end, look, prepare
+from monarch_nb.provision.remote.owed import settle_on, settle_others
+from monarch_nb.provision.remote.preparing import Wanted, end, look, prepare
 from monarch_nb.trust.identity import load_identity
 from monarch_nb.trust.pools import SshHost, change_hosts
 from monarch_nb.trust.private_files import read_private, write_private
@@ -89,6 +89,7 @@ def begin(module: str, ask: Ask, preparation: Preparation) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)  # which the process inherits, and holds until it ends
         words = [sys.executable, "-m", module, ask.pool, str(ask.paths.directory)]
         detach(words, ask.paths.directory, daemon_environment(), log, [lock.fileno()])
+        settle_others(ask.pool, log)
 
 
 def preparation_of(job: Job) -> Preparation | None:
@@ -195,14 +196,6 @@ def _lock(paths: TrustPaths) -> Path:
 # ---- the process that prepares ----
 
 
-async def _prepare(hosts: Sequence[str], wanted: Wanted, say: Say) -> list[Prepared]:
-    settling = asyncio.create_task(settle())
-    try:
-        return await prepare(hosts, wanted, say)
-    finally:
-        settling.cancel()  # what takes longer than the hosts of this job is left to the next
-
-
 def serve(arguments: Sequence[str], find_hosts: Hosts) -> int:
     """Be the process: have the hosts of a job, and prepare them; return the exit status."""
     pool, directory = arguments
@@ -229,7 +222,8 @@ def serve(arguments: Sequence[str], find_hosts: Hosts) -> int:
             directory=preparation.directory,
             tunnel=preparation.tunnel,
         )
-        prepared = asyncio.run(_prepare(preparation.hosts, wanted, say))
+        settle_on(preparation.hosts, pool)
+        prepared = asyncio.run(prepare(preparation.hosts, wanted, say))
     except KeyboardInterrupt:
         replace(preparation, state="failed", error="it was told to end").save(paths)
         return 1

@@ -9,6 +9,7 @@ import pytest
 from integration.live import eventually
 from integration.ways import AnyWay
 from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.config import config_directory
 from sshd import SshLab
 
 
@@ -18,11 +19,12 @@ class TestSsh(AnyWay):
 
 @pytest.mark.slow
 def test_a_host_that_was_away_at_the_release_is_cleaned_up_by_the_next_job(make_lab: Callable[..., SshLab]) -> None:
-    lab = make_lab(2)
+    lab, owed = make_lab(2), config_directory() / "ssh-owed.json"
     dev = reserve("dev", nodes=2, procs=1, preload=[], on="ssh:lab")
     lab.host("lab-2").pull_the_cable()
     dev.release()
+    assert owed.exists()
     lab.host("lab-2").plug_it_in()
     assert [each for each in lab.processes() if each.startswith("lab-2")] != []
     reserve("other", procs=1, preload=[], on="ssh:lab-1").release()
-    eventually(lambda: not lab.processes() and not lab.left())
+    eventually(lambda: not lab.processes() and not lab.left() and not owed.exists())
